@@ -50,7 +50,7 @@ def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis:
 def scatter(
     title: str, below: str, points: Sequence[tuple[float, float, float]], x_axis: Axis, y_axis: Axis
 ) -> str:
-    """Circles at (x, y, size); the area of a circle is its size."""
+    """A scatter plot. points: (x, y, size); each is a circle whose area is proportional to its size."""
     x, y = _places(x_axis, y_axis)
     drawn = _frame(title, below, x_axis, y_axis)
     for at, value, size in points:

@@ -1,13 +1,14 @@
 """Preferences between replies: one of two chosen, a reply edited, a chat continued from one of several."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .context_window import Turn
 from .errors import AdapterMismatch, NotFound, RuvmlxError, UsageError
 from .learning import Learning
 from .models.model import Model
 from .sona.edited_reply import edited_reply
+from .sona.learner import Learner
 from .sona.state import PreferenceResult
 from .store import MessageRow, ReplyRow, Store
 
@@ -17,11 +18,12 @@ REGENERATED = 0.3  # strength of a preference for the reply that the user went o
 @dataclass(frozen=True)
 class EditedReply:
     """A reply that the user rewrote. message: its id in the chat; None: it is in no chat. preference: what
-    was learned from it; None: no adapter is in use."""
+    was learned from it; None: no adapter is in use, or learning failed. failure: why it failed."""
 
     reply_id: str
     message: int | None
-    preference: PreferenceResult | None
+    preference: PreferenceResult | None = None
+    failure: str = ""
 
 
 class Choices:
@@ -34,12 +36,14 @@ class Choices:
         """Learn that one of two replies to one question is better. NotFound without an adapter."""
         return self._learning.required().prefer(better, worse, "compare")
 
-    def rewrite(self, reply_id: str, text: str) -> PreferenceResult:
-        """As `edit`. Raises NotFound without an adapter, and then saves nothing."""
-        self._learning.required()
-        learned = self.edit(reply_id, text).preference
-        assert learned is not None
-        return learned
+    def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
+        """As `edit`. adapter: that learns from it; None: the one in use. NotFound without one, and then
+        nothing is saved."""
+        with self._learning.using(adapter) as learner:
+            edited = self._saved_edit(reply_id, text, None, learner)
+        if edited.preference is None:
+            raise RuvmlxError(edited.failure)
+        return edited.preference
 
     def edit(self, reply_id: str, text: str, place: tuple[str, int] | None = None) -> EditedReply:
         """Save the user's version of a reply beside it, on a branch of its own, and learn that it is better.
@@ -48,6 +52,11 @@ class Choices:
         was shown last. UsageError for an empty, unchanged or too long text, AdapterMismatch for another
         model's reply, NotFound for one whose chat was deleted.
         """
+        return self._saved_edit(reply_id, text, place, self._learning.learner)
+
+    def _saved_edit(
+        self, reply_id: str, text: str, place: tuple[str, int] | None, learner: Learner | None
+    ) -> EditedReply:
         original = self._store.replies.get(reply_id)
         edited = self._edited(original, text)
         session, message = place or self._store.messages.place_of(original.id) or (None, None)
@@ -57,12 +66,13 @@ class Choices:
                 "`ruvmlx sessions restore` lists the chats that can come back."
             )
         self._store.replies.add(edited, session, beside=message)
-        learner = self._learning.learner
-        return EditedReply(
-            edited.id,
-            self._store.messages.head(session) if session is not None else None,
-            learner.prefer(edited.id, original.id, "edit") if learner is not None else None,
-        )
+        saved = EditedReply(edited.id, self._store.messages.head(session) if session is not None else None)
+        if learner is None:
+            return saved
+        try:
+            return replace(saved, preference=learner.prefer(edited.id, original.id, "edit"))
+        except RuvmlxError as e:  # the version is saved: an error would make the user save it again
+            return replace(saved, failure=f"your version is saved, but nothing was learned from it: {e}")
 
     def _edited(self, original: ReplyRow, text: str) -> ReplyRow:
         if original.fingerprint != self._model.fingerprint:
@@ -80,7 +90,8 @@ class Choices:
         return edited
 
     def continued(self, session_id: str, turn: Turn) -> PreferenceResult | None:
-        """The user goes on after a reply: if they had it written again, it is better than the last other one.
+        """Learn from a user who sends a message after a reply that has alternatives: they prefer this reply
+        to the newest of the others.
 
         Returns None and learns nothing if no other reply was shown complete, if a preference between the two
         is in force, if both have ratings, or without an adapter. Errors are suppressed: they must not stop

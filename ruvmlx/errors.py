@@ -35,6 +35,32 @@ class UnsupportedModel(RuvmlxError):
     """An intact file of a kind that this runtime does not support."""
 
 
+class CacheTooLarge(RuvmlxError):
+    """A request whose KV cache does not fit into the budget, even alone. prompt: tokens; reply: the most."""
+
+    def __init__(self, prompt: int, reply: int, nbytes: int, budget: int, replies: int = 1):
+        times = f"{replies} times " if replies > 1 else ""
+        super().__init__(
+            f"a prompt of {prompt} tokens and {times}up to {reply} of reply (max_tokens) need a KV cache of "
+            f"{nbytes / 2**20:.3g} MiB; the budget is {budget / 2**20:.3g} MiB. Shorten the prompt, ask for "
+            f"fewer tokens{' or replies' if times else ''}, or raise kv_budget."
+        )
+        self.tokens, self.nbytes, self.budget = prompt + reply, nbytes, budget
+
+
+class MemoryBusy(RuvmlxError):
+    """A request that waited for memory for too long, or behind too many others."""
+
+    exit_code = 5
+
+    def __init__(self, need: int, free: int, budget: int):
+        super().__init__(
+            f"no memory is free for this request: its KV cache needs {need} bytes, {free} of {budget} are "
+            "free. Try again later, or ask for fewer tokens (max_tokens)."
+        )
+        self.need, self.free, self.budget = need, free, budget
+
+
 class GPUFailed(RuvmlxError):
     """MLX cannot compute on this machine's GPU. instead: the backend that runs the model without it."""
 

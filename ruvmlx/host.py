@@ -1,25 +1,28 @@
 """One open model in one thread, with a queue of calls: for the chat app, or a server.
 
 MLX binds its streams to threads, and a reply takes seconds. So everything that touches the runtime, `open`
-and `close` included, runs in the host's thread, one call at a time and in order. Only `call_between` does not
-wait for the end of a reply. Every call ends idle work (`run_idle`). The caller's event loop never blocks.
+and `close` included, runs in the host's thread, one call at a time and in order. Every call ends idle work
+(`run_idle`). The caller's event loop never blocks; callers may have different ones.
+
+`write` and `submit` stream any number of replies at the same time (serving.py): calls run between two of
+their steps.
 
 `ModelHolder` holds the runtime in use and replaces it by one with another model. The plain chat, which has no
 event loop, uses only the holder.
 """
 
 import asyncio
-import contextlib
 import gc
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .engine.types import Chunk
+from .engine.types import Chunk, GenerationRequest
 from .errors import Interrupted, RuvmlxError, UsageError, error_line
 from .models.facts import Facts
 from .models.variants import FileChoice
@@ -27,9 +30,9 @@ from .plan import Plan
 from .platform.cpu import GPU_SHARE
 from .progress import QUIET, Progress, Watch
 from .runtime import Runtime
+from .serving import BeginReply, ServingLoop
 
 T = TypeVar("T")
-BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]  # streams a reply until the event is set
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ class ModelHolder:
 
 
 class Host:
-    """Owns a runtime in a thread of its own; its coroutines may be called from one event loop."""
+    """Owns a runtime in a thread of its own; its coroutines may be called from any event loop."""
 
     def __init__(self, open_runtime: OpenRuntime) -> None:
         self.holder = ModelHolder(Opener.of(open_runtime))
@@ -229,6 +232,8 @@ class Host:
         self._idle_cancel: threading.Event | None = None  # of the newest `run_idle`
         self._settle_cancel: threading.Event | None = None  # of the newest `settle`
         self._opening: StoppableWatch | None = None  # of the newest `open` or `switch`
+        self.used_at = time.monotonic()  # of the newest call other than idle work
+        self._serving = ServingLoop(self._pool, lambda: self.holder.runtime, self._answer)
 
     async def open(self, watch: Watch) -> None:
         """Open the first runtime. The watch is called in the runtime's thread; `stop` ends the opening."""
@@ -240,7 +245,12 @@ class Host:
         self.cancel_idle()
         self._cancel_settle()
         watch = self._opening = StoppableWatch(watch)
-        await self._run(lambda: self.holder.switch(model, session, watch))
+
+        def switch() -> None:
+            self._serving.end_all(RuvmlxError("another model is being opened; ask again."))
+            self.holder.switch(model, session, watch)
+
+        await self._run(switch)
 
     @property
     def is_open(self) -> bool:
@@ -256,13 +266,14 @@ class Host:
         return await self._run(lambda: work(self.holder.opened))
 
     async def call_between(self, work: Callable[[Runtime], T]) -> T:
-        """Like `call`, but runs between two chunks of a reply. For ratings and short reads only."""
+        """Like `call`, but before the work that waits in the queue. For ratings and short reads only."""
         self.cancel_idle()
         done: Future[T] = Future()
 
         def answer() -> None:
             if done.set_running_or_notify_cancel():
                 try:
+                    self._serving.rest()
                     done.set_result(work(self.holder.opened))
                 except BaseException as error:  # noqa: BLE001 - goes to whoever waits for it
                     done.set_exception(error)
@@ -272,66 +283,80 @@ class Host:
         return await asyncio.wrap_future(done)
 
     def _answer(self) -> None:
-        """Run the queued work of `call_between`: called after each chunk of a reply, and from the queue."""
+        """Run the work of `call_between`: called after each step of a reply, and from the queue."""
         while self._between:
             self._between.popleft()()
 
     async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
-        """Run work(runtime, cancel) while nobody needs the model: any other call sets `cancel`."""
+        """Run work(runtime, cancel) while nobody needs the model: any other call sets `cancel`. While
+        replies are written it is set from the start."""
         cancel = self._idle_cancel = threading.Event()
-        return await self._run(lambda: work(self.holder.opened, cancel))
+
+        def idle() -> T:
+            if self._serving.busy or self.is_writing:
+                cancel.set()
+            return work(self.holder.opened, cancel)
+
+        return await self._run(idle)
+
+    @property
+    def is_writing(self) -> bool:
+        """Is a reply of `write` not at its end?"""
+        return self._serving.is_writing
 
     def cancel_idle(self) -> None:
-        """End the idle work that is running or queued, if there is any; from any thread."""
+        """Somebody is there: end the idle work that runs or is queued, if there is any; from any thread."""
+        self.used_at = time.monotonic()
         if self._idle_cancel is not None:
             self._idle_cancel.set()
 
     async def settle(self) -> None:
-        """Prepare the newest replies for their ratings. `write` cancels it; a rating waits for it."""
+        """Prepare the newest replies for their ratings. `write` cancels it, also one that is being written;
+        a rating does the rest."""
         self.cancel_idle()
+        self._cancel_settle()
         cancel = self._settle_cancel = threading.Event()
-        await self._run(lambda: self.holder.opened.settle(cancel))
+
+        def settle() -> None:
+            if self.is_writing:
+                cancel.set()
+            self.holder.opened.settle(cancel)
+
+        await self._run(settle)
 
     def _cancel_settle(self) -> None:
         if self._settle_cancel is not None:
             self._settle_cancel.set()
 
-    def write(self, begin: BeginReply) -> AsyncIterator[list[Chunk]]:
-        """Stream the reply of begin(runtime, cancel). Each item has all chunks since the last one, so a slow
-        reader does not fall behind.
+    def write(self, begin: BeginReply, cancel: threading.Event | None = None) -> AsyncIterator[list[Chunk]]:
+        """Stream the reply of begin(runtime, cancel), beside others. Each item has all chunks since the last
+        one, so a slow reader does not fall behind.
 
-        `stop` works from now on, even before the first chunk is requested.
+        cancel: ends the reply. `stop` ends it, too, from now on, even before the first chunk is requested.
         """
         self.cancel_idle()
         self._cancel_settle()
-        self._reply_cancel = threading.Event()
-        return self._stream(begin, self._reply_cancel)
+        self._reply_cancel = cancel or threading.Event()
+        return self._serving.write(begin, self._reply_cancel)
 
-    async def _stream(self, begin: BeginReply, cancel: threading.Event) -> AsyncIterator[list[Chunk]]:
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        chunks: deque[Chunk] = deque()
+    def submit(self, request: GenerationRequest, session_id: str | None = None) -> AsyncIterator[list[Chunk]]:
+        """Stream the reply to a request, which is served beside others; it is stored and can be rated. Each
+        item has all chunks since the last one. The request is cancelled when the iterator is closed.
 
-        def pump() -> None:
-            for chunk in begin(self.holder.opened, cancel):
-                chunks.append(chunk)
-                with contextlib.suppress(RuntimeError):  # the event loop is closed; the reply is committed
-                    loop.call_soon_threadsafe(arrived.set)
-                self._answer()
-
-        pumping = asyncio.ensure_future(self._run(pump))
-        pumping.add_done_callback(lambda _: arrived.set())
-        while not (pumping.done() and not chunks):
-            await arrived.wait()
-            arrived.clear()
-            batch = [chunks.popleft() for _ in range(len(chunks))]
-            if batch:
-                yield batch
-        await pumping  # raises what the runtime raised
+        session_id: the chat that the reply belongs to.
+        """
+        self.cancel_idle()
+        self._cancel_settle()
+        return self._serving.serve(request, session_id)
 
     def stop(self) -> None:
         """End the reply in progress, keeping its text, and an opening in progress."""
         if self._reply_cancel is not None:
             self._reply_cancel.set()
+        self.stop_opening()
+
+    def stop_opening(self) -> None:
+        """End the opening of a model that is in progress."""
         if self._opening is not None:
             self._opening.stopped.set()
 
@@ -348,11 +373,20 @@ class Host:
         self.stop()
         self.cancel_idle()
         self._cancel_settle()
+        self._serving.cancel_all()
         with self._closing:
             if self._closed is None:
-                self._closed = self._pool.submit(self.holder.close)
+                self._closed = self._pool.submit(self._end)
                 self._pool.shutdown(wait=False)
             return self._closed
 
+    def _end(self) -> None:
+        self._serving.finish()
+        self.holder.close()
+
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        def rested() -> T:
+            self._serving.rest()
+            return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, rested)

@@ -2,12 +2,13 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import settings as config
-from .backends.base import Backend
+from .backends.base import Backend, restored
 from .engine.types import GenerationRequest
 from .errors import NotFound, UsageError
 from .lora.residency import Residency
@@ -108,25 +109,48 @@ class Learning:
         self.learner = self.residency.get(name)
         self.learner.sync()
 
+    def of(self, name: str | None) -> Learner | None:
+        """The learner of an adapter, in step with the store: the one in use (None), none (""), or by name.
+        The one in use stays in use."""
+        if not name:
+            learner = self.learner if name is None else None
+        elif self.learner is not None and self.learner.history.name == name:
+            learner = self.learner
+        else:
+            config.parse("adapter", name, "the request")
+            with restored(self._backend):
+                learner = self.residency.beside(name)
+        if learner is not None:
+            with self.in_its_place(learner):
+                learner.sync()
+        return learner
+
+    @contextlib.contextmanager
+    def using(self, name: str | None) -> Iterator[Learner]:
+        """In the block this adapter's learner (None: of the one in use) can be rated; NotFound without one.
+        The one in use stays in use."""
+        learner = self.of(name) if name else self.required()
+        assert learner is not None
+        with self.in_its_place(learner):
+            yield learner
+
+    def in_its_place(self, learner: Learner | None) -> AbstractContextManager[None]:
+        """In the block this learner may install its LoRA; unless it is the one in use, the backend has the
+        LoRA from before again afterwards."""
+        return contextlib.nullcontext() if learner is self.learner else restored(self._backend)
+
     def settle(self, cancel: threading.Event | None = None) -> None:
         """Prepare the newest replies for a rating; called while the user reads.
 
-        It takes seconds if ratings change more than the output head. `cancel` is checked every few tens of
-        milliseconds; the next call, or the rating, does the rest.
+        It takes seconds after many replies, or if ratings change more than the output head. `cancel` is
+        checked every few tens of milliseconds; the next call, or the rating, does the rest.
         """
         if self.learner is None:
             return
-        if self.learner.targets.places or self.learner.layer_lora:
-            self._settle_layers(self.learner, cancel)
-        else:
-            self.learner.settle()
+        with contextlib.suppress(Stopped):
+            self.learner.settle(stop_when(cancel))
         if self._routing is not None:
             self._routing.of(self.learner).sync()
-
-    @staticmethod
-    def _settle_layers(learner: Learner, cancel: threading.Event | None) -> None:
-        with contextlib.suppress(Stopped):
-            learner.settle(stop_when(cancel))
 
     def notice(self, reply_id: str, what: str) -> bool:
         """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).
@@ -151,9 +175,9 @@ class Learning:
         likes = tuple(preference.words for preference in learner.taste.status.preferences)
         return LearningState(history.name, history.status(), memory, missing, rated, likes)
 
-    def judge(self) -> Judge | None:
-        """A judge that scores replies by the user's ratings; None before the first rating."""
-        taste = self.learner.taste.model if self.learner is not None else None
+    def judge(self, learner: Learner | None) -> Judge | None:
+        """A judge that scores replies by the ratings of an adapter; None before the first rating."""
+        taste = learner.taste.model if learner is not None else None
         return TasteJudge(taste) if taste is not None and taste.ratings else None
 
     # -- the router ----------------------------------------------------------------------------------

@@ -188,11 +188,12 @@ class Planning(Watch):
         """chosen: the requested model. name: the requested backend. context: tokens to make room for."""
         self._watch, self._backend, self._chosen, self._name = watch, backend, chosen, name
         self._context = context
+        self.plan: Plan | None = None  # the newest
 
     def found(self, facts: Facts) -> None:
         self._watch.found(facts)
         backend = for_model(self._backend, self._name, facts.shape)
-        plan = Plan.of(facts, backend, self._chosen, self._context)
+        plan = self.plan = Plan.of(facts, backend, self._chosen, self._context)
         self._watch.planned(plan)
         plan.check(self._watch.held if facts.to_fetch else 0)  # freed after the download
 

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import memory_plan, soft_delete
 from . import settings as config
-from . import soft_delete
 from .backends.base import Backend
 from .backends.select import describe, open_backend
 from .choices import Choices, EditedReply
 from .context_window import Turn
 from .conversations import Conversations
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
+from .engine.scheduler import Scheduler, Sink
 from .kv.disk import CacheFolder
 from .learning import Learning, LearningState
 from .models.model import Model
+from .plan import Plan, Planning
 from .platform.cpu import total_memory
 from .platform.memory import MemoryUse, peak, resident
 from .progress import QUIET, Watch
@@ -32,6 +34,7 @@ from .sona.adapter_history import LearnStatus
 from .sona.learner import Learner
 from .sona.rating_index import MemoryStatus
 from .sona.state import PreferenceResult, RatingResult
+from .sona.taking_back import take_back
 from .store import NamedRow, Store
 from .tier_review import TierReview
 
@@ -66,12 +69,15 @@ class Runtime:
         settings: Settings,
         learn: bool = True,
         watch: Watch = QUIET,
+        plan: Plan | None = None,
     ):
-        """learn: False records ratings, for examples and for later, but never changes weights."""
+        """learn: False records ratings, for examples and for later, but never changes weights. plan: made
+        before the weights were read. UsageError for a `kv_budget` that holds no chat."""
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
         kept = settings.kv_disk
         folder = None if kept is None else CacheFolder.beside(store.path, kept << 20)
         self.engine = LLMInferenceEngine(model, backend, folder=folder)
+        self._planned = memory_plan.Planned.of(self.engine, plan)
         self.tiers = TierReview(store, self.engine, settings)
         self.learning = Learning(store, model, backend, settings, learn, watch)
         self.writer = ReplyWriter(store, self.engine, settings, self.learning, self.tiers)
@@ -81,6 +87,7 @@ class Runtime:
         )
         self.deleted_chats = DeletedChats(store, self.engine.sessions)
         soft_delete.tidy(store, folder)
+        memory_plan.use_budget(self.engine, self._planned)
 
     @classmethod
     def open(cls, settings: Settings | None = None, learn: bool = True, watch: Watch = QUIET) -> "Runtime":
@@ -89,8 +96,6 @@ class Runtime:
         watch: receives the plan and the progress; it may raise to stop. NotEnoughMemory is raised before
         weights are fetched or read.
         """
-        from .plan import Planning
-
         settings = settings or Settings()
         choice = describe(settings.backend, settings.threads)
         store = Store(config.store_file())
@@ -100,7 +105,7 @@ class Runtime:
             budget = (settings.kv_budget or 0) << 20
             weights = planning.counted(loaded)
             backend = open_backend(settings.backend, weights, settings.threads, budget, planning)
-            return cls(store, loaded, backend, settings, learn, watch)
+            return cls(store, loaded, backend, settings, learn, watch, planning.plan)
         except BaseException:
             store.close()
             raise
@@ -129,6 +134,15 @@ class Runtime:
     def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
         """Stream one reply and commit it: `ReplyWriter.generate`."""
         return self.writer.generate(request, session_id)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Brings the submitted requests on, step by step."""
+        return self.writer.scheduler
+
+    def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
+        """Queue a request for a reply beside others: `ReplyWriter.submit`."""
+        self.writer.submit(request, sink, session_id)
 
     def answer(self, request: GenerationRequest) -> GenerationResponse:
         """One reply with the adapter in use; it is not stored."""
@@ -171,9 +185,17 @@ class Runtime:
         """Prepare the newest reply for its rating, while the user reads: `Learning.settle`."""
         self.learning.settle(cancel)
 
-    def rate(self, reply_id: str, rating: str, note: str = "") -> RatingResult:
-        """Rate a reply (its id, or "last"): the weights change at once."""
-        return self.learning.required().rate(reply_id, rating, note)
+    def rate(self, reply_id: str, rating: str, note: str = "", adapter: str | None = None) -> RatingResult:
+        """Rate a reply (its id, or "last"): the weights change at once. adapter: that learns from it; None:
+        the one in use."""
+        with self.learning.using(adapter) as learner:
+            return learner.rate(reply_id, rating, note)
+
+    def unrate(self, reply_id: str, adapter: str | None = None) -> LearnStatus:
+        """Take the rating of one reply back, as if it had never been given: `take_back`. adapter: as in
+        `rate`."""
+        with self.learning.using(adapter) as learner:
+            return take_back(self.store, learner, reply_id)
 
     def undo(self) -> LearnStatus:
         """Take the newest rating or preference back, bit for bit. NotFound if there is none."""
@@ -206,8 +228,12 @@ class Runtime:
 
     # -- memory --------------------------------------------------------------------------------------
 
+    def memory_purposes(self) -> list[memory_plan.Purpose]:
+        """The memory of this process by purpose: planned, in use, limit."""
+        return memory_plan.purposes(self._planned, self.held(), self.engine, self.learning)
+
     def held(self) -> MemoryUse:
-        """The memory that this process uses, by purpose."""
+        """The memory that this process uses, in few parts."""
         pool, now = getattr(self.backend, "pool", None), resident()
         return MemoryUse(
             model=self.backend.nbytes,

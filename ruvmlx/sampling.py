@@ -5,12 +5,16 @@ the given temperature. Not mlx-lm's sampler: the native backend has no MLX, and 
 reply whatever else drew random numbers in this process. `backends/mlx/sampler.py` walks the same filters on
 the GPU. With the filters of IN_C alone, C draws (neon/src/draw.c); the NumPy code here is its slow twin, and
 draws when another filter is in force.
+
+Penalties, logit_bias and a constraint change a copy of the logits before all this. Traces and the logprobs
+of a response stay those of the model itself: ratings move what the model says, not what was taken off it.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 
@@ -25,13 +29,24 @@ _FLOORS = (-7.0, -10.0, -np.inf)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off."""
+    """How the next token is drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+
+    presence_penalty is taken off the logit of each token that the reply has already, frequency_penalty once
+    for each time that it has it (OpenAI's definitions); logit_bias: (token id, what its logit gets).
+    """
 
     temperature: float = 0.7
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def changes_logits(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -39,6 +54,8 @@ class ReplyOptions(TypedDict, total=False):
 
     temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: 0 is all. min_p: least share
     of the likeliest token's probability. seed: the same seed, the same reply. max_tokens: longest reply.
+    presence_penalty, frequency_penalty: from -2 to 2; over 0, tokens that the reply has already become less
+    likely. logit_bias: (token id, bias from -100 to 100) pairs.
     """
 
     temperature: float
@@ -47,6 +64,9 @@ class ReplyOptions(TypedDict, total=False):
     min_p: float
     seed: int
     max_tokens: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -57,10 +77,19 @@ def check_sampling(sampling: Sampling) -> None:
         ("min-p", sampling.min_p, 0 <= sampling.min_p < 1, "0 or more and under 1"),
         ("top-k", sampling.top_k, sampling.top_k >= 0, "0 or more"),
         ("seed", sampling.seed, sampling.seed is None or sampling.seed >= 0, "0 or more"),
+        *((name, value, abs(value) <= 2, "from -2 to 2") for name, value in _penalties(sampling)),
+        *((f"logit-bias of token {i}", b, abs(b) <= 100, "from -100 to 100") for i, b in sampling.logit_bias),
     ]
     for name, value, good, expected in rules:
         if not good:
             raise UsageError(f"{name} is {value}; it must be {expected}.")
+
+
+def _penalties(sampling: Sampling) -> list[tuple[str, float]]:
+    return [
+        ("presence-penalty", sampling.presence_penalty),
+        ("frequency-penalty", sampling.frequency_penalty),
+    ]
 
 
 @dataclass(frozen=True)
@@ -195,25 +224,91 @@ def is_drawn_in_c(sampling: Sampling) -> bool:
     return all(f.option in IN_C for sorts in (True, False) for f, _ in filters_of(sampling, sorts))
 
 
+class TokenRule(Protocol):
+    """Says which tokens of one reply may come next (engine/constraint.py)."""
+
+    def restrict(self, logits: np.ndarray) -> None:
+        """Set the logits [V] of tokens that may not come next to -inf, in place. At least one may come."""
+
+    def take(self, token: int) -> None:
+        """The reply goes on with this token."""
+
+
+class LogitChanges:
+    """Penalties and logit_bias of one reply: logits [V] -> logits to draw from.
+
+    logit[j] + bias[j] - count[j] * frequency_penalty - (count[j] > 0) * presence_penalty
+    count[j]: how often the reply has token j
+    """
+
+    def __init__(self, sampling: Sampling):
+        self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
+        self._counts: Counter[int] = Counter()
+        self._bias_ids = np.array([i for i, _ in sampling.logit_bias], np.int64)
+        self._biases = np.array([bias for _, bias in sampling.logit_bias], np.float32)
+
+    def restrict(self, logits: np.ndarray) -> None:
+        self._check(logits.size)
+        np.add.at(logits, self._bias_ids, self._biases)
+        ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
+        counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+        logits[ids] -= counts * np.float32(self._frequency) + np.float32(self._presence)
+
+    def take(self, token: int) -> None:
+        self._counts[token] += 1
+
+    def _check(self, vocab: int) -> None:
+        bad = self._bias_ids[(self._bias_ids < 0) | (self._bias_ids >= vocab)]
+        if bad.size:
+            raise UsageError(f"logit-bias names token {bad[0]}; the model has tokens 0 to {vocab - 1}.")
+
+
 class Sampler:
     """Draws tokens for one reply; the same seed gives the same draws."""
 
-    def __init__(self, sampling: Sampling):
+    def __init__(self, sampling: Sampling, rule: TokenRule | None = None):
+        """rule: what a constraint allows; it sees every token that was drawn."""
         check_sampling(sampling)
         self.sampling = sampling
         self._rng = np.random.default_rng(sampling.seed)
+        changes: list[TokenRule] = [LogitChanges(sampling)] if sampling.changes_logits else []
+        self._rules = [*changes, rule] if rule else changes
         s = sampling
         in_c = s.temperature > 0 and is_drawn_in_c(s)
         self._kernel = TokenDrawing(s.temperature, s.top_p, s.min_p, s.top_k) if in_c else None
 
     def __call__(self, logits: np.ndarray) -> int:
         """logits [V] -> token id."""
+        token = self._drawn(self._ruled(logits))
+        self._took(token)
+        return token
+
+    def work(self, logits: np.ndarray, drawn: Callable[[int], None]) -> ReplyWork | None:
+        """A draw, to be run together with those of other replies; `drawn` then receives the token. None if
+        C does not draw with these options."""
+
+        def done(token: int) -> None:
+            self._took(token)
+            drawn(token)
+
+        if self._kernel is None:
+            return None
+        return self._kernel.work(self._ruled(logits), self._rng.random(), done)
+
+    def _ruled(self, logits: np.ndarray) -> np.ndarray:
+        """What the token is drawn from: the logits themselves, or a changed copy."""
+        if self._rules:
+            logits = logits.copy()
+        for rule in self._rules:
+            rule.restrict(logits)
+        return logits
+
+    def _drawn(self, logits: np.ndarray) -> int:
         if self.sampling.temperature == 0:
             return int(np.argmax(logits))
         u = self._rng.random()
         return self._kernel(logits, u) if self._kernel else drawn(logits, self.sampling, u)
 
-    def work(self, logits: np.ndarray, drawn: Callable[[int], None]) -> ReplyWork | None:
-        """A draw, to be run together with those of other replies; `drawn` then receives the token. None if
-        C does not draw with these options."""
-        return self._kernel.work(logits, self._rng.random(), drawn) if self._kernel else None
+    def _took(self, token: int) -> None:
+        for rule in self._rules:
+            rule.take(token)

@@ -108,11 +108,7 @@ class Settings:
         str, None, "folder, .gguf file, Hugging Face repository, or the starter model", flag="--model -m"
     )
     backend: str = _setting(
-        str,
-        "auto",
-        "what computes",
-        choices=("auto", "mlx", "native", "reference"),
-        public=True,
+        str, "auto", "what computes", choices=("auto", "mlx", "native", "reference"), public=True
     )
     threads: int | None = _setting(
         int, None, "CPU threads; all physical cores by default", least=1, public=True
@@ -170,6 +166,10 @@ class Settings:
     min_p: float | None = _setting(
         float, None, "least share of the likeliest token's probability; 0 is off", sampling=True
     )
+    presence_penalty: float | None = _setting(
+        float, None, "-2 to 2, taken off the logit of each token that the reply has already", sampling=True
+    )
+    frequency_penalty: float | None = _setting(float, None, "the same for each occurrence", sampling=True)
     max_tokens: int = _setting(int, 512, "longest reply, in tokens", least=1)
     best_of: int | str = _setting(
         int,

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Iterable
 
 from .engine.sessions import SessionManager
 from .errors import NotFound, RuvmlxError, StoreBusy
@@ -75,10 +76,11 @@ class DeletedChats:
         """Accept hidden chats of another runtime: `erase` will include them."""
         self._ids |= ids
 
-    def erase(self) -> None:
-        """Erase the hidden chats, unless another process restored them."""
-        for session_id in self._ids & {row.id for row in self._store.chats.soft_deleted()}:
+    def erase(self, only: Iterable[str] | None = None) -> None:
+        """Erase the hidden chats, unless another process restored them. only: these of them."""
+        ids = self._ids if only is None else self._ids & set(only)
+        for session_id in ids & {row.id for row in self._store.chats.soft_deleted()}:
             with contextlib.suppress(NotFound):  # another process erased it first
                 self._sessions.drop(session_id)
                 delete(self._store, session_id)
-        self._ids.clear()
+        self._ids -= ids

@@ -19,13 +19,14 @@ from . import kinds
 from .models.make_models import make_safetensors_model
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Under nohup hang-ups are ignored, in a script's background interrupts, and every program that a test
     starts would ignore them, too."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
 
 
 def pytest_addoption(parser):
@@ -37,9 +38,12 @@ def pytest_addoption(parser):
 
 
 @pytest.hookimpl(tryfirst=True)  # -m chooses among the marks
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         kinds.mark(item)
+    if hasattr(config, "workerinput"):  # slow files first: no worker is left alone with one at the end
+        slow = {item.path for item in items if kinds.is_slow(item)}
+        items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.hookimpl(wrapper=True)

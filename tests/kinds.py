@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent
 KINDS = ("unit", "model", "kernels", "app")
 FOLDERS = {
     "kernels": "kernels", "metal": "kernels", "wheels": "kernels",
-    "chat": "app", "cli": "app", "bench": "app", "prove": "app", "docs": "app",
+    "chat": "app", "cli": "app", "bench": "app", "prove": "app", "docs": "app", "server": "app",
     "backends": "model",
 }  # fmt: skip
 # Fixtures with a model: the real one, and whatever runs.
@@ -34,7 +34,8 @@ RUNNING = STARTER | {"tiny_backend", "open_tiny", "engine"}
 # Files, or single tests, of other folders that are of the kind `model` for what they do themselves.
 FILES = dict.fromkeys(
     [
-        "engine/test_batch.py", "engine/test_stream.py", "engine/test_stream_trace.py", "kv/test_disk.py",
+        "engine/test_batch.py", "engine/test_constraint.py",
+        "engine/test_stream.py", "engine/test_stream_trace.py", "kv/test_disk.py",
         "kv/test_mlx_memory.py", "kv/test_walk.py", "lora/test_fuse.py", "models/test_gguf_fuzz.py",
         "models/test_tekken.py", "models/test_tokenizer_families.py",
         "models/test_resolve.py::test_list_local_models", "sona/test_background.py", "sona/test_bases.py",
@@ -51,9 +52,14 @@ SLOW = {
     "docs/test_docs.py::test_the_site_builds",
     "backends/test_gguf_formats.py", "backends/test_matrix_types.py",
     "backends/test_native_starter.py", "backends/test_verdict.py", "bench/test_bench.py",
-    "bench/test_compare.py", "kernels/test_c_programs.py", "metal/test_cuda.py", "metal/test_front_end.py",
+    "bench/test_compare.py", "kernels/test_c_arm.py", "kernels/test_c_compilers.py",
+    "kernels/test_c_sanitizers.py",
+    "kv/test_quality.py", "metal/test_cuda.py", "metal/test_front_end.py",
     "metal/test_ladder.py", "prove/test_prove.py", "sona/test_background_starter.py",
-    "sona/test_ewc_sweep.py", "wheels/test_wheels.py",
+    "server/test_instructor.py", "server/test_langchain.py", "server/test_limits.py",
+    "server/test_litellm.py", "server/test_llm.py", "server/test_openapi.py::test_schemathesis",
+    "sona/test_ewc_sweep.py",
+    "wheels/test_wheels.py",
 }  # fmt: skip
 COMPILERS = {
     "gcc", "g++", "clang", "clang++", "cc", "c++", "cmake", "ninja", "make", "nvcc", "zig", "ziglang",

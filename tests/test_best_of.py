@@ -35,7 +35,7 @@ def judged(monkeypatch):
             return np.array(self.stars)
 
     judge = ByPlace()
-    monkeypatch.setattr(Learning, "judge", lambda self: judge)
+    monkeypatch.setattr(Learning, "judge", lambda self, learner: judge)
     return lambda *stars: setattr(judge, "stars", stars)
 
 
@@ -161,7 +161,7 @@ def test_ratings_decide(open_tiny):
             for reply in (best, *best.others):
                 runtime.rate(reply.request_id, "5" if len(reply.text.split()) < 2 else "1")
         best = say(runtime, runtime.chats.new_chat(), "another", sampling=replace(HOT, seed=50))
-        judge = runtime.learning.judge()
+        judge = runtime.learning.judge(runtime.learner)
         rows = [runtime.store.replies.get(r.request_id) for r in (best, *best.others)]
         stars = judge.score([CandidateReply(row.prompt, row.text, row.finish_reason) for row in rows])
         assert stars[0] == stars.max() and np.ptp(stars) > 0.1
@@ -178,7 +178,7 @@ def test_outside_of_chats(open_tiny, judged):
 
 def test_a_draft_is_the_leader_so_far(open_tiny, judged, monkeypatch):
     """The process is killed after the first replies were dropped."""
-    monkeypatch.setattr("ruvmlx.reply_writer.SAVE_EVERY", -1.0)
+    monkeypatch.setattr("ruvmlx.stored_replies.SAVE_EVERY", -1.0)
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
         judged(0.0, 5.0, 0.0, 0.0)
@@ -197,5 +197,5 @@ def test_auto_asks_the_machine_once_there_is_a_taste(open_tiny, judged, monkeypa
         assert len(say(runtime, runtime.chats.new_chat(), best_of=None).others) == 2
         judged(1.0, 2.0)
         assert len(say(runtime, runtime.chats.new_chat(), best_of=2).others) == 1
-        monkeypatch.setattr(Learning, "judge", lambda self: None)
+        monkeypatch.setattr(Learning, "judge", lambda self, learner: None)
         assert say(runtime, runtime.chats.new_chat(), best_of="auto").others == ()

@@ -147,7 +147,7 @@ def test_put_away_until_it_is_closed(open_tiny):
 KILLED = """
 import os, sys, threading
 from pathlib import Path
-from ruvmlx import reply_writer
+from ruvmlx import stored_replies
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import Sampling
 from ruvmlx.models.load import load_model
@@ -155,7 +155,7 @@ from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 
-reply_writer.SAVE_EVERY = 0.0
+stored_replies.SAVE_EVERY = 0.0
 model = load_model(sys.argv[1])
 settings = Settings(adapter="none", kv_disk=None)
 runtime = Runtime(Store(Path(sys.argv[2])), model, open_backend("reference", model), settings)

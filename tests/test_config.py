@@ -1,7 +1,7 @@
 from dataclasses import FrozenInstanceError
 
 import pytest
-from ruvmlx.apps.cli.generate import chat
+from ruvmlx.apps.cli.chat import chat
 
 from ruvmlx import settings
 from ruvmlx.errors import UsageError

@@ -197,7 +197,7 @@ def saying(session):
 
 
 async def test_a_rating_does_not_wait_for_the_reply(host):
-    """`call_between` is answered between two chunks; `call` waits for the end."""
+    """It is answered between two chunks, and so is any other call."""
     host, runtime = host
     session, said = await host.call(lambda r: r.new_chat()), []
     arriving = host.write(saying(session))
@@ -208,14 +208,38 @@ async def test_a_rating_does_not_wait_for_the_reply(host):
 
     reading = asyncio.ensure_future(read())
     await asyncio.sleep(0)
-    after = asyncio.ensure_future(host.call(lambda r: r.turns(session)))
+    turns = asyncio.ensure_future(host.call(lambda r: r.turns(session)))
     between = asyncio.ensure_future(host.call_between(lambda r: r.status()))
     await asyncio.sleep(0)
     runtime.released.release()
-    assert (await between).ratings == 0 and not after.done()
+    assert (await between).ratings == 0 and [turn.content for turn in await turns] == ["Hi"]
     runtime.released.release()
     await reading
-    assert said == ["one ", "two "] and [turn.content for turn in await after] == ["Hi", "one two "]
+    after = await host.call(lambda r: r.turns(session))
+    assert said == ["one ", "two "] and [turn.content for turn in after] == ["Hi", "one two "]
+
+
+async def test_a_failure_between_two_chunks_goes_to_its_caller_alone(host, monkeypatch):
+    host, runtime = host
+    session = await host.call(lambda r: r.new_chat())
+    arriving = host.write(saying(session))
+
+    async def read():
+        return [chunk.text async for chunks in arriving for chunk in chunks if chunk.text]
+
+    def fail():
+        raise OSError("no memory")
+
+    reading = asyncio.ensure_future(read())
+    await asyncio.sleep(0)
+    monkeypatch.setattr(host._serving, "rest", fail)
+    between = asyncio.ensure_future(host.call_between(lambda r: r.status()))
+    await asyncio.sleep(0)
+    runtime.released.release()
+    with pytest.raises(OSError, match="no memory"):
+        await asyncio.wait_for(between, 10)
+    runtime.released.release()
+    assert await asyncio.wait_for(reading, 10) == ["one ", "two "]
 
 
 async def test_stop_keeps_the_words(host):

@@ -30,7 +30,10 @@ def open_native(tiny, tiny_neutral, tiny_whitening, home):
 
 
 def kept(home) -> set[str]:
-    return {file.stem for file in (home / "kv").glob("*")}
+    """The chats that use pages; without any there is no page."""
+    chats = {file.stem for file in (home / "kv").glob("*.uses")}
+    assert chats or not list((home / "kv").glob("*"))
+    return chats
 
 
 def test_a_chat_goes_on_without_reading_it_again(open_native, home):
@@ -45,7 +48,7 @@ def test_a_chat_goes_on_without_reading_it_again(open_native, home):
         say(runtime, other, "hello " * 12)
     with open_native() as runtime:
         came_back = say(runtime, other, "and again")
-        assert came_back.cached_tokens == stayed.cached_tokens > 64
+        assert came_back.cached_tokens >= stayed.cached_tokens > 64  # the first chat has read all of it
         assert came_back.token_ids == stayed.token_ids
     assert kept(home) == {chat, other}
 
@@ -126,9 +129,9 @@ def test_the_command_line_keeps_them(starter_file, home, process):  # noqa: F811
     for words, more in ((story, []), ("And the second?", ["-c"])):
         done = process("chat", "--max-tokens", "4", *more, stdin=f"{words}\n")
         assert done.returncode == 0, done.stderr
-        (file,) = (home / "kv").iterdir()
-        sizes.append(file.stat().st_size)
-    assert file.stat().st_mode & 0o777 == 0o600 and sizes[0] < sizes[1]
+        files = list((home / "kv").iterdir())
+        sizes.append(sum(file.stat().st_size for file in files))
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600} and sizes[0] < sizes[1]
     assert re.search(r"KV caches +\S+/kv: 1 chat, \d+ MiB of 1.0 GiB", process("doctor").stdout.decode())
     assert process("config", "set", "kv_disk", "0").returncode == 0
     process("chat", stdin="/status\n")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ruvmlx import reply_writer
+from ruvmlx import stored_replies
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -69,7 +69,7 @@ def test_a_chat_is_the_same(open_on, streaming):
 
 def test_drafts_hold_what_was_drawn(open_on, streaming, monkeypatch):
     """Every draft has its tokens and their log-probability, as the reply has in the end."""
-    monkeypatch.setattr(reply_writer, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(stored_replies, "SAVE_EVERY", 0.0)
     drafts = []
     with open_on(streaming, "drafts") as runtime:
         monkeypatch.setattr(runtime.store.drafts, "put", lambda chat, row: drafts.append(row))

@@ -49,6 +49,7 @@ def ours(
     engine = LLMInferenceEngine(model, backend, policy)
 
     def turn() -> Speed:
+        engine.sessions.clear()  # each turn reads its prompt
         done = engine.generate(
             GenerationRequest(
                 input_ids=prompt, max_new_tokens=TOKENS, sampling=Sampling(0.0), ignore_eos=True

@@ -19,6 +19,7 @@ from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse, Sa
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings as RuntimeSettings
+from ruvmlx.stored_replies import ReplyArchive
 
 from ..chat import run_chat
 
@@ -63,20 +64,18 @@ def pieces(first: int, count: int) -> Iterator[str]:
         yield text + block.format(f"w{next(number):05d}")
 
 
-class PacedEngine:
-    """An engine whose replies are written in advance and come at an even pace."""
+class PacedReplies:
+    """Takes the place of the writer's `generate`: replies are written in advance and come at an even pace.
+    They are stored like the model's, without a trace: nothing is learned from them."""
 
-    def __init__(self, engine: Any, rate: float, tell: Tell):
-        self._engine, self._rate, self._tell = engine, rate, tell
+    def __init__(self, runtime: Runtime, rate: float, tell: Tell):
+        self._prepared = runtime.writer.prepared
+        self._archive = ReplyArchive(runtime.store, runtime.model, runtime.tiers)
+        self._rate, self._tell = rate, tell
         self._given = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run(self, request: GenerationRequest, adapter: Any, trace: Any) -> "PacedRun":
-        return PacedRun(request, self._chunks(request))
-
-    def _chunks(self, request: GenerationRequest) -> Iterator[Chunk]:
+    def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
+        request = self._prepared(request)
         prompt = len(request.input_ids or ())
         started, times, words = time.monotonic(), list[float](), list[str]()
         for n, piece in enumerate(pieces(self._given, request.max_new_tokens), 1):
@@ -94,23 +93,17 @@ class PacedEngine:
             1.0, 1e3 * (time.monotonic() - started), 0.0, self._rate, prompt + len(words),
             KVStats.all_f16("tiered", prompt + len(words), 0, 0),
         )  # fmt: skip
+        self._archive.commit(PacedRun(request), None, None, response, session_id)  # type: ignore[arg-type]
         yield Chunk("", len(words), response=response)
 
 
+@dataclass(frozen=True)
 class PacedRun:
-    """The part of an engine's Run that the runtime uses."""
+    """The part of an engine's Run that the archive stores."""
 
+    request: GenerationRequest
     drawn: tuple[int, ...] = ()
-    recorder = None
-
-    def __init__(self, request: GenerationRequest, chunks: Iterator[Chunk]):
-        self.request, self._chunks = request, chunks
-
-    def chunks(self) -> Iterator[Chunk]:
-        return self._chunks
-
-    def record(self) -> None:
-        """Nothing is learned from a reply that was written in advance."""
+    recorder: None = None
 
 
 def opened(settings: ChatterSettings, tell: Tell) -> Runtime:
@@ -125,7 +118,8 @@ def opened(settings: ChatterSettings, tell: Tell) -> Runtime:
         )
     )
     if settings.rate:
-        runtime.writer.engine = PacedEngine(runtime.engine, settings.rate, tell)  # type: ignore[assignment]
+        replies = PacedReplies(runtime, settings.rate, tell)
+        runtime.writer.generate = replies.generate  # type: ignore[method-assign]
     if settings.ratings:
         _rate_replies(runtime, settings.ratings)
         _train_without_end(runtime)

@@ -153,6 +153,7 @@ def ours(
     engine = LLMInferenceEngine(model, backend, policy)
 
     def turn() -> Iterator[object]:
+        engine.sessions.clear()  # each turn reads its prompt
         sampling = Sampling(TEMPERATURE, seed=1)
         request = GenerationRequest(
             input_ids=PROMPT, max_new_tokens=TOKENS, sampling=sampling, ignore_eos=True

@@ -154,8 +154,8 @@ def ratios(name: str, rates: Turns, target: float) -> list[Row]:
 
 
 def best_of(ours: OnStage, rounds: int) -> Row:
-    """Seconds of four replies in one batch / seconds of one, turn by turn; each reads the prompt. The note
-    has the medians of their parts."""
+    """Time to write four replies in one batch, divided by the time to write one. Both include reading the
+    prompt, and both are measured in every round. The note lists the median time of each part."""
     name = f"best of 4, {REPLY} tokens at {PROMPT}: / one reply"
     if ours.facts["max_context"] < PROMPT + REPLY:
         return left_out(name, "x", "the model's context is shorter")

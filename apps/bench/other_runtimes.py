@@ -1,11 +1,21 @@
 """Other runtimes as players: llama.cpp and mlx-lm (players.py)."""
 
 import time
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .clocked import steps
+
+
+@cache
+def _silence() -> Any:
+    """A log function that prints nothing. It is never freed, because llama.cpp goes on calling it."""
+    import llama_cpp as lib
+
+    return lib.llama_log_callback(lambda *_: None)
 
 
 class LlamaCpp:
@@ -19,13 +29,15 @@ class LlamaCpp:
         flash: bool | None = None,
         kv: str = "f16",
         repack: bool = True,
+        sequences: int = 1,
+        unified: bool = False,
     ):
-        """repack: it may arrange the weights for its fastest instructions, as it does by default."""
+        """context: tokens of all sequences together. repack: it may arrange the weights for its fastest
+        instructions, as it does by default. unified: one buffer for the caches of all sequences."""
         import llama_cpp as lib
 
         self._lib = lib
-        self._log = lib.llama_log_callback(lambda *_: None)
-        lib.llama_log_set(self._log, None)
+        lib.llama_log_set(_silence(), None)
         started = time.perf_counter()
         loading = lib.llama_model_default_params()
         loading.use_extra_bufts = repack
@@ -33,6 +45,7 @@ class LlamaCpp:
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context, 512, 512
         params.n_threads = params.n_threads_batch = threads
+        params.n_seq_max, params.kv_unified = sequences, unified
         if flash is not None:
             params.flash_attn_type = (
                 lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -67,8 +80,7 @@ class LlamaCpp:
             self._run(tokens[at : min(at + 512, known if at < known else len(tokens))], at)
             seconds += (time.perf_counter() - started) * (at >= known)
         started = time.perf_counter()
-        logits = self._lib.llama_get_logits_ith(self._context, -1)
-        int(np.argmax(np.ctypeslib.as_array(logits, (self._vocab_size,))))
+        int(np.argmax(self.logits(-1)))
         return seconds + time.perf_counter() - started
 
     def fill(self, tokens: list[int]) -> float:
@@ -92,14 +104,42 @@ class LlamaCpp:
             self._length += 1
         return times
 
-    def _run(self, tokens: list[int], position: int) -> None:
-        """Decode one batch; logits of its last token only, as ours."""
+    def logits(self, i: int) -> np.ndarray:
+        """Of token i of the last batch, [V]; negative: from its end. Valid until the next batch."""
+        logits = self._lib.llama_get_logits_ith(self._context, i)
+        return np.ctypeslib.as_array(logits, (self._vocab_size,))
+
+    def in_parallel(self, prompts: list[list[int]], n: int) -> dict[str, float]:
+        """Read a prompt for each sequence, then decode n tokens of all of them, one of each in a batch.
+
+        {"rate": tokens per second after the prompts, by the median batch}
+        """
+        self._lib.llama_memory_clear(self._memory, True)
+        for sequence, tokens in enumerate(prompts):
+            self._run(tokens, 0, sequence)
+        times = []
+        for i in range(n):
+            entries = [
+                (tokens[i % len(tokens)], len(tokens) + i, k, True) for k, tokens in enumerate(prompts)
+            ]
+            started = time.perf_counter()
+            self._decode(entries)
+            times.append(time.perf_counter() - started)
+        return {"rate": len(prompts) / float(np.median(times))}
+
+    def _run(self, tokens: list[int], position: int, sequence: int = 0) -> None:
+        """Decode a sequence's next tokens; logits of the last one only, as ours."""
+        last = len(tokens) - 1
+        self._decode([(token, position + i, sequence, i == last) for i, token in enumerate(tokens)])
+
+    def _decode(self, entries: list[tuple[int, int, int, bool]]) -> None:
+        """Decode one batch. entries: token, position, sequence, and whether its logits are wanted."""
         batch = self._batch
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token, position + i
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-            batch.logits[i] = i == len(tokens) - 1
+        batch.n_tokens = len(entries)
+        for i, (token, position, sequence, wanted) in enumerate(entries):
+            batch.token[i], batch.pos[i] = token, position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = wanted
         if self._lib.llama_decode(self._context, batch) != 0:
             raise RuntimeError("llama_decode failed")
         self._lib.llama_synchronize(self._context)

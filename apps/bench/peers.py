@@ -1,7 +1,7 @@
 """Other runtimes to compare with: llama.cpp and mlx-lm, on the same weights, in the same turns."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ CACHES: dict[str, dict[str, Any]] = {
     " flash": {"flash": True},
     " flash q8_0": {"flash": True, "kv": "q8_0"},
 }
+# How it keeps the caches of several sequences: apart, or in one buffer.
+BUFFERS: dict[str, dict[str, Any]] = {"": {}, " unified": {"unified": True}}
 
 
 class Peers:
@@ -34,19 +36,30 @@ class Peers:
     def on_stage(self, context: int, caches: bool = False) -> Iterator[dict[str, OnStage]]:
         """Players with room for `context` tokens. caches: llama.cpp with each of its caches, else with each
         of its layouts of the weights."""
-        players: dict[str, OnStage] = {}
         room = {"threads": self._threads, "context": context}
-        try:
+        with _left(dict[str, OnStage]()) as players:
             for name, more in (CACHES if caches else LAYOUTS).items():
                 self._join(players, "llama.cpp", name, self._gguf, room | more)
             self._join(players, "mlx-lm", "", self._mlx, {})
             yield players
-        finally:
-            for player in players.values():
-                player.leave()
+
+    @contextmanager
+    def in_parallel(self, sequences: int, context: int) -> Iterator[dict[str, OnStage]]:
+        """llama.cpp with room for so many sequences of `context` tokens, with each of its settings."""
+        room = {"threads": self._threads, "sequences": sequences, "context": sequences * context}
+        with _left(dict[str, OnStage]()) as players:
+            for layout, how in LAYOUTS.items():
+                for buffers, more in BUFFERS.items():
+                    self._join(players, "llama.cpp", layout + buffers, self._gguf, room | how | more)
+            yield players
 
     def _join(
-        self, players: dict[str, OnStage], kind: str, suffix: str, model, settings: dict[str, Any]
+        self,
+        players: dict[str, OnStage],
+        kind: str,
+        suffix: str,
+        model: Callable[[], str],
+        settings: dict[str, Any],
     ) -> None:
         if kind in self.absent:
             return
@@ -69,6 +82,16 @@ class Peers:
         if not folder.exists():
             fuse(load_model(self._model), BaseLoRA({}, 1.0), folder)
         return str(folder)
+
+
+@contextmanager
+def _left(players: dict[str, OnStage]) -> Iterator[dict[str, OnStage]]:
+    """At the end all players leave."""
+    try:
+        yield players
+    finally:
+        for player in players.values():
+            player.leave()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ them take turns.
 import math
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.perplexity import perplexity
+from ruvmlx.kv.chain import Chain, extend, root
 from ruvmlx.kv.disk import CacheFolder
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora import MicroLoRA
@@ -21,6 +23,7 @@ from ruvmlx.sona.trace import Trace
 
 from .clocked import Clocked, steps
 from .other_runtimes import LlamaCpp, MlxLm
+from .serving_player import ServingPlayer
 
 
 class Decoding(Protocol):
@@ -89,15 +92,18 @@ class Ruvmlx:
 
     def keep(self, folder: str, tokens: list[int]) -> float:
         """Write the cache that `fill` made of these tokens to disk, as the end of a chat does."""
+        disk = CacheFolder(Path(folder), 1 << 40)
+        disk.remove("chat")
         started = time.perf_counter()
-        CacheFolder(Path(folder), 1 << 40).save("chat", {}, tokens, self._cache.dump(), math.inf)
+        disk.save("chat", _names(tokens), tokens, self._cache, math.inf)
         return time.perf_counter() - started
 
     def resume(self, folder: str, tokens: list[int], known: int) -> float:
         """`first`, with the known tokens' cache loaded from disk."""
-        started, cache = time.perf_counter(), self._backend.new_cache(self._policy)
-        CacheFolder(Path(folder), 1 << 40).load("chat", {}, tokens, cache)
-        assert cache.offset == known
+        started, make = time.perf_counter(), partial(self._backend.new_cache, self._policy)
+        found = CacheFolder(Path(folder), 1 << 40).load(_names(tokens), tokens, make)
+        assert found is not None and found[0].offset == known
+        cache = found[0]
         step = self._backend.prefill(tokens[known:], cache)
         int(np.argmax(step.logits))
         return time.perf_counter() - started
@@ -134,6 +140,7 @@ class Ruvmlx:
         with their traces, as in a chat. Returns the seconds of the whole, of the prompt, and of the decode
         steps."""
         from ruvmlx.engine.best_of import BestOf, requests_for
+        from ruvmlx.engine.scheduler import Scheduler
 
         clocked = Clocked(self._backend)
         engine, shape = LLMInferenceEngine(self._model, cast(Any, clocked), self._policy), self._model.shape
@@ -144,7 +151,7 @@ class Ruvmlx:
         traces = [Trace(adapter, 0) for _ in range(count)]
         replies = BestOf(engine, requests_for(request, count), adapter, traces)
         started = read = time.perf_counter()
-        for chunk in replies.chunks():
+        for chunk in Scheduler(engine).stream(request, lambda: replies):
             read = read if chunk.generated else time.perf_counter()
         return {
             "seconds": time.perf_counter() - started,
@@ -165,6 +172,11 @@ class Ruvmlx:
         assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
         share = found.kv.bytes / found.kv.f16_bytes
         return {"change": found.ppl / found.ppl_f16 - 1, "kl": found.kl_vs_f16, "share": share}
+
+
+def _names(tokens: list[int]) -> Chain:
+    """Names of pages in a folder that holds one model's."""
+    return extend([root({})], tokens)
 
 
 class MemoryReader:
@@ -241,6 +253,7 @@ def kernel_verdicts() -> list[dict[str, Any]]:
 KINDS: dict[str, Any] = {
     "kernels": Verdicts,
     "ruvmlx": Ruvmlx,
+    "serving": ServingPlayer,
     "llama.cpp": LlamaCpp,
     "mlx-lm": MlxLm,
     "memory": MemoryReader,

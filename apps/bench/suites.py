@@ -9,13 +9,13 @@ from typing import Any
 
 from ruvmlx.models.load import load_model
 
-from . import chat, energy, kernels, kv, learning, load, machine, model
+from . import chat, energy, kernels, kv, learning, load, machine, model, serving
 from .machine import Limits, Thermometer
 from .peers import Peers, peers
 from .rows import Row, believed
 from .stage import OnStage
 
-NAMES = ("kernels", "model", "kv", "learning", "load", "chat")
+NAMES = ("kernels", "model", "kv", "serving", "learning", "load", "chat")
 CONTEXTS = {"quick": (256,), "whole": (256, 1024, 4096, 8000)}
 LONG = {"quick": 1024, "whole": 4096}
 ROUNDS = {"quick": 8, "whole": 12}
@@ -98,6 +98,11 @@ def _kv(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:
         return kv.run({"tiered": tiered, "f16": f16}, others, long, _rounds(plan), log)
 
 
+def _serving(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:
+    with _player("serving", model=plan.model, backend=plan.backend, threads=plan.threads) as ours:
+        return serving.run(ours, others, _rounds(plan), plan.quick, log)
+
+
 def _learning(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:
     return learning.run(plan.model, plan.backend, plan.threads, plan.quick, log)
 
@@ -115,6 +120,7 @@ _SUITES = {
     "kernels": _kernels,
     "model": _model,
     "kv": _kv,
+    "serving": _serving,
     "learning": _learning,
     "load": _load,
     "chat": _chat,

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ruvmlx.engine.types import Sampling
 from ruvmlx.errors import RuvmlxError, error_line
 
 if TYPE_CHECKING:
+    from ruvmlx.engine.types import Sampling
+
     from .options import ChatOptions
 
 # Textual reads this at import: how often a second it checks whether something must be drawn, also a key's
@@ -35,7 +36,7 @@ def run_chat(
     *,
     plain: bool = False,
     continue_: bool = False,
-    sampling: Sampling | None = None,
+    sampling: "Sampling | None" = None,
     max_new_tokens: int = 1024,
     system: str | None = None,
     session: str | None = None,

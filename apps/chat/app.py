@@ -6,6 +6,7 @@ The runtime has its own thread (ruvmlx.host.Host); this one only draws and handl
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from textual.screen import Screen
 
 from ruvmlx import settings
 from ruvmlx.errors import RuvmlxError, error_line
+from ruvmlx.guest import Guest
 from ruvmlx.host import Host, OpenRuntime
 from ruvmlx.text import sanitize
 
@@ -60,10 +62,11 @@ class ChatApp(ChatShell):
         Binding("f1", "help", "Help", show=False, id="help"),
     ]
 
-    def __init__(self, open_runtime: OpenRuntime, options: ChatOptions | None = None) -> None:
+    def __init__(self, open_runtime: OpenRuntime | Guest, options: ChatOptions | None = None) -> None:
+        """open_runtime: a Guest uses a host that is open already (apps/attach/)."""
         super().__init__()
         self.options = options or ChatOptions()
-        self.host = Host(open_runtime)
+        self.host = open_runtime if isinstance(open_runtime, Guest) else Host(open_runtime)
         self.chat = ChatContext(self, self.host, self.options)
         self.actions = Actions(self.chat)
         self.idle_learner = IdleLearner(self.chat, self.actions.rate)
@@ -169,8 +172,12 @@ class ChatApp(ChatShell):
     def told_to_end(self, signum: int) -> None:
         """On a signal, leave as with Ctrl+Q. If that is impossible because the terminal is gone, end
         anyway."""
-        self.ended_by = signum
+        self.hang_up(signum)
         threading.Thread(target=self._end_anyway, daemon=True).start()
+
+    def hang_up(self, signum: int = signal.SIGHUP) -> None:
+        """From any thread: leave as with Ctrl+Q, now or as soon as the app has begun."""
+        self.ended_by = signum
         if self._loop:
             with contextlib.suppress(RuntimeError):  # the app has ended already
                 self._loop.call_soon_threadsafe(self.action_leave)

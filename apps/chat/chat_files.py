@@ -3,12 +3,13 @@
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from ruvmlx.chat_file import as_json, as_markdown, import_chat, read_bytes, write_new
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import excerpt, one_line
+
+from .user_files import UserFiles
 
 ID_LENGTH = 12  # shorter numbers are places in the list
 
@@ -84,11 +85,11 @@ def rename(runtime: Runtime, session: str, words: str) -> str:
     return f"Title: {title(runtime, session)}"
 
 
-def export(runtime: Runtime, session: str, file: str) -> str:
+def export(runtime: Runtime, session: str, file: str, files: UserFiles) -> str:
     """Write a chat: with all branches as .json, else the conversation as Markdown. Returns where it is."""
     if not file:
         raise UsageError("which file? Give a name that ends in .md or .json")
-    path, store = Path(file).expanduser(), runtime.store
+    path, store = files.path(file), runtime.store
     if path.suffix == ".json":
         write_new(path, json.dumps(as_json(store, session), indent=1) + "\n")
     else:
@@ -96,8 +97,8 @@ def export(runtime: Runtime, session: str, file: str) -> str:
     return f"Written: {path.absolute()}"
 
 
-def import_file(runtime: Runtime, file: str) -> str:
+def import_file(runtime: Runtime, file: str, files: UserFiles) -> str:
     """Import a chat; return its id."""
     if not file:
         raise UsageError("which file? Give a .json file that /export wrote")
-    return import_chat(runtime.store, read_bytes(Path(file).expanduser()), one_line(file))
+    return import_chat(runtime.store, read_bytes(files.path(file)), one_line(file))

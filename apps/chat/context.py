@@ -9,6 +9,7 @@ from textual.screen import Screen
 from textual.worker import Worker
 
 from ruvmlx.errors import NotFound, error_line
+from ruvmlx.guest import Guest
 from ruvmlx.host import Host
 from ruvmlx.runtime import Runtime
 
@@ -39,7 +40,7 @@ class ChatContext:
     status: StatusLine
     key_hints: KeyHints
 
-    def __init__(self, app: ChatShell, host: Host, options: ChatOptions) -> None:
+    def __init__(self, app: ChatShell, host: Host | Guest, options: ChatOptions) -> None:
         self.app, self.host, self.options = app, host, options
         self.state = ChatState(options)
         self.model = ""  # its name

@@ -11,6 +11,7 @@ from ruvmlx.runtime import Runtime
 from ruvmlx.text import one_line
 
 from .arguments import parse_number
+from .user_files import HERE, UserFiles
 
 NO_ADAPTER = "none"
 
@@ -65,10 +66,10 @@ def model_lines(in_use: Model) -> list[str]:
     return [f"{n}. {one_line(entry.words)}" for n, entry in enumerate(models(in_use), 1)]
 
 
-def find_model(argument: str, in_use: Model) -> str:
+def find_model(argument: str, in_use: Model, files: UserFiles = HERE) -> str:
     """The name of a model, given its number in the list ("2") or a name as for --model."""
     if not argument.isdigit():
-        return argument
+        return files.model(argument)
     listed = models(in_use)
     number = parse_number(argument, len(listed), "models")
     assert number is not None

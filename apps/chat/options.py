@@ -1,11 +1,14 @@
 """The command line's options for a chat, and the session that they select."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ruvmlx.engine.types import Sampling
 from ruvmlx.runtime import Runtime
+
+from .user_files import HERE, UserFiles
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class ChatOptions:
     motion: bool = True
     keys: str = ""  # as in "again=ctrl+t,chats=f3"
     best_of: int | str | None = None  # as /best says; None: the setting
+    files: UserFiles = HERE
+    copies: Callable[[str], bool] | None = None  # fills the clipboard of another machine
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
         """Keyword arguments for `Conversations.say` and similar methods. cancel: ends the reply."""

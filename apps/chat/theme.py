@@ -1,6 +1,7 @@
 """Two calm themes, and one with high contrast. The palette (Ctrl+P) also has Textual's own."""
 
 import os
+from collections.abc import Mapping
 
 from textual.theme import Theme
 
@@ -63,10 +64,10 @@ def setting(name: str) -> str:
     return name.removeprefix("ruvmlx-")
 
 
-def preferred(wanted: str = "auto") -> str:
+def preferred(wanted: str = "auto", environment: Mapping[str, str] = os.environ) -> str:
     """The theme that the setting or TEXTUAL_THEME names; else light if the terminal says so (COLORFGBG), else
     dark."""
-    if chosen := os.environ.get("TEXTUAL_THEME") if wanted == "auto" else wanted:
+    if chosen := environment.get("TEXTUAL_THEME") if wanted == "auto" else wanted:
         return f"ruvmlx-{chosen}" if f"ruvmlx-{chosen}" in {made.name for made in ALL} else chosen
-    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    background = environment.get("COLORFGBG", "").rpartition(";")[2]
     return LIGHT.name if background in ("7", "15") else DARK.name

@@ -11,7 +11,7 @@ from ruvmlx.errors import UsageError
 from .options import model_options, resolve
 from .output import json_option, log, print_json, show
 
-SUITES = ("all", "kernels", "model", "kv", "learning", "load", "chat", "compare")
+SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat", "compare")
 
 
 @click.command()

@@ -95,6 +95,15 @@ def _kv_caches() -> str:
     return f"{folder.path}: {chats} chat{'s' * (chats != 1)}, {size(nbytes)} of {size(limit << 20)}"
 
 
+def _memory() -> str:
+    from .models import fit_words
+
+    try:
+        return fit_words(settings.load().model)
+    except RuvmlxError:  # another check reports it
+        return "not known without the model"
+
+
 def _model() -> str:
     from ruvmlx.models.load import load_model
 
@@ -144,6 +153,7 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "witness log": _witness,
     "KV caches": _kv_caches,
     "model": _model,
+    "memory": _memory,
     "adapter": _adapter,
 }
 

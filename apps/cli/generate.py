@@ -1,8 +1,7 @@
-"""`generate` and `chat`."""
+"""`generate`."""
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -12,11 +11,10 @@ from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.models.model import Message
 from ruvmlx.models.thinking import AnswerFilter
 from ruvmlx.platform import memory
-from ruvmlx.progress import Watch
 from ruvmlx.text import Sanitizer
 
 from .interrupt import ctrl_c_sets
-from .options import model_options, open_runtime, resolve, sampling_options, setting_options
+from .options import model_options, open_runtime, resolve, sampling_options
 from .output import json_option, log, print_json
 
 
@@ -124,38 +122,4 @@ def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
     return report
 
 
-@click.command()
-@model_options
-@sampling_options
-@click.option("--continue", "-c", "continue_", is_flag=True, help="Continue the last chat.")
-@click.option("--session", metavar="ID", help="Continue this chat; `sessions ls` lists them.")
-@click.option("--plain", is_flag=True, help="Line by line, for pipes and screen readers.")
-@setting_options("learn_when_idle", "theme", "motion")
-def chat(continue_: bool, session: str | None, plain: bool, **flags: Any) -> None:
-    """Chat, and rate the replies: each rating changes the weights that write the next one."""
-    from ruvmlx.host import Opener
-
-    from ..chat import run_chat
-    from ..progress import is_first_run
-
-    settings = resolve(flags)
-
-    def opens(model: str | None, adapter: str | None, watch: Watch) -> Any:
-        return open_runtime(replace(settings, model=model, adapter=adapter or "none"), watch)
-
-    code = run_chat(
-        Opener(opens, settings.model, settings.adapter_name, is_first_run()),
-        plain=plain,
-        continue_=continue_,
-        session=session,
-        max_new_tokens=settings.max_tokens,
-        system=settings.system,
-        learn_when_idle=settings.learn_when_idle,
-        theme=settings.theme,
-        motion=settings.motion,
-        keys=settings.keys,
-    )
-    sys.exit(code)
-
-
-VERBS = [chat, generate]
+VERBS = [generate]

@@ -75,6 +75,13 @@ def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
     return Fit.of(facts, for_model(describe(backend), backend, facts.shape))
 
 
+def fit_words(name: str | None) -> str:
+    """How a model fits this machine, in one line; `show --memory` shows what an open one takes."""
+    from ruvmlx.models.load import load_model
+
+    return _fit(load_model(name)).words()
+
+
 def _fits_by_name() -> "dict[str, Fit]":
     from ruvmlx.models.local import sized
 
@@ -93,9 +100,15 @@ def _fit_facts(fit: "Fit | None") -> dict[str, Any] | None:
 
 @click.command("show")
 @click.argument("name", default="starter")
+@click.option(
+    "--memory", is_flag=True, help="Open it, and show its memory by purpose: planned, in use, limit."
+)
 @json_option
-def show_model(name: str, as_json: bool) -> None:
-    """Show one model's files and shape."""
+def show_model(name: str, memory: bool, as_json: bool) -> None:
+    """Show one model's files and shape, or the plan of its memory."""
+    if memory:
+        _show_memory(name, as_json)
+        return
     from ruvmlx.backends.matrix_types import matrix_types
     from ruvmlx.models.load import load_model
     from ruvmlx.models.model import without
@@ -110,6 +123,20 @@ def show_model(name: str, as_json: bool) -> None:
         print_json(facts | {"fit": _fit_facts(fit), "matrix_types": [vars(kind) for kind in types]})
     else:
         show_facts(facts | {f"{kind.type} matrices": kind for kind in types} | {"memory": fit.words()})
+
+
+def _show_memory(name: str, as_json: bool) -> None:
+    from ruvmlx import memory_plan
+
+    from .options import open_runtime, resolve
+
+    with open_runtime(resolve({"model": name})) as runtime:
+        rows = runtime.memory_purposes()
+    if as_json:
+        print_json({"name": runtime.model.name, "memory": memory_plan.facts(rows)})
+        return
+    for line in memory_plan.table(rows):
+        show_line(line)
 
 
 def _config_facts(shape: "ModelShape") -> dict[str, Any]:

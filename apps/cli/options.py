@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+SERVER = "http://127.0.0.1:8642"  # where `serve` listens unless told otherwise
 _MODEL = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
 _REPLY = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples")
 

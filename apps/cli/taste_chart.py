@@ -41,7 +41,8 @@ def summary(record: TasteRecord) -> list[str]:
 
 
 def svg(record: TasteRecord) -> str:
-    """A circle for each pair of given and predicted stars; its area says how many there are."""
+    """The chart as SVG: one circle for each combination of given and predicted stars. The circle's area is
+    proportional to the number of ratings."""
     axis = Axis(0.5, 5.5, (1, 2, 3, 4, 5))
     counts = Counter((r.given, round(min(5.5, max(0.5, r.predicted)), 1)) for r in record.ratings)
     points = [(given, predicted, float(n)) for (given, predicted), n in sorted(counts.items())]

@@ -14,7 +14,8 @@ class Point:
     """score, score_base: mean stars of the held-out replies. win_rate: share of pairs in which the learned
     model's reply is better; a tie counts half. win_ci: its 95% interval. kl (nats per token) and ppl_change
     (relative): on neutral text, the largest of all seeds. variety: distinct-2 / the frozen model's, mean of
-    the seeds; variety_worst: of the worst seed (one seed's sampling error is about 1%).
+    the seeds; variety_worst: of the worst seed (one seed's sampling error is about 1%). best_rate:
+    win-rate of the replies that the taste model picks.
     """
 
     ratings: int
@@ -29,6 +30,7 @@ class Point:
     variety: float
     variety_worst: float
     sample: str
+    best_rate: float | None = None
 
 
 def joined(trials: Sequence[Sequence[Checkpoint]]) -> list[Point]:
@@ -39,6 +41,7 @@ def joined(trials: Sequence[Sequence[Checkpoint]]) -> list[Point]:
 def _point(seeds: list[Checkpoint]) -> Point:
     new, old = (np.stack([getattr(c, name) for c in seeds]) for name in ("scores", "base_scores"))
     low, high = win_interval(new, old)
+    picked = [c.best_scores for c in seeds if c.best_scores is not None]
     return Point(
         ratings=seeds[0].ratings,
         score=round(float(new.mean()), 3),
@@ -52,6 +55,7 @@ def _point(seeds: list[Checkpoint]) -> Point:
         variety=round(float(np.mean([c.variety for c in seeds])), 3),
         variety_worst=round(min(c.variety for c in seeds), 3),
         sample=seeds[0].sample,
+        best_rate=round(win_rate(np.stack(picked), old), 3) if len(picked) == len(seeds) else None,
     )
 
 

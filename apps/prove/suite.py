@@ -4,6 +4,7 @@ Each result is a line of JSON in a file, and results in the file are not run aga
 stopped and continued, and processes that run different users may share the file.
 """
 
+import datetime
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from .report import Point, joined
 from .trial import Arm, Bench, Checkpoint, TrialSetup
 from .users import HOSTILE, TASTES, USERS
 
+BEST_OF = 4  # replies among which the taste model picks, in the arms "instant" and "full"
 ORACLES = {  # the taste, stated in a system prompt
     "brevity": "Answer as briefly as you can, in one short sentence.",
     "lists": "Always answer with a numbered list, one item on each line.",
@@ -52,7 +54,7 @@ def cells() -> list[SuiteCell]:
     ]
     oracles = [SuiteCell(user, Arm("off", system=words), (100,)) for user, words in ORACLES.items()]
     hostile = [SuiteCell(user, Arm(), (200,)) for user in HOSTILE]
-    full = [SuiteCell(user, Arm("full")) for user in ("brevity", "context")]
+    full = [SuiteCell(user, Arm("full")) for user in TASTES]
     return [*instant, *oracles, *brevity, *hostile, *full]
 
 
@@ -78,10 +80,13 @@ def _result(bench: Bench, setting: TrialSetup, cell: SuiteCell, seed: int, log) 
         cell.checkpoints,
         setting.max_tokens,
         setting.temperature,
+        BEST_OF if cell.arm in (Arm(), Arm("full")) and cell.user in TASTES else 1,
     )
     reach = trial.within_reach(bench, own, seed) if cell.arm == Arm() else None
     found = list(trial.run(bench, own, cell.arm, seed, log))
-    return {"key": cell.key, "seed": seed, "reach": reach, "checkpoints": [_plain(c) for c in found]}
+    made = datetime.date.today().isoformat()
+    points = [_plain(c) for c in found]
+    return {"key": cell.key, "seed": seed, "reach": reach, "made": made, "checkpoints": points}
 
 
 def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -109,11 +114,15 @@ def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
 
 def checkpoints(found: Sequence[dict[str, Any]]) -> list[list[Checkpoint]]:
     """The checkpoints of one cell, one list for each seed."""
-    arrays = ("scores", "base_scores")
     return [
-        [Checkpoint(**(c | {a: np.array(c[a]) for a in arrays})) for c in result["checkpoints"]]
+        [Checkpoint(**(c | _arrays(c))) for c in result["checkpoints"]]
         for result in sorted(found, key=lambda r: r["seed"])
     ]
+
+
+def _arrays(checkpoint: dict[str, Any]) -> dict[str, np.ndarray]:
+    names = ("scores", "base_scores", "best_scores")
+    return {name: np.array(checkpoint[name]) for name in names if checkpoint.get(name) is not None}
 
 
 _EXPLAINED = """\
@@ -122,6 +131,8 @@ compared, pair by pair, with the original model's replies for the same seeds.
 
 * Win-rate: share of pairs in which the new reply has more stars; a tie counts half. The 95% interval
   resamples whole prompts.
+* Best of 4: the same for the reply that the taste model picks among four by the learned weights.
+* Made: the day of the oldest of the row's trials; "earlier": before the push of the taste model was added.
 * KL (nats per token) and perplexity: on prose that no rating is about, of the worst seed.
 * Distinct-2: divided by the original model's; the mean of the seeds, and in brackets the worst seed.
 * Out of reach: a taste that the original model never meets in 64 samples of any seed. Ratings choose among
@@ -130,7 +141,8 @@ compared, pair by pair, with the original model's replies for the same seeds.
 
 
 _COLUMNS = (
-    "user, arm", "seeds", "ratings", "stars", "win-rate", "KL", "perplexity", "distinct-2 (worst)", "tokens"
+    "user, arm", "seeds", "ratings", "stars", "win-rate", "best of 4",
+    "KL", "perplexity", "distinct-2 (worst)", "tokens", "made",
 )  # fmt: skip
 
 
@@ -144,7 +156,7 @@ def markdown(path: Path, command: str, picture: str) -> str:
         for v in verdicts(found)
     ]
     table = [
-        _row(f"{key} (out of reach)" if _out_of_reach(key, cells_) else key, len(of), point)
+        _row(f"{key} (out of reach)" if _out_of_reach(key, cells_) else key, of, point)
         for key, of in cells_.items()
         for point in joined(checkpoints(of))
     ]
@@ -181,11 +193,13 @@ def _on_shared_seeds(cells_: dict[str, list[dict[str, Any]]]) -> dict[str, list[
     return shared
 
 
-def _row(name: str, seeds: int, p: Point) -> str:
+def _row(name: str, of: list[dict[str, Any]], p: Point) -> str:
+    made = min(r["made"] for r in of) if all("made" in r for r in of) else "earlier"
     return (
-        f"| {name} | {seeds} | {p.ratings} | {p.score_base:.2f} -> {p.score:.2f} | {rate(p)} | {p.kl:.3f} "
+        f"| {name} | {len(of)} | {p.ratings} | {p.score_base:.2f} -> {p.score:.2f} | {rate(p)} "
+        f"| {'' if p.best_rate is None else f'{p.best_rate:.1%}'} | {p.kl:.3f} "
         f"| {p.ppl_change:+.2%} | {p.variety:.3f} ({p.variety_worst:.3f}) "
-        f"| {p.mean_tokens_base:.0f} -> {p.mean_tokens:.0f} |"
+        f"| {p.mean_tokens_base:.0f} -> {p.mean_tokens:.0f} | {made} |"
     )
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from ruvmlx.engine import GenerationRequest, GenerationResponse
+from ruvmlx.engine.best_of import requests_for
 from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
+from ruvmlx.sona.judge import CandidateReply, TasteJudge
 from ruvmlx.store import Store
 
 from .retention import NeutralText, variety_ratio
@@ -52,7 +54,8 @@ class Arm:
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """What stays the same in all arms of a comparison."""
+    """What stays the same in all arms of a comparison. best_of: replies to each held-out prompt, among which
+    the taste model picks one besides; 1: none."""
 
     scorer: Scorer
     prompts: Sequence[str]
@@ -61,6 +64,7 @@ class TrialSetup:
     checkpoints: Sequence[int]
     max_tokens: int = 96
     temperature: float | None = 0.7  # None: the chat's
+    best_of: int = 1
 
     def score(self, reply: "TrialReply", reversed_: bool = False) -> int:
         stars = self.scorer(reply.prompt, reply.text, reply.finished)
@@ -78,7 +82,8 @@ class TrialReply:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """scores, base_scores: [P] stars of each held-out prompt's reply. kl, ppl_change: on neutral text."""
+    """scores, base_scores: [P] stars of each held-out prompt's reply. kl, ppl_change: on neutral text.
+    best_scores: [P] stars of the replies that the taste model picks; None: it picked none."""
 
     ratings: int
     scores: np.ndarray
@@ -89,6 +94,7 @@ class Checkpoint:
     mean_tokens_base: float
     variety: float  # distinct-2 / that of the frozen model's replies
     sample: str
+    best_scores: np.ndarray | None = None
 
 
 class Bench:
@@ -135,7 +141,7 @@ class Bench:
         key = (tuple(setting.heldout), setting.max_tokens, setting.temperature, seed)
         if key not in self._base:
             with self.runtime() as runtime:
-                self._base[key] = heldout_replies(runtime, setting, Arm("off"), seed)
+                self._base[key] = _first(heldout_replies(runtime, setting, Arm("off"), seed))
         return self._base[key]
 
 
@@ -198,9 +204,11 @@ def _checkpoint(
     bench: Bench, runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int, done: int
 ) -> Checkpoint:
     base, turned = bench.base_replies(setting, seed), _reversed(arm, done)
-    new = heldout_replies(runtime, setting, arm, seed)
     assert runtime.learner is not None
     runtime.learner.sync()
+    every = heldout_replies(runtime, setting, arm, seed, setting.best_of)
+    new = _first(every)
+    picked = _picked(runtime, every) if setting.best_of > 1 else None
     kl, ppl_change = bench.neutral.compare(runtime.learner.micro)
     return Checkpoint(
         ratings=done,
@@ -212,18 +220,38 @@ def _checkpoint(
         mean_tokens_base=float(np.mean([len(r.token_ids) for r in base])),
         variety=variety_ratio([r.token_ids for r in new], [r.token_ids for r in base]),
         sample=new[0].text,
+        best_scores=np.array([setting.score(r, turned) for r in picked]) if picked else None,
     )
 
 
-def heldout_replies(runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int) -> list[TrialReply]:
-    """Answers with what was learned so far, in the prompts' order. Nothing is stored or rated."""
-    requests = [
-        request_for(runtime, setting, p, seed_for(seed, 3, i), arm.system)
+def heldout_replies(
+    runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int, count: int = 1
+) -> list[list[TrialReply]]:
+    """`count` answers to each prompt with what was learned so far. Nothing is stored or rated. The first one
+    does not depend on the count."""
+    asked = [
+        requests_for(request_for(runtime, setting, p, seed_for(seed, 3, i), arm.system), count)
         for i, p in enumerate(setting.heldout)
     ]
-    responses = {r.request_id: r for r in runtime.answers(requests)}
-    pairs = zip(setting.heldout, requests, strict=True)
-    return [_reply(prompt, responses[request.request_id]) for prompt, request in pairs]
+    responses = {r.request_id: r for r in runtime.answers([r for of in asked for r in of])}
+    return [
+        [_reply(prompt, responses[request.request_id]) for request in of]
+        for prompt, of in zip(setting.heldout, asked, strict=True)
+    ]
+
+
+def _first(replies: list[list[TrialReply]]) -> list[TrialReply]:
+    return [of[0] for of in replies]
+
+
+def _picked(runtime: Runtime, replies: list[list[TrialReply]]) -> list[TrialReply]:
+    """Of the replies to each prompt, the one with the most stars by the taste model."""
+    assert runtime.learner is not None
+    judge, picked = TasteJudge(runtime.learner.taste.model), []
+    for of in replies:
+        among = [CandidateReply(r.prompt, r.text, "stop" if r.finished else "length") for r in of]
+        picked.append(of[int(np.argmax(judge.score(among)))])
+    return picked
 
 
 def _consolidated(runtime: Runtime) -> str:

@@ -77,13 +77,6 @@ RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
 RVM_API int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens,
                                 size_t n, size_t outputs, float *hidden, float *logits, const int *cancel);
 
-/* The next token of a sequence that holds `offset` others; pages as above. */
-typedef struct {
-    const rvm_page *pages;
-    size_t offset;
-    int32_t token;
-} rvm_row;
-
 /* n rows, 1 to max_tokens, each of a sequence of its own: hidden [n, hidden_size], logits [n, vocab_size]. One
  * pass over the weights serves them all. With quantised weights every row gets the same bits as if it were alone.
  * A call that fails leaves all sequences as they were. */

@@ -6,9 +6,18 @@
 
 #define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of one row of unfinished attention: O, m, l */
 
+/* The next token of a sequence that holds `offset` others. pages[i]: its positions 64 i to 64 i + 63. */
+typedef struct {
+    const rvm_page *pages;
+    size_t offset;
+    int32_t token;
+} rvm_row;
+
 /* Attention of consecutive tokens over one key-value head, for all `group` query heads that share it. */
 typedef struct {
     const rvm_page *pages;    /* [.. end_page]; those before first_page are not read */
+    const rvm_row *rows;      /* not NULL: query t is the next token of rows[t], all with offset `position`; pages is
+                               * then rows[0].pages. A page that all of them share is read once. */
     size_t head;              /* which head-page of each page: layer * n_kv_heads + key-value head */
     const rvm_matmul *matmul; /* whose kernels score pages of codes; NULL when all are hot */
     size_t head_dim, group;

@@ -95,12 +95,12 @@ INLINE void store_products(int32_t *to) {
     _tile_stored(PRODUCTS_3, to + 768, 64);
 }
 
-/* Token t's products with scale * code, from those with high and low. */
+/* The dot products of token t with w = 256 high + low, from its dot products with high and with low. */
 INLINE i32x from_parts(const int32_t *c, size_t t) {
     return i_add(_mm512_slli_epi32(_mm512_load_si512(c + TILE * t), 8), _mm512_load_si512(c + 256 + TILE * t));
 }
 
-/* The products of tokens [t, end) to their sums, as in super_tile. */
+/* Scales the dot products of tokens [t, end) and adds them to the sums of these tokens, in the order of super_tile. */
 INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t end, const size_t planes,
                          const uint32_t kind) {
     const f32x d = _mm512_load_ps(u->w->d), dmin = _mm512_load_ps(u->w->dmin);

@@ -86,6 +86,7 @@ typedef struct {
     float *keys, *values; /* a hot page as float, if there are many rows */
     float *rotated;       /* [rows][head_dim] q rotated, before it becomes codes */
     uint8_t *codes[RVM_HOT]; /* q as pages of each code tier take it */
+    uint8_t *own[RVM_HOT];   /* the same, of one sequence at a time */
     int made[RVM_HOT];
 } flash;
 
@@ -101,9 +102,23 @@ static flash flash_at(float *scratch, size_t rows, size_t head_dim) {
     f.rotated = f.values + PAGE * width;
     uint8_t *codes = (uint8_t *)(f.rotated + rows * width);
     for (int tier = 0; tier < RVM_HOT; tier++) {
+        const size_t bytes = rows * row_codes((rvm_tier)tier, head_dim);
         f.codes[tier] = codes;
-        codes += rows * row_codes((rvm_tier)tier, head_dim);
+        f.own[tier] = codes + bytes;
+        codes += 2 * bytes;
     }
+    return f;
+}
+
+/* The rows of query t alone. */
+static flash flash_of(const flash *all, const rvm_attention *a, size_t t) {
+    const size_t first = t * a->group;
+    flash f = *all;
+    f.rows = a->group;
+    f.q += first * a->head_dim, f.rotated += first * a->head_dim;
+    f.scores += first * PAGE, f.sum += first * f.stride;
+    f.most += first, f.total += first;
+    for (int tier = 0; tier < RVM_HOT; tier++) f.codes[tier] = f.own[tier], f.made[tier] = 0;
     return f;
 }
 
@@ -156,11 +171,13 @@ static const uint8_t *later_page(const rvm_attention *a, size_t i, size_t n) {
     return head_page(a, min_size(i + n, a->end_page - 1));
 }
 
+static size_t position_of(const rvm_attention *a, size_t t) { return a->rows ? a->position : a->position + t; }
+
 /* Scores of a page -> weights, for the rows from `skip` on. */
 static void flash_rows(const flash *f, const rvm_attention *a, size_t skip, size_t start) {
     for (size_t r = skip; r < f->rows; r++) {
         size_t begin, end;
-        seen(a, a->position + r / a->group, start, &begin, &end);
+        seen(a, position_of(a, r / a->group), start, &begin, &end);
         flash_row(f, r, begin, end);
     }
 }
@@ -168,7 +185,7 @@ static void flash_rows(const flash *f, const rvm_attention *a, size_t skip, size
 static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
     const size_t rows = f->rows, hd = a->head_dim, width = value_rows(hd), start = page * PAGE;
     const uint16_t *keys = (const uint16_t *)head_page(a, page), *values = keys + PAGE * hd;
-    const size_t last = a->position + a->queries - 1;
+    const size_t last = position_of(a, a->queries - 1);
     if (last < start) return;
     const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* rows older than the page */
     const size_t tokens = min_size(PAGE, last - start + 1);
@@ -266,13 +283,38 @@ static void flash_out(const flash *f, const rvm_attention *a) {
     }
 }
 
+static const rvm_page *pages_of(const rvm_attention *a, size_t t) { return a->rows ? a->rows[t].pages : a->pages; }
+
 /* Does every page have data, and every code page kernels? */
 static int good_pages(const rvm_attention *a) {
-    for (size_t i = a->first_page; i < a->end_page; i++) {
-        const rvm_page *p = a->pages + i;
-        if (!p->data || p->tier > RVM_HOT || (p->tier != RVM_HOT && !a->matmul)) return 0;
-    }
+    for (size_t t = 0; t < (a->rows ? a->queries : 1); t++)
+        for (size_t i = a->first_page; i < a->end_page; i++) {
+            const rvm_page *p = pages_of(a, t) + i;
+            if (!p->data || p->tier > RVM_HOT || (p->tier != RVM_HOT && !a->matmul)) return 0;
+        }
     return 1;
+}
+
+/* Is page i the same memory for all sequences? */
+static int is_shared(const rvm_attention *a, size_t i) {
+    for (size_t t = 1; a->rows && t < a->queries; t++)
+        if (a->rows[t].pages[i].data != a->pages[i].data) return 0;
+    return 1;
+}
+
+static void flash_page(flash *f, const rvm_attention *a, size_t page) {
+    if (a->pages[page].tier == RVM_HOT) flash_hot(f, a, page);
+    else flash_codes_page(f, a, page);
+}
+
+/* A page for each sequence its own. */
+static void flash_own_pages(const flash *all, const rvm_attention *a, size_t page) {
+    for (size_t t = 0; t < a->queries; t++) {
+        flash f = flash_of(all, a, t);
+        rvm_attention one = *a;
+        one.pages = pages_of(a, t), one.rows = NULL, one.queries = 1;
+        flash_page(&f, &one, page);
+    }
 }
 
 int LAYER(attend)(const rvm_attention *a) {
@@ -283,8 +325,8 @@ int LAYER(attend)(const rvm_attention *a) {
         fetch(head_page(a, i), head_page_bytes((rvm_tier)a->pages[i].tier, a->head_dim));
     flash_begin(&f, a, 1.0f / sqrtf((float)a->head_dim));
     for (size_t page = a->first_page; page < a->end_page; page++) {
-        if (a->pages[page].tier == RVM_HOT) flash_hot(&f, a, page);
-        else flash_codes_page(&f, a, page);
+        if (is_shared(a, page)) flash_page(&f, a, page);
+        else flash_own_pages(&f, a, page);
     }
     flash_out(&f, a);
     return RVM_OK;

@@ -139,6 +139,7 @@ int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidde
             return RVM_BAD_ARGUMENT;
     call c = {.d = d, .rows = rows, .window = d->config.sliding_window, .n = n, .outputs = n, .hidden = hidden,
               .logits = logits, .cancel = cancel, .with_head_lora = 1};
+    group_rows(&c);
     return run_forward(d, &c);
 }
 

@@ -16,7 +16,8 @@ enum {
     PART_PAGES = 2,   /* shortest key range */
     QUERY_ROWS = 48,  /* queries x heads of one block of attention */
     TOKEN_BLOCK = 16, /* tokens of one chunk of a token phase */
-    CHUNKS = 3        /* chunks of a matrix phase per thread */
+    CHUNKS = 3,       /* chunks of a matrix phase per thread */
+    MOST_GROUPED = 16 /* with more rows each reads its pages by itself */
 };
 
 typedef struct {
@@ -85,6 +86,9 @@ struct rvm_decoder {
 typedef struct {
     rvm_decoder *d;
     const rvm_row *rows; /* NULL: one sequence, as the next three say */
+    /* Rows next to each other whose pages begin alike are a group: a page that they share is read once. */
+    size_t groups, group_chunks; /* 0: no groups; chunks of the attention of all */
+    uint8_t group_end[MOST_GROUPED];
     const rvm_page *pages;
     size_t position; /* of the chunk's first token */
     const int32_t *tokens;
@@ -145,7 +149,11 @@ void attend_phase(const stage *s);
 /* Into how many key ranges the stage's attention is cut. */
 size_t parts_of(const stage *s);
 
-/* Attention of the stage's tokens [begin, end) from its key ranges into `out`, [tokens, q_width]. */
-void merge_parts(const stage *s, size_t begin, size_t end, float *out);
+/* Attention of the stage's tokens [begin, end) from their key ranges, if they have several: rows of [q_width], in
+ * `made` or where they lie already. */
+const float *merged(const stage *s, size_t begin, size_t end, float *made);
+
+/* Fills in what a call with rows says of their groups. */
+void group_rows(call *c);
 
 #endif

@@ -27,14 +27,32 @@ size_t parts_of(const stage *s) {
     return s->c->rows || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
 }
 
-void merge_parts(const stage *s, size_t begin, size_t end, float *out) {
+/* Where the key range `part` of a head of the stage's token t, and those after it, are. */
+static float *partial_at(const stage *s, size_t part, size_t head, size_t t) {
+    const rvm_decoder *d = s->c->d;
+    return d->partial + ((part * d->config.n_kv_heads + head) * s->n + t) * d->group * RVM_PARTIAL(d->config.head_dim);
+}
+
+/* out: [q_width] */
+static void merge_parts(const stage *s, size_t t, size_t parts, float *out) {
     rvm_decoder *d = s->c->d;
-    const size_t parts = parts_of(s), hd = d->config.head_dim, row = RVM_PARTIAL(hd), heads = d->config.n_kv_heads;
-    for (size_t t = begin; t < end; t++)
-        for (size_t h = 0; h < heads; h++)
-            checked(s->c, d->kernels->merge(d->partial + (h * s->n + t) * d->group * row, parts,
-                                            heads * s->n * d->group * row, d->group, hd,
-                                            out + (t - begin) * d->q_width + h * d->group * hd));
+    const size_t hd = d->config.head_dim, stride = (size_t)(partial_at(s, 1, 0, 0) - d->partial);
+    for (size_t h = 0; h < d->config.n_kv_heads; h++)
+        checked(s->c, d->kernels->merge(partial_at(s, 0, h, t), parts, stride, d->group, hd, out + h * d->group * hd));
+}
+
+const float *merged(const stage *s, size_t begin, size_t end, float *made) {
+    rvm_decoder *d = s->c->d;
+    float *attended = d->attended + (s->first + begin) * d->q_width;
+    if (parts_of(s) > 1) {
+        for (size_t t = begin; t < end; t++) merge_parts(s, t, parts_of(s), made + (t - begin) * d->q_width);
+        return made;
+    }
+    for (size_t t = begin; s->c->groups && t < end; t++) {
+        const size_t parts = parts_in(pages_seen(s, t, t + 1));
+        if (parts > 1) merge_parts(s, t, parts, attended + (t - begin) * d->q_width);
+    }
+    return attended;
 }
 
 /* Cosines and sines of the layer's angles for the chunk's token t. */
@@ -94,13 +112,14 @@ void append_phase(const stage *s) {
             append(s, i % heads, i / heads * PAGE, min_size(s->n, (i / heads + 1) * (size_t)PAGE));
 }
 
-/* Queries [begin, end) of the stage, of one sequence, against some pages. partial: NULL, or for merge instead of
- * d->attended. */
+/* Queries [begin, end) of the stage, of one sequence or of a group of rows, against some pages. partial: NULL, or for
+ * merge instead of d->attended. */
 static void attend(const stage *s, size_t head, size_t begin, size_t end, range pages, float *partial) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, t = s->first + begin;
     rvm_attention a = {
         .pages = pages_of(s->c, t),
+        .rows = s->c->rows ? s->c->rows + t : NULL,
         .head = s->layer * d->config.n_kv_heads + head,
         .matmul = d->matmul,
         .head_dim = hd,
@@ -123,14 +142,11 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, range 
 
 /* A chunk's block of queries. Key ranges are the same for all blocks, or there is but one. */
 static void attend_block(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
-    rvm_decoder *d = s->c->d;
     if (parts == 1) {
         attend(s, head, begin, end, pages_seen(s, begin, end), NULL);
         return;
     }
-    const size_t at = ((part * d->config.n_kv_heads + head) * s->n + begin) * d->group;
-    attend(s, head, begin, end, part_of(pages_seen(s, 0, s->n), part, parts),
-           d->partial + at * RVM_PARTIAL(d->config.head_dim));
+    attend(s, head, begin, end, part_of(pages_seen(s, 0, s->n), part, parts), partial_at(s, part, head, begin));
 }
 
 /* The last blocks see the most keys: they go first. */
@@ -144,6 +160,41 @@ static void attend_chunk(const stage *s) {
         if (one && part == parts - 1) append(s, head, 0, 1);
         attend_block(s, head, block * step, min_size(s->n, (block + 1) * step), part, parts);
     }
+}
+
+static range pages_of_row(const call *c, size_t t) {
+    const size_t offset = c->rows[t].offset;
+    return (range){first_page_seen(offset, c->window), offset / PAGE + 1};
+}
+
+/* Does row t, behind row t - 1, belong to the same group? */
+static int goes_on(const call *c, size_t t) {
+    const rvm_row *a = c->rows + t - 1, *b = c->rows + t;
+    const size_t first = pages_of_row(c, t).first;
+    return a->offset == b->offset && a->pages[first].data == b->pages[first].data;
+}
+
+void group_rows(call *c) {
+    c->groups = c->group_chunks = 0;
+    if (c->n > MOST_GROUPED) return;
+    for (size_t t = 0, begin = 0; t < c->n; t++) {
+        if (t + 1 < c->n && t + 1 - begin < c->d->query_block && goes_on(c, t + 1)) continue;
+        c->group_end[c->groups++] = (uint8_t)(t + 1);
+        c->group_chunks += c->d->config.n_kv_heads * parts_in(pages_of_row(c, t));
+        begin = t + 1;
+    }
+}
+
+/* Chunk i of the attention of groups: a key range of a head. Ranges are those that each row would have alone, and so
+ * are its sums. */
+static void attend_group(const stage *s, size_t i) {
+    const size_t heads = s->c->d->config.n_kv_heads;
+    size_t g = 0, begin = 0, parts;
+    for (; i >= heads * (parts = parts_in(pages_of_row(s->c, begin))); begin = s->c->group_end[g++]) i -= heads * parts;
+    const size_t head = i % heads, part = i / heads, end = s->c->group_end[g];
+    for (size_t t = begin; part == parts - 1 && t < end; t++) append(s, head, t, t + 1);
+    attend(s, head, begin, end, part_of(pages_of_row(s->c, begin), part, parts),
+           parts > 1 ? partial_at(s, part, head, begin) : NULL);
 }
 
 /* One head of a row, in the key ranges that it would have alone: so are its sums. */
@@ -166,6 +217,9 @@ void attend_phase(const stage *s) {
         attend_chunk(s);
         return;
     }
+    for (uint32_t i; s->c->groups && pool_next(s->w, (uint32_t)s->c->group_chunks, &i);)
+        if (!stopped(s->c)) attend_group(s, i);
+    if (s->c->groups) return;
     for (uint32_t i; pool_next(s->w, (uint32_t)(heads * s->n), &i);)
         if (!stopped(s->c)) attend_row(s, i % heads, i / heads);
 }

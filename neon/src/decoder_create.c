@@ -45,7 +45,7 @@ static void fill_still(const rvm_decoder *d) {
 
 static void lay_out(arena *a, rvm_decoder *d) {
     const rvm_decoder_config *c = &d->config;
-    const size_t t = c->max_tokens, few = min_size(t, FEW), rows = d->query_block * d->group;
+    const size_t t = c->max_tokens, few = min_size(t, MOST_GROUPED), rows = d->query_block * d->group;
     d->x = take_floats(a, t * c->hidden_size);
     d->turn = take_floats(a, t * c->head_dim);
     d->still = any_no_rope(d) ? take_floats(a, t * c->head_dim) : NULL;

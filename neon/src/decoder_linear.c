@@ -25,7 +25,7 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
     const layer *l = d->layers + s->layer;
     const float *weight = r == ROLE_QKV ? l->input_norm : r == ROLE_HEAD ? d->norm : l->post_norm;
     switch (r) {
-    case ROLE_O: return d->attended + at * d->q_width;
+    case ROLE_O: return merged(s, begin, end, to->x + begin * d->q_width);
     case ROLE_DOWN: return d->gate + at * d->config.intermediate_size;
     default:
         checked(s->c, d->kernels->rms_norm(d->x + at * dim, weight, d->config.rms_norm_eps, n, dim,
@@ -41,10 +41,6 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
     const size_t count = members(d, s->layer, r, &l), in = l->in;
     const float *x = rows_of(s, r, to, begin, end);
     int wanted[FORMS] = {0};
-    if (r == ROLE_O && parts_of(s) > 1) {
-        merge_parts(s, begin, end, to->x + begin * in);
-        x = to->x + begin * in;
-    }
     for (size_t i = 0; i < count; i++) {
         wanted[l[i].form] = 1;
         if (l[i].lora.rank)

@@ -1,6 +1,6 @@
-/* AMX: integer products of 16 tokens x 16 rows in one instruction, for panels of 16 tokens. Fewer tokens and float
- * weights go through the kernels of AVX-512 with VNNI. The bits are the same: both sum integers, and add the sums of
- * blocks in the same order.
+/* AMX: integer products of 16 tokens x 16 rows in one instruction, for panels of 16 tokens; both planes of 8 tokens
+ * for panels of 6 to 15 (amx_few.h). Fewer tokens and float weights go through the kernels of AVX-512 with VNNI. The bits
+ * are the same: both sum integers, and add the sums of blocks in the same order.
  *
  * Weights are unpacked once for up to PANELS panels. The products of a block of 32 columns are formed in tile
  * registers, stored, and added to the sums by vectors, LAG blocks later. Activations are read in slices of columns that
@@ -116,27 +116,34 @@ INLINE void unpack_columns(const rvm_matrix_spec *spec, const uint8_t *tile, siz
 
 /* ---- sums ---- */
 
-/* The products of a block as floats, exactly as from one integer: without Q8 their parts are below 2^24.
- * from: [planes][16 tokens][16 rows]   start: the token's, as in start_of */
-INLINE f32x exact_sum(const int32_t *from, size_t t, const size_t planes, int32_t start, const uint32_t kind) {
-    const i32x first = _mm512_load_si512(from + TILE * t);
+/* The products of a token and a block as floats, exactly as from one integer: without Q8 their parts are below 2^24.
+ * from: [16 rows], those of the second plane `plane` behind   start: the token's, as in start_of */
+INLINE f32x exact_sum(const int32_t *from, const size_t plane, const size_t planes, int32_t start,
+                      const uint32_t kind) {
+    const i32x first = _mm512_load_si512(from);
     if (planes == 1) return f_of(i_add(first, i_all(start)));
-    const i32x low = i_add(_mm512_load_si512(from + 256 + TILE * t), i_all(start));
+    const i32x low = i_add(_mm512_load_si512(from + plane), i_all(start));
     if (kind == RVM_Q8) return f_of(i_join(first, low));
     return f_fma(f_all(HIGH), f_of(first), f_of(low));
 }
 
-/* sum[t] += a block.   d: what follows its integers */
-INLINE void add_part(f32x *sum, const int32_t *from, const unpacked *w, size_t part, const uint8_t *d,
-                     const size_t planes, const uint32_t kind, const int affine) {
+/* sum[t] += a block, for the first `some` <= T tokens.
+ *   from: products, of a token `token` behind those of the one before, of its planes `plane`
+ *   d: what follows the block's integers in a panel of n */
+INLINE void add_part(f32x *sum, const int32_t *from, const size_t token, const size_t plane, const unpacked *w,
+                     size_t part, const uint8_t *d, size_t n, size_t some, const size_t T, const size_t planes,
+                     const uint32_t kind, const int affine) {
     const f32x s = _mm512_load_ps(w->scale[part]), b = _mm512_load_ps(w->bias[affine ? part : 0]);
-    UNROLL for (size_t t = 0; t < PANEL; t++, d += 4) {
-        const int32_t start = affine ? 0 : act_i32(d + (kind == RVM_Q4 ? 8 : 12) * PANEL);
-        sum[t] = f_fma(f_mul(s, f_all(act_f32(d))), exact_sum(from, t, planes, start, kind), sum[t]);
-        if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * PANEL)), sum[t]);
+    UNROLL for (size_t t = 0; t < T; t++, d += 4) {
+        if (t >= some) break;
+        const int32_t start = affine ? 0 : act_i32(d + (kind == RVM_Q4 ? 8 : 12) * n);
+        const f32x dot = exact_sum(from + token * t, plane, planes, start, kind);
+        sum[t] = f_fma(f_mul(s, f_all(act_f32(d))), dot, sum[t]);
+        if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * n)), sum[t]);
     }
 }
 
+#include "amx_few.h"
 #include "amx_super.h"
 
 /* ---- the matrix ---- */
@@ -173,7 +180,8 @@ INLINE void multiply_units(const unit *units, size_t count, size_t parts, const 
         }
         if (i >= LAG) {
             const uint8_t *d = adding->act + added * block_acts + 32 * planes * PANEL;
-            add_part(sum, c[(i - LAG) % RING], adding->w, added, d, planes, kind, affine);
+            add_part(sum, c[(i - LAG) % RING], TILE, PANEL * TILE, adding->w, added, d, PANEL, PANEL, PANEL, planes,
+                     kind, affine);
             if (++added < parts) continue;
             UNROLL for (size_t t = 0; t < PANEL; t++) _mm512_store_ps(adding->sums + TILE * t, sum[t]);
             added = 0;
@@ -230,7 +238,7 @@ INLINE void multiply(const slice *s, const uint8_t *const *tile, const size_t ti
         for (size_t t = 0; t < PANEL * s->panels; t++) {
             const __mmask16 valid = (__mmask16)((1u << rows[i]) - 1);
             const float *y = s->y + t * s->y_stride + TILE * i;
-            _mm512_store_ps(sums[i][0] + TILE * t, s->begin ? _mm512_maskz_loadu_ps(valid, y) : f_zero());
+            _mm512_store_ps((float *)sums[i] + TILE * t, s->begin ? _mm512_maskz_loadu_ps(valid, y) : f_zero());
         }
     for (size_t k = s->begin; k < s->end; k += SUPER_COLS) {
         if (is_super(kind)) super_columns(s, tile, tiles, k, sums, planes, kind);
@@ -238,7 +246,7 @@ INLINE void multiply(const slice *s, const uint8_t *const *tile, const size_t ti
     }
     for (size_t i = 0; i < tiles; i++)
         for (size_t t = 0; t < PANEL * s->panels; t++)
-            f_store(s->y + t * s->y_stride + TILE * i, _mm512_load_ps(sums[i][0] + TILE * t), rows[i]);
+            f_store(s->y + t * s->y_stride + TILE * i, _mm512_load_ps((float *)sums[i] + TILE * t), rows[i]);
 }
 
 INLINE void multiply_tiles(slice s, const rvm_matrix *m, size_t begin, size_t end, const size_t planes,
@@ -310,6 +318,10 @@ static int matmul_in_tiles(const rvm_matrix *m, rvm_acts_kind kind, const void *
     if (full) full_panels(m, kind, a, full, tile_begin, tile_end, y, y_stride);
     if (full == tokens) return RVM_OK;
     const void *rest = full ? acts_panel(a, kind, m->spec.cols, full) : a;
+    if (kind != RVM_ACTS_FLOAT && !is_super(m->spec.kind) && tokens - full >= FEW_LEAST) {
+        few_panel(m, kind, rest, tokens - full, tile_begin, tile_end, y + full * y_stride, y_stride);
+        return RVM_OK;
+    }
     return matmul(m, kind, rest, tokens - full, tile_begin, tile_end, y + full * y_stride, y_stride);
 }
 

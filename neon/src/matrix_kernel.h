@@ -12,10 +12,10 @@
  *                               q: m planes of 32 activations, `apart` bytes from one to the next
  *   dots_part(acc, w, q, apart, m, kind, from, n)   of columns 4 from .. 4 (from + n) - 1 alone, n a multiple of 4
  *   i_round(f32x)  i_add(a, b)  i_larger(i32x, f32x)  i_bytes(p, i32x)  i_sum(i32x)  i_most(i32x)
- *   prefetch_line(p), prefetch_block(p, kind)
+ *   prefetch_line(p), prefetch_block(p, kind), and prefetch_close(p) for what comes next
  *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed
  *   MAX_T    tokens for which a block is unpacked at a time: 4, 8 or 16
- *   STEP     planes whose dot products are formed together: 1, 2 or 4; those of a token always are
+ *   STEP     planes whose dot products are formed together: 1, 2, 4 or 8; those of a token always are
  *   FLOAT_T  float weights: tokens at a time, for one tile
  *   WIDE_T   float weights: most tokens for which WIDE tiles have enough registers
  */
@@ -40,9 +40,16 @@ static inline uint64_t peak(uint64_t rounds, int32_t *sum) {
 }
 
 /* WIDE: tiles at a time for few tokens and float weights; one tile's sums would wait for each other.
- * AHEAD: bytes to prefetch ahead for few tokens: 2048 to 16384 read alike (matmul_bench).
+ * AHEAD, CLOSE: bytes to prefetch ahead for few tokens, from memory and into the L1 cache: 2048 to 16384 read alike, and
+ * so do 640 to 1280 (matmul_bench).
  * AHEAD_COLS: the same for 16-bit floats, in columns of each tile. For 32-bit ones it is faster not to. */
-enum { WIDE = 4, AHEAD = 4096, AHEAD_COLS = 64 };
+enum { WIDE = 4, AHEAD = 4096, CLOSE = 1024, AHEAD_COLS = 64 };
+
+/* Behind the block at p: weights under way from memory, and those that have come nearer, into the L1 cache. */
+INLINE void prefetch_ahead(const uint8_t *p, uint32_t kind) {
+    prefetch_block(p + AHEAD, kind);
+    for (size_t i = 0; i < block_bytes(kind); i += 64) prefetch_close(p + CLOSE + i);
+}
 
 /* What a dot product starts from, so that it ends as (q - zero point) . xhat.  act: the token's d. */
 INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
@@ -50,6 +57,11 @@ INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
     if (affine && offset) return i_all(-act_i32(act + 12 * n));
     if (affine || offset) return i_all(0);
     return i_all(act_i32(act + (kind == RVM_Q4 ? 8 : 12) * n));
+}
+
+/* 254 high + low as a float. Those of 4 bits are below 2^24, so that floats join them exactly, with fewer operations. */
+INLINE f32x joined_planes(i32x high, i32x low, uint32_t kind) {
+    return kind == RVM_Q8 ? f_of(i_join(high, low)) : f_fma(f_all(HIGH), f_of(high), f_of(low));
 }
 
 /* sum[t] += one block times T <= STEP tokens with d[t], sums behind them. */
@@ -62,8 +74,8 @@ INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t
     }
     dots(acc, w, q, 32, T * planes, kind);
     UNROLL for (size_t t = 0; t < T; t++) {
-        const i32x dot = planes == 2 ? i_join(acc[2 * t], acc[2 * t + 1]) : acc[t];
-        sum[t] = f_fma(f_mul(s, f_all(act_f32(d + 4 * t))), f_of(dot), sum[t]);
+        const f32x dot = planes == 2 ? joined_planes(acc[2 * t], acc[2 * t + 1], kind) : f_of(acc[t]);
+        sum[t] = f_fma(f_mul(s, f_all(act_f32(d + 4 * t))), dot, sum[t]);
         if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * t + 4 * n)), sum[t]);
     }
 }
@@ -84,12 +96,12 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < cols; k += group) {
         const f32x s = f_load(p, scale_kind), b = affine ? f_load(p + scales, scale_kind) : s;
-        if (ahead) prefetch_line(p + AHEAD);
+        if (ahead) prefetch_line(p + AHEAD), prefetch_close(p + CLOSE);
         p += affine ? 2 * scales : scales;
         for (size_t c = 0; c < group; c += 32, p += block_bytes(kind), act += n * act_bytes(planes)) {
             const uint8_t *q = act + 32 * planes * i, *d = act + 32 * planes * n + 4 * i;
             weights w;
-            if (ahead) prefetch_block(p + AHEAD, kind);
+            if (ahead) prefetch_ahead(p, kind);
             unpack(p, kind, T * planes, &w);
             UNROLL for (size_t t = 0; t < T; t += step)
                 add_block(sum + t, s, b, &w, q + 32 * planes * t, d + 4 * t, n, T - t < step ? T - t : step, planes,

@@ -66,13 +66,14 @@ INLINE void super_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const u
         i32x whole[2 * MAX_T];
         UNROLL for (size_t t = 0; t < T * planes; t++) whole[t] = i_all(0);
         if (kind != RVM_Q6_K) unpack_six_bits(p + 4 * TILE, six);
-        if (ahead) UNROLL for (size_t b = 0; b < SUPER_HEAD; b += 64) prefetch_line(p + AHEAD + b);
+        if (ahead)
+            UNROLL for (size_t b = 0; b < SUPER_HEAD; b += 64) prefetch_line(p + AHEAD + b), prefetch_close(p + CLOSE + b);
         p += SUPER_HEAD;
         for (size_t b = 0; b < 8; b++, p += block_bytes(kind)) {
             const uint8_t *q = line_at(act, planes, n, b / 2, i) + b % 2 * 32,
                           *start = super_start(act, planes, n, i, 2 * b, 0);
             weights w;
-            if (ahead) prefetch_block(p + AHEAD, kind);
+            if (ahead) prefetch_ahead(p, kind);
             unpack(p, block, T * planes, &w);
             UNROLL for (size_t t = 0; t < T; t += step)
                 add_super(whole + planes * t, bytes + scales * b, &w, q + LINE_COLS * planes * t, start + 4 * t, n,

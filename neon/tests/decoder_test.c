@@ -114,7 +114,9 @@ static void test_implementations(void) {
         model *m = s + 1 < n_shapes ? make(shapes[s]) : make_family(shapes[s]);
         float *want = walked(m, "scalar", 1);
         const double again = distance(want + (STEPS - 20) * V, want + STEPS * V, 20 * V);
-        CHECK(again < (shapes[s].hot ? 1e-3 : 1e-4), "shape %zu: a chunk differs from single tokens by %g", s, again);
+        /* Quantised matrices round the activations to 8 bits: a last bit before it may become a step after it. */
+        const int rounds = shapes[s].kind == RVM_Q4 || shapes[s].kind == RVM_Q8;
+        CHECK(again < (shapes[s].hot ? 1e-3 : rounds ? 3e-4 : 1e-4), "shape %zu: a chunk differs from single tokens by %g", s, again);
         for (size_t i = 0; rvm_matmul_impl_name(i); i++) {
             const char *name = rvm_matmul_impl_name(i);
             if (few() && i && (s || rvm_matmul_impl_name(i + 1))) continue;
@@ -193,6 +195,121 @@ static void test_rows(void) {
         compare_rows(m, rvm_matmul_impl_name(0), 3);
         destroy(m);
     }
+}
+
+/* A fork of a sequence: it shares the pages that are full, which it neither demotes nor frees. Returns the first page
+ * of its own. */
+static size_t fork_of(sequence *to, const sequence *from) {
+    *to = sequence_of(from->d, STEPS + 60);
+    to->first = from->first, to->end = from->end, to->offset = from->offset;
+    memcpy(to->pages, from->pages, from->end * sizeof *to->pages);
+    const size_t own = from->offset / RVM_PAGE_TOKENS, bytes = rvm_decoder_page_bytes(from->d, RVM_HOT);
+    for (size_t i = own; i < from->end; i++) {
+        to->pages[i].data = page_make(bytes);
+        memcpy(to->pages[i].data, from->pages[i].data, bytes);
+    }
+    return own;
+}
+
+static void extend(sequence *c, size_t seed, size_t n) {
+    int32_t tokens[96];
+    for (size_t i = 0; i < n; i++) tokens[i] = token(seed + i);
+    CHECK(sequence_forward(c, tokens, n, 0, NULL, NULL, NULL) == RVM_OK, "%zu tokens", n);
+}
+
+/* Forks, and forks of a fork, of a length that is not whole pages; pages that all share, that some share and that none
+ * shares, in every tier. Rows of a batch have the bits that each has alone: both write the same keys and values. */
+static void compare_forks(const model *m, const char *impl, uint32_t threads) {
+    static const size_t parent[MANY] = {0, 0, 0, 2, 2};
+    rvm_decoder *d = decoder(m, impl, threads);
+    sequence c[MANY];
+    size_t own[MANY] = {0};
+    c[0] = sequence_of(d, STEPS + 60), c[0].hot = m->shape.hot, c[0].warm = m->shape.warm;
+    extend(c, 0, 75), extend(c, 75, 66); /* 141: two pages and 13 tokens */
+    c[0].hot = c[0].warm = 0;
+    for (size_t i = 1; i < MANY; i++) {
+        own[i] = fork_of(c + i, c + parent[i]);
+        if (i == 2) extend(c + i, 500, 60);
+    }
+    for (size_t i = 0; i < MANY; i++) extend(c + i, 90 * i, 202 - c[i].offset);
+    if (m->shape.hot) CHECK(sequence_demote(c + 1, 2, RVM_WARM) == RVM_OK, "a page of its own");
+    float got[MANY * V], want[MANY * V], hidden[MANY * D];
+    for (size_t step = 0; step < 12; step++) {
+        for (size_t i = 0; i < MANY; i++) {
+            const int32_t t = token(step * MANY + i);
+            CHECK(sequence_forward(c + i, &t, 1, 1, hidden, want + i * V, NULL) == RVM_OK, "alone %zu", i);
+            c[i].offset--;
+        }
+        CHECK(step_many(d, c, MANY, step, hidden, got) == RVM_OK, "step %zu", step);
+        CHECK(memcmp(got, want, sizeof got) == 0, "%s, %u threads, step %zu", impl, threads, step);
+        for (size_t i = 1; i < MANY; i++)
+            CHECK(memcmp(got, got + i * V, V * sizeof *got), "row %zu is row 0", i);
+    }
+    for (size_t i = MANY; i-- > 0;) c[i].first = own[i] > c[i].first ? own[i] : c[i].first, sequence_end(c + i);
+    rvm_decoder_destroy(d);
+}
+
+static void test_forks_in_a_batch(void) {
+    const shape shapes[] = {{RVM_Q4, 4, 2, 32, 0, 0, 0}, {RVM_Q8, 5, 1, 128, 0, 64, 64}, {RVM_Q8, 6, 2, 16, 0, 64, 0}};
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        model *m = make(shapes[s]);
+        for (size_t i = 0; rvm_matmul_impl_name(i); i++)
+            if (!few() || i == 0) compare_forks(m, rvm_matmul_impl_name(i), 1 + 2 * (i % 2 == 0));
+        destroy(m);
+    }
+}
+
+/* Draws and traces of several replies on the decoder's threads: as each by itself, one bad call beside good ones. */
+enum { REPLIES = 7, RANK = 2 };
+
+typedef struct {
+    float *hidden, *logits, *a, *b, e_a[REPLIES][D * RANK], e_b[REPLIES][RANK * V];
+    uint64_t scratch[REPLIES][2 * V];
+    rvm_reply draw[REPLIES], trace[REPLIES];
+} replies;
+
+static void prepare_replies(replies *r) {
+    memset(r->e_a, 0, sizeof r->e_a), memset(r->e_b, 0, sizeof r->e_b);
+    for (size_t i = 0; i < REPLIES; i++) {
+        const float *hidden = r->hidden + i * D, *logits = r->logits + i * V;
+        const rvm_drawing how = {.temperature = 0.5 + 0.1 * (double)i, .top_p = i % 2 ? 0.9 : 1, .u = 0.13 * (double)i};
+        r->draw[i] = (rvm_reply){.what = RVM_REPLY_DRAW, .status = -1, .logits = logits, .vocab = V,
+                                 .scratch = r->scratch[i], .drawing = how};
+        r->trace[i] = (rvm_reply){.what = i == 4 ? 99 : RVM_REPLY_TRACE, .status = -1, .scale = 0.7f, .hidden = hidden,
+                                  .logits = logits, .lora_a = r->a, .lora_b = r->b, .e_a = r->e_a[i],
+                                  .e_b = r->e_b[i], .dim = D, .vocab = V, .rank = RANK};
+    }
+}
+
+static void test_replies(void) {
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
+    rvm_decoder *alone = decoder(m, NULL, 1), *together = decoder(m, NULL, 4);
+    replies *r = calloc(2, sizeof *r);
+    r[0].hidden = r[1].hidden = floats(REPLIES * D, 1, 0), r[0].logits = r[1].logits = floats(REPLIES * V, 4, 0);
+    r[0].a = r[1].a = floats(D * RANK, 1, 0), r[0].b = r[1].b = floats(RANK * V, 0.1f, 0);
+    for (size_t round = 0; round < 50; round++) {
+        prepare_replies(r), prepare_replies(r + 1);
+        for (size_t i = 0; i < REPLIES; i++) {
+            rvm_decoder_replies(alone, r->draw + i, 1);
+            r->trace[i].token = r->draw[i].token;
+            rvm_decoder_replies(alone, r->trace + i, 1);
+        }
+        CHECK(rvm_decoder_replies(together, r[1].draw, REPLIES) == RVM_OK, "draws");
+        for (size_t i = 0; i < REPLIES; i++) r[1].trace[i].token = r[1].draw[i].token;
+        CHECK(rvm_decoder_replies(together, r[1].trace, REPLIES) == RVM_OK, "traces");
+        for (size_t i = 0; i < REPLIES; i++) {
+            CHECK(r[1].draw[i].status == RVM_OK && r[1].draw[i].token == r->draw[i].token, "token of %zu", i);
+            CHECK(r[1].trace[i].status == (i == 4 ? RVM_BAD_ARGUMENT : RVM_OK), "status of %zu", i);
+        }
+        CHECK(memcmp(r[0].e_a, r[1].e_a, sizeof r->e_a) == 0 && memcmp(r[0].e_b, r[1].e_b, sizeof r->e_b) == 0, "traces");
+        CHECK(memcmp(r->trace[3].logprob, r[1].trace[3].logprob, sizeof r->trace[3].logprob) == 0, "logprob");
+    }
+    CHECK(r->e_b[3][5] != 0 && r->e_a[3][5] != 0 && r->e_b[4][5] == 0, "something was added, but to no bad call");
+    CHECK(rvm_decoder_replies(together, r->draw, 0) == RVM_BAD_ARGUMENT, "none");
+    CHECK(rvm_decoder_replies(NULL, r->draw, 1) == RVM_BAD_ARGUMENT, "no decoder");
+    free(r->hidden), free(r->logits), free(r->a), free(r->b), free(r);
+    rvm_decoder_destroy(alone), rvm_decoder_destroy(together);
+    destroy(m);
 }
 
 /* What is wrong with one row leaves all as they were. */
@@ -452,6 +569,8 @@ static void test_head_and_lora(void) {
 int main(void) {
     test_implementations();
     test_rows();
+    test_forks_in_a_batch();
+    test_replies();
     test_bad_rows();
     test_no_allocation();
     test_bad_arguments();

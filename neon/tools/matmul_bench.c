@@ -2,7 +2,7 @@
  *
  * Rates count each thread's own processor time, so that other programs on a shared machine do not
  * count; the limits are measured between the kernels, in the same rounds. Medians of ROUNDS.
- *   GEMV  one or two tokens; matrices are cycled through so that
+ *   GEMV  up to FEW tokens; matrices are cycled through so that
  *         WORKING_SET bytes of weights pass each round; GB/s of packed weights, and as a fraction of a
  *         plain read of as many bytes
  *   GEMM  GMAC/s, and as a fraction of vpdpbusd (quantised) or fma (float) from registers
@@ -18,7 +18,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { ROUNDS = 7, MAX_THREADS = 8, FEW = 2 };
+enum { ROUNDS = 7, MAX_THREADS = 8, FEW = 15 };
 static size_t WORKING_SET = (size_t)160 << 20;
 static int n_threads = 1, bits = RVM_ACTS_16;
 

@@ -227,6 +227,17 @@ def under(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
             backend.set_lora(own)
 
 
+@contextmanager
+def restored(backend: Backend) -> Iterator[None]:
+    """Whatever base LoRA the block installs, afterwards the backend has its own again."""
+    own = backend.lora
+    try:
+        yield
+    finally:
+        if backend.lora is not own:
+            backend.set_lora(own)
+
+
 def untouched(backend: Backend) -> AbstractContextManager[None]:
     """In the block the backend runs the original model; afterwards with its own base LoRA again."""
     return under(backend, None)

@@ -1,32 +1,23 @@
-"""Continuous batching: several requests share every decode step; a finished one makes room for the next.
+"""Many requests, several at a time: a finished one makes room for the next.
 
-    for response in generate_many(engine, requests, adapter):      # as they finish
-        ...
-
-A step reads the weights once for all requests. Each request has its own cache, sampler and seed, so its reply
-equals the reply without batching, up to rounding; with quantised weights on the native backend, exactly.
-(Yu et al. 2022, "Orca")
+for response in generate_many(engine, requests, adapter):      # as they finish
+    ...
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator
 
-from ..backends.base import HeadAdapter, Together
+from ..backends.base import HeadAdapter
 from ..errors import UsageError
-from .engine import LLMInferenceEngine
-from .run import EngineParts, Recorder, Run, settled
-from .source import StepSource
+from .run import EngineParts, Recorder
+from .scheduler import WIDTH, Arrivals, Scheduler
 from .types import GenerationRequest, GenerationResponse
-
-WIDTH = 16  # a wider batch gains little: then arithmetic, not reading weights, limits a step
-
 
 AdapterOf = Callable[[GenerationRequest], HeadAdapter | None]
 RecorderOf = Callable[[GenerationRequest], Recorder | None]
 
 
 def generate_many(
-    engine: LLMInferenceEngine,
+    engine: EngineParts,
     requests: Iterable[GenerationRequest],
     adapter: HeadAdapter | AdapterOf | None = None,
     width: int = WIDTH,
@@ -36,60 +27,25 @@ def generate_many(
 
     adapter: one for all requests, or a function from a request to its adapter. recorder: from a request to
     what receives its tokens. Each request is checked when it starts: UsageError if it cannot be answered, or
-    if its session is already in use.
+    if its session is already in use. The first error ends all.
     """
     if width < 1:
         raise UsageError(f"the batch width is {width}; it must be 1 or more.")
-    waiting, running = iter(requests), list[Run]()
-    with settled(running):
-        while _admit(engine, waiting, _by_request(adapter), recorder, running, width):
-            draw_all(engine, running)
-            done = [run.end() for run in running if run.over]
-            running[:] = [run for run in running if not run.over]
-            yield from (chunk.response for chunk in done if chunk.response is not None)
-            decode_one(engine, running)
-
-
-def _by_request(adapter: HeadAdapter | AdapterOf | None) -> AdapterOf:
-    return adapter if callable(adapter) else lambda _: adapter
-
-
-def _admit(
-    engine: LLMInferenceEngine,
-    waiting: Iterator[GenerationRequest],
-    adapter_of: AdapterOf,
-    recorder_of: RecorderOf,
-    running: list[Run],
-    width: int,
-) -> bool:
-    """Start and prefill waiting requests until the batch is full; False if no request is left."""
-    while len(running) < width and (request := next(waiting, None)) is not None:
-        if request.session_id and any(run.request.session_id == request.session_id for run in running):
-            raise UsageError("a session answers one request at a time.")
-        running.append(Run(engine, request, adapter_of(request), recorder_of(request), True))
-        for _ in running[-1].prefill():
-            pass
-    return bool(running)
-
-
-def draw_all(engine: EngineParts, running: Sequence[Run]) -> None:
-    """Draw and record the next token of every run; several runs in parallel if the backend is a Together."""
-    backend = engine.backend
-    if len(running) < 2 or not isinstance(backend, Together):
-        for run in running:
-            run.draw()
-        return
-    backend.together([work for run in running if (work := run.draw_work()) is not None])
-    for run in running:
-        run.draw(record=False)
-    backend.together([work for run in running for work in run.record_work()])
-
-
-def decode_one(engine: EngineParts, running: Sequence[Run]) -> None:
-    """Decode one token of every run."""
-    if not running:
-        return
-    caches, own = [run.session.cache for run in running], [run.adapter for run in running]
-    steps = engine.backend.decode_batch([run.ids[-1] for run in running], caches, own)
-    for run, step in zip(running, steps, strict=True):
-        cast(StepSource, run.source).take(step)
+    adapter_of = adapter if callable(adapter) else lambda _: adapter
+    scheduler, arrived, waiting = Scheduler(engine, width, delay=None), Arrivals(), iter(requests)
+    try:
+        while True:
+            while len(scheduler) < width and (request := next(waiting, None)) is not None:
+                if request.session_id in scheduler.sessions:
+                    raise UsageError("a session answers one request at a time.")
+                scheduler.submit(request, arrived, adapter_of(request), recorder(request))
+            if not scheduler:
+                return
+            scheduler.step()
+            for chunk in arrived.taken():
+                if chunk.response is not None:
+                    yield chunk.response
+            if arrived.error is not None:
+                raise arrived.error
+    finally:
+        scheduler.drop_all()

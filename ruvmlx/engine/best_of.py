@@ -11,16 +11,16 @@ about whole replies: to drop the worse half at 32 and at 64 tokens costs most of
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from ..backends.base import HeadAdapter
-from .batch import decode_one, draw_all
-from .engine import LLMInferenceEngine
-from .run import Recorder, Run, settled
-from .types import Chunk, GenerationRequest
+from ..lora.base_lora import BaseLoRA
+from .run import EngineParts, Recorder, Run
+from .types import Chunk, GenerationRequest, TokenLogprob
 
 CHECKPOINTS = (32, 64, 128, 256, 512)  # tokens
 MARGIN = 1.5  # stars
@@ -47,70 +47,72 @@ def _seed(seed: int | None, i: int) -> int | None:
 
 
 class BestOf:
-    """Iterate over `chunks`; afterwards `leader` is the reply that was chosen, and `others` are those beside
-    it. A single request runs as it would alone."""
+    """A job of the scheduler: the replies to one request, which may be a single one. At the end `leader` is
+    the reply that was chosen, and `others` are those beside it."""
 
     def __init__(
         self,
-        engine: LLMInferenceEngine,
+        engine: EngineParts,
         requests: Sequence[GenerationRequest],
         adapter: HeadAdapter | None,
         recorders: Sequence[Recorder | None],
         score: Score | None = None,
+        lora: BaseLoRA | Literal["installed"] | None = "installed",
     ):
         """requests: from `requests_for`. score: None: nothing is known of the user's taste, so reply 0 is
-        chosen and streams, and all are written to their ends."""
+        chosen and streams, and all are written to their ends. lora: the base LoRA to run under."""
         self._engine, self._requests, self._recorders = engine, requests, recorders
-        self._score = score
-        self.leader = (
-            engine.run(requests[0], adapter, recorders[0])
-            if len(requests) == 1
-            else Run(engine, requests[0], adapter, recorders[0], steps=True)
-        )
-        self._runs = [self.leader]
+        self._adapter, self._score = adapter, score
+        self.lora = engine.backend.lora if lora == "installed" else lora
+        self.several = len(requests) > 1
+        self.runs: list[Run] = []
+        self.running: list[Run] = []
         self._chosen = score is None  # the leader will not change any more
-        self._shown = 0  # pieces of the leader's text that were sent
+        self._shown = self._shown_logprobs = 0  # pieces of the leader's text, and logprobs, that were sent
+        self._drawn = 0  # tokens of each reply
         self._interrupted: list[Run] = []  # runs that the user stopped
 
-    def chunks(self) -> Iterator[Chunk]:
-        if len(self._requests) == 1:
-            yield from self.leader.chunks()
-            return
-        with settled(self._runs):  # the list grows inside
-            yield from self.leader.prefill()
-            if not self.leader.over:
-                rest = zip(self._requests[1:], self._recorders[1:], strict=True)
-                self._runs += [self.leader.fork(request, recorder) for request, recorder in rest]
-            yield from self._decode()
-        yield self._end()
+    def start(self) -> Run:
+        """The run that reads the prompt."""
+        self.leader = Run(
+            self._engine, self._requests[0], self._adapter, self._recorders[0], steps=self.several
+        )
+        self.runs.append(self.leader)
+        return self.leader
+
+    def join(self) -> None:
+        """The prompt is read: the other replies begin with forks of its cache."""
+        if not self.leader.over:
+            for request, recorder in zip(self._requests[1:], self._recorders[1:], strict=True):
+                self.runs.append(self.leader.fork(request, recorder))
+            self.running = list(self.runs)
 
     @property
     def others(self) -> list[Run]:
         """The replies beside the leader, without those that the user stopped."""
-        return [run for run in self._runs if run not in (self.leader, *self._interrupted)]
+        return [run for run in self.runs if run not in (self.leader, *self._interrupted)]
 
     # Decoding
 
-    def _decode(self) -> Iterator[Chunk]:
-        running = [run for run in self._runs if not run.over]
-        drawn = 0
-        while running:
-            draw_all(self._engine, running)
-            if self.leader.request.cancel.is_set():
-                self._interrupted = running
-            drawn += 1
-            if drawn in CHECKPOINTS and not self._chosen:
-                self._drop()
-            running = [run for run in running if not run.over]
-            yield self._chunk(len(running))
-            decode_one(self._engine, running)
+    def drawn(self) -> Chunk:
+        """Each running reply has drawn a token. No text while another reply may become the leader."""
+        if self.leader.request.cancel.is_set():
+            self._interrupted = self.running
+        self._drawn += 1
+        if self._drawn in CHECKPOINTS and not self._chosen:
+            self._drop()
+        self.running = [run for run in self.running if not run.over]
+        read = len(self.leader.prompt)
+        replies = len(self.running) if self.several else 1
+        text, logprobs = self._news()
+        return Chunk(text, len(self.leader.ids), read, read, replies=replies, logprobs=logprobs)
 
     def _drop(self) -> None:
         """Drop the replies that are clearly worse than the best. What a reply will still become is not known:
         MARGIN allows for it."""
         stars = self._choose()
         behind = stars < stars.max() - MARGIN
-        for run, is_behind in zip(self._runs, behind, strict=True):
+        for run, is_behind in zip(self.runs, behind, strict=True):
             if is_behind and not run.over:
                 run.finish_reason = "cancelled"
         self._chosen = bool(behind.sum() == len(behind) - 1)
@@ -118,33 +120,34 @@ class BestOf:
     def _choose(self) -> np.ndarray:
         """Make the best reply the leader; returns the stars [n] of all, none for those that were dropped."""
         assert self._score is not None
-        dropped = [run.finish_reason == "cancelled" and run not in self._interrupted for run in self._runs]
-        stars = np.where(dropped, -np.inf, self._score(self._runs))
-        self.leader = self._runs[int(stars.argmax())]
+        dropped = [run.finish_reason == "cancelled" and run not in self._interrupted for run in self.runs]
+        stars = np.where(dropped, -np.inf, self._score(self.runs))
+        self.leader = self.runs[int(stars.argmax())]
         return stars
 
-    def _chunk(self, running: int) -> Chunk:
-        read = len(self.leader.prompt)
-        return Chunk(self._news(), len(self.leader.ids), read, read, replies=running)
-
-    def _news(self) -> str:
-        """The leader's text since the last call; nothing while another reply may take its place."""
+    def _news(self) -> tuple[str, tuple[TokenLogprob, ...]]:
+        """The leader's text and logprobs since the last call; none while another reply may take its place."""
         if not self._chosen:
-            return ""
+            return "", ()
         shown, self._shown = self._shown, len(self.leader.text)
-        return "".join(self.leader.text[shown:])
+        if self.leader.request.logprobs:
+            self.leader.record()
+        known, self._shown_logprobs = self._shown_logprobs, len(self.leader.logprobs)
+        return "".join(self.leader.text[shown:]), tuple(self.leader.logprobs[known:])
 
-    def _end(self) -> Chunk:
-        tails = [run.end() for run in self._runs]
+    def end(self) -> Chunk:
+        """All replies are over: the last piece of text, with the response."""
+        tails = [run.end() for run in self.runs]
         if not self._chosen:
             self._choose()
             self._chosen = True
         session = self._requests[0].session_id
         if session is not None:
             self._engine.sessions.put(session, self.leader.session)
-        done = {run.request.request_id: chunk.response for run, chunk in zip(self._runs, tails, strict=True)}
+        done = {run.request.request_id: chunk.response for run, chunk in zip(self.runs, tails, strict=True)}
         others = tuple(filter(None, (done[run.request.request_id] for run in self.others)))
         best = done[self.leader.request.request_id]
         assert best is not None
         best = replace(best, session_id=session, others=others)
-        return Chunk(self._news(), len(self.leader.ids), response=best)
+        text, logprobs = self._news()
+        return Chunk(text, len(self.leader.ids), response=best, logprobs=logprobs)

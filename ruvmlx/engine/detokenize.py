@@ -1,6 +1,7 @@
 """Streams tokens as text: only complete UTF-8 characters, never a part of a stop string."""
 
 import codecs
+from collections.abc import Mapping
 
 from ..models.model import Tokenizer
 from .types import Begun
@@ -9,13 +10,15 @@ from .types import Begun
 class StreamDecoder:
     """Joins the bytes of tokens and emits complete characters only."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None):
+        """shown: special tokens that are part of the text."""
+        self._tokenizer, self._shown = tokenizer, shown or {}
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = tokenizer.strips_leading_space
 
     def add(self, token: int) -> str:
-        return self._released(self._utf8.decode(self._tokenizer.token_bytes(token)))
+        data = self._tokenizer.token_bytes(token) or self._shown.get(token, "").encode()
+        return self._released(self._utf8.decode(data))
 
     def go_on(self, begun: Begun) -> str:
         """Continue a reply: returns its text, without the U+FFFD of an incomplete last character."""
@@ -36,22 +39,25 @@ class StreamDecoder:
 
 
 class StopStrings:
-    """Ends a stream at the first stop string. Text that may be the start of a stop string is held back."""
+    """Ends a stream at the first stop string. Text that may be the start of a stop string is held back.
+
+    hit: the stop string that ended the stream.
+    """
 
     def __init__(self, stops: tuple[str, ...]):
         self._stops = tuple(s for s in stops if s)
         self._held = ""
-        self.hit = False
+        self.hit: str | None = None
 
     def add(self, text: str) -> str:
         """Add text; returns the text that is safe to show."""
         if not self._stops:
             return text
         self._held += text
-        found = [at for at in (self._held.find(s) for s in self._stops) if at >= 0]
+        found = [(self._held.find(s), s) for s in self._stops if s in self._held]
         if found:
-            self.hit = True
-            shown, self._held = self._held[: min(found)], ""
+            at, self.hit = min(found, key=lambda each: each[0])
+            shown, self._held = self._held[:at], ""
             return shown
         keep = self._possible_start()
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

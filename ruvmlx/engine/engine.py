@@ -40,7 +40,9 @@ class LLMInferenceEngine:
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
                 raise UsageError("the prompt is empty; give some text.")
-            ids = tokenizer.encode_chat(request.messages, thinking=request.thinking)
+            ids = tokenizer.encode_chat(
+                request.messages, thinking=request.thinking, tools=request.tools, salt=request.cache_salt
+            )
         else:
             if not (request.prompt or "").strip():
                 raise UsageError("the prompt is empty; give some text.")

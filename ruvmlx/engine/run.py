@@ -10,20 +10,27 @@ from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from ..backends.base import Backend, HeadAdapter
+from ..backends.base import Backend, HeadAdapter, Step, Streaming
 from ..errors import UsageError
 from ..kernels.replies import ReplyWork
+from ..kv.cache import PagedCache
 from ..models.model import Model
 from ..models.thinking import opened_by
+from ..models.tool_calls import shown_marks
 from ..sampling import check_sampling, log_softmax, top_ids
 from ..tiers import PAGE
+from .constraint import Matcher, matcher_for
 from .detokenize import StopStrings, StreamDecoder
-from .sessions import Session, SessionManager
-from .source import Source, StepSource, source
+from .session import Session
+from .sessions import SessionManager
+from .source import Source, StepSource, needs_steps, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
 # A prompt is read in pieces and can be cancelled between them.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
+# The smallest piece while others are running. Kernels sum attention of 8 tokens or fewer in another order, so
+# smaller pieces would change the last bits.
+LEAST_PART = 16  # tokens
 
 
 class Recorder(Protocol):
@@ -72,32 +79,42 @@ class Run:
             raise UsageError(f"max-tokens is {request.max_new_tokens}; it must be 1 or more.")
         check_sampling(request.sampling)
         self.engine, self.request, self.adapter, self.recorder = engine, request, adapter, recorder
-        self.decoder = StreamDecoder(engine.model.tokenizer)
+        tokenizer = engine.model.tokenizer
+        self.decoder = StreamDecoder(tokenizer, shown_marks(tokenizer) if request.shows_calls else None)
         self.stops = StopStrings(request.stop)
         self.prompt = engine.prompt_ids(request)
+        self._chunk = min(request.chunk or engine.backend.chunk, engine.backend.chunk)
         room = engine.model.context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
         self.drawn: list[int] = []  # ids of drawn tokens, with the end token
         self.recorded = 0  # number of drawn tokens that were recorded
         self.ids: list[int] = []
+        self.shared = False  # a step served other runs as well
+        self._read = self._fed = 0  # tokens read of the prompt beyond `cached`; of `ids` in the session
+        backend = engine.backend
+        self._can_stream = isinstance(backend, Streaming) and backend.streams
+        self._in_parts = False  # a piece was smaller than alone
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
         # What the template wrote of the reply: the tag that opens its thought.
-        self._opening = "" if request.begun else opened_by(engine.model.tokenizer, self.prompt)
+        self._opening = "" if request.begun else opened_by(tokenizer, self.prompt)
+        self.rule = self._new_rule()
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None  # None while the run goes on
         self.started = self.first_token = time.perf_counter()
-        self.session: Session = engine.sessions.get_or_create(request.session_id, self.prompt)
-        self.cached = engine.sessions.rewind(self.session, self.prompt)
-        self.source: Source = source(
-            engine.backend, self.session.cache, adapter, request.sampling, self.limit, steps
+        self._prefilled_at: float | None = None  # if another source read the prompt
+        self.session: Session = engine.sessions.get_or_create(
+            request.session_id, self.prompt, request.cache_salt, request.resumable
         )
+        self.cached = engine.sessions.rewind(self.session, self.prompt)
+        self.source: Source = self._new_source(steps)
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
         """A run of another request with the prompt that this run has just read: it reads nothing. Only for
         runs with `steps`."""
         other = Run(self.engine, request, self.adapter, recorder, steps=True)
-        other.session, other.cached, other.started = self.session.fork(), len(self.prompt), self.started
-        other.source = cast(StepSource, self.source).fork(other.session.cache, request.sampling)
+        other.session, other.cached = self.engine.sessions.fork(self.session), len(self.prompt)
+        other.started, other.shared = self.started, True
+        other.source = cast(StepSource, self.source).fork(other.session.cache, request.sampling, other.rule)
         return other
 
     @property
@@ -113,24 +130,55 @@ class Run:
 
     def prefill(self) -> Iterator[Chunk]:
         """Read the prompt, one piece at a time."""
-        todo = self.prompt[self.cached :]
+        while chunk := self.read_piece():
+            yield chunk
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that are still to be read."""
+        return 0 if self.over else len(self.prompt) - self.cached - self._read
+
+    def read_piece(self, most: int | None = None) -> Chunk | None:
+        """Read the next piece of the prompt; None if there is none, or the run was cancelled.
+
+        most: tokens, because others wait for their next token; None: nobody does.
+        """
+        if not self.unread:
+            return None
+        size = self._piece() if most is None else self._part(most)
+        at = self.cached + self._read
+        piece = self.prompt[at : at + size]
         try:
-            start = 0
-            while start < len(todo):
-                self._raise_if_cancelled()
-                piece = todo[start : start + self._piece(start)]
-                self.session.tokens.extend(piece)
-                self.source.prefill(piece, progress=lambda done: self._raise_if_cancelled())
-                start += len(piece)
-                yield Chunk("", 0, self.cached + start, len(self.prompt))
+            self._raise_if_cancelled()
+            self.session.tokens.extend(piece)
+            self.source.prefill(piece, progress=lambda done: self._raise_if_cancelled())
         except _Cancelled:
             self.finish_reason = "cancelled"
+            return None
+        self._read += len(piece)
+        return Chunk("", 0, at + len(piece), len(self.prompt))
 
-    def _piece(self, done: int) -> int:
+    def _piece(self) -> int:
         """Number of prompt tokens to read next: whole pages, about PIECE_SECONDS at the pace so far."""
+        done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
-        return min(max(wanted, LEAST_PIECE), self.engine.backend.chunk)
+        # After parts of a chunk its rest comes: then the cache has the bits of whole chunks.
+        rest = chunk - done % chunk if self._in_parts else chunk
+        return min(max(wanted, LEAST_PIECE), rest)
+
+    def _part(self, most: int) -> int:
+        """As `_piece`, but at most about `most` tokens: a part of a chunk, never a tiny one."""
+        chunk, cache = self._chunk, self.session.cache
+        rest = min(chunk - self._read % chunk, self.unread)
+        if self._read % chunk == 0 and isinstance(cache, PagedCache):
+            cache.hold(rest)
+        self._in_parts = True
+        parts = min(-(-rest // max(most, LEAST_PART)), max(1, rest // LEAST_PART))
+        size = -(-rest // parts)
+        # Kernels work on panels of LEAST_PART tokens.
+        size = min(size + -size % LEAST_PART, max(most, size) // LEAST_PART * LEAST_PART)
+        return rest if parts == 1 else min(size, rest - LEAST_PART)
 
     def draw(self, record: bool = True) -> Chunk | None:
         """Draw the next token; returns its text, or None if the run is over. record: False: the caller
@@ -139,8 +187,7 @@ class Run:
             self.finish_reason = self.finish_reason or "cancelled"
         if self.over:
             return None
-        if self.ids:
-            self.session.tokens.append(self.ids[-1])  # the backend reads it before the next one is drawn
+        self._feed()  # the backend reads the last token before the next one is drawn
         token = self.source.read()
         if not self.drawn:
             self.first_token = time.perf_counter()
@@ -157,15 +204,73 @@ class Run:
         opening, self._opening = self._opening, ""
         text = opening + self.stops.add(self.decoder.add(token))
         self.text.append(text)
-        if self.stops.hit:
+        if self.stops.hit or (self.rule is not None and self.rule.over):
             self.finish_reason = "stop"
         elif len(self.ids) >= self.limit:
             self.finish_reason = "length"
         return Chunk(text, len(self.ids), len(self.prompt), len(self.prompt))
 
+    def _feed(self) -> None:
+        """Note that the backend reads the last token."""
+        self.session.tokens += self.ids[self._fed :]
+        self._fed = len(self.ids)
+
+    @property
+    def waits(self) -> bool:
+        """Its last token must be decoded, and a batch can do it: pass the step to `take`."""
+        return isinstance(self.source, StepSource) and self.source.waits and not self._ends
+
+    @property
+    def _ends(self) -> bool:
+        return self.over or self.request.cancel.is_set()
+
+    def take(self, step: Step) -> None:
+        """Accept the step after the last token, which the caller has decoded beside those of others."""
+        self._feed()
+        self.shared = True
+        cast(StepSource, self.source).take(step)
+
+    def use_steps(self, steps: bool) -> None:
+        """Let the caller decode the tokens (`waits`, `take`), or else the backend's own stream, if any.
+        Possible at any time."""
+        source = self.source
+        if needs_steps(self.request.sampling, self.rule):
+            return
+        if isinstance(source, StepSource):
+            other = not steps and self._can_stream
+            possible = source.waits or self.unread  # else the next token is to be drawn from its last step
+        else:
+            other, possible = steps, bool(self.drawn or self.unread)
+        if other and possible and not self.over:
+            self._switch(steps)
+
+    def _switch(self, steps: bool) -> None:
+        self.record()
+        self.source.close()
+        if self.drawn:
+            self._prefilled_at = self._prefilled_at or self.source.prefilled_at
+        self.source = self._new_source(steps)
+        if self.ids:
+            if not steps:
+                self._feed()
+            self.source.resume(self.ids[-1])
+
+    def _new_source(self, steps: bool) -> Source:
+        left, sampling = self.limit - len(self.ids), self.request.sampling
+        return source(self.engine.backend, self.session.cache, self.adapter, sampling, left, steps, self.rule)
+
+    def _new_rule(self) -> Matcher | None:
+        """What the request's constraint allows, from the reply's first token on."""
+        constraint = self.request.constraint
+        if constraint is None:
+            return None
+        if self.request.begun is not None:
+            raise UsageError("a reply cannot be continued under a constraint; ask again without one.")
+        return matcher_for(self.engine.model, constraint, self._opening)
+
     def draw_work(self) -> ReplyWork | None:
         """The kernel call that draws the next token, to be run before `draw`; None if there is none."""
-        if self.over or self.request.cancel.is_set() or not isinstance(self.source, StepSource):
+        if self._ends or not isinstance(self.source, StepSource):
             return None
         return self.source.draw_work()
 
@@ -205,21 +310,20 @@ class Run:
         return Chunk(tail, len(self.ids), response=self._response(ended))
 
     def sync(self) -> None:
-        """Undo a step that ran ahead, and cut the session's tokens to those in the cache: after a cancelled
-        prefill they are fewer."""
+        """Undo a step that ran ahead, and end the session: other requests may go on from what its cache
+        holds, which after a cancelled prefill is less than the prompt."""
         self.source.close()
-        del self.session.tokens[self.session.cache.offset :]
+        self.engine.sessions.done(self.session)
 
     def forget_cache(self) -> None:
-        if self.request.session_id is not None:
-            self.engine.sessions.drop(self.request.session_id)
+        self.engine.sessions.forget(self.session)
 
     def _raise_if_cancelled(self) -> None:
         if self.request.cancel.is_set():
             raise _Cancelled
 
     def _response(self, now: float) -> GenerationResponse:
-        prefilled_at = self.source.prefilled_at
+        prefilled_at = self._prefilled_at or self.source.prefilled_at
         prefill_s, decode_s = prefilled_at - self.started, now - prefilled_at
         cache = self.session.cache
         return GenerationResponse(
@@ -240,6 +344,7 @@ class Run:
             logprobs=self.logprobs,
             examples=self.request.examples,
             route=self.request.route,
+            stopped_by=self.stops.hit,
         )
 
 

@@ -1,43 +1,35 @@
-"""KV caches of sessions, kept between requests, so that a turn prefills only its new tokens. If a folder is
-given, they are also kept on disk between processes."""
+"""KV caches that are kept between requests, so that a prompt prefills only what no earlier request has read.
 
+A prompt starts from the longest prefix that any kept sequence shares with it: of its own session, of another
+one, of a request without a session, also of one that is running now. The pages are shared (`KVCache.fork`).
+If a folder is given, caches are also kept on disk between processes.
+"""
+
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
-from ..backends.base import Backend, KVCache
-from ..kv.disk import ENOUGH, LONGEST, CacheFolder, Key
+from ..backends.base import Backend
+from ..kv.cache import held_bytes
+from ..kv.chain import extend
+from ..kv.disk import ENOUGH, LONGEST, CacheFolder
+from ..kv.owners import REQUESTS
 from ..kv.policy import TierPolicy
-from ..lora.base_lora import BaseLoRA
+from ..platform.cpu import total_memory
+from ..tiers import HOT, PAGE
+from .session import Session
+from .session_disk import CacheKeys, SessionsOnDisk
 
-
-@dataclass
-class Session:
-    """A cache with its policy, its base LoRA and the token ids that it holds, in order. kept: the token ids
-    in its file on disk."""
-
-    cache: KVCache
-    policy: TierPolicy | None = None
-    base: BaseLoRA | None = None
-    tokens: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-
-    def fork(self) -> "Session":
-        """A second session with the same tokens; the backend decides how much of the cache both share."""
-        return replace(self, cache=self.cache.fork(), tokens=list(self.tokens), kept=list(self.kept))
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Number of equal leading ids."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+CAPACITY = 64  # sequences that are kept in memory
+BRIEF = 0.05  # seconds that writing an evicted sequence may take while others run
+SHARE = 0.1  # of the machine's memory, that kept sequences may take where no `kv_budget` is set
 
 
 class SessionManager:
-    """Keeps the caches of the `capacity` most recently used sessions. policy: for new caches.
+    """Keeps the caches of the `capacity` most recently used sequences, of at most `limit` bytes together.
+    policy: for new caches.
 
     folder: for evicted caches, and for all caches at the end. model: fingerprint of the model.
     """
@@ -46,90 +38,195 @@ class SessionManager:
         self,
         backend: Backend,
         policy: TierPolicy | None = None,
-        capacity: int = 4,
+        capacity: int = CAPACITY,
         folder: CacheFolder | None = None,
         model: str = "",
     ):
         self._backend, self.policy = backend, policy
-        self._capacity = capacity
-        self._folder, self._model = folder, model
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self.capacity = capacity
+        self.keys = CacheKeys(backend, model)
+        self._disk = SessionsOnDisk(folder, backend, self.keys)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # by session id, or by a name of its own
+        self._running: WeakSet[Session] = WeakSet()
+        self._unnamed = (f"\0{i}" for i in itertools.count())
+        pool = getattr(backend, "pool", None)
+        self.limit: int = (pool.budget if pool else 0) or int(SHARE * total_memory())
+        if pool is not None:
+            pool.reclaim = self._reclaim
 
-    def get_or_create(self, session_id: str | None, prompt: Sequence[int] = ()) -> Session:
-        """The session, from memory or disk, or a new one. session_id None: a new one that is not kept.
+    # For runs -----------------------------------------------------------------------------------
 
-        prompt: the ids to be read next; a cache on disk is loaded only if it starts with the same ids.
+    def get_or_create(
+        self,
+        session_id: str | None,
+        prompt: Sequence[int] = (),
+        salt: str = "",
+        resumable: bool = False,
+    ) -> Session:
+        """A session for this prompt: the one of that id, or a fork of the sequence that shares the longest
+        prefix with the prompt, or a new one. The caller calls `rewind` next, and `done` at the end.
+
+        salt: only sequences with the same salt are shared. resumable: without an id, it may go to disk, too.
         """
-        if session_id is None:
-            return self._new()
-        session = self._sessions.pop(session_id, None) or self._resumed(session_id, prompt) or self._new()
-        self._sessions[session_id] = session
-        while len(self) > self._capacity:
-            self._keep(*self._sessions.popitem(last=False), time.monotonic() + LONGEST)
+        own = self.get(session_id)
+        if own is not None and own.chain[0] != self.keys.root(own.policy, salt):
+            own = None
+        if own is None and session_id is not None and not salt:
+            own = self._disk.migrated(session_id, self.policy)
+        session = self._longest(own, prompt, salt) or own
+        session = self._disk.longest(session, prompt, self.policy, salt) or session or self._new(salt)
+        self._running.add(session)
+        if session_id is not None:
+            self._name(session_id, session)
+        elif resumable:
+            session.owner = REQUESTS
+        self._make_room()
         return session
 
     def rewind(self, session: Session, prompt: list[int]) -> int:
         """Trim the cache to the prefix that it shares with the prompt; returns the prefix length in tokens.
 
-        If the base LoRA changed, the whole cache is discarded. At least one prompt token is left to prefill,
-        because the reply starts from its logits.
+        If keys and values of the base LoRA in use are others, the whole cache is discarded. At least one
+        prompt token is left to prefill, because the reply starts from its logits.
         """
-        if session.base is not self._backend.lora:
+        keep = min(session.shares(prompt, extend(session.chain[:1], prompt)), len(prompt) - 1)
+        if not session.cut(keep):
             self._renew(session)
-            session.tokens = []
-        keep = min(common_prefix(session.tokens, prompt), len(prompt) - 1)
-        extra = len(session.tokens) - keep
-        if extra and not session.cache.trim(extra):
-            self._renew(session)
-        del session.tokens[session.cache.offset :]
         return len(session.tokens)
 
-    def _new(self) -> Session:
-        return Session(self._backend.new_cache(self.policy), self.policy, self._backend.lora)
+    def fork(self, session: Session) -> Session:
+        """A second session with the same tokens, for another run."""
+        other = session.fork()
+        self._running.add(other)
+        return other
+
+    def done(self, session: Session) -> None:
+        """The run of this session is over: its cache is kept, in place of those that it contains."""
+        session.settle()
+        if session not in self._running:
+            return
+        self._running.discard(session)
+        if not session.tokens or len(session.tokens) != session.cache.offset:
+            return
+        for name, other in list(self._sessions.items()):
+            if name.startswith("\0") and not other.branching and other.begins(session):
+                del self._sessions[name]
+        if not any(kept is session for kept in self._sessions.values()):
+            self._keep_unnamed(session)
+        if session.owner == REQUESTS or self.get(session.owner) is session:
+            self._disk.keep_early(session)
+        self._make_room()
+
+    def forget(self, session: Session) -> None:
+        """Remove a session whose cache cannot be trusted, also from disk."""
+        self._running.discard(session)
+        self._take_out(session)
+        self._disk.forget(session)
+
+    # Finding ------------------------------------------------------------------------------------
+
+    def _longest(self, own: Session | None, prompt: Sequence[int], salt: str) -> Session | None:
+        """A fork of the sequence that shares the longest prefix with the prompt, if that is longer than the
+        session's own; of several the one of which least is cut."""
+        names, most = extend([self.keys.root(self.policy, salt)], prompt), len(prompt) - 1
+        held = own.shares(prompt, extend(own.chain[:1], prompt)) if own else 0
+        others = [*self._sessions.items(), *((None, session) for session in self._running)]
+        found = [(min(s.shares(prompt, names), most), -s.cache.offset, name, s) for name, s in others]
+        for n, _, name, session in sorted(found, key=lambda row: row[:2], reverse=True):
+            if n <= min(held, most):
+                break
+            fork = session.fork()
+            if fork.cut(n) and len(fork.tokens) > held and fork.tokens == list(prompt[: len(fork.tokens)]):
+                self._found(name, session, fork)
+                return fork
+        return None
+
+    def _found(self, name: str | None, source: Session, fork: Session) -> None:
+        """Count `source` as used. Where the fork leaves it, others will: that point is kept, before tokens
+        that follow it cost its newest pages their precision."""
+        fork.owner = None
+        if name is not None:
+            self._sessions.move_to_end(name)
+        if source.cache.offset - fork.cache.offset > PAGE <= fork.cache.offset:
+            point = fork.fork()
+            point.owner, point.branching = source.owner, True
+            self._keep_unnamed(point)
+
+    def _new(self, salt: str) -> Session:
+        return self._with(self.policy, self.keys.root(self.policy, salt))
+
+    def _with(self, policy: TierPolicy | None, name: bytes) -> Session:
+        return Session(self._backend.new_cache(policy), policy, self._backend.lora, chain=[name])
 
     def _renew(self, session: Session) -> None:
-        new = self._new()
-        session.cache, session.policy, session.base, session.kept = new.cache, new.policy, new.base, []
+        new = self._with(session.policy, session.chain[0])
+        session.cache, session.base, session.chain = new.cache, new.base, new.chain
+        session.tokens = []
+
+    # Limits -------------------------------------------------------------------------------------
+
+    def _keep_unnamed(self, session: Session) -> None:
+        self._sessions[next(self._unnamed)] = session
+
+    def _take_out(self, session: Session) -> None:
+        for name in [name for name, kept in self._sessions.items() if kept is session]:
+            del self._sessions[name]
+
+    def _name(self, session_id: str, session: Session) -> None:
+        """Keep a session under this id; the one that had it stays without a name."""
+        before = self._sessions.pop(session_id, None)
+        if before is not None and before is not session:
+            self._keep_unnamed(before)
+        self._sessions[session_id], session.owner = session, session_id
+
+    def _make_room(self) -> None:
+        """Evict the least recently used sequences that do not run until the limits hold."""
+        longest = BRIEF if self._running else LONGEST
+        while len(self) > self.capacity or self.nbytes > self._most():
+            if (name := self._oldest()) is None:
+                return
+            self._disk.keep(name, self._sessions.pop(name), time.monotonic() + longest)
+
+    def _most(self) -> int:
+        """Bytes that all caches may have: the budget less the page that the next demotion makes."""
+        pool = getattr(self._backend, "pool", None)
+        if pool is None or not pool.budget:
+            return self.limit
+        return min(self.limit, pool.budget - pool.sizes[HOT - 1])
+
+    def _oldest(self) -> str | None:
+        idle = (name for name, session in self._sessions.items() if session not in self._running)
+        return next(idle, None)
+
+    def _reclaim(self) -> bool:
+        """Free the least recently used sequence, because a running one needs the memory; False if there is
+        none. A reply waits for this, so nothing is written to disk."""
+        if (name := self._oldest()) is None:
+            return self._disk.stop_early()
+        del self._sessions[name]
+        return True
+
+    def evictable(self) -> set[int]:
+        """Ids of the caches that make room when a running one needs it."""
+        kept = {id(session.cache) for session in self._sessions.values() if session not in self._running}
+        return kept | self._disk.early_caches()
 
     # On disk ------------------------------------------------------------------------------------
 
     def keep_all(self) -> None:
-        """Write the caches to disk, the most recently used first. After ENOUGH seconds no file is started."""
+        """Write the caches to disk, the most recently used first. After ENOUGH seconds none is started."""
         begun = time.monotonic()
-        for session_id, session in reversed(self._sessions.items()):
+        self._disk.wait()
+        for name, session in reversed(self._sessions.items()):
             if time.monotonic() < begun + ENOUGH:
-                self._keep(session_id, session, begun + LONGEST)
-
-    def _keep(self, session_id: str, session: Session, until: float) -> None:
-        tokens = session.tokens
-        if self._folder is None or tokens == session.kept or len(tokens) != session.cache.offset:
-            return
-        key = self._key(session.policy, session.base)
-        if self._folder.save(session_id, key, tokens, session.cache.dump(), until):
-            session.kept = list(tokens)
-
-    def _resumed(self, session_id: str, prompt: Sequence[int]) -> Session | None:
-        if self._folder is None:
-            return None
-        session = self._new()
-        tokens = self._folder.load(session_id, self._key(session.policy, session.base), prompt, session.cache)
-        if tokens is None or len(tokens) != session.cache.offset:
-            return None
-        session.tokens, session.kept = tokens, list(tokens)
-        return session
-
-    def _key(self, policy: TierPolicy | None, base: BaseLoRA | None) -> Key:
-        """All that keys and values depend on, except the tokens. MicroLoRA is left out: it changes only the
-        output head, which comes after them."""
-        return {
-            "model": self._model,
-            "backend": self._backend.name,
-            "kernels": self._backend.kernels,
-            "policy": {"name": policy.name, **policy.named()} if policy else None,
-            "base": base.of_keys if base else "",
-        }
+                self._disk.keep(name, session, begun + LONGEST)
 
     # --------------------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> CacheFolder | None:
+        """Where caches are kept on disk."""
+        return self._disk.folder
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -145,18 +242,21 @@ class SessionManager:
 
     @property
     def nbytes(self) -> int:
-        return sum(session.cache.nbytes for session in self._sessions.values())
+        """Of all caches, running ones included; a page that several share counts once."""
+        return held_bytes({id(s): s.cache for s in (*self._sessions.values(), *self._running)}.values())
 
     def put(self, session_id: str, session: Session) -> None:
-        """Keep this session under an id that is in use, in place of the one there."""
+        """Keep this session under an id that is in use."""
         if session_id in self._sessions:
-            self._sessions[session_id] = session
+            self._take_out(session)
+            self._name(session_id, session)
 
     def drop(self, session_id: str) -> None:
-        """Remove a session and its file, because its cache cannot be trusted."""
-        self._sessions.pop(session_id, None)
-        if self._folder is not None:
-            self._folder.remove(session_id)
+        """Remove a session, what was forked from it for other replies, and its file."""
+        for name in [name for name, kept in self._sessions.items() if kept.owner == session_id]:
+            del self._sessions[name]
+        self._disk.remove(session_id)
 
     def clear(self) -> None:
+        self._disk.wait()
         self._sessions.clear()

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..backends.base import Backend, HeadAdapter, KVCache, Step, Streaming, TokenStream, adapted_logits
 from ..kernels.replies import ReplyWork
-from ..sampling import Sampler
+from ..sampling import Sampler, TokenRule
 from .types import Sampling
 
 Drawn = tuple[np.ndarray, np.ndarray]  # hidden [D], logits [V] that a token was drawn from
@@ -26,6 +26,9 @@ class Source(Protocol):
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None: ...
 
+    def resume(self, token: int) -> None:
+        """Go on after a token that another source of the same run has read last. Instead of `prefill`."""
+
     def read(self) -> int: ...
 
     def drawn_from(self) -> Iterator[Drawn]:
@@ -39,9 +42,16 @@ class StepSource:
 
     at_once = True
 
-    def __init__(self, backend: Backend, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling):
+    def __init__(
+        self,
+        backend: Backend,
+        cache: KVCache,
+        adapter: HeadAdapter | None,
+        sampling: Sampling,
+        rule: TokenRule | None = None,
+    ):
         self._backend, self._cache, self._adapter = backend, cache, adapter
-        self._sampler = Sampler(sampling)
+        self._sampler = Sampler(sampling, rule)
         self._step: Step | None = None  # output of the last step
         self._token: int | None = None  # drawn from `_step`
         self._ahead: int | None = None  # drawn from `_step` by `draw_work`; the next `read` returns it
@@ -51,6 +61,14 @@ class StepSource:
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None:
         self._step = self._backend.prefill(tokens, self._cache, self._adapter, progress=progress)
         self.prefilled_at = time.perf_counter()
+
+    def resume(self, token: int) -> None:
+        self._token = token
+
+    @property
+    def waits(self) -> bool:
+        """The newest token must be decoded before the next one is drawn."""
+        return self._token is not None
 
     def read(self) -> int:
         if self._token is not None:
@@ -72,10 +90,10 @@ class StepSource:
 
         return self._sampler.work(self._step.logits, drawn)
 
-    def fork(self, cache: KVCache, sampling: Sampling) -> "StepSource":
+    def fork(self, cache: KVCache, sampling: Sampling, rule: TokenRule | None = None) -> "StepSource":
         """A source that continues after the same prompt, with a sampler of its own. cache: a fork of this
         source's."""
-        other = StepSource(self._backend, cache, self._adapter, sampling)
+        other = StepSource(self._backend, cache, self._adapter, sampling, rule)
         other._step, other.prefilled_at = self._step, self.prefilled_at
         return other
 
@@ -105,6 +123,9 @@ class StreamSource:
     def prefilled_at(self) -> float:
         return self._stream.prefilled_at
 
+    def resume(self, token: int) -> None:
+        self._stream.prefill([token])
+
     def drawn_from(self) -> Iterator[Drawn]:
         for hidden, logits in adapted_logits(self._adapter, self._stream.hidden(), self._backend.head):
             yield from zip(hidden, logits, strict=True)
@@ -117,8 +138,16 @@ def source(
     sampling: Sampling,
     limit: int,
     steps: bool = False,
+    rule: TokenRule | None = None,
 ) -> StepSource | StreamSource:
     """The source for a reply of at most `limit` tokens. steps: the caller decodes the tokens (batch.py)."""
+    steps = steps or needs_steps(sampling, rule)
     if steps or not isinstance(backend, Streaming) or not backend.streams:
-        return StepSource(backend, cache, adapter, sampling)
+        return StepSource(backend, cache, adapter, sampling, rule)
     return StreamSource(backend, backend.stream(cache, adapter, sampling, limit), adapter)
+
+
+def needs_steps(sampling: Sampling, rule: TokenRule | None) -> bool:
+    """A stream draws a token before the host has read the one before it, so it cannot follow penalties or a
+    constraint: such a reply takes single steps, all from one source."""
+    return rule is not None or sampling.changes_logits

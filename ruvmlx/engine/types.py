@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..kv.cache import KVStats
-from ..models.model import Message
+from ..models.model import Message, Tools
 from ..sampling import Sampling
+from .constraint import Constraint
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,15 @@ class Begun:
     tail: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a request waits for memory before it ends with MemoryBusy: at most so many seconds, and not at
+    all behind so many others. None: no limit."""
+
+    seconds: float | None = None
+    behind: int | None = None
+
+
 @dataclass
 class GenerationRequest:
     """A request for one reply to `messages`, or `prompt` (raw text), or `input_ids`, which override both."""
@@ -27,11 +37,17 @@ class GenerationRequest:
     prompt: str | None = None
     input_ids: Sequence[int] | None = None
     session_id: str | None = None  # sessions keep their KV cache between requests
+    cache_salt: str = ""  # requests share KV caches only if their salts are equal
+    tenant: str = ""  # whose the reply is; a server lets only them rate it
+    resumable: bool = False  # without a session: its KV cache may go to disk, as those of sessions do
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     max_new_tokens: int = 512
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    constraint: Constraint | None = None  # which replies are allowed
+    tools: Tools = ()  # what the model may call, for the chat template (tools.py)
+    shows_calls: bool = False  # the text has the marks of tool calls, also if they are special tokens
     thinking: bool | None = None  # whether the model is to think first; None: its template's own choice
     logprobs: int = 0  # how many of the most likely tokens to report with every token
     begun: Begun | None = None  # `input_ids` end with its tokens; the response's text starts with its text
@@ -40,6 +56,10 @@ class GenerationRequest:
     best_of: int | str | None = None
     examples: tuple[str, ...] = ()  # ids of the replies that are in the prompt as examples
     route: Any = None  # the router's choice (sona/optional/router.py); None without a router
+    adapter_id: str | None = None  # name of the adapter that answers; "": none; None: the one in use
+    chunk: int | None = None  # most prompt tokens to read at a time, set by admission; None: the backend's
+    priority: int = 0  # a request with a higher one is read first and waits for no place of theirs
+    patience: Patience = Patience()
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
 
 
@@ -72,6 +92,7 @@ class GenerationResponse:
     examples: tuple[str, ...] = ()  # ids of the replies that were in the prompt as examples
     route: Any = None  # the request's route
     others: tuple["GenerationResponse", ...] = ()  # written with this one, and not chosen
+    stopped_by: str | None = None  # the stop string that ended it
 
 
 @dataclass(frozen=True)
@@ -84,3 +105,6 @@ class Chunk:
     prompt_tokens: int = 0
     response: GenerationResponse | None = None
     replies: int = 1  # that are being written at the same time
+    logprobs: tuple[
+        TokenLogprob, ...
+    ] = ()  # of the tokens since the last chunk, if the request asks for them

@@ -50,6 +50,7 @@ class _Page(C.Structure):
 class _Attention(C.Structure):
     _fields_ = [
         ("pages", _P),
+        ("rows", _P),
         ("head", _N),
         ("matmul", _P),
         ("head_dim", _N),
@@ -205,7 +206,7 @@ class PagedKV:
         partial = np.empty((parts, row), np.float32)
         scratch = np.empty(f.scratch(queries * group, head_dim), np.float32)
         table = C.cast(_load().rvm_matmul_impl(matmul.encode() if matmul else None), _P)
-        call = _Attention(C.addressof(pages), 0, table, head_dim, group, _in(q), group * head_dim)
+        call = _Attention(C.addressof(pages), None, 0, table, head_dim, group, _in(q), group * head_dim)
         call.turn, call.queries, call.position, call.window = _in(turn), queries, position, window
         call.out, call.out_stride, call.scratch = _inout(out), group * head_dim, _inout(scratch)
         for i in range(parts):

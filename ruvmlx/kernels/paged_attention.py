@@ -106,7 +106,7 @@ class PagedAttention:
         n, d, group = len(qkv), self.head_dim, self.n_heads // self.n_kv_heads
         scratch = np.empty(self._functions.scratch(n * group, d), F32)
         place = 4 * head * group * d
-        call = _Attention(pages, layer * self.n_kv_heads + head, self._matmul, d, group)
+        call = _Attention(pages, None, layer * self.n_kv_heads + head, self._matmul, d, group)
         call.q, call.q_stride, call.turn = qkv.ctypes.data + place, qkv.shape[1], turn.ctypes.data
         call.queries, call.position, call.window = n, offset, window
         call.first_page = max(0, offset + 1 - window) // PAGE if window else 0

@@ -5,9 +5,10 @@ be partly filled. The tier of a page depends only on the offset before a call, s
 the same bits.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -63,6 +64,11 @@ class Dump:
     parts: Iterator[Bytes]
 
 
+def facts_of(layout: str, offset: int, first: int, ends: Sequence[int]) -> dict[str, Any]:
+    """What `PagedCache.restore` needs besides the pages. ends: as there."""
+    return {"offset": offset, "first": first, **dict(zip(_ENDS, ends, strict=True)), "layout": layout}
+
+
 Lower = Callable[[], list[Page]]  # pages of the next lower tier, when they are ready
 
 # `PagedCache.ends` in a dump: {"cold": pages in 4 bits, "low": pages below f16}.
@@ -84,6 +90,7 @@ class PagedCache:
         self.ends = [0] * HOT  # by tier: pages [first, ends[tier]) are in this tier or in a lower one
         self._until = 0  # `reserve` has nothing to do up to this offset
         self._look = 0  # offset at which the next demotion starts
+        self._whole_at = 0  # no page is demoted below this offset
         self._begun: dict[int, tuple[range, Lower]] = {}  # demotions started ahead of time, by source tier
         pool.caches.add(self)
 
@@ -95,10 +102,10 @@ class PagedCache:
         if self.offset + n <= self._until:
             return
         missing = -(-(self.offset + n) // PAGE) - len(self.pages)
-        if missing > 0:
-            self.pool.adapt(missing)
         self._drop_left_behind()
         self._demote_due()
+        if missing > 0 and self.pool.adapt(missing):
+            self._demote_due()
         self._own_the_last()
         self.pool.storage.prepare(HOT, max(missing, 0))
         for _ in range(missing):
@@ -116,6 +123,13 @@ class PagedCache:
             self._schedule()
         elif self.pool.storage.background and self.offset >= self._look:
             self._begin_next()
+
+    def hold(self, n: int) -> None:
+        """The next n tokens are appended in several pieces: demote no page before the last of them. Then the
+        cache has the bits that one call for all n gives."""
+        self._whole_at = 0
+        self._demote_due()
+        self._whole_at = self.offset + n
 
     @property
     def room(self) -> int:
@@ -175,12 +189,17 @@ class PagedCache:
 
     def dump(self) -> Dump:
         """Every page as it is stored, the oldest first."""
+        pages = list(self.dumped_pages())
+        facts = facts_of(self.pool.storage.layout, self.offset, self.first, self.ends)
+        return Dump(facts, sum(nbytes for _, _, nbytes, _ in pages), (page() for *_, page in pages))
+
+    def dumped_pages(self) -> Iterator[tuple[int, int, int, Callable[[], Bytes]]]:
+        """(index, tier, bytes, function that gives them) of every page, the oldest first."""
         self.table.flush()
-        held = [page for page in self.pages if page is not None]
-        storage = self.pool.storage
-        ends = dict(zip(_ENDS, self.ends, strict=True))
-        facts = {"offset": self.offset, "first": self.first, **ends, "layout": storage.layout}
-        return Dump(facts, sum(self._tier_bytes()), (storage.dump(page.number, page.tier) for page in held))
+        for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
+            if page is not None:
+                dump = partial(self.pool.storage.dump, page.number, page.tier)
+                yield i, page.tier, self.pool.sizes[page.tier], dump
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
         """Load what `dump` gave into an empty cache. read(n) returns the next n bytes. ValueError if the
@@ -197,21 +216,16 @@ class PagedCache:
             self._put(i, self.pool.load(read(self.pool.sizes[tier]), tier))
         self._until = self.offset = offset
 
-    def _tier_bytes(self) -> tuple[int, ...]:
-        """Bytes of the pages, by tier."""
-        held = [page.tier for page in self.pages if page is not None]
-        return tuple(held.count(tier) * size for tier, size in enumerate(self.pool.sizes))
-
     @property
     def nbytes(self) -> int:
-        return sum(self._tier_bytes()) + self.table.nbytes
+        return sum(_bytes_by_tier(self)) + self.table.nbytes
 
     def stats(self) -> KVStats:
         bounds = [PAGE * max(end, self.first) for end in (0, *self.ends)] + [self.offset]
         tokens = tuple(stop - start for start, stop in pairwise(bounds))
         pages = sum(page is not None for page in self.pages)
         f16 = pages * self.pool.sizes[HOT]
-        return KVStats(self.policy.name, tokens, self.nbytes, f16, self._tier_bytes())
+        return KVStats(self.policy.name, tokens, self.nbytes, f16, _bytes_by_tier(self))
 
     # Inside -------------------------------------------------------------------------------------
 
@@ -246,31 +260,39 @@ class PagedCache:
         return [max(end, min(n, full)) for end, n in zip(self.ends, wanted, strict=True)]
 
     def _demote_due(self) -> None:
+        if self.offset < self._whole_at:
+            return
         due = self._due(self.offset)
         for tier in reversed(range(HOT)):  # a page may go down several tiers
             self._lower(tier + 1, range(max(self.ends[tier], self.first), due[tier]))
             self.ends[tier] = due[tier]
 
     def _lower(self, tier: int, which: range) -> None:
-        """Move pages of one tier to the next lower one; use the demotion that was started ahead of time if it
-        covers exactly these pages."""
+        """Move pages of one tier to the next lower one, a few at once; use the demotion that was started
+        ahead of time if it covers exactly these pages."""
         begun, result = self._begun.pop(tier, (None, None))
-        if begun != which:
-            self._discard(result)
-            result = self.pool.demote(self._held(which)) if which else None
-        for i, page in zip(which, result() if result else (), strict=True):
+        if begun == which and result:
+            self._take(which, result())
+            return
+        self._discard(result)
+        while which:
+            some, which = which[: (n := self.pool.at_once(tier))], which[n:]
+            self._take(some, self.pool.demote(_held(self.pages[some.start : some.stop]))())
+            self.ends[tier - 1] = some.stop
+
+    def _take(self, which: range, pages: Sequence[Page]) -> None:
+        for i, page in zip(which, pages, strict=True):
             self._put(i, page)
 
-    def _held(self, which: range) -> list[Page]:
-        found = [self.pages[i] for i in which]
-        return [page for page in found if page is not None]
-
     def _own_the_last(self) -> None:
-        """Copy the last page if another sequence shares it: new tokens are about to be written into it."""
+        """Copy the last page if another sequence shares it: new tokens are about to be written into it, so
+        what it was demoted to before a trim is no longer its lower page."""
         i = self.offset // PAGE
         page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
         if page is not None and page.users > 1:
             self._put(i, self.pool.copy(page))
+        elif page is not None:
+            page.lower = None
 
     def _schedule(self) -> None:
         """Compute the offsets at which `reserve` and `advance` have work to do again."""
@@ -297,7 +319,7 @@ class PagedCache:
                 self.table.clear(i)
         self.ends = [min(e, end) for e in self.ends]
         self.first = min(self.first, end)
-        self._until = self._look = 0
+        self._until = self._look = self._whole_at = 0
 
     # Ahead of time ------------------------------------------------------------------------------
 
@@ -308,7 +330,7 @@ class PagedCache:
         for tier, due in enumerate(self._due(self.offset + AHEAD), 1):
             which = range(max(self.ends[tier - 1], self.first), min(due, there[tier - 1]))
             if which and tier not in self._begun:
-                self._begun[tier] = which, self.pool.demote(self._held(which))
+                self._begun[tier] = which, self.pool.demote(_held(self.pages[which.start : which.stop]))
 
     def _stop(self) -> None:
         """Discard the demotions that were started ahead of time."""
@@ -318,6 +340,20 @@ class PagedCache:
     def _discard(self, result: Lower | None) -> None:
         for page in result() if result else ():
             self.pool.release(page)
+
+
+def held_bytes(caches: Collection[Any]) -> int:
+    """Bytes of several caches of any kind. A page that several of them share counts once."""
+    paged = [cache for cache in caches if isinstance(cache, PagedCache)]
+    pages = {
+        id(page): cache.pool.sizes[page.tier] for cache in paged for page in cache.pages if page is not None
+    }
+    others = sum(cache.nbytes for cache in caches if not isinstance(cache, PagedCache))
+    return sum(pages.values()) + sum(cache.table.nbytes for cache in paged) + others
+
+
+def _held(pages: Sequence[Page | None]) -> list[Page]:
+    return [page for page in pages if page is not None]
 
 
 @contextmanager
@@ -334,3 +370,9 @@ def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
         raise
     for cache in caches:
         cache.advance(n)
+
+
+def _bytes_by_tier(cache: PagedCache) -> tuple[int, ...]:
+    """Bytes of the cache's pages."""
+    held = [page.tier for page in cache.pages if page is not None]
+    return tuple(held.count(tier) * size for tier, size in enumerate(cache.pool.sizes))

@@ -1,244 +1,263 @@
-"""KV caches of chats on disk, so that a chat that is opened again needs no second prefill. Format: README.md.
+"""KV caches on disk, so that what was read once need not be read again after a restart.  Format: README.md.
 
-A file that cannot be used is ignored or removed; nothing here is an error for the user. A file holds the
-tokens of its chat, so it is as private as the store beside it and is deleted with the chat.
+A page is a file, named by its place in the hash chain (chain.py) and by its tier. The name stands for the
+model, the version, the policy, the salt and all tokens up to its end, so a page serves every prompt that
+begins like this, and no other.
+
+A file that cannot be used is ignored or removed; nothing here is an error for the user. The files hold keys
+and values of the user's words, so they are as private as the store beside them, and what only one chat used
+is deleted with it (owners.py).
 """
 
-import json
 import os
-import re
-import struct
+import threading
 import time
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, NamedTuple
 
-from .. import __version__
-from ..tiers import PAGE
-from .cache import Dump
+from ..tiers import HOT, PAGE
+from . import assembly, older_file, owners, page_file
+from .assembly import SEQUENCE, SUFFIXES, TAIL
+from .cache import PagedCache
+from .chain import Chain, Key, named
+from .page_file import WHOLE, PageFile
+from .storage import Bytes
 
-MAGIC, FORMAT = b"RUVMLXKV", 1
-SUFFIX, UNFINISHED = ".kv", ".new"
-ENOUGH = 0.3  # seconds at the end of a process; no further file is started after them
-LONGEST = 1.0  # seconds after which an unfinished write is given up
+ENOUGH = 0.3  # seconds at the end of a process; no further sequence is started after them
+LONGEST = 1.0  # seconds after which writing a sequence is given up; the pages written so far stay
 STALE = 60.0  # seconds after which an unfinished file counts as abandoned
-PREFIX = struct.Struct("<8sII")  # magic, bytes of the header, their CRC
-_CRC = struct.Struct("<I")
-_NAME = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
-_PIECE = 4 << 20  # bytes written between two checks of the time
-
-Key = dict[str, Any]  # what keys and values depend on besides the tokens; plain JSON
+DAY = 86400.0  # seconds after their last use, what was read outside of chats is removed at the next start
+_KEPT = (*SUFFIXES.values(), TAIL, SEQUENCE)
 
 
-class Restorable(Protocol):
-    def restore(self, facts: dict[str, Any], read: Callable[[int], bytes]) -> None: ...
+class Piece(NamedTuple):
+    """A file to be written."""
 
-
-@dataclass(frozen=True)
-class Header:
-    """key: what keys and values depend on (`Key`); tokens: ids that the cache holds; cache: facts of its
-    `Dump`; nbytes: size of the body that follows."""
-
-    key: Key
-    tokens: list[int]
-    cache: dict[str, Any]
-    nbytes: int
-    format: int = FORMAT
-    made_by: str = __version__
+    path: str  # its name in the folder
+    file: PageFile
+    parts: Callable[[], Iterator[Bytes]]
 
 
 class CacheFolder:
-    """One file for each chat, at most `budget` bytes in all; 0 keeps none. The least recently written files
-    are evicted first."""
+    """Pages of at most `budget` bytes in all; 0 keeps none. The least recently used are evicted first."""
 
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
+        self._lock = threading.Lock()  # held while a file is written, and while what an owner uses is changed
+        self._removed: set[str] = set()  # owners for whom a save in another thread must not go on
 
     @classmethod
     def beside(cls, store: Path, budget: int = 0) -> "CacheFolder":
         """The folder that belongs to a store."""
         return cls(store.parent / "kv", budget)
 
-    # One chat -----------------------------------------------------------------------------------
+    # Sequences ----------------------------------------------------------------------------------
 
-    def save(self, session_id: str, key: Key, tokens: list[int], dump: Dump, until: float) -> bool:
-        """Write a cache to disk. Returns False and leaves the old file if the cache is too small or too
-        large, if the disk refuses it, or if writing takes longer than `until` (time.monotonic())."""
-        if len(tokens) < PAGE or not _NAME.fullmatch(session_id):
+    def save(
+        self,
+        owner: str,
+        names: Chain,
+        tokens: list[int],
+        cache: Any,
+        until: float,
+        stop: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Write the pages of a sequence that are not there yet, the oldest first. names: the chain of its
+        tokens. False if the sequence is too short or too large, if the disk refuses, or if it takes longer
+        than `until` (time.monotonic()).
+
+        stop: for another thread: the pages below f16 alone are written, those that will not change with the
+        next reply; it ends when this returns True, or when `remove` is called for the owner.
+        """
+        if len(tokens) < PAGE or not owners.fits(owner):
             return False
-        header = _packed(Header(key, tokens, dump.facts, dump.nbytes))
-        size = len(header) + dump.nbytes + _CRC.size
-        if size > self.budget:
+        pieces = _pieces(names, tokens, cache)
+        if stop is not None:
+            pieces = [piece for piece in pieces if piece.file.tier < HOT]
+        if sum(page_file.size(piece.file) for piece in pieces) > self.budget:
             return False
-        with suppress(OSError, _TooLate):
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._make_room(size, session_id)
-            with self._replacing(session_id) as file:
-                file.write(header)
-                file.write(_CRC.pack(_write(file, dump, until)))
+        with suppress(OSError, page_file.TooLate):
+            missing = self._begin(owner, pieces, stop is None)
+            for piece in missing:
+                with self._lock:
+                    if stop is not None and (stop() or owner in self._removed):
+                        return False
+                    page_file.write(self.path / piece.path, piece.file, piece.parts(), until)
+            self._touch([piece.path for piece in pieces])
             return True
         return False
 
-    def load(self, session_id: str, key: Key, prompt: Sequence[int], cache: Restorable) -> list[int] | None:
-        """Fill an empty cache and return the tokens that it holds. None if no file fits this prompt: drop the
-        cache then. A damaged file is removed."""
-        path = self._file(session_id)
-        if not _NAME.fullmatch(session_id):
-            return None
-        try:
-            with path.open("rb") as file:
-                header = _read_header(file)
-                if header.key != key or header.tokens[:PAGE] != list(prompt[:PAGE]):
-                    return None
-                body = _Body(file, header.nbytes)
-                cache.restore(header.cache, body.read)
-                body.check()
-                return header.tokens
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, EOFError):
-            self.remove(session_id)
-            return None
+    def _begin(self, owner: str, pieces: list[Piece], anew: bool) -> list[Piece]:
+        """Note what the owner is going to use, and make room for it; returns what is missing."""
+        with self._lock:
+            if anew:
+                self._removed.discard(owner)
+            if owner in self._removed or not pieces:
+                return []
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            there = set(os.listdir(self.path))
+            self._own(owner, [piece.path for piece in pieces], there)
+            missing = [piece for piece in pieces if piece.path not in there]
+            self._touch([piece.path for piece in pieces])
+            self._make_room(sum(page_file.size(piece.file) for piece in missing))
+        return missing
 
-    def remove(self, session_id: str) -> None:
-        with suppress(OSError):
-            self._file(session_id).unlink(missing_ok=True)
+    def load(
+        self, names: Chain, prompt: Sequence[int], make: Callable[[], Any], known: int = 0
+    ) -> tuple[Any, list[int]] | None:
+        """(a cache, its tokens): the longest sequence here that begins like the prompt; it may go on
+        otherwise after that. None if there is none with more whole pages than the caller knows. names: the
+        prompt's chain; make: gives an empty cache; known: tokens. A damaged file is removed, and the search
+        begins again."""
+        unknown = {name.hex() for name in names[known // PAGE + 1 :]} | {names[0].hex()}
+        while self.budget and len(unknown) > 1:
+            there = self._listed()
+            if not any(_chain_name(file) in unknown for file in there):
+                return None
+            cache = make()
+            look = assembly.pages if isinstance(cache, PagedCache) else assembly.sequence
+            if (found := look(self.path, there, names, prompt, cache)) is None:
+                return None
+            try:
+                tokens = found.into(cache, prompt)
+            except assembly.Damaged as damaged:
+                page_file.unlink(damaged.path)
+                continue
+            self._touch([path.name for path, _, _ in found.wanted])
+            return cache, tokens
+        return None
+
+    def migrate(self, chat: str, key: Key, make: Callable[[], Any]) -> tuple[Any, list[int]] | None:
+        """(a cache, its tokens) from the chat's file in the format of before, which is removed."""
+        path = self.path / (chat + older_file.SUFFIX)
+        if not owners.fits(chat) or not path.exists():
+            return None
+        cache = make()
+        try:
+            return cache, older_file.load(path, key, cache)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        finally:
+            page_file.unlink(path)
+
+    def discard(self, names: Chain) -> None:
+        """Remove all pages of a chain, because they cannot be trusted."""
+        chain = {name.hex() for name in names}
+        for name in self._listed():
+            if _chain_name(name) in chain:
+                page_file.unlink(self.path / name)
+
+    # Owners -------------------------------------------------------------------------------------
+
+    def remove(self, owner: str) -> None:
+        """Delete what only this owner uses."""
+        if owners.fits(owner):
+            with self._lock:
+                self._removed.add(owner)
+                page_file.unlink(self.path / (owner + older_file.SUFFIX))
+                page_file.unlink(self.path / (owner + owners.USES))
+                self._sweep()
+
+    def _own(self, owner: str, names: list[str], there: Collection[str]) -> None:
+        """Add to what the owner uses; what is no longer there is left out."""
+        before = owners.used_by(self.path, owner)
+        if not set(names) <= set(before):
+            owners.put(self.path, owner, sorted({*names, *(name for name in before if name in there)}))
+
+    def _sweep(self) -> None:
+        """Remove the pages that nobody uses."""
+        used = owners.used(self.path, owners.known(self.path))
+        for name in self._listed():
+            if name not in used:
+                page_file.unlink(self.path / name)
 
     # All of them --------------------------------------------------------------------------------
 
     def tidy(self, known: Collection[str]) -> None:
-        """Remove files of deleted chats, unfinished files, and what exceeds the budget."""
-        for file in self._files():
-            if file.stem not in known:
-                _unlink(file)
-        for file in self._listed(UNFINISHED):
-            if time.time() - _age(file)[0] > STALE:
-                _unlink(file)
+        """Remove what belongs to deleted chats, or was read outside of chats and not used for a day,
+        unfinished files, and what exceeds the budget."""
+        now = time.time()
+        for name in self._listed((older_file.SUFFIX, owners.USES)):
+            owner = name.rpartition(".")[0]
+            if owner not in known and owner != owners.REQUESTS:
+                page_file.unlink(self.path / name)
+        for name in self._listed((page_file.UNFINISHED,)):
+            if now - page_file.age(self.path / name)[0] > STALE:
+                page_file.unlink(self.path / name)
+        outside = owners.used_by(self.path, owners.REQUESTS)
+        recent = [name for name in outside if now - page_file.age(self.path / name)[0] < DAY]
+        with suppress(OSError):
+            if recent != outside:
+                owners.put(self.path, owners.REQUESTS, recent)
+        self._sweep()
         self._make_room(0)
+        there = set(self._listed())
+        for owner in owners.known(self.path):
+            if there.isdisjoint(owners.used_by(self.path, owner)):
+                page_file.unlink(self.path / (owner + owners.USES))
 
     def contents(self) -> tuple[int, int]:
         """(chats, bytes)"""
-        sizes = [size for _, size in map(_age, self._files())]
-        return len(sizes), sum(sizes)
+        chats = {name.rpartition(".")[0] for name in self._listed((older_file.SUFFIX, owners.USES))}
+        sizes = [page_file.age(self.path / name)[1] for name in self._listed((*_KEPT, older_file.SUFFIX))]
+        return len(chats - {owners.REQUESTS}), sum(sizes)
 
-    # Inside -------------------------------------------------------------------------------------
-
-    def _file(self, session_id: str) -> Path:
-        return self.path / (session_id + SUFFIX)
-
-    def _files(self) -> list[Path]:
-        return self._listed(SUFFIX)
-
-    def _listed(self, suffix: str) -> list[Path]:
+    def _listed(self, endings: tuple[str, ...] = _KEPT) -> list[str]:
+        """Names of files."""
         try:
-            return [file for file in self.path.iterdir() if file.suffix == suffix]
+            return [name for name in os.listdir(self.path) if name.endswith(endings)]
         except OSError:
             return []
 
-    def _make_room(self, size: int, session_id: str = "") -> None:
-        """Remove the least recently written files until `size` more bytes fit the budget. The chat's own file
-        is not counted: it will be replaced."""
-        others = [file for file in self._files() if file.stem != session_id]
-        ages = sorted((*_age(file), file) for file in others)
-        held = size + sum(nbytes for _, nbytes, _ in ages)
-        for _, nbytes, file in ages:
+    def _touch(self, names: Sequence[str]) -> None:
+        """Used now; the first pages of a sequence last, because the others are useless without them."""
+        now = time.time_ns()
+        for i, name in enumerate(names):
+            with suppress(OSError):
+                os.utime(self.path / name, ns=(now - 1000 * i,) * 2)
+
+    def _make_room(self, more: int) -> None:
+        """Remove the least recently used files until `more` bytes fit the budget beside the others."""
+        # Plain texts: pathlib interns all names, and the table of those grows by megabytes.
+        paths = [f"{self.path}/{name}" for name in self._listed((*_KEPT, older_file.SUFFIX))]
+        ages = sorted((*page_file.age(path), path) for path in paths)
+        held = more + sum(nbytes for _, nbytes, _ in ages)
+        for _, nbytes, path in ages:
             if held <= self.budget:
                 break
-            _unlink(file)
+            page_file.unlink(Path(path))
             held -= nbytes
 
-    @contextmanager
-    def _replacing(self, session_id: str) -> Iterator[BinaryIO]:
-        """Written beside, then renamed: a crash leaves the old file or none. It is not synchronised: what a
-        power cut leaves of it has a wrong checksum, and the chat is read again."""
-        fresh = self.path / f"{session_id}.{os.getpid()}{UNFINISHED}"
-        try:
-            handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with open(handle, "wb") as file:
-                yield file
-            os.replace(fresh, self._file(session_id))
-        except BaseException:
-            _unlink(fresh)
-            raise
+
+def _chain_name(file: str) -> str:
+    """The name in a chain, in hex, with which a file's name begins."""
+    return file.partition(".")[0].partition("-")[0]
 
 
-class _TooLate(Exception):
-    """Writing took longer than `until`."""
+# To be written --------------------------------------------------------------------------------------
 
 
-def _packed(header: Header) -> bytes:
-    text = json.dumps(vars(header), separators=(",", ":")).encode()
-    return PREFIX.pack(MAGIC, len(text), zlib.crc32(text)) + text
+def _pieces(names: Chain, tokens: list[int], cache: Any) -> list[Piece]:
+    """The files that hold a sequence, the oldest tokens first."""
+    if not isinstance(cache, PagedCache):
+        dump = cache.dump()
+        name = named(names[0], tokens)
+        file = PageFile(name, WHOLE, {"tokens": tokens, "cache": dump.facts}, dump.nbytes)
+        return [Piece(f"{names[0].hex()}-{name.hex()}{SEQUENCE}", file, lambda: dump.parts)]
+    layout = cache.pool.storage.layout
+    return [_piece(names, tokens, layout, *page) for page in cache.dumped_pages()]
 
 
-def _read_header(file: BinaryIO) -> Header:
-    """ValueError unless the file has this version's format and the length that its header states."""
-    magic, length, crc = PREFIX.unpack(_exactly(file, PREFIX.size))
-    size = os.fstat(file.fileno()).st_size
-    if magic != MAGIC or length > size:
-        raise ValueError("no cache")
-    text = _exactly(file, length)
-    if zlib.crc32(text) != crc:
-        raise ValueError("the header is damaged")
-    header = Header(**json.loads(text))
-    if (header.format, header.made_by) != (FORMAT, __version__):
-        raise ValueError("another version's")
-    if size != PREFIX.size + length + header.nbytes + _CRC.size:
-        raise ValueError("the file has another length")
-    return header
-
-
-def _write(file: BinaryIO, dump: Dump, until: float) -> int:
-    """Write the parts of the dump, then their CRC."""
-    crc = 0
-    for part in dump.parts:
-        for at in range(0, part.nbytes, _PIECE):
-            if time.monotonic() > until:
-                raise _TooLate
-            piece = part[at : at + _PIECE].data
-            crc = zlib.crc32(piece, crc)
-            file.write(piece)
-    return crc
-
-
-class _Body:
-    """The part after the header: nbytes bytes and their CRC."""
-
-    def __init__(self, file: BinaryIO, nbytes: int):
-        self._file, self._left, self._crc = file, nbytes, 0
-
-    def read(self, n: int) -> bytes:
-        if not 0 <= n <= self._left:
-            raise ValueError(f"{n} bytes of {self._left}")
-        data = _exactly(self._file, n)
-        self._left -= n
-        self._crc = zlib.crc32(data, self._crc)
-        return data
-
-    def check(self) -> None:
-        if self._left or _CRC.unpack(_exactly(self._file, _CRC.size))[0] != self._crc:
-            raise ValueError("the pages are damaged")
-
-
-def _exactly(file: BinaryIO, n: int) -> bytes:
-    data = file.read(n)
-    if len(data) != n:
-        raise EOFError
-    return data
-
-
-def _age(file: Path) -> tuple[float, int]:
-    """(time of the last write in seconds since 1970, bytes); zeros when the file is gone."""
-    try:
-        found = file.stat()
-    except OSError:
-        return 0.0, 0
-    return found.st_mtime, found.st_size
-
-
-def _unlink(file: Path) -> None:
-    with suppress(OSError):
-        file.unlink(missing_ok=True)
+def _piece(
+    names: Chain, tokens: list[int], layout: str, i: int, tier: int, nbytes: int, page: Callable[[], Bytes]
+) -> Piece:
+    held = tokens[PAGE * i : PAGE * (i + 1)]
+    facts: dict[str, Any] = {"layout": layout}
+    if len(held) == PAGE:
+        name, path = names[i + 1], names[i + 1].hex() + SUFFIXES[tier]
+    else:
+        name, facts = named(names[i], held), facts | {"tokens": held}
+        path = f"{names[i].hex()}-{name.hex()}{TAIL}"
+    return Piece(path, PageFile(name, tier, facts, nbytes), lambda: iter([page()]))

@@ -10,15 +10,22 @@ from .policy import MOST, TierPolicy, tightened
 from .storage import Storage
 
 HIGH, LOW = 0.9, 0.8  # memory pressure above which the policy tightens, and below which it relaxes
+AT_ONCE = 8  # pages that are demoted at once: until the end of it both versions take memory
 
 
 class Page:
-    """One page and the number of sequences that use it."""
+    """One page and the number of sequences that use it.
 
-    __slots__ = ("number", "tier", "users")
+    lower: the page that it is demoted to, from the start of the demotion. wait: None, or while a demotion
+    makes this page, a function that waits for its end; until then the page has no number.
+    """
+
+    __slots__ = ("lower", "number", "tier", "users", "wait")
 
     def __init__(self, number: int, tier: int):
         self.number, self.tier, self.users = number, tier, 1
+        self.lower: Page | None = None
+        self.wait: Callable[[], None] | None = None
 
 
 class PageHolder(Protocol):
@@ -37,36 +44,86 @@ class PagePool:
 
     budget: bytes, 0 for none. Near the budget, or when the machine runs out of memory, the policy tightens by
     one level; a page that has lost precision does not regain it. The budget limits precision, not length:
-    with every page in the lowest tier a sequence still grows.
+    with every page in the lowest tier a sequence still grows. Admission (engine/admission.py) limits length.
+    least: the lowest level in force, because a running sequence fits only with it.
     """
 
     def __init__(self, storage: Storage, budget: int = 0, pressure: Callable[[], float] = memory_pressure):
-        self.storage, self.budget, self.level = storage, budget, 0
+        self.storage, self.level, self.least = storage, 0, 0
+        self.budget = budget
         self.pressure = pressure
+        # Frees a cache that is kept for later, if there is one.
+        self.reclaim: Callable[[], bool] = lambda: False
         self.pages = [0] * len(TIERS)  # in use, by tier
         self.sizes = tuple(map(storage.page_bytes, range(len(TIERS))))
         self.caches: weakref.WeakSet[PageHolder] = weakref.WeakSet()
+
+    @property
+    def budget(self) -> int:
+        return self._budget
+
+    @budget.setter
+    def budget(self, nbytes: int) -> None:
+        self._budget = self.storage.limit = nbytes
 
     @property
     def nbytes(self) -> int:
         return sum(n * size for n, size in zip(self.pages, self.sizes, strict=True))
 
     def make(self) -> Page:
+        self._make_room(HOT, 1)
         return self._count(Page(self.storage.make(HOT), HOT))
 
     def load(self, data: bytes, tier: int) -> Page:
         """A page from the bytes of a dump."""
+        self._make_room(tier, 1)
         return self._count(Page(self.storage.load(data, tier), tier))
 
     def copy(self, page: Page) -> Page:
+        self._make_room(HOT, 1)
         return self._count(Page(self.storage.copy(page.number), HOT))
 
     def demote(self, pages: Sequence[Page]) -> Callable[[], list[Page]]:
         """Start converting pages of one tier to the next lower tier. Returns a function that waits and gives
-        the new pages; they are counted from then on. The old pages stay the caller's."""
-        tier = pages[0].tier
-        finish = self.storage.demote([page.number for page in pages], tier)
-        return lambda: [self._count(Page(number, tier - 1)) for number in finish()]
+        the new pages, which count from the start. The old pages stay the caller's. Sequences that share a
+        page also share the page that it becomes."""
+        self._make_room(pages[0].tier - 1, len(pages))
+        found = [page.lower for page in pages if page.lower is not None and page.lower.users]
+        fresh = [page for page in pages if page.lower is None or not page.lower.users]
+        if fresh:
+            self._begin(fresh)
+        for page in found:
+            page.users += 1
+        made = [page.lower for page in pages if page.lower is not None]
+
+        def result() -> list[Page]:
+            for page in made:
+                if page.wait is not None:
+                    page.wait()
+            return made
+
+        return result
+
+    def at_once(self, tier: int) -> int:
+        """Number of pages of a tier to demote at once: fewer where the budget has no room for their lower
+        pages beside them."""
+        if not self.budget:
+            return AT_ONCE
+        return max(1, min(AT_ONCE, (self.budget - self.nbytes) // self.sizes[tier - 1]))
+
+    def _begin(self, pages: Sequence[Page]) -> None:
+        """Start to make the `lower` of each page."""
+        tier = pages[0].tier - 1
+        finish, made = self.storage.demote([page.number for page in pages], tier + 1), list[Page]()
+
+        def wait() -> None:
+            for page, number in zip(made, finish(), strict=True):
+                page.number, page.wait = number, None
+
+        for page in pages:
+            page.lower = self._count(Page(-1, tier))
+            page.lower.wait = wait
+            made.append(page.lower)
 
     def release(self, page: Page) -> None:
         page.users -= 1
@@ -90,13 +147,32 @@ class PagePool:
         self.pages[page.tier] += 1
         return page
 
-    def adapt(self, pages: int) -> None:
-        """Choose the level of tightening before `pages` more hot pages are made."""
+    def adapt(self, pages: int) -> bool:
+        """Choose the level of tightening before `pages` more hot pages are made; True if it rose. Caches that
+        are only kept for later go first."""
+        before = self.level
         pressure, need = self.pressure(), pages * self.sizes[HOT]
-        if self.level < MOST and (pressure > HIGH or self._exceeds(self.nbytes + need)):
+        if pressure > HIGH:
+            self.reclaim()
+        self._make_room(HOT, pages)
+        if self.level < self.least:
+            self.level = self.least
+        elif self.level < MOST and (pressure > HIGH or self._exceeds(self.nbytes + need)):
             self.level += 1
-        elif self.level and pressure < LOW and not self._exceeds(1.1 * (self._at(self.level - 1) + need)):
+        elif self.level > self.least and pressure < LOW and self._fits_at(self.level - 1, need):
             self.level -= 1
+        return self.level > before
+
+    def _make_room(self, tier: int, n: int) -> None:
+        """Free caches that are kept for later until so many pages of a tier fit."""
+        while self._exceeds(self.nbytes + n * self.sizes[tier]) and self.reclaim():
+            pass
+        if self.budget and self.storage.crowded(tier, n):
+            for each in range(len(TIERS)):
+                self.compact(each)
+
+    def _fits_at(self, level: int, need: int) -> bool:
+        return not self._exceeds(1.1 * (self._at(level) + need))
 
     def _exceeds(self, nbytes: float) -> bool:
         return bool(self.budget) and nbytes > self.budget

@@ -35,8 +35,13 @@ class Storage(Protocol):
     layout: str  # name of the byte order that `dump` uses
     background: bool  # demotions run in parallel to decoding: worth starting ahead of time
 
+    limit: int  # bytes that all pages should take, unused ones included; 0 for no limit
+
     def page_bytes(self, tier: int) -> int:
         """Bytes of a page with its scales and biases."""
+
+    def crowded(self, tier: int, n: int) -> bool:
+        """Do n more pages of a tier exceed the limit because of unused pages, which `compact` returns?"""
 
     def prepare(self, tier: int, n: int) -> None:
         """Called before n pages of a tier are made."""

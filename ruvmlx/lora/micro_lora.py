@@ -23,7 +23,8 @@ class MicroLoRA:
     """lora_a [D, r], lora_b [r, V]; float32, contiguous.
 
     evidence [3, r, A + k]: sums over the ratings so far; gain: factor by which their update was scaled down;
-    trend: whether the latest ratings confirm the older ones (all as in sona/instant.py).
+    trend: whether the latest ratings confirm the older ones (all as in sona/instant.py). taste [A]: part of
+    lora_b's first row at a gain of 1 (sona/taste_push.py); empty: none.
 
     Arrays are never written after construction: an update makes a new MicroLoRA, so that a reply in progress
     keeps the weights it started with.
@@ -35,6 +36,7 @@ class MicroLoRA:
     gain: float = 1.0
     trend: float = 0.0
     alpha: float = ALPHA
+    taste: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @classmethod
     def fresh(cls, directions: np.ndarray, vocab_size: int, alpha: float = ALPHA) -> "MicroLoRA":
@@ -53,7 +55,7 @@ class MicroLoRA:
 
     @property
     def nbytes(self) -> int:
-        return self.lora_a.nbytes + self.lora_b.nbytes + self.evidence.nbytes
+        return self.lora_a.nbytes + self.lora_b.nbytes + self.evidence.nbytes + self.taste.nbytes
 
     @property
     def norm(self) -> float:
@@ -81,6 +83,7 @@ class MicroLoRA:
             gain=np.float64(self.gain),
             trend=np.float64(self.trend),
             alpha=np.float32(self.alpha),
+            taste=self.taste,
             **more,  # type: ignore[arg-type]
         )
         return out.getvalue()
@@ -108,7 +111,7 @@ class MicroLoRA:
                 f"the adapter is for hidden size {d} and {v} tokens; the model has {hidden_size} and "
                 f"{vocab_size}. Start with --adapter none, or load the adapter's own model."
             )
-        if not all(np.isfinite(w).all() for w in (self.lora_a, self.lora_b, self.evidence)):
+        if not all(np.isfinite(w).all() for w in (self.lora_a, self.lora_b, self.evidence, self.taste)):
             raise CorruptFile(
                 "the stored adapter holds NaN or Inf; `ruvmlx learn undo` goes back one version."
             )

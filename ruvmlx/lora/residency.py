@@ -42,6 +42,14 @@ class Residency(Generic[T]):
         self._evict()
         return found
 
+    def beside(self, name: str) -> T:
+        """Load the adapter if needed; the hot one stays the hot one."""
+        hot = next(reversed(self._loaded), None)
+        found = self.get(name)
+        if hot is not None and hot in self._loaded:
+            self._loaded.move_to_end(hot)
+        return found
+
     def _evict(self) -> None:
         sizes = {name: self._size(adapter) for name, adapter in self._loaded.items()}
         while len(sizes) > 1 and sum(sizes.values()) > self.budget:

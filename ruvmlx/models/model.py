@@ -120,10 +120,15 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = True,
         thinking: bool | None = None,
         tools: Tools = (),
+        salt: str = "",
     ) -> list[int]:
         """Conversation -> ids through the model's chat template, rendered in a sandbox. thinking: whether the
         model is to think first; None is the template's own choice. Templates without a choice ignore it.
-        tools: what the model may call; UsageError if the template has no place for tools."""
+        tools: what the model may call; UsageError if the template has no place for tools. salt: texts that
+        were encoded before are known only under an equal salt."""
+
+    def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
+        """The text that `encode_chat` encodes, special tokens as they are written."""
 
 
 @dataclass

@@ -32,6 +32,18 @@ def split(text: str) -> Thought:
     return Thought("", text)
 
 
+def tag_of(template: str | None) -> str | None:
+    """The tag that begins a thought, if a chat template knows one; None: its model does not think first."""
+    return next(
+        (tag for tag, end in TAGS.items() if tag in (template or "") or end in (template or "")), None
+    )
+
+
+def joined(thought: str, answer: str, tag: str) -> str:
+    """A reply's text from its two parts: what `split` takes apart."""
+    return f"{tag}\n{thought}\n{TAGS[tag]}\n\n{answer}"
+
+
 def opened_by(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
     """The tag, with the space behind it, with which a prompt ends; else ""."""
     tail = tokenizer.decode(prompt_ids[-_TAIL:])

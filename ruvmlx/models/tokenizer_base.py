@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
+from .known_runs import KnownRuns
 from .model import Message, Tools
 from .typed_text import GUARD, THOUGHT_TAGS
 
@@ -95,10 +96,15 @@ class BaseTokenizer(ABC):
         add_generation_prompt: bool = True,
         thinking: bool | None = None,
         tools: Tools = (),
+        salt: str = "",
     ) -> list[int]:
         """Conversation -> ids. Special tokens come from the template alone; a BOS it wrote is not doubled."""
         text = self._chat.render(messages, add_generation_prompt, thinking, tools)
-        return self._with_bos(self._encode_special(text))
+        return self._with_bos(self._encode_special(text, salt))
+
+    def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
+        """What the template writes, special tokens included."""
+        return self._chat.render(messages, tools=tools).replace(GUARD, "")
 
     # Inside --------------------------------------------------------------------------------------
 
@@ -133,7 +139,11 @@ class BaseTokenizer(ABC):
         texts = sorted(self.special_tokens, key=len, reverse=True)
         return re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
 
-    def _encode_special(self, text: str) -> list[int]:
+    @cached_property
+    def _runs(self) -> KnownRuns:
+        return KnownRuns(self._encode_run)
+
+    def _encode_special(self, text: str, salt: str = "") -> list[int]:
         """Special strings become their ids; the runs between them lose their guards and are encoded."""
         text = _clean(text)
         parts = self._special_pattern.split(text) if self._special_pattern else [text]
@@ -142,7 +152,7 @@ class BaseTokenizer(ABC):
             if i % 2:
                 ids.append(self.special_tokens[part])
             elif run := part.replace(GUARD, ""):
-                ids += self._encode_run(run, first=not ids)
+                ids += self._runs(run, not ids, salt)
         return ids
 
 

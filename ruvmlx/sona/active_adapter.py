@@ -108,6 +108,10 @@ class ActiveAdapter:
         if version != self.state.version:
             self._use(self.load(version))
 
+    def reload(self) -> None:
+        """Load the stored version, because the one in memory was never committed."""
+        self._use(self.load(self.history.version()))
+
     def _use(self, state: LearnerState) -> None:
         if state.base != self.state.base:
             self.probed_base = self._probed(state.base)

@@ -80,7 +80,7 @@ class AdapterHistory:
 
     def labels(self) -> list[tuple[str, str, int]]:
         """(reply id, rating, version that it made) of every rating in force, the oldest first."""
-        return self._store.ratings.dated(*self._key)
+        return self._store.ratings.labels(*self._key)
 
     def rated_words(self) -> list[ReplyWords]:
         """The taste model's columns of the rated replies."""
@@ -191,6 +191,10 @@ class AdapterHistory:
                 raise NotFound("there is no rating or preference to take back.")
             self._store.versions.move_head(*self._key, self.adapter(version).parent, "undo")
         return replace(self.status(), undone="rating" if version == rated else "preference")
+
+    def go_back(self, version: int) -> None:
+        """Use an ancestor again, because later feedback is taken back. Call inside a transaction."""
+        self._store.versions.move_head(*self._key, version, "undo")
 
     def rollback(self, version: int) -> LearnStatus:
         """Use another version; 0 is the untouched model. Only feedback that led to it still counts."""

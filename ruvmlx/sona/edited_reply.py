@@ -7,6 +7,7 @@ from ..errors import UsageError
 from ..models import thinking
 from ..models.model import Message, Tokenizer
 from ..store import ReplyRow
+from ..text import sanitize
 from .user_taste import reply_features
 
 
@@ -23,7 +24,7 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
     if parts.is_open:
         raise UsageError("that reply ended inside its thought, so it has no answer to rewrite.")
     before = parts.answer
-    if answer.strip() == before.strip():
+    if _as_shown(answer) == _as_shown(before):
         raise UsageError("the edited reply is the same as before; nothing was saved.")
     head = original.text[: len(original.text) - len(before)]
     thought = _thought(tokenizer, original)
@@ -42,6 +43,11 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
         beside=None,
         edited=original.id,
     )
+
+
+def _as_shown(text: str) -> str:
+    """The text as an input line shows it: a reply that the user did not change comes back in this form."""
+    return "\n".join(sanitize(text).splitlines()).strip()
 
 
 def _thought(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:

@@ -5,9 +5,10 @@ is the topic of the replies. So lora_b is computed from all ratings so far, weig
 the tokens that ratings may move it is written in coordinates (coordinates.py): one for each token, and one
 for each feature, a direction in which tokens of one kind move together,
 
-    lora_b = gain * held_back(theta_tokens + theta_features @ features^T)
+    lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
 
-For reply i with weight w_i, gradient g_i (E_b of trace.py) and Fisher information f_i in these coordinates,
+`taste` is the push of the taste model (taste_push.py), which the caller gives. For reply i with weight w_i,
+gradient g_i (E_b of trace.py) and Fisher information f_i in these coordinates,
 
     G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i
 
@@ -44,7 +45,7 @@ the next rating starts from it.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class UncappedUpdate:
     """The update from all ratings, before the global cap.
 
     block [r, A + 1]: lora_b for the movable tokens at a gain of 1. Other tokens keep their lora_b, scaled by
-    the gain. covered: lora_b is 0 for all other tokens.
+    the gain. covered: lora_b is 0 for all other tokens. taste [A]: the part of the block that is the taste's.
     """
 
     adapter: MicroLoRA
@@ -103,12 +104,13 @@ class UncappedUpdate:
     evidence: np.ndarray
     covered: bool
     trend: float = 0.0
+    taste: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def at(self, share: float, probe: KLProbe) -> MicroLoRA:
         old, now = self.adapter, self.adapter.gain
         kept = 0.0 if self.covered or not now else share / now
         b = kernels.micro_place(old.lora_b, kept, self.block, probe.tokens, share, LARGEST)
-        return MicroLoRA(old.lora_a, b, self.evidence, share, self.trend, old.alpha)
+        return MicroLoRA(old.lora_a, b, self.evidence, share, self.trend, old.alpha, self.taste)
 
 
 def update(
@@ -133,11 +135,16 @@ def update(
 
 
 def updated(
-    adapter: MicroLoRA, pushes: Sequence[ReplyPush], probe: KLProbe, kl: float = 0.0, reserve: float = 0.0
+    adapter: MicroLoRA,
+    pushes: Sequence[ReplyPush],
+    probe: KLProbe,
+    kl: float = 0.0,
+    reserve: float = 0.0,
+    taste: np.ndarray | None = None,
 ) -> Update | None:
     """The adapter after one piece of evidence, the sum of one or more pushes; as in `update`.
 
-    The statistics are of traces under this adapter.
+    The statistics are of traces under this adapter. taste [A]: replaces the adapter's; None keeps it.
     """
     given = [push for push in pushes if push.weight != 0]
     if not given:
@@ -154,7 +161,8 @@ def updated(
         before, gradient, information, stats.beside, weight,
         remembered(trend), RULE, probe.answered(adapter), adapter.scale, LARGEST,
     )  # fmt: skip
-    whole = UncappedUpdate(adapter, block, evidence, stats.covered, trend)
+    taste = adapter.taste if taste is None else taste
+    whole = UncappedUpdate(adapter, _tasted(block, taste), evidence, stats.covered, trend, taste)
     return capped(whole, probe, min(KL_CAP, kl + PER_RATING) - reserve)
 
 
@@ -194,7 +202,9 @@ def recapped(adapter: MicroLoRA, probe: KLProbe) -> Update:
     block = probe.coordinates.columns(adapter.lora_b) * share
     _require_finite(block)
     return capped(
-        UncappedUpdate(adapter, block, adapter.evidence, probe.coordinates.covers(adapter), adapter.trend),
+        UncappedUpdate(
+            adapter, block, adapter.evidence, probe.coordinates.covers(adapter), adapter.trend, adapter.taste
+        ),
         probe,
     )
 
@@ -273,11 +283,21 @@ def asked(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarra
 
 
 def beside(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """The part of lora_b that does not follow from the evidence, at a gain of 1: [r, A + 1]."""
+    """The part of lora_b that follows neither from the evidence nor from the taste, at a gain of 1:
+    [r, A + 1]."""
     if not adapter.gain:
         return np.zeros((adapter.rank, probe.tokens.size + 1), np.float32)
     now = probe.coordinates.columns(adapter.lora_b) * np.float32(1 / adapter.gain)
-    return now - asked(adapter, evidence, probe)
+    return now - _tasted(asked(adapter, evidence, probe), adapter.taste)
+
+
+def _tasted(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
+    """The block [r, A + 1] with the taste [A] added to its first row."""
+    if not taste.size:
+        return block
+    total = block.copy()
+    total[0, : taste.size] += taste
+    return total
 
 
 def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLProbe) -> Update:
@@ -286,9 +306,10 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLPr
     new = old - (held(after, probe) - held(before, probe))
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
-    block = asked(adapter, new, probe) + beside(adapter, old, probe)
+    block = _tasted(asked(adapter, new, probe), adapter.taste) + beside(adapter, old, probe)
     _require_finite(block)
-    return capped(UncappedUpdate(adapter, block, new, probe.coordinates.covers(adapter), trend), probe)
+    covered = probe.coordinates.covers(adapter)
+    return capped(UncappedUpdate(adapter, block, new, covered, trend, adapter.taste), probe)
 
 
 def capped(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Update:

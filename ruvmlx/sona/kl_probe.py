@@ -14,6 +14,7 @@ import numpy as np
 
 from ..kernels.rating import KLContexts
 from ..lora import MicroLoRA
+from ..lora.micro_lora import ALPHA
 from . import reference_text
 from .coordinates import Coordinates, packed
 
@@ -170,6 +171,17 @@ class KLProbe:
         self._own, self.answered_contexts, self.coordinates.solver  # noqa: B018 - kept once computed
 
     @cached_property
+    def likely(self) -> np.ndarray:
+        """Mean probability of each movable token in answers, [A]; their sum is 1."""
+        p = self.packed[: self.answers, :-1].mean(axis=0, dtype=np.float64)
+        return p / p.sum()
+
+    @cached_property
+    def reading(self) -> float:
+        """Logits that 1 in the first row of lora_b adds in an answer, on average."""
+        return float(self._projections[: self.answers, 0].mean() * ALPHA / self.directions.shape[1])
+
+    @cached_property
     def answered_contexts(self) -> tuple[np.ndarray, KLContexts]:
         """Contexts in answers [n, D], and probabilities there: the frozen model's, even under a base."""
         n = self.answers
@@ -179,11 +191,11 @@ class KLProbe:
     def answered(self, adapter: MicroLoRA) -> KLContexts:
         """The answers with the adapter's projections; the frozen model's contexts, even under a base."""
         contexts, text = self.answered_contexts
-        if self._is_own(adapter):
+        if self.reads(adapter):
             return text
         return text.read_as(np.ascontiguousarray(contexts @ adapter.lora_a))
 
-    def _is_own(self, adapter: MicroLoRA) -> bool:
+    def reads(self, adapter: MicroLoRA) -> bool:
         """Is the adapter's lora_a the calibrated one?"""
         a = adapter.lora_a
         if a is self._same:
@@ -207,7 +219,7 @@ class KLProbe:
 
         All other tokens keep their proportions and count as one column.
         """
-        own = self._is_own(adapter)
+        own = self.reads(adapter)
         text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
         return _by_share(text, block, adapter.scale, self.rise)
 

@@ -28,6 +28,7 @@ from .layer_part import KLGuard, LayerPart
 from .rating_index import RatingIndex
 from .reply_traces import ReplyTraces
 from .state import LearnerState, PreferenceResult, RatingResult
+from .taste_push import TastePush
 from .trace import Trace, adapted_logits
 from .user_taste import UserTaste
 from .weight_anchors import WeightAnchors
@@ -56,6 +57,7 @@ class Learner:
         self.active, self.rating_index, self.anchors = active, rating_index, anchors
         self.traces = ReplyTraces(store, active, layers, guard, learns)
         self.taste = UserTaste(active.history)
+        self.taste_push = TastePush(model.tokenizer, self.taste)
 
     # -- the adapter in use --------------------------------------------------------------------------
 
@@ -116,11 +118,13 @@ class Learner:
     def settle(self, pause: Pause | None = None) -> None:
         """Prepare the newest replies for a rating, in this process or another.
 
-        That takes seconds where ratings change more than the head: `pause` is called in between and may raise
-        to stop.
+        That takes seconds after many replies, and where ratings change more than the head: `pause` is called
+        in between and may raise to stop.
         """
         self.traces.settle()
-        self.rating_index.settle()
+        self.rating_index.settle(pause)
+        if self._pushes_taste(self.micro):
+            self.taste_push.prepare(self.version, self.probe)
         self.traces.settle_layers(pause)
 
     # -- ratings -------------------------------------------------------------------------------------
@@ -149,6 +153,7 @@ class Learner:
             packed(new.micro, new.layer_lora), new.kl, new.micro.norm,
         )  # fmt: skip
         self.active.state = replace(new, base=before.base, version=version)
+        self.taste_push.rated(before.version, version)
         self.rating_index.rated(reply, rating, version)
         total_us = 1e6 * (time.perf_counter() - started)
         logprobs = self._logprobs(trace, before, new)
@@ -186,6 +191,7 @@ class Learner:
         state = packed(new.micro, new.layer_lora)
         version = self.history.pairs.commit(before.version, row, state, new.kl, new.micro.norm)
         self.active.state = replace(new, base=before.base, version=version)
+        self.taste_push.rated(before.version, version)
         total_us = 1e6 * (time.perf_counter() - started)
         high, low = (self._logprobs(trace, before, new) for trace in traces)
         return PreferenceResult(
@@ -246,7 +252,8 @@ class Learner:
             layers = self._layers_after(base, given)
             more = self.layers.added_kl(layers)
             if self.targets.head:
-                update = instant.updated(base.micro, pushes, self.probe, base.kl, max(0.0, more))
+                taste = self._taste_for(base.micro)
+                update = instant.updated(base.micro, pushes, self.probe, base.kl, max(0.0, more), taste)
             else:
                 update = instant.noted(base.micro, pushes, self.probe.floor)
         except kernels.NotFinite as e:
@@ -258,6 +265,14 @@ class Learner:
             return base, apply_us
         kl = max(0.0, update.kl + more)
         return LearnerState(update.adapter, base.base, _NEVER_STORED, kl, layers), apply_us
+
+    def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:
+        """The taste's part of the new weights; None: as it is."""
+        return self.taste_push.of(self.version, self.probe) if self._pushes_taste(micro) else None
+
+    def _pushes_taste(self, micro: MicroLoRA) -> bool:
+        """An imported adapter may read something else than "this is a reply" in its first direction."""
+        return self._learns and self.targets.head and self.probe.reads(micro)
 
     def _push(self, trace: Trace, weight: float) -> instant.ReplyPush:
         stats = trace.stats or instant.prepare_stats(trace, self.probe)

@@ -13,6 +13,10 @@ class PairHistory:
         """The preferences in force, the oldest first."""
         return self._store.preferences.in_force(*self._key)
 
+    def kind(self, version: int) -> str:
+        """What gave the preference that made this version."""
+        return self._store.preferences.kind(*self._key, version)
+
     def between(self, one: str, other: str) -> bool:
         """Is there a preference in force between two replies?"""
         return any({one, other} == {row.better, row.worse} for row in self.in_force())

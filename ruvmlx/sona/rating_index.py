@@ -5,6 +5,7 @@ them. Questions are embedded while the user reads (`settle`), before a reply onl
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ import numpy as np
 
 from ..backends.base import Backend, untouched
 from ..models.model import Message, Model
+from ..pausing import Pause
 from ..store import ReplyRow, Store
 from . import embedding, signal
 from .adapter_history import AdapterHistory
@@ -20,6 +22,7 @@ from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
 from .signal import LearningSignal
 
 MAX_EXAMPLES = 8
+NEWEST = 64  # replies that `settle` prepares; questions of earlier ones are embedded when they are rated
 _UNKNOWN = -1  # version of a bank that must be compared with the store again
 
 
@@ -61,7 +64,7 @@ class RatingIndex:
         self._implicit = implicit
         self._version: int | None = None  # the adapter's version that the bank reflects
         self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
-        self._new: list[ReplyRow] = []  # not settled yet
+        self._new: deque[ReplyRow] = deque(maxlen=NEWEST)  # not settled yet
         self._pending: list[LearningSignal] = []
 
     @cached_property
@@ -103,10 +106,13 @@ class RatingIndex:
         """Note a stored reply: `settle` embeds its question if that is missing."""
         self._new.append(reply)
 
-    def settle(self) -> None:
-        """While the user reads: embed the newest questions, cluster the bank, write signals."""
-        new, self._new = self._new, []
-        for reply in new:
+    def settle(self, pause: Pause | None = None) -> None:
+        """While the user reads: embed the newest questions, cluster the bank, write signals. pause: called
+        between two questions; the next call goes on."""
+        while self._new:
+            if pause is not None:
+                pause()
+            reply = self._new.popleft()
             self.query(reply)
             if reply.finish_reason == "cancelled":
                 self.noticed(reply, "stopped")
@@ -148,9 +154,8 @@ class RatingIndex:
         mine = self._model.fingerprint
         signs = self._store.signals.all(mine, "implicit") if self._implicit else []
         signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equally strong ones the newest
-        return {s.reply_id: s.label for s in signs} | dict(
-            self._store.ratings.labels(mine, self._history.name)
-        )
+        rated = {reply_id: rating for reply_id, rating, _ in self._history.labels()}
+        return {s.reply_id: s.label for s in signs} | rated
 
     def _vector(self, reply_id: str) -> np.ndarray | None:
         return self._unit(self._store.replies.query(reply_id)) if reply_id not in self.bank else None
@@ -185,6 +190,8 @@ class RatingIndex:
         """Add a rating that was committed as `version`, the successor of the bank's version."""
         signal_ = self._signal(reply, rating)
         self._pending.append(signal_)
+        if len(self._pending) >= NEWEST:  # a server may never be idle
+            self.flush()
         self.bank.put(reply.id, rating, signal_.query)
         self._version = version
 

@@ -25,6 +25,11 @@ class ReplyTraces:
         self.held: OrderedDict[str, Trace] = OrderedDict()  # by reply id, the newest last
         self._stored: set[str] = set()  # ids in `held` that are in the store, too
 
+    @property
+    def nbytes(self) -> int:
+        """Of the traces in memory."""
+        return sum(trace.nbytes for trace in self.held.values())
+
     def keep(self, reply_id: str, trace: Trace) -> None:
         """Keep a reply's trace in memory, among the newest few."""
         if trace.tokens:

@@ -22,7 +22,7 @@ import numpy as np
 
 from .taste_columns import design
 from .taste_features import ReplyFeatures
-from .taste_fit import Rows, TasteFit, fit, missing_side
+from .taste_fit import M, Rows, TasteFit, fit, missing_side
 from .taste_words import Liking, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
@@ -31,6 +31,8 @@ _STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0
 NEWEST = 1000  # ratings that are used at most
 GAP = 2.0  # y of a preference: stars by which the better reply leads
+DOUBTED = 1.0  # standard deviations from zero up to which a weight does not push tokens
+ROOT_STEP = 0.5  # by which one more of a word raises the root of its count, about: by 1, 0.4, 0.3 ..
 PAIR = 0.5  # weight of a preference, in ratings: a difference has the noise of two replies
 
 
@@ -79,6 +81,23 @@ def _row(one: Given) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]
 
 
 @dataclass(frozen=True)
+class TokenWeights:
+    """Weights that hold for all questions. mean [K], covariance [K, K]: stars by which a reply's rating rises
+    with each measure, as `measured` gives it, and with one more of each word. words [K]: hashes of the words,
+    -1 for the measures, which come first."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    words: np.ndarray
+
+    @property
+    def shrunk(self) -> np.ndarray:
+        """[K]: each weight, shrunk by how uncertain it is; 0 below DOUBTED standard deviations."""
+        doubt = DOUBTED**2 * np.diag(self.covariance) / np.maximum(self.mean**2, 1e-12)
+        return self.mean * np.maximum(0, 1 - doubt)
+
+
+@dataclass(frozen=True)
 class TasteModel:
     """Immutable; made by `fit`. ratings: ratings and preferences that it was fitted to."""
 
@@ -108,6 +127,25 @@ class TasteModel:
     def turned(self) -> int:
         """Ratings before the newest turn of the taste, which count no more; 0: it never turned."""
         return self.fitted.turned
+
+    def token_weights(self) -> TokenWeights:
+        fit = self.fitted
+        which = [k for k, column in enumerate(fit.columns) if column.opener is None]
+        own = {k: M + at for at, k in enumerate(k for k in which if fit.columns[k].word is not None)}
+        total = np.zeros((M + len(own), fit.posterior.mean.size))
+        total[:M, 1 : 1 + M] = np.diag(1 / fit.scale.spread)
+        for k in which:
+            measure = fit.columns[k].measure
+            if measure is not None:
+                total[measure, 1 + M + k] = 1 / fit.scale.spread[measure]
+        for k, row in own.items():
+            total[row, 1 + M + k] = ROOT_STEP
+        words = [fit.columns[k].word for k in own]
+        return TokenWeights(
+            total @ fit.posterior.mean,
+            total @ fit.posterior.covariance @ total.T,
+            np.array([-1] * M + words, np.int64),
+        )
 
     def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Liking]:
         """What the ratings support, the strongest first. rated: (question, reply) of rated replies, from

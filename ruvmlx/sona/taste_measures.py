@@ -77,13 +77,15 @@ class ReplyText:
 @dataclass(frozen=True)
 class Measure:
     """more, less: what a user likes whose ratings rise, or fall, with it. usual, spread: mean over replies,
-    and standard deviation among replies to one question (starter model)."""
+    and standard deviation among replies to one question (starter model). by_word: a word or a mark changes it
+    wherever it stands; other measures are of the reply's structure."""
 
     more: str
     less: str
     of: Callable[[ReplyText], float]
     usual: float = 0.0
     spread: float = 1.0
+    by_word: bool = True
 
 
 def _mean_length(t: ReplyText) -> float:
@@ -99,16 +101,19 @@ def _capitals(t: ReplyText) -> float:
 
 
 _NAMED = (
-    Measure("longer replies", "shorter replies", lambda t: math.log(len(t.words) + 5), 4.36, 0.25),
-    Measure("complete replies", "replies that go on", lambda t: float(t.finished), 0.05, 0.20),
+    Measure("longer replies", "shorter replies", lambda t: math.log(len(t.words) + 5), 4.36, 0.25,
+            by_word=False),
+    Measure("complete replies", "replies that go on", lambda t: float(t.finished), 0.05, 0.20,
+            by_word=False),
     Measure("longer sentences", "shorter sentences",
-            lambda t: math.log((len(t.words) + 15) / (t.sentences + 1)), 2.66, 0.20),
+            lambda t: math.log((len(t.words) + 15) / (t.sentences + 1)), 2.66, 0.20, by_word=False),
     Measure("longer words", "shorter words", _mean_length, 4.59, 0.28),
     Measure("more long words", "fewer long words",
             lambda t: t.share(sum(len(w) >= 8 for w in t.words)), 3.44, 0.59),
-    Measure("lists", "no lists", lambda t: t.of_lines(_ITEM), 0.15, 0.23),
-    Measure("more paragraphs", "fewer paragraphs", lambda t: math.log(1 + len(t.lines)), 1.19, 0.27),
-    Measure("headings", "no headings", lambda t: t.of_lines(_HEADING), 0.02, 0.20),
+    Measure("lists", "no lists", lambda t: t.of_lines(_ITEM), 0.15, 0.23, by_word=False),
+    Measure("more paragraphs", "fewer paragraphs", lambda t: math.log(1 + len(t.lines)), 1.19, 0.27,
+            by_word=False),
+    Measure("headings", "no headings", lambda t: t.of_lines(_HEADING), 0.02, 0.20, by_word=False),
     Measure("contractions", "no contractions",
             lambda t: t.share(len(_CONTRACTION.findall(t.text))), 1.17, 0.70),
     Measure("more 'you'", "less 'you'", lambda t: t.share_of(_YOU), 1.24, 0.66),
@@ -117,13 +122,15 @@ _NAMED = (
     Measure("exclamation marks", "no exclamation marks", lambda t: t.share(t.count("!")), 0.03, 0.20),
     Measure("questions back", "no questions back", lambda t: t.share(t.count("?")), 0.03, 0.20),
     Measure("more numbers", "fewer numbers", lambda t: t.share(len(_NUMBER.findall(t.text))), 0.23, 0.58),
-    Measure("more names", "fewer names", _capitals, 0.55, 0.71),
+    Measure("more names", "fewer names", _capitals, 0.55, 0.71, by_word=False),
     Measure("more commas", "fewer commas", lambda t: t.share(t.count(",;")), 2.20, 0.59),
     Measure("more brackets and quotes", "fewer brackets and quotes", lambda t: t.share(t.count('("\u201c')),
             0.24, 0.54),
-    Measure("bold or italic text", "no bold or italic text", lambda t: t.share(t.count("*_")), 0.45, 0.94),
-    Measure("code", "no code", lambda t: t.share(len(_CODE.findall(t.text))), 0.00, 0.20),
-    Measure("more varied words", "more repeated words", _variety, 6.23, 0.52),
+    Measure("bold or italic text", "no bold or italic text", lambda t: t.share(t.count("*_")), 0.45, 0.94,
+            by_word=False),
+    Measure("code", "no code", lambda t: t.share(len(_CODE.findall(t.text))), 0.00, 0.20,
+            by_word=False),
+    Measure("more varied words", "more repeated words", _variety, 6.23, 0.52, by_word=False),
     Measure("more caution", "less caution", lambda t: t.share_of(_HEDGE), 0.28, 0.45),
     Measure("more letters beyond ASCII", "fewer letters beyond ASCII",
             lambda t: t.share(sum(ord(c) > 127 and c.isalpha() for c in t.text)), 0.00, 0.20),

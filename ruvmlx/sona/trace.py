@@ -80,6 +80,11 @@ class Trace:
         self.grad_b = np.zeros_like(self.adapter.lora_b)
         self._hidden: list[np.ndarray] = []
 
+    @property
+    def nbytes(self) -> int:
+        """Of its gradient and hidden states; those of layers below the head are left out."""
+        return self.grad_a.nbytes + self.grad_b.nbytes + sum(hidden.nbytes for hidden in self._hidden)
+
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
         """Add one token: hidden [D], logits [V] with the adapter applied, the token drawn from them."""
         logprob, frozen = kernels.trace_accumulate(

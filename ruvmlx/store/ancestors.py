@@ -13,6 +13,23 @@ WITH_ANCESTORS = (
 ALL_STEPS = 1 << 62
 
 
+def enforce(db: Database, table: str, subject: str, fingerprint: str, name: str, head: int) -> None:
+    """Put the rows of the table that led to a version in force, and no others. Call inside a transaction.
+
+    subject: SQL columns that say what a row is about; only the newest row about one subject is in force.
+    """
+    db.execute(f"UPDATE {table} SET in_force = 0 WHERE fingerprint = ? AND adapter = ?", fingerprint, name)
+    db.execute(
+        WITH_ANCESTORS + f"UPDATE {table} SET in_force = 1 WHERE id IN (SELECT max(id) FROM {table}"
+        " WHERE fingerprint = ?1 AND adapter = ?2 AND version IN (SELECT version FROM ancestors)"
+        f" GROUP BY {subject})",
+        fingerprint,
+        name,
+        head,
+        ALL_STEPS,
+    )
+
+
 def newest_version(db: Database, table: str, fingerprint: str, name: str, head: int) -> int:
     """The newest version that a row of the table made, among the head and its ancestors; 0: none did."""
     found = db.value(

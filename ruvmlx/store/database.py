@@ -46,7 +46,11 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit everything that is written inside, or nothing. Takes the write lock at once."""
+        """Commit everything that is written inside, or nothing. Takes the write lock at once. Inside of
+        another transaction it is a part of that one."""
+        if self.in_transaction:
+            yield
+            return
         with _readable_errors(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:

@@ -7,7 +7,7 @@ the same two replies is in force.
 import time
 from dataclasses import dataclass
 
-from .ancestors import ALL_STEPS, WITH_ANCESTORS, newest_version
+from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version
 from .database import Database, columns
 from .ratings import RatedReply
 from .replies import ReplyWords
@@ -77,20 +77,14 @@ class Preferences:
 
     def enforce(self, fingerprint: str, name: str, head: int) -> None:
         """Put the preferences that led to a version in force, and no others. Call inside a transaction."""
-        self._db.execute(
-            "UPDATE preferences SET in_force = 0 WHERE fingerprint = ? AND adapter = ?", fingerprint, name
-        )
-        self._db.execute(
-            WITH_ANCESTORS + "UPDATE preferences SET in_force = 1 WHERE id IN"
-            " (SELECT max(id) FROM preferences WHERE fingerprint = ?1 AND adapter = ?2"
-            f" AND version IN (SELECT version FROM ancestors) GROUP BY {_PAIR})",
-            fingerprint,
-            name,
-            head,
-            ALL_STEPS,
-        )
+        enforce(self._db, "preferences", _PAIR, fingerprint, name, head)
 
     # -- reading -------------------------------------------------------------------------------------
+
+    def kind(self, fingerprint: str, name: str, version: int) -> str:
+        """What gave the preference that made a version."""
+        sql = "SELECT kind FROM preferences WHERE fingerprint = ? AND adapter = ? AND version = ?"
+        return str(self._db.value(sql, fingerprint, name, version))
 
     def in_force(self, fingerprint: str, name: str) -> list[PreferenceLabel]:
         """The preferences in force, oldest first."""

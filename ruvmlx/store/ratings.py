@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .ancestors import ALL_STEPS, WITH_ANCESTORS, newest_version
+from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version
 from .database import Database, columns, to_vector
 from .replies import ReplyWords
 from .witness import Witness
@@ -86,18 +86,7 @@ class Ratings:
 
     def enforce(self, fingerprint: str, name: str, head: int) -> None:
         """Put the ratings that led to a version in force, and no others. Call inside a transaction."""
-        self._db.execute(
-            "UPDATE ratings SET in_force = 0 WHERE fingerprint = ? AND adapter = ?", fingerprint, name
-        )
-        self._db.execute(
-            WITH_ANCESTORS + "UPDATE ratings SET in_force = 1 WHERE id IN (SELECT max(id) FROM ratings"
-            " WHERE fingerprint = ?1 AND adapter = ?2 AND version IN (SELECT version FROM ancestors)"
-            " GROUP BY reply_id)",
-            fingerprint,
-            name,
-            head,
-            ALL_STEPS,
-        )
+        enforce(self._db, "ratings", "reply_id", fingerprint, name, head)
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -114,18 +103,9 @@ class Ratings:
         )
         return [RatingRow(**dict(row) | {"query": to_vector(row["query"])}) for row in rows]
 
-    def labels(self, fingerprint: str, name: str) -> list[tuple[str, str]]:
-        """(reply id, rating) of the ratings in force, oldest first: `in_force` without the vectors."""
-        rows = self._db.rows(
-            "SELECT reply_id, rating FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
-            " ORDER BY id",
-            fingerprint,
-            name,
-        )
-        return [(row["reply_id"], row["rating"]) for row in rows]
-
-    def dated(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
-        """(reply id, rating, version that it made) of the ratings in force, oldest first."""
+    def labels(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
+        """(reply id, rating, version that it made) of the ratings in force, oldest first: `in_force` without
+        the vectors."""
         rows = self._db.rows(
             "SELECT reply_id, rating, version FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
             " ORDER BY id",

@@ -37,6 +37,7 @@ class ReplyRow:
     features: bytes | None = None  # of the text, for the taste model (sona/taste_features.py)
     beside: str | None = None  # id of the reply that was shown in its place (best of n)
     edited: str | None = None  # id of the reply that the user rewrote to this one; None: the model wrote it
+    tenant: str = ""  # a digest of the API key that asked for it; empty: asked for without one
 
     @property
     def context_ids(self) -> list[int]:

@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 7
+VERSION = 8
 
 # Token ids are little-endian int32; vectors and matrices little-endian float32.
 _V1 = """
@@ -172,7 +172,11 @@ CREATE INDEX preferences_by_adapter ON preferences(fingerprint, adapter, in_forc
 ALTER TABLE replies  -- id of the reply that the user rewrote to this one; NULL: the model wrote it
   ADD COLUMN edited TEXT;
 """
-_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)  # from each version to the next
+_V8 = """
+ALTER TABLE replies  -- a digest of the API key that asked for it; empty: asked for without one
+  ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+"""
+_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:

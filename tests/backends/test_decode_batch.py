@@ -76,6 +76,30 @@ def test_native_rows_in_every_format(tmp_path, shape, stored):
     assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_forks_that_read_shared_pages_once_have_the_bits_that_they_have_alone(
+    tmp_path, shape, policy, threads
+):
+    """Forks of two prompts and a sequence without forks; some are a token ahead; own pages in every tier."""
+    backend = NativeBackend(made(tmp_path, **shape, **STORED["4-bit"]), threads=threads)
+
+    def forks(step):
+        out, caches = [], []
+        for start, n, count in ((0, 130, 6), (5, 200, 4), (9, 70, 1)):
+            first = backend.new_cache(POLICIES[policy])
+            backend.prefill(TOKENS[start : start + n], first)
+            caches += [first, *(first.fork() for _ in range(count - 1))]
+        backend.decode(TOKENS[0], caches[2])
+        for i in range(150):
+            chosen = caches[i % 2 :: 1 + (i % 50 == 49)]
+            rows = step([TOKENS[(i + 7 * j) % 60] for j in range(len(chosen))], chosen, None)
+            out += [np.concatenate([row.logits, row.hidden]) for row in rows]
+        return np.stack(out)
+
+    np.testing.assert_array_equal(forks(backend.decode_batch), forks(one_by_one(backend)))
+
+
 @pytest.mark.parametrize("kind", [NativeBackend, ReferenceBackend, MLXBackend])
 def test_a_batch_adds_the_adapter_as_single_rows_do(tmp_path, shape, kind):
     backend = kind(made(tmp_path, **shape, **STORED["8-bit"]))

@@ -141,7 +141,7 @@ def test_a_chat_goes_on_under_another_base_as_if_it_had_no_cache(tiny, name):
         request = GenerationRequest(
             input_ids=ids, session_id=session, max_new_tokens=5, sampling=Sampling(0.0), ignore_eos=True
         )
-        return engine.generate(request)
+        return (engine if session else LLMInferenceEngine(tiny, backend)).generate(request)
 
     reply(50, "chat")
     assert reply(70, "chat").cached_tokens > 40
@@ -151,4 +151,6 @@ def test_a_chat_goes_on_under_another_base_as_if_it_had_no_cache(tiny, name):
     assert changed.token_ids == reply(80, None).token_ids
     assert reply(90, "chat").cached_tokens > 70
     backend.set_lora(None)
-    assert reply(100, "chat").cached_tokens == 0
+    back = reply(100, "chat")
+    assert back.cached_tokens >= 70  # what was read under this base before
+    assert back.token_ids == reply(100, None).token_ids

@@ -166,7 +166,8 @@ def test_logits_survive_failures_trims_forks_and_closings(shape, seed, way):
             case "close" if len(walks) > 1:
                 walks.remove((cache, judge))
                 cache.clear()
-        assert backend.pool.pages == counted(walks)
+        # A demotion that one sequence began ahead of time ends when another one needs one of its pages.
+        assert all(a >= b for a, b in zip(backend.pool.pages, counted(walks), strict=True))
         if way == "graph":
             assert backend.pool.storage.in_use >= sum(backend.pool.pages)  # more: begun ahead of time
     for cache, _ in walks:

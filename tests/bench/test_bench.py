@@ -3,8 +3,10 @@
 import importlib.util
 import json
 
+import numpy as np
 import pytest
 from ruvmlx.apps.bench import chat, kernels, learning, machine
+from ruvmlx.apps.bench.other_runtimes import LlamaCpp
 from ruvmlx.apps.bench.players import Ruvmlx
 from ruvmlx.apps.bench.stage import OnStage, take_turns
 
@@ -113,11 +115,30 @@ def test_every_kernel_in_every_implementation_is_near_its_twin():
 def test_llama_cpp_takes_part(run, starter_file):  # noqa: F811
     if importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("llama-cpp-python is not installed (uv sync --group oracle)")
-    code, out, _ = run("bench", "model", "--vs", "llama.cpp", "--context", "256", "--rounds", "3", "--json")
+    code, out, _ = run(
+        "bench", "model", "--vs", "llama.cpp", "--context", "256", "--rounds", "3", "--quick", "--json"
+    )
     rows = rows_of(out)
     assert code == 0
     assert rows["decode at 256: ours / llama.cpp"]["value"] > 0
     assert rows["time to first token, 256 new: llama.cpp"]["value"] > 0
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_llama_cpp_decodes_several_sequences_at_once(starter_file, unified):
+    """The last batch has each sequence's own logits: those that a batch of it alone has, up to rounding."""
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (uv sync --group oracle)")
+    prompts = [[504, 2365, 6354], [260, 1379, 282, 260, 905], [9906]]
+
+    def logits(of: list[list[int]]) -> np.ndarray:
+        player = LlamaCpp(str(starter_file), 1, 1024, sequences=len(of), unified=unified)
+        assert player.in_parallel(of, 4)["rate"] > 0
+        return np.stack([player.logits(i) for i in range(len(of))])
+
+    got, want = logits(prompts), np.concatenate([logits([prompt]) for prompt in prompts])
+    close = np.sqrt(np.mean((got - want) ** 2, axis=1)) / want.std(axis=1)
+    assert (close < 0.05).all()
+    assert np.abs(got[0] - got[1]).max() > 1
 
 
 def test_mlx_lm_takes_part(run, tiny_folder):  # noqa: F811

@@ -51,7 +51,7 @@ class ScriptedRuntime:
         """The runtime's parts: this object plays all of them."""
         return self
 
-    chats = deleted_chats = learning = tiers = parts
+    chats = deleted_chats = learning = tiers = scheduler = parts
 
     def _called(self):
         self.threads.add(threading.get_ident())
@@ -130,6 +130,10 @@ class ScriptedRuntime:
             32 + len(shown),
             KVStats.all_f16("tiered", 32 + len(shown), 1 << 20, 1 << 20),
         )
+
+    def rest(self):
+        """The scheduler's: no LoRA is installed."""
+        self._called()
 
     def settle(self, cancel=None):
         self._called()

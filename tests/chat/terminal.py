@@ -19,13 +19,14 @@ class Terminal:
     `expect` searches only the output after the last match.
     """
 
-    def __init__(self, argv, size=(80, 24), **environment):
+    def __init__(self, argv, size=(80, 24), cwd=None, **environment):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ.update(environment, TERM="xterm-256color")
+            if cwd is not None:
+                os.chdir(cwd)
             os.execvp(argv[0], argv)
-        columns, rows = size
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.resize(*size)
         self.raw = bytearray()
         self._seen, self._looked_at = "", 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -37,6 +38,14 @@ class Terminal:
         fresh, self._looked_at = bytes(self.raw[self._looked_at :]), len(self.raw)
         self._seen += self._plain.feed(self._decoder.decode(fresh))
         return self._seen
+
+    def resize(self, columns, rows):
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    @property
+    def attributes(self):
+        """Echo, lines, signals ..., as the process has set them."""
+        return termios.tcgetattr(self.fd)
 
     def send(self, text):
         os.write(self.fd, text.encode())

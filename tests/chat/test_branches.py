@@ -77,7 +77,7 @@ async def test_again_writes_a_second_reply_and_both_can_be_shown(chatting, size)
         assert (
             app.chat.transcript.replies[0].message_id == old and app.focused is app.chat.transcript.replies[0]
         )
-        assert "←→ Switch" in lines_of(app.screen)[-1]
+        await until(pilot, lambda: "←→ Switch" in lines_of(app.screen)[-1])
         await pilot.press("left")
         await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app))
         assert len(app.query(UserMessage)) == 1

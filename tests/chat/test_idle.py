@@ -14,7 +14,7 @@ from ruvmlx.apps import chat
 from ruvmlx.apps.chat import idle
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.options import ChatOptions
-from ruvmlx.apps.cli.generate import chat as chat_verb
+from ruvmlx.apps.cli.chat import chat as chat_verb
 from textual import events
 
 from ruvmlx import settings as config

@@ -15,7 +15,7 @@ from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
-from ruvmlx.engine.sessions import common_prefix
+from ruvmlx.engine.session import common_prefix
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store

@@ -74,6 +74,7 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("perplexity", "perplexity", str(text))
         say("ls", "ls")
         say("show", "show", str(tiny_folder))
+        say("show --memory", "show", str(tiny_folder), "--memory")
         say("config show", "config", "show")
         say("doctor", "doctor")
         return {name: sorted(paths(value)) for name, value in said.items()}

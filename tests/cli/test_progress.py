@@ -44,7 +44,7 @@ def test_what_is_quick_is_not_shown(now):
 
 def test_one_line_that_is_written_over_and_erased(now, monkeypatch):
     """Cut to the terminal's width: a line that wraps could not be written over."""
-    monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda: os.terminal_size((20, 5)))
+    monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((20, 5)))
     sink = io.StringIO()
     line = TerminalLine(sink)
     now[0] += 1

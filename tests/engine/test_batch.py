@@ -25,10 +25,17 @@ def requests(**fields):
 
 
 def alone(engine, some, adapter=None):
-    return {r.request_id: engine.generate(r, adapter) for r in some}
+    """Each reads its whole prompt: what an earlier request has read may have lost precision since."""
+    return {r.request_id: fresh(engine).generate(r, adapter) for r in some}
+
+
+def fresh(engine):
+    engine.sessions.clear()
+    return engine
 
 
 def together(engine, some, adapter=None, width=5):
+    fresh(engine)
     return {r.request_id: r for r in generate_many(engine, some, adapter, width)}
 
 

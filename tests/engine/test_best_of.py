@@ -8,11 +8,13 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.best_of import CHECKPOINTS, MARGIN, BestOf, requests_for
+from ruvmlx.engine.scheduler import Scheduler
 from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.sona.trace import Trace
 from ruvmlx.tiers import PAGE
 
+from .test_batch import fresh
 from .test_engine import request
 
 SEEDED = Sampling(1.5, top_p=0.98, seed=7)
@@ -23,10 +25,14 @@ def seeded(**fields):
     return request(**{"prompt": PROMPT, "sampling": SEEDED, "max_new_tokens": 40} | fields)
 
 
+def chunks_of(replies, engine, first):
+    return Scheduler(engine).stream(first, lambda: replies)
+
+
 def written(engine, some, adapter=None, score=None, recorders=None):
     """(chunks, the replies)"""
     best = BestOf(engine, some, adapter, recorders or [None] * len(some), score)
-    return list(best.chunks()), best
+    return list(chunks_of(best, engine, some[0])), best
 
 
 def by_place(*stars):
@@ -43,7 +49,7 @@ class Recorder:
 
 
 def alone(engine, some, adapter=None):
-    return [engine.generate(replace(r, session_id=None), adapter).token_ids for r in some]
+    return [fresh(engine).generate(replace(r, session_id=None), adapter).token_ids for r in some]
 
 
 @pytest.mark.parametrize("count", [2, 4, 7])
@@ -58,7 +64,7 @@ def test_each_reply_is_the_one_of_its_seed_alone(each, count):
         best = chunks[-1].response
         got = [best.token_ids, *(r.token_ids for r in best.others)]
         assert got == alone(each, some, lora)
-        assert got[0] == each.generate(seeded(), lora).token_ids
+        assert got[0] == fresh(each).generate(seeded(), lora).token_ids
         assert len({tuple(ids) for ids in got}) == count
 
 
@@ -80,8 +86,8 @@ def test_pages_of_the_prompt_are_shared(packed):
     """All but the last, which each reply fills in a copy of its own."""
     engine = LLMInferenceEngine(packed, NativeBackend(packed, threads=2))
     replies = BestOf(engine, requests_for(seeded(max_new_tokens=4), 4), None, [None] * 4)
-    pool, pages = engine.backend.pool, -(-len(replies.leader.prompt) // PAGE)
-    for chunk in replies.chunks():
+    pool, pages = engine.backend.pool, -(-len(engine.prompt_ids(seeded())) // PAGE)
+    for chunk in chunks_of(replies, engine, seeded()):
         if chunk.generated == 2:
             assert sum(pool.pages) == pages + 3
 
@@ -91,7 +97,7 @@ def test_every_token_is_recorded_with_what_it_was_drawn_from(each):
     written(each, some, recorders=recorders)
     for r, recorder in zip(some, recorders, strict=True):
         want = Recorder()
-        each.generate(r, None, want)
+        fresh(each).generate(r, None, want)
         for got, single in zip(recorder.seen, want.seen, strict=True):
             assert got[2] == single[2]
             np.testing.assert_allclose(got[0], single[0], rtol=1e-4, atol=1e-5)
@@ -108,7 +114,7 @@ def test_traces_of_a_batch_are_those_of_each_reply_alone(packed):
     written(engine, some, adapter, recorders=traces)
     for r, trace in zip(some, traces, strict=True):
         single = Trace(adapter, 0)
-        engine.generate(r, adapter, single)
+        fresh(engine).generate(r, adapter, single)
         assert trace.tokens == single.tokens and len(trace.tokens) == 20
         assert (trace.logprob, trace.frozen_logprob) == (single.logprob, single.frozen_logprob)
         for name in ("grad_a", "grad_b", "hidden"):
@@ -174,7 +180,7 @@ def test_stopping_keeps_the_leader(engine, at):
     """And none of the replies that the user did not let finish; those dropped before stay."""
     some = requests_for(seeded(max_new_tokens=60), 3)
     replies = BestOf(engine, some, None, [None] * 3, by_place(0.0, 3.0, 3.5))
-    for chunk in replies.chunks():
+    for chunk in chunks_of(replies, engine, some[0]):
         if chunk.generated == at:
             some[0].cancel.set()
     best = chunk.response

@@ -105,6 +105,7 @@ def test_random_edits_stops_and_branches_equal_an_uncached_run(engine):
 
 
 def test_old_sessions_make_room(engine):
+    engine.sessions.capacity = 4
     for i in range(9):
         engine.generate(request(session_id=f"s{i}", max_new_tokens=1))
     assert len(engine.sessions) == 4

@@ -2,6 +2,7 @@
 session or the trace."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,16 @@ from ruvmlx.backends.mlx import sampler, stream
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.batch import generate_many
+from ruvmlx.engine.best_of import BestOf
 from ruvmlx.engine.run import Run
-from ruvmlx.engine.source import StepSource
+from ruvmlx.engine.scheduler import Arrivals, Scheduler
+from ruvmlx.engine.source import StepSource, StreamSource
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.kv.policy import TIERED, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model
 from ruvmlx.platform.mx import mx
+from ruvmlx.sona.trace import Trace
 from tests.backends.test_mlx_backend import broken, poison
 from tests.models.make_models import make_safetensors_model
 from tests.sona.test_trace import random_adapter
@@ -368,7 +372,7 @@ def test_a_failing_step_drops_the_session(models, full, monkeypatch):
         for chunk in engine.stream(request(session_id="s")):
             if chunk.generated == 3:
                 patch.setitem(layer, "mlp", lambda x: 1 / 0)
-    assert not len(engine.sessions)
+    assert engine.sessions.get("s") is None
     assert engine.generate(request(session_id="s")).token_ids == want
 
 
@@ -390,6 +394,43 @@ def test_several_requests_at_once(models, full, policy):
     for response in generate_many(engine, some, width=3):
         assert response.token_ids == alone[response.request_id].token_ids
         assert response.cache_tokens == alone[response.request_id].cache_tokens
+
+
+@pytest.mark.parametrize("policy", CACHES.values(), ids=CACHES)
+def test_a_request_streams_while_it_is_alone(models, full, policy):
+    """A second one joins and leaves: its tokens, trace, session and first-token time are as if none had."""
+    engine, _ = engines(models, full, policy)
+    adapter = random_adapter(full.config)
+    asked = request(prompt="request " * 9, session_id="s", max_new_tokens=90)
+    want = Trace(adapter, 0)
+    alone = engine.generate(replace(asked, session_id=None), adapter, want)
+    engine.sessions.clear()  # else the second one starts from the first one's cached prompt
+    got, kinds, running = Trace(adapter, 0), [], Scheduler(engine)
+    job = BestOf(engine, [asked], adapter, [got])
+    for i, chunk in enumerate(running.stream(asked, lambda: job)):  # noqa: B007 - the last one is read
+        kinds.append(type(job.leader.source))
+        if i in (20, 50):
+            running.submit(request(prompt="other " * 20, max_new_tokens=9), Arrivals())
+    assert kinds[15] is kinds[45] is kinds[-1] is StreamSource and kinds.count(StepSource) > 18
+    assert chunk.response.token_ids == alone.token_ids == got.tokens
+    np.testing.assert_allclose(got.hidden, want.hidden, atol=1e-4)
+    assert 0 < chunk.response.ttft_ms < chunk.response.latency_ms
+    session = engine.sessions.get("s")
+    assert len(session.tokens) == session.cache.offset == alone.cache_tokens
+
+
+def test_a_second_request_joins_while_the_first_one_reads(models, full):
+    """The first one's stream gives way in the middle of its prompt."""
+    engine, _ = engines(models, full)
+    some = [request(prompt="word " * 60, max_new_tokens=20), request(max_new_tokens=30)]
+    alone = [engine.generate(asked).token_ids for asked in some]
+    running, replies = Scheduler(engine), [Arrivals(), Arrivals()]
+    for asked, reply in zip(some, replies, strict=True):
+        running.submit(asked, reply)
+        running.step()
+    while running.step():
+        pass
+    assert [[*reply.taken()][-1].response.token_ids for reply in replies] == alone
 
 
 @pytest.mark.parametrize("policy", CACHES.values(), ids=CACHES)

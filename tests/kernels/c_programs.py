@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 NEON = Path(__file__).parents[2] / "neon"
+KERNELS = "rvm_compare"
+MATRICES = ("rvm_compare_matmul", "rvm_compare_pages")
+DECODER = "rvm_decoder_test"
 ADDRESS = "-fsanitize=address,undefined -fno-sanitize-recover=all"
 THREAD = "-fsanitize=thread -fno-sanitize-recover=all"
 # With -O3 a sanitizer makes the matrix kernels compile for minutes, and gcc's for addresses with -O1, too.
@@ -43,11 +46,16 @@ def sanitized(program, cc, flags):
     return build(program, cc, f"-DCMAKE_C_FLAGS={flags}", _QUICKLY[flags])
 
 
-def for_arm(program):
-    """qemu for 64-bit ARM, and the program."""
-    cc = compiler("aarch64-linux-gnu-gcc")
+def for_arm(program, name):
+    """qemu for 64-bit ARM, and the program. name: of the compiler."""
+    libraries = compiler("aarch64-linux-gnu-gcc")
+    cc = libraries if name == "gcc" else compiler(name)
+    # Old clangs leave a loop that those of macOS vectorise (test_c_compilers.py).
+    clang = ["-DCMAKE_C_COMPILER_TARGET=aarch64-linux-gnu", "-DCMAKE_C_FLAGS=-Wno-pass-failed"]
+    target = [] if name == "gcc" else clang
     qemu = tool("qemu-aarch64") or tool("qemu-aarch64-static") or pytest.skip("no qemu-user")
-    return qemu, build(program, cc, "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_EXE_LINKER_FLAGS=-static")
+    options = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", *target]
+    return qemu, build(program, cc, *options, "-DCMAKE_EXE_LINKER_FLAGS=-static")
 
 
 def for_apple_silicon(source, cpu, *flags):
@@ -95,3 +103,15 @@ def compare(*command, **environment):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].endswith(" 0 differences")
     return [line.split(":")[0] for line in done.stdout.splitlines() if line.endswith(": compared")]
+
+
+def implementations(*command, **environment):
+    """Run the decoder's program; the implementations that it compared."""
+    done = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, check=False, env=os.environ | environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "0 failures"
+    assert "64 tokens: 0 allocations, 0 mappings" in lines
+    return [line.split(":")[0] for line in lines if line.endswith(": compared")]

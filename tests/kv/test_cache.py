@@ -107,10 +107,13 @@ def test_bytes_of_a_policy_are_those_of_a_cache():
     pool = new_pool()
     walker = Walker(PagedCache(pool, SMALL))
     for token in range(1000):
-        assert SMALL.bytes(walker.cache.offset, pool.sizes) >= pool.nbytes - pool.sizes[HOT]
+        assert (
+            SMALL.bytes(walker.cache.offset, pool.sizes)
+            >= sum(walker.cache.stats().tier_bytes) - pool.sizes[HOT]
+        )
         walker.append([token])
     walker.cache.reserve(1)
-    assert abs(SMALL.bytes(1000, pool.sizes) - pool.nbytes) <= pool.sizes[HOT]
+    assert abs(SMALL.bytes(1000, pool.sizes) - sum(walker.cache.stats().tier_bytes)) <= pool.sizes[HOT]
 
 
 def test_begun_demotions_are_used():
@@ -175,6 +178,21 @@ def test_a_fork_copies_only_what_it_writes():
     one.append([-2])
     assert sum(pool.pages) == 3
     one.check(), two.check()
+
+
+def test_forks_share_demoted_pages():
+    """A page that several sequences hold is demoted once; what one writes after a trim is its own."""
+    pool = new_pool()
+    one = Walker(PagedCache(pool, SMALL))
+    one.append(list(range(120)))
+    others = [Walker(one.cache.fork(), one.tokens) for _ in range(3)]
+    for i in range(100):
+        for walker in (one, *others):
+            walker.append([1000 + i])
+    assert [walker.cache.pages[0] for walker in others] == 3 * [one.cache.pages[0]]
+    assert pool.pages[WARM] == 1
+    assert one.cache.pages[0].tier == WARM and one.cache.pages[0].users == 4
+    one.check(), [walker.check() for walker in others]
 
 
 def test_pressure_tightens_and_lets_go():

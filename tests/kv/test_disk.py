@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,8 +20,10 @@ from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
-from ruvmlx.kv import disk
-from ruvmlx.kv.disk import CacheFolder
+from ruvmlx.kv import owners, page_file
+from ruvmlx.kv.cache import PagedCache, facts_of
+from ruvmlx.kv.chain import MADE_BY, Chain, extend, root
+from ruvmlx.kv.disk import DAY, STALE, CacheFolder
 from ruvmlx.kv.policy import F16, TIERED, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.lora.base_lora import BaseLoRA
@@ -48,11 +53,20 @@ def folder(tmp_path):
     return CacheFolder(tmp_path / "kv", 1 << 30)
 
 
-def again(folder: CacheFolder, cache, fresh, tokens: list[int]):
-    """The cache through a file."""
-    assert folder.save("chat", KEY, tokens, cache.dump(), FOREVER)
-    assert folder.load("chat", KEY, tokens, fresh) == tokens
-    return fresh
+def names_of(tokens: list[int], key=KEY, salt: str = "") -> Chain:
+    return extend([root(key, salt)], tokens)
+
+
+def save(folder: CacheFolder, tokens: list[int], cache, owner: str = "chat", key=KEY) -> bool:
+    return folder.save(owner, names_of(tokens, key), tokens, cache, FOREVER)
+
+
+def again(folder: CacheFolder, cache, make, tokens: list[int]):
+    """The cache through files."""
+    assert save(folder, tokens, cache)
+    back, held = folder.load(names_of(tokens), tokens, make)
+    assert held == tokens
+    return back
 
 
 def bytes_of(cache) -> list[bytes]:
@@ -76,11 +90,12 @@ def test_a_cache_comes_back_as_it_was(name, which, n, tiny, windowed, folder):
     model = tiny if which == "whole" else windowed
     backend = opened(model)
     for policy in policies:
+        shutil.rmtree(folder.path, ignore_errors=True)
         tokens, cache = tokens_of(n), backend.new_cache(policy)
         backend.prefill(tokens[:-3], cache)
         for token in tokens[-3:]:
             backend.decode(token, cache)
-        back = again(folder, cache, backend.new_cache(policy), tokens)
+        back = again(folder, cache, partial(backend.new_cache, policy), tokens)
         assert bytes_of(back) == bytes_of(cache) and back.offset == n
         want, got = cache.stats(), back.stats()
         assert (want.tokens, want.tier_bytes[-1] > 0) == (got.tokens, got.tier_bytes[-1] > 0)
@@ -99,7 +114,7 @@ def test_the_starter_goes_on_bit_for_bit(starter, policy, folder):
     backend.pool = PagePool(backend.pool.storage, pressure=lambda: 0.0)
     tokens, cache = tokens_of(2300), backend.new_cache(policy)
     backend.prefill(tokens, cache)
-    back = again(folder, cache, backend.new_cache(policy), tokens)
+    back = again(folder, cache, partial(backend.new_cache, policy), tokens)
     if policy == TIERED:
         stats = back.stats()
         assert min(stats.tokens) > 0
@@ -113,7 +128,7 @@ def test_pages_of_a_resumed_cache_go_back(tiny, folder):
     backend = NativeBackend(tiny, threads=1)
     cache = backend.new_cache(SMALL)
     backend.prefill(tokens_of(300), cache)
-    back = again(folder, cache, backend.new_cache(SMALL), tokens_of(300))
+    back = again(folder, cache, partial(backend.new_cache, SMALL), tokens_of(300))
     fork = back.fork()
     assert back.trim(100) and fork.offset == 300
     cache.clear(), back.clear(), fork.clear()
@@ -125,85 +140,142 @@ def test_pages_of_a_resumed_cache_go_back(tiny, folder):
 
 @pytest.fixture
 def saved(tiny, folder):
-    """A backend, and its cache of 200 tokens in the folder, as "chat"."""
+    """A backend; its cache of 200 tokens is in the folder, used by "chat"."""
     backend = NativeBackend(tiny, threads=1)
     cache = backend.new_cache(SMALL)
     backend.prefill(tokens_of(200), cache)
-    assert folder.save("chat", KEY, tokens_of(200), cache.dump(), FOREVER)
+    assert save(folder, tokens_of(200), cache)
     cache.clear()
     return backend
 
 
-def file_of(folder: CacheFolder):
-    return folder.path / "chat.kv"
+def files(folder: CacheFolder) -> list:
+    """The pages on disk, by name."""
+    return sorted(file for file in folder.path.iterdir() if file.suffix not in (".uses", ".new", ".kv"))
 
 
-def loads(folder: CacheFolder, backend, key=KEY, prompt=None) -> bool:
-    prompt = tokens_of(200) if prompt is None else prompt
-    found = folder.load("chat", key, prompt, backend.new_cache(SMALL)) is not None
-    if not found:
+def read_back(folder: CacheFolder, backend, key=KEY, prompt=None, salt: str = "", of: int = 0) -> int:
+    """How many tokens of the prompt are found. What is found has the bytes of the cache of tokens_of(200,
+    of), which was never stored."""
+    prompt = tokens_of(200, of) if prompt is None else prompt
+    found = folder.load(names_of(prompt, key, salt), prompt, partial(backend.new_cache, SMALL))
+    if found is None:
         assert backend.pool.pages == [0, 0, 0], "a page is lost"
-    return found
+        return 0
+    cache, tokens = found
+    whole = backend.new_cache(SMALL)
+    backend.prefill(tokens_of(200, of), whole)
+    full = cache.offset // PAGE
+    assert bytes_of(cache)[:full] == bytes_of(whole)[:full]
+    n = next((i for i, (a, b) in enumerate(zip(tokens, prompt, strict=False)) if a != b), len(tokens))
+    cache.clear(), whole.clear()
+    return n
 
 
 def test_nobody_else_may_read_it(saved, folder):
-    assert file_of(folder).stat().st_mode & 0o777 == 0o600
+    assert {file.stat().st_mode & 0o777 for file in folder.path.iterdir()} == {0o600}
     assert folder.path.stat().st_mode & 0o777 == 0o700
-    assert [file.name for file in folder.path.iterdir()] == ["chat.kv"]
+    assert sorted(file.suffix for file in folder.path.iterdir()) == [
+        ".cold",
+        ".hot",
+        ".tail",
+        ".uses",
+        ".warm",
+    ]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_any_damage_is_found_and_removed(saved, folder, seed):
-    """One bit anywhere, the end missing, something behind it, another program's file."""
-    rng, data = np.random.default_rng(seed), bytearray(file_of(folder).read_bytes())
-    match seed % 4:
+@pytest.mark.parametrize("seed", range(60))
+def test_any_damage_is_found_and_the_file_removed(saved, folder, seed):
+    """One bit anywhere, the end missing, something behind it, another program's file: no token of that file
+    is used, nor one after it; and none before it where only pages of 4 bits would be left."""
+    rng, file = np.random.default_rng(seed), files(folder)[seed % 4]
+    left = {".cold": 0, ".warm": 0, ".hot": 128, ".tail": 192}[file.suffix]
+    data = bytearray(file.read_bytes())
+    match seed % 5:
         case 0 | 1:
-            at = int(rng.integers(len(data) if seed % 4 else 40))
+            at = int(rng.integers(len(data) if seed % 2 else 40))
             data[at] ^= 1 << int(rng.integers(8))
         case 2:
             del data[int(rng.integers(len(data))) :]
         case 3:
-            data = data + b"x" if seed % 8 == 3 else bytearray(rng.bytes(5000))
-    file_of(folder).write_bytes(data)
-    assert not loads(folder, saved) and not file_of(folder).exists()
+            data = data + b"x"
+        case 4:
+            data = bytearray(rng.bytes(5000))
+    file.write_bytes(data)
+    assert read_back(folder, saved) == left
+    assert not file.exists() or file.suffix == ".tail"
+
+
+def test_swapped_files_are_never_used(saved, folder, tiny):
+    """A page under the name of another page, of another tier, or of another model's page."""
+    prompt = tokens_of(200)
+    (cold,) = (file for file in files(folder) if file.suffix == ".cold")
+    (warm,) = (file for file in files(folder) if file.suffix == ".warm")
+    one, two = cold.read_bytes(), warm.read_bytes()
+    cold.write_bytes(two), warm.write_bytes(one)
+    assert read_back(folder, saved) == 0 and not cold.exists()
+    warm.write_bytes(two), cold.with_suffix(".warm").write_bytes(one)
+    assert read_back(folder, saved) == 0
+    names, others = names_of(prompt), names_of(prompt, KEY | {"model": "other"})
+    for mine, other in zip(names, others, strict=True):
+        for file in files(folder):
+            if file.name.startswith(mine.hex()):
+                shutil.copy(file, folder.path / file.name.replace(mine.hex(), other.hex()))
+    assert read_back(folder, saved, KEY | {"model": "other"}) == 0
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": disk.FORMAT + 1},
-        {"made_by": "0.0.0"},
-        {"nbytes": 1},
-        {"surprise": 1},
-        {"cache": {"offset": 200, "first": 0, "cold": 9, "low": 2}},
-        {"cache": {"offset": 10**12, "first": 0, "cold": 0, "low": 0}},
-        {"cache": {}},
-        {"cache": {"offset": "many", "first": 0, "cold": 0, "low": 0}},
+        {"format": page_file.FORMAT + 1},
+        {"tier": HOT},
+        {"name": b"x" * 20},
+        {"facts": {"layout": "another"}},
+        {"facts": {}},
+        {"facts": [1]},
+        {"body": b"short"},
     ],
 )
 def test_a_sound_file_of_something_else(saved, folder, change):
-    """Its checksums are right, what it says is not."""
-    data = file_of(folder).read_bytes()
-    _, length, _ = disk.PREFIX.unpack_from(data)
-    body = data[disk.PREFIX.size + length :]
-    text = json.dumps(json.loads(data[disk.PREFIX.size :][:length]) | change).encode()
-    file_of(folder).write_bytes(struct.pack("<8sII", disk.MAGIC, len(text), zlib.crc32(text)) + text + body)
-    assert not loads(folder, saved) and not file_of(folder).exists()
+    """Its checksum is right, what it says is not."""
+    (file,) = (file for file in files(folder) if file.suffix == ".cold")
+    data = file.read_bytes()
+    magic, version, tier, name, length, _ = page_file.HEAD.unpack_from(data)
+    text = json.dumps(change.get("facts", json.loads(data[page_file.HEAD.size :][:length]))).encode()
+    body = change.get("body", data[page_file.HEAD.size + length : -4])
+    version, tier = change.get("format", version), change.get("tier", tier)
+    head = page_file.HEAD.pack(magic, version, tier, change.get("name", name), len(text), len(body)) + text
+    file.write_bytes(head + body + struct.pack("<I", zlib.crc32(head + body)))
+    assert read_back(folder, saved) == 0 and not file.exists()
 
 
-def test_another_model_base_or_beginning_is_left_alone(saved, folder):
-    """The file may be of use again: nothing is loaded, nothing removed."""
-    assert not loads(folder, saved, KEY | {"base": "f00"})
-    assert not loads(folder, saved, KEY | {"model": "n"})
-    assert not loads(folder, saved, prompt=tokens_of(200, seed=9))
-    assert loads(folder, saved)
+def test_another_model_version_policy_salt_or_beginning_is_left_alone(saved, folder, monkeypatch):
+    """The files may be of use again: nothing is loaded, nothing removed."""
+    there = files(folder)
+    assert not read_back(folder, saved, KEY | {"base": "f00"})
+    assert not read_back(folder, saved, KEY | {"model": "n"})
+    assert not read_back(folder, saved, KEY | {"policy": {"name": "f16"}})
+    assert not read_back(folder, saved, salt="another")
+    assert not read_back(folder, saved, prompt=tokens_of(200, seed=9))
+    with monkeypatch.context() as patch:
+        patch.setattr("ruvmlx.kv.chain.MADE_BY", "0.0.0")
+        assert not read_back(folder, saved)
+    assert files(folder) == there and read_back(folder, saved) == 200
+
+
+def test_another_end_is_cut_off(saved, folder):
+    """Whole pages count, then tokens within the last one. A page of 4 bits is not used as the newest."""
+    for n in (64, 70, 128, 191):
+        prompt = [*tokens_of(200)[:n], *tokens_of(90, seed=8)]
+        assert read_back(folder, saved, prompt=prompt) == (n // PAGE * PAGE if n >= 128 else 0)
+    assert read_back(folder, saved, prompt=[*tokens_of(200)[:197], *tokens_of(90, seed=8)]) == 197
 
 
 def test_less_than_a_page_is_read_again(tiny, folder):
     backend = NativeBackend(tiny, threads=1)
     cache = backend.new_cache(SMALL)
     backend.prefill(tokens_of(PAGE - 1), cache)
-    assert not folder.save("chat", KEY, tokens_of(PAGE - 1), cache.dump(), FOREVER)
+    assert not save(folder, tokens_of(PAGE - 1), cache)
     assert not folder.path.exists()
 
 
@@ -211,101 +283,235 @@ def test_less_than_a_page_is_read_again(tiny, folder):
 def test_a_name_stays_in_the_folder(saved, folder, name):
     cache = saved.new_cache(SMALL)
     saved.prefill(tokens_of(200), cache)
-    assert not folder.save(name, KEY, tokens_of(200), cache.dump(), FOREVER)
-    assert folder.load(name, KEY, tokens_of(200), saved.new_cache(SMALL)) is None
+    before = sorted(folder.path.parent.rglob("*"))
+    assert not save(folder, tokens_of(200), cache, name)
+    folder.remove(name)
+    assert folder.migrate(name, KEY, partial(saved.new_cache, SMALL)) is None
+    assert sorted(folder.path.parent.rglob("*")) == before
+
+
+def test_chats_of_other_lengths_share_pages_in_the_tiers_that_fit(tiny, folder):
+    """A long chat leaves pages in lower tiers than a short one: each takes those that its policy asks for,
+    and a page without such a file goes as far down as the ones after it."""
+    backend = NativeBackend(tiny, threads=1)
+    caches = {}
+    for n in (450, 150):
+        caches[n] = backend.new_cache(SMALL)
+        backend.prefill(tokens_of(n), caches[n])
+        assert save(folder, tokens_of(n), caches[n], f"chat{n}")
+    for n, cache in caches.items():
+        found, held = folder.load(names_of(tokens_of(n)), tokens_of(n), partial(backend.new_cache, SMALL))
+        assert held == tokens_of(n) and bytes_of(found) == bytes_of(cache)
+    folder.remove("chat150")
+    found, held = folder.load(names_of(tokens_of(150)), tokens_of(150), partial(backend.new_cache, SMALL))
+    assert len(held) in (64, 128) and held == tokens_of(150)[: len(held)]
+    tiers = [page.tier for page in found.pages]
+    assert tiers == sorted(tiers)
 
 
 # The folder ---------------------------------------------------------------------------------------
 
 
 def kept(folder: CacheFolder) -> set[str]:
-    return {file.stem for file in folder.path.iterdir()}
+    """The chats that use pages."""
+    return {file.stem for file in folder.path.glob("*.uses")}
 
 
-def test_the_oldest_make_room(saved, folder):
+def test_the_least_recently_used_make_room(saved, folder):
+    """The newest pages of a sequence first: they are useless without the older ones."""
+    size, one = sum(file.stat().st_size for file in files(folder)), files(folder)
+    assert folder.contents() == (1, size)
+    other = tokens_of(200, seed=1)
     cache = saved.new_cache(SMALL)
-    saved.prefill(tokens_of(200), cache)
-    size = file_of(folder).stat().st_size
-    folder.budget = 3 * size + 10
-    for age, name in ((50, "b"), (10, "c"), (0, "d")):
-        assert folder.save(name, KEY, tokens_of(200), cache.dump(), FOREVER)
-        os.utime(folder.path / f"{name}.kv", (time.time() - age,) * 2)
-        os.utime(file_of(folder), (time.time() - 100,) * 2) if file_of(folder).exists() else None
-    assert kept(folder) == {"b", "c", "d"} and folder.contents() == (3, 3 * size)
-    assert folder.save("b", KEY, tokens_of(200), cache.dump(), FOREVER) and len(kept(folder)) == 3
-    folder.budget = size - 1
-    assert not folder.save("e", KEY, tokens_of(200), cache.dump(), FOREVER) and len(kept(folder)) == 3
+    saved.prefill(other, cache)
+    folder.budget = 2 * size + 10
+    assert save(folder, other, cache, "other") and read_back(folder, saved) == 200
+    folder.budget = 2 * size - 100
+    folder.tidy({"chat", "other"})
+    assert set(one) < set(files(folder)) and read_back(folder, saved, of=1) == 192
+    folder.budget = size // 2
+    assert not save(folder, other, cache, "large") and len(files(folder)) == 7
     folder.budget = 0
-    folder.tidy({"b", "c", "d"})
-    assert kept(folder) == set()
+    folder.tidy({"chat", "other"})
+    assert files(folder) == []
+
+
+def test_pages_belong_to_all_who_use_them(saved, folder):
+    """What two chats have in common stays until both are deleted."""
+    cache, longer = saved.new_cache(SMALL), [*tokens_of(128), *tokens_of(90, seed=3)]
+    saved.prefill(longer, cache)
+    assert save(folder, longer, cache, "other")
+    before = files(folder)
+    folder.remove("chat")
+    assert kept(folder) == {"other"} and set(files(folder)) < set(before)
+    assert read_back(folder, saved, prompt=longer[:128] + [5] * 70) == 128
+    folder.remove("other")
+    assert list(folder.path.iterdir()) == []
+
+
+def test_a_list_of_uses_that_is_damaged_keeps_nothing(saved, folder):
+    """Better read again than left on disk after the chat is deleted."""
+    (uses,) = folder.path.glob("*.uses")
+    uses.write_bytes(uses.read_bytes()[:-3])
+    folder.tidy({"chat"})
+    assert files(folder) == []
 
 
 def test_what_belongs_to_no_chat_is_tidied_away(saved, folder):
-    for name, age in (("dead.123.new", 2 * disk.STALE), ("writing.124.new", 0)):
+    for name, age in (("dead.123.new", 2 * STALE), ("writing.124.new", 0)):
         (folder.path / name).write_bytes(b"half")
         os.utime(folder.path / name, (time.time() - age,) * 2)
+    nobodys = folder.path / ("ab" * 20 + ".hot")
+    nobodys.write_bytes(b"words")
+    there = files(folder)
     folder.tidy({"chat"})
-    assert {file.name for file in folder.path.iterdir()} == {"chat.kv", "writing.124.new"}
+    assert files(folder) == [file for file in there if file != nobodys]
+    assert [file.name for file in folder.path.glob("*.new")] == ["writing.124.new"]
     folder.tidy(set())
     assert {file.name for file in folder.path.iterdir()} == {"writing.124.new"}
 
 
+def test_what_was_read_outside_of_chats_goes_after_a_day(saved, folder):
+    cache, tokens = saved.new_cache(SMALL), tokens_of(150, seed=4)
+    saved.prefill(tokens, cache)
+    assert save(folder, tokens, cache, owners.REQUESTS) and folder.contents()[0] == 1
+    folder.tidy({"chat"})
+    assert len(files(folder)) == 7
+    for file in files(folder):
+        os.utime(file, (time.time() - DAY - 1,) * 2)
+    folder.tidy({"chat"})
+    assert len(files(folder)) == 4 and read_back(folder, saved) == 200
+
+
 def test_what_takes_too_long_is_given_up(saved, folder):
-    before, cache = file_of(folder).read_bytes(), saved.new_cache(SMALL)
-    saved.prefill(tokens_of(300), cache)
-    assert not folder.save("chat", KEY, tokens_of(300), cache.dump(), time.monotonic() - 1)
-    assert file_of(folder).read_bytes() == before and kept(folder) == {"chat"}
+    """Whole pages stay."""
+    before, cache, tokens = files(folder), saved.new_cache(SMALL), tokens_of(300)
+    saved.prefill(tokens, cache)
+    assert not folder.save("chat", names_of(tokens), tokens, cache, time.monotonic() - 1)
+    assert files(folder) == before and not list(folder.path.glob("*.new"))
 
 
-def test_a_folder_that_cannot_be_written(saved, folder, tmp_path):
+def test_a_folder_that_cannot_be_written(saved, tmp_path):
     """No error: the chat is read again."""
     cache = saved.new_cache(SMALL)
     saved.prefill(tokens_of(200), cache)
     (tmp_path / "file").write_text("no folder")
     blocked = CacheFolder(tmp_path / "file", 1 << 30)
-    assert not blocked.save("chat", KEY, tokens_of(200), cache.dump(), FOREVER)
-    assert blocked.load("chat", KEY, tokens_of(200), saved.new_cache(SMALL)) is None
-    blocked.remove("chat"), blocked.tidy(set())
+    assert not save(blocked, tokens_of(200), cache)
+    assert blocked.load(names_of(tokens_of(200)), tokens_of(200), partial(saved.new_cache, SMALL)) is None
+    blocked.remove("chat"), blocked.tidy(set()), blocked.discard(names_of(tokens_of(200)))
     assert blocked.contents() == (0, 0)
 
 
 WRITE_FOREVER = """
 import sys
 from pathlib import Path
-import numpy as np
-from ruvmlx.kv.cache import Dump
+from ruvmlx.kv.cache import PagedCache, facts_of
+from ruvmlx.kv.chain import extend, root
 from ruvmlx.kv.disk import CacheFolder
-folder = CacheFolder(Path(sys.argv[1]), 1 << 40)
-part = np.full(1 << 20, 7, np.uint8)
+from tests.kv.test_disk import Filled, KEY, filled
+folder = CacheFolder(Path(sys.argv[1]), 40 << 20)
 print("go", flush=True)
 for i in range(10**9):
-    parts = iter([part] * 16)
-    folder.save("chat", {"i": i}, list(range(64)), Dump({"offset": i}, 16 << 20, parts), float("inf"))
+    cache, tokens = filled(i % 50)
+    folder.save(f"chat{i % 7}", extend([root(KEY)], tokens), tokens, cache, float("inf"))
+    if i % 5 == 4:
+        folder.remove(f"chat{i % 7}")
 """
 
 
-class Anything:
-    """Takes all that was written."""
+class Filled:
+    """A cache of 8 pages of 1 MiB and a part of one, each filled with a number that its tokens tell."""
 
-    def restore(self, facts, read):
-        self.data = read(16 << 20)
+    layout, background = "filled", False
+
+    def __init__(self):
+        self.pages: dict[int, bytes] = {}
+
+    def page_bytes(self, tier):
+        return 1 << 20
+
+    def new_table(self):
+        from tests.oracles.plain_storage import PlainTable
+
+        return PlainTable()
+
+    def dump(self, page, tier):
+        return np.frombuffer(self.pages[page], np.uint8)
+
+    def load(self, data, tier):
+        self.pages[len(self.pages)] = data
+        return len(self.pages) - 1
+
+    def free(self, page, tier): ...
 
 
-def test_kill_9_while_writing_leaves_the_old_or_none(folder):
-    rng, folder.path = np.random.default_rng(0), folder.path
-    for _ in range(4):
+def filled(i: int) -> tuple[PagedCache, list[int]]:
+    """Sequences that begin alike: page j of sequence i has the tokens and the bytes of i >> (8 - j)."""
+    cache, tokens = PagedCache(PagePool(Filled(), pressure=lambda: 0.0), F16), []
+    parts = [i >> (8 - j) for j in range(9)]
+    for j, part in enumerate(parts):
+        tokens += [part, j] * 32
+    tokens = tokens[: 8 * PAGE + 10]
+    bodies = iter(parts)
+    facts = facts_of(Filled.layout, len(tokens), 0, [0, 0])
+    cache.restore(facts, lambda n: bytes([next(bodies)]) * n)
+    return cache, tokens
+
+
+def test_kill_9_while_writing_leaves_whole_pages_or_none(folder):
+    """After each kill every sequence is found as far as it was written, with the right bytes; and what
+    belongs to nobody is gone after the next start."""
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(5):
         child = subprocess.Popen(
             [sys.executable, "-c", WRITE_FOREVER, str(folder.path)], stdout=subprocess.PIPE, text=True
         )
         assert child.stdout.readline() == "go\n"
-        time.sleep(float(rng.uniform(0.01, 0.15)))
+        time.sleep(float(rng.uniform(0.05, 0.4)))
         child.send_signal(signal.SIGKILL)
         child.wait()
-        if file_of(folder).exists():
-            key = json.loads(file_of(folder).read_bytes()[disk.PREFIX.size :].split(b',"tokens"')[0][7:])
-            found = Anything()
-            assert folder.load("chat", key, range(64), found) == list(range(64))
-            assert found.data == b"\x07" * (16 << 20)
+        folder.tidy({f"chat{i}" for i in range(7)})
+        assert {file.name for file in files(folder)} <= owners.used(folder.path, kept(folder))
+        for i in range(0, 50, 7):
+            want, tokens = filled(i)
+            make = partial(PagedCache, want.pool, F16)
+            if (back := folder.load(names_of(tokens), tokens, make)) is not None:
+                n = len(back[1]) // PAGE
+                assert bytes_of(back[0])[:n] == bytes_of(want)[:n]
+                found += n
+    assert found > 20
+
+
+def test_a_file_of_before_is_read_once(tiny, folder):
+    """A chat in the format of before goes on where it was; its file is replaced by pages. Any other file of
+    that format is removed."""
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    backend, tokens = engine.backend, tokens_of(200)
+    cache = backend.new_cache(SMALL)
+    backend.prefill(tokens, cache)
+    dump = cache.dump()
+    body = b"".join(part.tobytes() for part in dump.parts)
+    header = {"key": engine.sessions.keys.key(SMALL), "tokens": tokens, "cache": dump.facts}
+    header |= {"nbytes": len(body), "format": 1, "made_by": MADE_BY}
+
+    def put(header, body, crc=0) -> None:
+        text = json.dumps(header).encode()
+        start = struct.pack("<8sII", b"RUVMLXKV", len(text), zlib.crc32(text))
+        folder.path.mkdir(exist_ok=True)
+        (folder.path / "chat.kv").write_bytes(start + text + body + struct.pack("<I", zlib.crc32(body) ^ crc))
+
+    for damaged in ((header | {"made_by": "0"}, body), (header, body[:-1]), (header, body, 1), ({}, body)):
+        put(*damaged)
+        assert ask(engine, [*tokens, 7]).cached_tokens == 0 and not (folder.path / "chat.kv").exists()
+        engine.sessions.clear()
+    put(header, body)
+    assert ask(engine, [*tokens, 7]).cached_tokens == 200 and not (folder.path / "chat.kv").exists()
+    engine.sessions.keep_all()
+    assert kept(folder) == {"chat"} and len(files(folder)) == 4
+    put(header, body)
+    folder.tidy({"another"})
+    assert list(folder.path.iterdir()) == []
 
 
 # Sessions -----------------------------------------------------------------------------------------
@@ -341,6 +547,7 @@ def test_an_engine_goes_on_where_another_stopped(tiny, folder):
 
 def test_a_session_that_falls_out_is_found_again(tiny, folder):
     engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    engine.sessions.capacity = 4
     for i in range(5):
         ask(engine, tokens_of(100, seed=i), f"chat{i}")
     assert kept(folder) == {"chat0"}
@@ -349,26 +556,85 @@ def test_a_session_that_falls_out_is_found_again(tiny, folder):
 
 
 def test_what_did_not_change_is_not_written_again(tiny, folder):
+    """Only the page that is not full yet."""
     engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
     ask(engine, tokens_of(100))
     engine.sessions.keep_all()
-    os.utime(file_of(folder), (1, 1))
+    before = {file: file.stat().st_ino for file in files(folder)}
     engine.sessions.keep_all()
-    assert file_of(folder).stat().st_mtime == 1
+    assert {file: file.stat().st_ino for file in files(folder)} == before
     ask(engine, [*tokens_of(100), 7])
     engine.sessions.keep_all()
-    assert file_of(folder).stat().st_mtime > 1
+    assert len(files(folder)) == len(before) + 1
 
 
 def test_what_broke_is_not_taken_up_again(tiny, folder, monkeypatch):
-    """A file whose session fails would make it fail at every start."""
+    """Pages whose session fails would make it fail at every start."""
     engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
     ask(engine, tokens_of(100))
     engine.sessions.keep_all()
     monkeypatch.setattr(engine.backend, "decode", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ask(engine, [*tokens_of(100), 7])
-    assert kept(folder) == set()
+    assert kept(folder) == set() and files(folder) == []
+
+
+def test_requests_without_a_chat_are_kept_if_they_say_so(tiny, folder):
+    """Only then their words go to disk."""
+    opened = lambda: LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)  # noqa: E731
+    one = opened()
+    for seed, resumable in ((0, True), (1, False)):
+        one.generate(GenerationRequest(input_ids=tokens_of(150, seed), resumable=resumable, max_new_tokens=2))
+    one.sessions.keep_all()
+    two = opened()
+    found = [two.generate(GenerationRequest(input_ids=tokens_of(150, seed))).cached_tokens for seed in (0, 1)]
+    assert found == [149, 0] and kept(folder) == {owners.REQUESTS}
+
+
+def until(condition) -> None:
+    """Wait for another thread."""
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited for 20 s")
+
+
+def test_pages_that_will_not_change_are_written_early(tiny, folder):
+    """In another thread, after each reply; so a process that is killed leaves them, and one that ends writes
+    the newest pages alone. The pool loses no page."""
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    prompt = tokens_of(300)
+    for turn in range(3):
+        prompt += [*ask(engine, prompt).token_ids, *tokens_of(10, seed=turn)]
+    until(lambda: len(files(folder)) >= 3)
+    assert {file.suffix for file in files(folder)} <= {".cold", ".warm"}
+    killed = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    assert ask(killed, prompt, "other").cached_tokens >= 192
+    engine.sessions.keep_all()
+    assert {file.suffix for file in files(folder)} == {".cold", ".warm", ".hot", ".tail"}
+    engine.sessions.clear()
+    assert engine.backend.pool.pages == [0, 0, 0]
+
+
+def test_nothing_is_written_for_a_chat_that_was_deleted(tiny, folder, monkeypatch):
+    """The other thread stops in between."""
+    begun, go_on, write = threading.Event(), threading.Event(), page_file.write
+
+    def slowly(*args):
+        begun.set()
+        write(*args)
+        go_on.wait(0.2)
+
+    monkeypatch.setattr(page_file, "write", slowly)
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    ask(engine, tokens_of(400))
+    assert begun.wait(20)
+    engine.sessions.drop("chat")
+    assert files(folder) == []
+    go_on.set()
+    engine.sessions.keep_all()
+    assert files(folder) == [] and kept(folder) == set()
 
 
 def test_keys_and_values_belong_to_their_base(tiny, folder):
@@ -391,7 +657,7 @@ def test_keys_and_values_belong_to_their_base(tiny, folder):
             engine.sessions.keep_all()
             return found
 
-    assert [cached(lora) for lora in (None, head, below, equal, None)] == [0, 99, 0, 99, 0]
+    assert [cached(lora) for lora in (None, head, below, equal, None)] == [0, 99, 0, 99, 99]
 
 
 def test_another_policy_is_another_cache(tiny, folder):
@@ -401,7 +667,7 @@ def test_another_policy_is_another_cache(tiny, folder):
         engine.sessions.keep_all()
         return found
 
-    assert [cached(policy) for policy in (F16, SMALL, SMALL, F16)] == [0, 0, 99, 0]
+    assert [cached(policy) for policy in (F16, SMALL, SMALL, F16)] == [0, 0, 99, 99]
 
 
 def test_dumped_pages_are_the_memory_itself(tiny):

@@ -1,5 +1,7 @@
 """Pages as MLX arrays: numbers, bytes and growth."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -245,6 +247,39 @@ def test_no_page_is_lost(storage):
     assert storage.in_use == sum(pool.pages) == len(fork.pages)
     del fork
     assert storage.in_use == 0 and pool.pages == [0, 0, 0]
+
+
+@pytest.mark.parametrize("unbounded", [True, False])
+def test_pools_stay_within_the_budget_unused_pages_included(storage, unbounded):
+    """What would be too much ahead of need is not made, and what is unused elsewhere is given back; the pages
+    keep their contents. The same caches without a budget would not fit."""
+    budget = 12 * storage.page_bytes(HOT)
+    rng, pool = random.Random(3), PagePool(storage, 0 if unbounded else budget, lambda: 0.0)
+    most, prepare, written = [0], storage.prepare, dict[int, int]()
+
+    def measured(tier, n):
+        prepare(tier, n)
+        most[0] = max(most[0], storage.nbytes)
+
+    storage.prepare = measured
+    for _ in range(6):
+        cache = PagedCache(pool, SMALL)
+        for step in range(rng.randrange(3, 9)):
+            n = rng.choice([1, 30, 64, 130])
+            if cache.offset + n > 500:
+                break
+            cache.reserve(n)
+            for i in range(-(-cache.offset // PAGE), -(-(cache.offset + n) // PAGE)):
+                written[i] = 100 * i + step
+                for layer in range(3):
+                    storage.write(layer, [cache.pages[i].number], 0, rows(written[i]))
+            cache.advance(n)
+        for i, held in enumerate(cache.pages):
+            if held.tier == HOT and i in written:
+                want = np.array(rows(written[i])).reshape(2, -1)
+                assert np.array_equal(page(storage, 1, held.number, HOT), want)
+        cache.clear()
+    assert (most[0] > budget) == unbounded
 
 
 def test_a_hot_page_begins_as_zeros(storage):

@@ -28,18 +28,24 @@ def native(starter):
 
 
 @pytest.fixture(scope="module")
-def texts(starter):
-    return contexts(starter.tokenizer, TOKENS)
+def tokens(full):
+    return TOKENS if full else 3072
+
+
+@pytest.fixture(scope="module")
+def texts(starter, tokens):
+    return contexts(starter.tokenizer, tokens)
 
 
 @pytest.mark.parametrize("name", list(TEXTS))
-def test_perplexity_and_kl(native, texts, name, full, record_property):
-    """Token by token with the real cache: at most 0.4% in perplexity, 0.004 nats, 45% of the bytes."""
+def test_perplexity_and_kl(native, texts, tokens, name, full, record_property):
+    """Token by token with the real cache: at most 0.4% in perplexity, 0.004 nats, and at 4,096 tokens 45% of
+    the bytes."""
     if name not in texts:
-        pytest.skip(f"this Python's {name} is shorter than {TOKENS} tokens")
+        pytest.skip(f"this Python's {name} is shorter than {tokens} tokens")
     if not full and name != "statements":
         pytest.skip("one text is read; --full reads all")
-    found = perplexity(native, texts[name], TOKENS, TIERED)
+    found = perplexity(native, texts[name], tokens, TIERED)
     assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
     change = found.ppl / found.ppl_f16 - 1
     share = found.kv.bytes / found.kv.f16_bytes
@@ -48,9 +54,9 @@ def test_perplexity_and_kl(native, texts, name, full, record_property):
         f"KL {found.kl_vs_f16:.5f} nats, {share:.1%} of the f16 bytes"
     )
     record_property("kl_nats", found.kl_vs_f16)
-    assert found.kv.tokens[0] >= 1900 and 0 < found.kl_vs_f16 <= 0.004
+    assert found.kv.tokens[0] >= tokens - 2196 and 0 < found.kl_vs_f16 <= 0.004
     assert change <= 0.004
-    assert share <= 0.45
+    assert share <= (0.45 if tokens == TOKENS else 0.51)
 
 
 def test_needles_in_the_cold_tier_are_found(starter, native, full):

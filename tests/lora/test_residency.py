@@ -105,7 +105,8 @@ def test_under_another_base_the_chat_is_read_again(open_tiny, tiny):
     assert say(runtime, chat, "and now?").cached_tokens == 0
     assert say(runtime, chat, "and then?").cached_tokens > 0
     runtime.use_adapter("default")
-    assert say(runtime, chat, "and back?").cached_tokens == 0
+    back = say(runtime, chat, "and back?")
+    assert 0 < back.cached_tokens < back.prompt_tokens / 2  # the first turn, read under this base
     assert runtime.backend.lora is None
 
 

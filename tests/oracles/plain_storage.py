@@ -29,6 +29,7 @@ class PlainStorage:
 
     layout = "plain"
     background = True
+    limit = 0
 
     def __init__(self):
         self.pages: dict[int, tuple[int, list]] = {}
@@ -42,6 +43,9 @@ class PlainStorage:
         self.made += 1
         self.pages[self.made] = tier, content
         return self.made
+
+    def crowded(self, tier: int, n: int) -> bool:
+        return False
 
     def prepare(self, tier: int, n: int) -> None:
         pass
@@ -66,11 +70,12 @@ class PlainStorage:
         assert tier > COLD and all(self.pages[page][0] == tier for page in pages)
         assert all(token is not None for page in content for token in page), "a page that is not full"
         self.reading += pages
+        made = [self._add(tier - 1, list(page)) for page in content]
 
         def result():
             for page in pages:
                 self.reading.remove(page)
-            return [self._add(tier - 1, list(page)) for page in content]
+            return made
 
         return result
 

@@ -8,22 +8,8 @@ from ruvmlx.apps.cli import prove as command
 
 from apps.prove import as_chat
 from apps.prove.as_chat import ChatSetup, thumb
-from apps.prove.trial import Bench
 
 PROMPTS = [f"What is number {i}?" for i in range(7)]
-
-
-class NoText:
-    """Stands in for the neutral text, which the tiny model would read for seconds."""
-
-    def compare(self, adapter):
-        return 0.0, 0.0
-
-
-@pytest.fixture
-def bench(tiny, tiny_backend, monkeypatch):
-    monkeypatch.setattr("apps.prove.trial.NeutralText", lambda *_: NoText())
-    return Bench(tiny, tiny_backend)
 
 
 @pytest.mark.parametrize(

@@ -16,25 +16,11 @@ from apps.prove.drawn_trial import DrawnSetup, FrozenReplies
 from apps.prove.drawn_users import FLIPPED, DrawnStars, DrawnUser
 from apps.prove.raters import RATERS
 from apps.prove.statistics import judged_wins
-from apps.prove.trial import Bench
 from ruvmlx.sona.judge import TasteJudge
 from tests.sona import simulated_tastes as sim
 
 QUESTIONS = [f"{'How do I' if i % 2 else 'What is'} number {i}?" for i in range(12)]
 RECORDED = ("+1.4 commas, -0.7 the, -1.5 -ly", "5511121452455534424143413535524232135321")
-
-
-class NoText:
-    """Stands in for the neutral text, which the tiny model would read for seconds."""
-
-    def compare(self, adapter):
-        return 0.0, 0.0
-
-
-@pytest.fixture
-def bench(tiny, tiny_backend, monkeypatch):
-    monkeypatch.setattr("apps.prove.trial.NeutralText", lambda *_: NoText())
-    return Bench(tiny, tiny_backend)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 
 from apps.prove import trial
-from apps.prove.trial import Arm, Bench, TrialSetup, heldout_replies, within_reach
+from apps.prove.trial import Arm, Bench, TrialSetup, _first, heldout_replies, within_reach
 from ruvmlx.runtime import Runtime
 
 PROMPTS = [f"What is number {i}?" + " Say more." * (i % 3) for i in range(19)]
@@ -21,13 +21,30 @@ def bench(tiny, tiny_backend, monkeypatch):
 
 def test_replies_are_in_the_prompts_order_and_depend_on_their_own_prompt_and_seed(bench):
     with bench.runtime() as runtime:
-        every = heldout_replies(runtime, setting(), Arm(), 3)
-        some = heldout_replies(runtime, setting(prompts=PROMPTS[:2]), Arm(), 3)
-        other = heldout_replies(runtime, setting(), Arm(), 4)
+        every = _first(heldout_replies(runtime, setting(), Arm(), 3))
+        some = _first(heldout_replies(runtime, setting(prompts=PROMPTS[:2]), Arm(), 3))
+        other = _first(heldout_replies(runtime, setting(), Arm(), 4))
     assert [r.prompt for r in every] == PROMPTS
     assert [r.token_ids for r in every[:2]] == [r.token_ids for r in some]
     assert [r.token_ids for r in every] != [r.token_ids for r in other]
     assert bench.base_replies(setting(), 3)[5].text == every[5].text
+
+
+def test_the_first_of_several_replies_is_the_single_one(bench):
+    with bench.runtime() as runtime:
+        alone = heldout_replies(runtime, setting(prompts=PROMPTS[:3]), Arm(), 3)
+        several = heldout_replies(runtime, setting(prompts=PROMPTS[:3]), Arm(), 3, 4)
+    assert [of[0].token_ids for of in several] == [of[0].token_ids for of in alone]
+    assert all(len({tuple(r.token_ids) for r in of}) == 4 for of in several)
+
+
+def test_the_pick_is_the_taste_models_best(bench, monkeypatch):
+    """A judge that likes late replies picks the last one of each prompt."""
+    monkeypatch.setattr(trial.TasteJudge, "score", lambda self, replies: range(len(replies)))
+    with bench.runtime() as runtime:
+        runtime.learner.sync()
+        every = heldout_replies(runtime, setting(prompts=PROMPTS[:3]), Arm(), 3, 4)
+        assert trial._picked(runtime, every) == [of[-1] for of in every]
 
 
 @pytest.mark.parametrize("wanted,reached", [(3, True), (2, False)])

@@ -1,13 +1,14 @@
 """The bank against plain recomputation: lookups, values of questions, forgetting."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.model import Message
-from ruvmlx.sona import objective, reasoning_bank, signal
+from ruvmlx.sona import objective, rating_index, reasoning_bank, signal
 from ruvmlx.sona.reasoning_bank import ALIKE, NEIGHBOURS, PRIOR, SCAN, ReasoningBank
 
 
@@ -216,14 +217,35 @@ def test_liked_is_what_this_user_means_by_it():
 # -- with a runtime ------------------------------------------------------------------------------------
 
 
-def reply(runtime, text="hello there", seed=1) -> str:
+def reply(runtime, text="hello there", seed=1, settle=True) -> str:
     request = GenerationRequest(
         messages=[Message("user", text)], max_new_tokens=5, sampling=Sampling(seed=seed), ignore_eos=True
     )
     for _ in runtime.generate(request):
         pass
-    runtime.settle()
+    if settle:
+        runtime.settle()
     return request.request_id
+
+
+def test_settling_after_many_replies(open_tiny, monkeypatch):
+    """Only the newest are prepared, and it can be stopped between two of them. Any can still be rated."""
+    monkeypatch.setattr(rating_index, "NEWEST", 4)
+    with open_tiny() as runtime:
+        ids = [reply(runtime, f"question {i}", settle=False) for i in range(6)]
+        stopped = threading.Event()
+        stopped.set()
+        runtime.settle(stopped)
+        known = [runtime.store.replies.query(each) is not None for each in ids]
+        assert not any(known)
+        runtime.settle()
+        known = [runtime.store.replies.query(each) is not None for each in ids]
+        assert known == [False, False, True, True, True, True]
+        for each in ids[:5]:
+            runtime.rate(each, "up")
+        assert all(runtime.store.replies.query(each) is not None for each in ids)
+        assert runtime.memory().entries == 5
+        assert runtime.store.signals.all(runtime.model.fingerprint, "explicit")  # written before any settling
 
 
 def plain_past(runtime) -> dict:

@@ -8,7 +8,7 @@ import pytest
 
 from ruvmlx.chat_file import as_json
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.errors import AdapterMismatch, NotFound, StoreBusy, UsageError
+from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy, UsageError
 from ruvmlx.sona import instant, objective
 from ruvmlx.sona.edited_reply import edited_reply
 from ruvmlx.sona.export_examples import rows
@@ -317,6 +317,23 @@ def test_an_edit_that_fails_leaves_the_chat_as_it_was(open_tiny, monkeypatch):
         assert runtime.chats.turns(chat) == before
 
 
+def test_an_edit_is_kept_when_learning_from_it_fails(open_tiny, monkeypatch):
+    """An error would make the user save the same version again."""
+    with open_tiny() as runtime:
+        chat, message = chatted(runtime)
+
+        def fail(*_):
+            raise StoreBusy("locked")
+
+        monkeypatch.setattr(runtime.learner, "_prefer", fail)
+        edited = runtime.chats.edit_reply(chat, message, "mine")
+        assert edited.preference is None and "is saved" in edited.failure and "locked" in edited.failure
+        shown = runtime.chats.turns(chat)[-1]
+        assert (shown.content, shown.branches) == ("mine", 2) and runtime.status().preferences == 0
+        with pytest.raises(RuvmlxError, match="is saved"):
+            runtime.choices.rewrite(edited.reply_id, "other")
+
+
 def test_a_reply_of_a_deleted_chat_cannot_be_rewritten(open_tiny):
     """Its words would outlive the chat."""
     with open_tiny() as runtime:
@@ -336,6 +353,15 @@ def test_an_edited_reply_can_be_rated_and_edited_again(open_tiny):
         second = runtime.chats.edit_reply(chat, first.message, "second version")
         assert runtime.chats.turns(chat)[-1].branches == 3
         assert second.preference.worse == first.reply_id and runtime.status().preferences == 2
+
+
+def test_an_unchanged_reply_is_no_edit_although_the_input_shows_it_differently(open_tiny):
+    """The chat's input line turns unusual line breaks into usual ones, and has no control characters."""
+    with open_tiny() as runtime:
+        original = replace(runtime.store.replies.get(reply(runtime)), text="one\u2028two\x07three")
+        with pytest.raises(UsageError, match="same as before"):
+            edited_reply(runtime.model.tokenizer, original, "one\ntwothree")
+        assert edited_reply(runtime.model.tokenizer, original, "one\ntwo three").text == "one\ntwo three"
 
 
 def test_a_reply_without_an_answer_cannot_be_rewritten(open_tiny):

@@ -17,7 +17,8 @@ from tests.sona.test_user_taste import keep, rate_all
 
 
 def rated(count: int, taste=None, seed: int = 0) -> list[tuple[str, RatedFeatures]]:
-    """taste: None rates by dice, so that no honest prediction is better than the mean."""
+    """(reply id, rating) of `count` replies. taste: None: the ratings are random, so a prediction that knows
+    only earlier ratings cannot beat their mean."""
     shown = sim.texts(count, seed)
     dice = np.random.default_rng([seed, 9]).integers(1, 6, count)
     given = sim.stars(taste, shown) if taste else dice
@@ -44,7 +45,7 @@ def one_too_many(ratings) -> TasteRecord:
 
 
 def knows_too_much(of, ratings) -> bool:
-    """Does any prediction change with the rating that it predicts, or with a later one?"""
+    """Change single ratings: does the prediction of the changed rating, or of an earlier one, change, too?"""
     before = of(ratings).ratings
     for at in range(5, len(ratings), 7):
         reply_id, rating = ratings[at]

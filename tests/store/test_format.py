@@ -238,7 +238,7 @@ def learned(store, name: str) -> dict:
         "versions": [store.versions.get(*mine, version) for version in versions],
         "bases": [store.bases.get(*mine, base) for base in sorted(bases)],
         "ratings": store.ratings.in_force(*mine),
-        "labels": store.ratings.labels(*mine),
+        "labels": [row[:2] for row in store.ratings.labels(*mine)],
         "texts": store.ratings.texts(*mine),
         "rated_replies": store.ratings.replies(*mine, 9),
         "steps": store.ratings.steps_of_reply(*mine, head, "r1"),

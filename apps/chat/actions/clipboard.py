@@ -50,7 +50,7 @@ class ClipboardActions:
         return bool(text)
 
     def to_system(self, text: str, to_terminal: Callable[[str], None]) -> None:
-        """Copy with the system's tool, in a thread; to_terminal: used if there is no tool."""
+        """Copy as the options say, in a thread; to_terminal: used if that is not possible."""
         self._chat.start(lambda: self._to_system(text, to_terminal))
         screen = self._chat.app.screen
         if text == screen.get_selected_text():
@@ -59,5 +59,6 @@ class ClipboardActions:
             self._rate.notice(replies, "copied")
 
     async def _to_system(self, text: str, to_terminal: Callable[[str], None]) -> None:
-        if not await asyncio.to_thread(clipboard.copy_with_tool, text):
+        copies = self._chat.options.copies or clipboard.copy_with_tool
+        if not await asyncio.to_thread(copies, text):
             to_terminal(text)

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from ruvmlx.errors import error_line
 from ruvmlx.models.model import Model
@@ -16,6 +15,7 @@ from .. import models
 from ..context import ChatContext, call_soon
 from ..messages import Notice
 from ..picker_screen import PickerScreen
+from ..user_files import UserFiles
 from ..view_model import Opened
 from ..welcome import Welcome
 from .library import LibraryActions
@@ -74,7 +74,7 @@ class ModelActions:
             self.choose()
             return
         in_use = await self._model_in_use()
-        name = await asyncio.to_thread(models.find_model, argument, in_use)
+        name = await asyncio.to_thread(models.find_model, argument, in_use, self._chat.options.files)
         self._chat.start(partial(self._switch, name))
 
     def choose(self, words: str = "") -> None:
@@ -83,10 +83,11 @@ class ModelActions:
 
     async def _choose(self, words: str) -> None:
         in_use = await self._model_in_use()
-        screen = PickerScreen("Models", lambda: models.models(in_use), _new_model, words)
+        files = self._chat.options.files
+        screen = PickerScreen("Models", lambda: models.models(in_use), partial(_new_model, files), words)
         chosen = await self._chat.ask(screen)
         if chosen is not None and self._chat.phase == "idle":
-            await self._switch(chosen)
+            await self._switch(files.model(chosen))
 
     async def _model_in_use(self) -> Model:
         return await self._chat.host.call_between(lambda runtime: runtime.model)
@@ -155,10 +156,10 @@ class ModelActions:
             await self._use_adapter(chosen)
 
 
-def _new_model(words: str) -> str:
+def _new_model(files: UserFiles, words: str) -> str:
     """What the picker offers for typed words: open a folder, a file or another program's model, fetch a
     repository, or ""."""
-    if REPO.fullmatch(words) and not Path(words).exists():
+    if REPO.fullmatch(words) and not files.has(words):
         return f"Fetch {words} from Hugging Face"
     named = words.startswith(("/", "~", "./", "../", *STORES)) or words.endswith(".gguf")
     return f"Open {words}" if named else ""

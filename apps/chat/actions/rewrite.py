@@ -19,7 +19,8 @@ class RewriteActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     def as_typed(self, argument: str) -> None:
-        """Save the argument as the user's version of the chosen reply; without one, put it into the input."""
+        """Run `/rewrite [argument]` on the chosen reply: save the argument as the user's version of it.
+        Without an argument, put the reply's text into the input, where the user can edit it."""
         if self.begin(argument) and argument:
             self.save(argument)
 
@@ -59,7 +60,7 @@ class RewriteActions:
         edited, standing = done
         self._rate.show(standing)
         if edited.preference is None:
-            chat.status.flash(describe.NOTHING_LEARNED, EFFECT_SHOWN)
+            chat.status.flash(edited.failure or describe.NOTHING_LEARNED, EFFECT_SHOWN)
         else:
             self._rate.show_preference(edited.message, edited.preference)
             self._rate.tell_preference(edited.preference, describe.YOUR_VERSION)

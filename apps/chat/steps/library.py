@@ -51,11 +51,11 @@ def restore(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def export(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    return told(chat_files.export(runtime, state.session, argument))
+    return told(chat_files.export(runtime, state.session, argument, state.options.files))
 
 
 def import_file(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    return _opened(runtime, chat_files.import_file(runtime, argument))
+    return _opened(runtime, chat_files.import_file(runtime, argument, state.options.files))
 
 
 def _opened(runtime: Runtime, session: str) -> Outcome:

@@ -10,7 +10,7 @@ def use_model(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Without an argument, describe the model in use."""
     if not argument:
         return Outcome(models.in_use_line(runtime.model))
-    return Outcome(model=models.find_model(argument, runtime.model))
+    return Outcome(model=models.find_model(argument, runtime.model, state.options.files))
 
 
 def list_models(runtime: Runtime, state: ChatState, _: str) -> Outcome:

@@ -53,7 +53,7 @@ def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if argument:
         state.options = replace(state.options, best_of=parse("best_of", argument, "/best"))
     count = state.options.best_of or runtime.settings.best_of
-    return told(describe.best_of(count, runtime.learning.judge() is not None))
+    return told(describe.best_of(count, runtime.learning.judge(runtime.learner) is not None))
 
 
 def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -82,7 +82,7 @@ def rewrite(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
         return Outcome(f"The reply: {shown}\nTo change it: /rewrite and your text.")
     edited = runtime.chats.edit_reply(state.session, reply.id, argument)
     if edited.preference is None:
-        return Outcome(f"{describe.NOTHING_LEARNED}.")
+        return Outcome(edited.failure or f"{describe.NOTHING_LEARNED}.")
     return Outcome(describe.preference_words(edited.preference, describe.YOUR_VERSION))
 
 

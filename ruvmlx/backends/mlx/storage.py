@@ -8,6 +8,7 @@ together with the step.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,11 +55,25 @@ class MLXStorage:
         self._capacity = [0] * len(TIERS)
         self._free: list[list[int]] = [[] for _ in TIERS]  # heaps of free numbers: low ones are used first
         self._blank: OpenPages | None = None
+        self.limit = 0
 
     # Storage ------------------------------------------------------------------------------------
 
     def page_bytes(self, tier: int) -> int:
         return self.n_layers * self.n_kv_heads * layout.page_bytes(tier, self.head_dim)
+
+    def crowded(self, tier: int, n: int) -> bool:
+        missing = n - len(self._free[tier])
+        return missing > 0 and self._room() < missing * self.page_bytes(tier)
+
+    def _room(self) -> float:
+        """Bytes by which the pools may grow."""
+        return self.limit - self.nbytes if self.limit else math.inf
+
+    def _spare(self, tier: int, pages: int) -> int:
+        """Unused pages beside so many that are in use, to grow rarely; fewer near the limit."""
+        wanted = max(LEAST[tier], int(SPARE * pages))
+        return int(max(0, min(wanted, self._room() // self.page_bytes(tier))))
 
     def prepare(self, tier: int, n: int) -> None:
         """Grow the pools once for n pages, not at each `make`."""
@@ -67,7 +82,7 @@ class MLXStorage:
         missing = n - len(self._free[tier])
         if missing > 0:
             old = self._capacity[tier]
-            new = old + max(missing, LEAST[tier], int(SPARE * old))
+            new = old + max(missing, self._spare(tier, old))
             self._resize(tier, list(range(old)), new)
             self._free[tier] += range(old, new)  # larger than all others: still a heap
 
@@ -116,8 +131,8 @@ class MLXStorage:
         """Shrink a pool that is far larger than needed; returns the new numbers of its pages by the old
         ones."""
         used = sorted(set(range(self._capacity[tier])) - set(self._free[tier]))
-        wanted = len(used) + max(LEAST[tier], int(SPARE * len(used)))
-        if self._capacity[tier] < 1.5 * wanted:
+        wanted = len(used) + self._spare(tier, len(used))
+        if self._capacity[tier] < 1.5 * wanted and not (wanted == len(used) < self._capacity[tier]):
             return {}
         self._resize(tier, used, wanted)
         self._free[tier] = list(range(len(used), wanted))
@@ -195,8 +210,12 @@ class MLXStorage:
         """Make pools of so many pages, the kept pages first, with one evaluation for all layers. The old
         pools are removed from MLX's buffer cache, which could not reuse buffers of their size."""
         pools, size = self._layers[tier], layout.page_bytes(tier, self.head_dim)
+        alone = self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes
         for layer in range(self.n_layers):
             pools[layer] = _resized(pools[layer], kept, capacity, (self.n_kv_heads, size))
+            if alone:  # near the limit: then the old pools and the new ones are never there together
+                mx.eval(pools[layer])
+                mx.clear_cache()
         self._as_read = [None] * self.n_layers
         mx.eval(*self._pools(tier))
         mx.clear_cache()

@@ -44,7 +44,8 @@ class NativeBackend:
         n = threads or cpu.physical_cores()
         weights = packed_weights(model.load_weights(), model.config, n)
         self.decoder = Decoder(decoder_shape(model.config), weights, threads=n, max_tokens=chunk, impl=impl)
-        self.nbytes = weights.nbytes + self.decoder.nbytes
+        self.scratch = self.decoder.nbytes
+        self.nbytes = weights.nbytes + self.scratch
         self.pool = PagePool(NativeStorage(self.decoder))
         self._work = float(model.parameters)  # multiply-adds per token
         self._load = None if threads else cpu.OtherLoad()

@@ -24,12 +24,16 @@ class PageKernels(Protocol):
 class NativeStorage:
     layout = "librvm"
     background = True
+    limit = 0  # no page is unused
 
     def __init__(self, pages: PageKernels):
         self.pages = pages
 
     def page_bytes(self, tier: int) -> int:
         return self.pages.page_bytes(tier)
+
+    def crowded(self, tier: int, n: int) -> bool:
+        return False
 
     def prepare(self, tier: int, n: int) -> None:
         """Nothing to do: each page is an allocation of its own."""

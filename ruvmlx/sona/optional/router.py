@@ -159,7 +159,7 @@ class Router:
 
     def _evidence(self, rows: list[RatedRoute]) -> Evidence:
         """The choices with their rewards, computed from all ratings in force."""
-        labels = [signal.INDEX[rating] for _, rating in self._store.ratings.labels(*self._mine)]
+        labels = [signal.INDEX[rating] for _, rating, _ in self._store.ratings.labels(*self._mine)]
         counts = np.bincount(labels, minlength=len(signal.LABELS))
         rewards = [_reward(row.reply_id, row.rating, counts, row.latency_ratio) for row in rows]
         x, mask = fastgrnn.padded([row.turns for row in rows], INPUTS)

@@ -1,7 +1,6 @@
-"""Applies the router to a reply: builds its input, chooses an arm, installs the arm's model."""
+"""Applies the router to a reply: builds its input, chooses an arm."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 
@@ -54,13 +53,3 @@ class Routing:
             return index.whitening(state)
 
         return vector
-
-
-@contextmanager
-def made_by(learner: Learner | None, untouched: bool) -> Iterator[None]:
-    """Run the block with the untouched model if `untouched`, else with the LoRA in use."""
-    if learner is None or not untouched:
-        yield
-        return
-    with learner.active.installed(None):
-        yield

@@ -1,0 +1,142 @@
+"""The chat app of one terminal, in a thread of its own: what it draws never delays an answer over HTTP."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from textual.app import App
+from textual.constants import COLOR_SYSTEM
+from textual.filter import Monochrome, NoColor
+
+from ruvmlx.errors import error_line
+from ruvmlx.guest import Guest
+
+from ..chat import theme
+from ..chat.app import ChatApp
+from ..chat.options import ChatOptions
+from ..chat.user_files import UserFiles
+from .connection import Outbox
+from .driver import AttachedDriver
+from .wire import Hello, Size, bounded, last_text, place_of
+
+Work = Callable[[AttachedDriver], None]
+
+
+class AttachedChat:
+    """`run` is for the app's thread, all else for any other."""
+
+    def __init__(self, guest: Guest, hello: Hello, outbox: Outbox, local: bool, max_tokens: int) -> None:
+        """local: whoever can connect is on this machine."""
+        self._guest, self._outbox, self._size = guest, outbox, bounded(hello.size)
+        same = local and place_of(hello.folder) == hello.place != (0, 0)
+        options = ChatOptions(
+            session=hello.session,
+            max_new_tokens=max_tokens,
+            system=hello.system,
+            learn_when_idle=False,  # the server learns
+            theme=theme.preferred(hello.theme, hello.environment),
+            motion=hello.motion,
+            keys=hello.keys,
+            files=UserFiles(Path(hello.folder) if same else None),
+            copies=self._copy,
+        )
+        self._app = ChatApp(guest, options)
+        _draw_for(self._app, hello.environment)
+        self._app.driver_class = self._make_driver  # type: ignore[assignment]
+        self._driver: AttachedDriver | None = None  # None until the app has begun
+        self._early: list[Work] = []  # for the driver, when it is there
+        self._loop = asyncio.new_event_loop()
+        self._sent = self._read = 0  # bytes to the app
+
+    def run(self) -> None:
+        """Until the user leaves, or the terminal hangs up."""
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._run())
+            failure = self._app.failure
+            code = getattr(failure, "exit_code", 1) if failure else 0
+            self._outbox.put(last_text(code, error_line(failure) if failure else ""))
+        finally:
+            self._outbox.finish()
+
+    async def _run(self) -> None:
+        try:
+            await self._app.run_async(size=self._size)
+        finally:
+            deleted = self._app.chat.state.deleted
+            with contextlib.suppress(RuntimeError):  # the host is closed, and has done this
+                await self._guest.close()
+                if self._guest.is_open:
+                    await self._guest.call(lambda runtime: runtime.deleted_chats.erase(deleted))
+
+    def feed(self, data: bytes) -> None:
+        """Bytes that the terminal sent."""
+        self._sent += len(data)
+
+        def feed(driver: AttachedDriver) -> None:
+            driver.feed(data)
+            self._read += len(data)
+
+        self._drive(feed)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the app has not read yet."""
+        return self._sent - self._read
+
+    def resize(self, size: Size) -> None:
+        """The terminal's size; also if it is the same, all is drawn again."""
+        self._drive(lambda driver: driver.resize(bounded(size)))
+
+    def hang_up(self) -> None:
+        """The terminal is gone: end the reply, keeping its text, and the app."""
+        self._app.hang_up()
+
+    def _drive(self, work: Work) -> None:
+        """work(driver) in the app's thread, as soon as the app has begun."""
+        with contextlib.suppress(RuntimeError):  # the app has ended
+            self._loop.call_soon_threadsafe(self._drive_now, work)
+
+    def _drive_now(self, work: Work) -> None:
+        if self._driver is None:
+            self._early.append(work)
+        else:
+            work(self._driver)
+
+    def _make_driver(self, app: App[Any], **settings: Any) -> AttachedDriver:
+        driver = self._driver = AttachedDriver(app, self._outbox, **settings)
+        for work in self._early:
+            self._loop.call_soon(work, driver)
+        return driver
+
+    def _copy(self, text: str) -> bool:
+        self._outbox.tell(copy=text)
+        return True
+
+
+def _draw_for(app: App[Any], environment: dict[str, str]) -> None:
+    """Draw for a terminal with this environment, not for the server's own. Textual reads the process's."""
+    rest = {name: value for name, value in environment.items() if name != "NO_COLOR"}
+    app.no_color = len(rest) < len(environment)
+    app._filters = [kept for kept in app._filters if not isinstance(kept, NoColor | Monochrome)]
+    if app.no_color:
+        app._filters.append(Monochrome())
+    app.console = Console(
+        color_system=COLOR_SYSTEM,  # type: ignore[arg-type]
+        file=app.console.file,
+        markup=True,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+        force_terminal=True,
+        safe_box=False,
+        soft_wrap=False,
+        _environ=rest,
+    )
+    # Textual redirects the process's streams while an app runs. They are the server's.
+    app._capture_stdout = sys.stdout  # type: ignore[assignment]
+    app._capture_stderr = sys.stderr  # type: ignore[assignment]

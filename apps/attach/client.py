@@ -1,0 +1,271 @@
+"""The client of `ruvmlx chat --server`: forwards the terminal to a chat app that runs in the server."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from wsproto import ConnectionType, WSConnection, events
+from wsproto.utilities import ProtocolError
+
+from ruvmlx.errors import RuvmlxError, UsageError
+
+from .terminal import Terminal
+from .wire import PATH, STOPPED, Hello
+
+PIECE = 1 << 16  # bytes read at a time
+CONNECT_SECONDS = 10.0
+START = "start one with `ruvmlx serve`, or name another: `ruvmlx chat --server URL`"
+
+
+class Ended(BaseException):
+    """A signal ended the client."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.exit_code = 128 + signum
+
+
+class Link:
+    """A WebSocket to a server. Iterating over `arrived` yields what has come."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        """RuvmlxError, one line, if the server cannot be reached or refuses."""
+        self.url = url
+        self._refusal = bytearray()  # the body of the server's answer, if it refuses
+        self._status = 0
+        parts = _split(url)
+        self._ws = WSConnection(ConnectionType.CLIENT)
+        self._socket = self._connected(parts)
+        self._ws_begin(parts.netloc.rpartition("@")[2], key)
+
+    def _connected(self, parts: Any) -> socket.socket:
+        secure = parts.scheme == "https"
+        try:
+            found = socket.create_connection(
+                (parts.hostname, parts.port or (443 if secure else 80)), CONNECT_SECONDS
+            )
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if secure:
+                import ssl
+
+                found = ssl.create_default_context().wrap_socket(found, server_hostname=parts.hostname)
+        except OSError as error:
+            why = "" if isinstance(error, ConnectionRefusedError) else f" ({error.strerror or error})"
+            raise RuvmlxError(f"no server answers at {self.url}{why}; {START}.") from None
+        return found
+
+    def _ws_begin(self, host: str, key: str | None) -> None:
+        headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        self._send(events.Request(host=host, target=PATH, extra_headers=headers))
+        try:
+            accepted = next(event for event in self._until_answered())
+        except (OSError, StopIteration, ProtocolError) as error:
+            raise self._no_server(error) from None
+        if not isinstance(accepted, events.AcceptConnection):
+            raise self._refused()
+        self._socket.settimeout(None)
+
+    def _until_answered(self) -> Iterator[events.Event]:
+        """The server's answer, when all of it has come."""
+        while data := self._socket.recv(PIECE):
+            self._ws.receive_data(data)
+            for event in self._ws.events():
+                if isinstance(event, events.RejectConnection):
+                    self._status = event.status_code
+                if isinstance(event, events.RejectData):
+                    self._refusal += event.data
+                    if not event.body_finished:
+                        continue
+                elif isinstance(event, events.RejectConnection) and event.has_body:
+                    continue
+                yield event
+
+    def _refused(self) -> RuvmlxError:
+        try:
+            message = json.loads(self._refusal)["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            return self._no_server(f"HTTP status {self._status}")
+        if self._status == 401:
+            message = "it asks for an API key, and got none that is valid. Give --api-key or RUVMLX_API_KEY."
+        return RuvmlxError(f"the server at {self.url} refuses: {message}")
+
+    def _no_server(self, why: object) -> RuvmlxError:
+        return RuvmlxError(
+            f"what answers at {self.url} is no `ruvmlx serve` that chats can join ({why or 'it hung up'}); "
+            f"update it, or {START}."
+        )
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, data: bytes | str) -> None:
+        """Nothing is sent after the server has hung up; `arrived` tells."""
+        message = events.TextMessage(data) if isinstance(data, str) else events.BytesMessage(data)
+        with contextlib.suppress(OSError, ProtocolError):
+            self._send(message)
+
+    def send_facts(self, **facts: object) -> None:
+        self.send(json.dumps(facts))
+
+    def _send(self, event: events.Event) -> None:
+        self._socket.sendall(self._ws.send(event))
+
+    def arrived(self) -> Iterator[events.Event]:
+        """What has come since the last call, if select says that there is something; a CloseConnection at the
+        end."""
+        try:
+            data = self._socket.recv(PIECE)
+            while getattr(self._socket, "pending", lambda: 0)():  # decrypted already: select does not see it
+                data += self._socket.recv(PIECE)
+            self._ws.receive_data(data or None)
+            for event in self._ws.events():
+                if isinstance(event, events.Ping):
+                    self._send(event.response())
+                yield event
+        except (OSError, ProtocolError):
+            yield events.CloseConnection(code=1006)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, ProtocolError):
+            self._send(events.CloseConnection(code=1000))
+        self._socket.close()
+
+
+def _split(url: str) -> Any:
+    """The parts of a server's address, with or without the /v1 that other clients want."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/", "/v1", "/v1/"):
+            _ = parts.port  # ValueError if it is no number
+            return parts
+    except ValueError:
+        pass
+    raise UsageError(f"{url[:80]!r} is no server's address; give one like http://127.0.0.1:8642.")
+
+
+class Client:
+    """One terminal and its link."""
+
+    def __init__(self, link: Link, terminal: Terminal) -> None:
+        self._link, self._terminal = link, terminal
+        self._text: list[str] = []  # pieces of a text that has not come to its end
+        self._wake, self._woken = os.pipe()
+        os.set_blocking(self._woken, False)
+        self._resized = False
+        self.code, self.error = 1, f"the connection to {link.url} broke; the chat is saved."
+
+    def run(self) -> None:
+        """Forward until one of the two ends."""
+        with self._signals(), self._terminal:
+            while True:
+                ready, _, _ = select.select([self._terminal.keys, self._link, self._wake], [], [])
+                if self._wake in ready:
+                    os.read(self._wake, PIECE)
+                if self._resized:
+                    self._resized = False
+                    self._link.send_facts(size=self._terminal.size)
+                if self._terminal.keys in ready and not self._forward_keys():
+                    return
+                if self._link in ready and not self._show():
+                    return
+
+    def _forward_keys(self) -> bool:
+        typed = os.read(self._terminal.keys, PIECE)
+        self._link.send(typed)
+        return bool(typed)
+
+    def _show(self) -> bool:
+        """Do what the server says; False at the end."""
+        for event in self._link.arrived():
+            if isinstance(event, events.BytesMessage):
+                self._terminal.write(bytes(event.data))
+            elif isinstance(event, events.TextMessage):
+                self._text.append(event.data)
+                if event.message_finished:
+                    self._obey(json.loads("".join(self._text)))
+                    self._text.clear()
+            elif isinstance(event, events.CloseConnection):
+                if event.code == STOPPED:
+                    self.code, self.error = 1, "the server stopped; the chat is saved."
+                return False
+        return True
+
+    def _obey(self, told: dict[str, Any]) -> None:
+        if "copy" in told:
+            self._copy(str(told["copy"]))
+        if "end" in told:
+            self.code, self.error = int(told["end"]), str(told["error"])
+
+    def _copy(self, text: str) -> None:
+        from ..chat import clipboard
+
+        with contextlib.suppress(RuvmlxError):  # the app has said "Copied" already
+            clipboard.copy(text)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """In the block, SIGTERM and SIGHUP raise `Ended`, and the terminal is the shell's while the client is
+        stopped."""
+
+        def ended(number: int, _: object) -> None:
+            raise Ended(number)
+
+        def resized(*_: object) -> None:
+            self._resized = True
+
+        def stopped(*_: object) -> None:
+            self._terminal.leave()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        def continued(*_: object) -> None:
+            self._terminal.enter()
+            self._resized = True  # draw all again
+
+        handlers: dict[signal.Signals, Callable[[int, Any], Any]] = {
+            signal.SIGTERM: ended,
+            signal.SIGHUP: ended,
+            signal.SIGWINCH: resized,
+            signal.SIGTSTP: stopped,
+            signal.SIGCONT: continued,
+        }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(-1)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def is_here(url: str) -> bool:
+    """Is it an address of this machine alone, which may be sent this machine's own key?"""
+    name = _split(url).hostname
+    return name in ("localhost", "::1") or name.startswith("127.")
+
+
+def attach(url: str, key: str | None, **chat: Any) -> int:
+    """Show the chat of a server until the user leaves; return the exit code. RuvmlxError if there is none, or
+    if it ends by itself. chat: the fields of a Hello that are not the terminal's."""
+    terminal = Terminal()
+    link = Link(url, key)
+    try:
+        link.send_facts(**asdict(Hello.of(terminal.size, **chat)))
+        client = Client(link, terminal)
+        client.run()
+    except Ended as ended:
+        return ended.exit_code
+    finally:
+        link.close()
+    if client.error:
+        error = RuvmlxError(client.error)
+        error.exit_code = client.code
+        raise error
+    return client.code

@@ -1,0 +1,65 @@
+"""Makes a connection a terminal for Textual: keys come from it, frames go to it.
+
+The client sets the terminal's modes (terminal.py), so this driver writes nothing but what the app draws.
+"""
+
+from codecs import getincrementaldecoder
+from typing import Any
+
+from textual import constants, events
+from textual._xterm_parser import XTermParser
+from textual.app import App
+from textual.driver import Driver
+from textual.geometry import Size
+
+from .connection import Outbox
+
+_LATER = constants.ESCAPE_DELAY + 0.001  # seconds after which a lone ESC is the key
+
+
+class AttachedDriver(Driver):
+    """Lives in the app's thread."""
+
+    def __init__(self, app: App[Any], outbox: Outbox, **settings: Any) -> None:
+        super().__init__(app, **settings)
+        self._outbox, self._drawn = outbox, list[str]()
+        self._parser, self._decoder = XTermParser(), getincrementaldecoder("utf-8")("replace")
+
+    def start_application_mode(self) -> None:
+        assert self._size is not None, "run the app with a size"
+        self.resize(self._size)
+
+    def disable_input(self) -> None:
+        """Nothing is typed after the app: its client hangs up."""
+
+    def stop_application_mode(self) -> None:
+        self.flush()
+
+    def write(self, data: str) -> None:
+        if not self._drawn:
+            self._loop.call_soon(self.flush)  # a bell, for example, is written without a flush
+        self._drawn.append(data)
+
+    def flush(self) -> None:
+        drawn, self._drawn = "".join(self._drawn), []
+        if drawn:
+            self._outbox.put(drawn.encode("utf-8", "replace"))
+
+    def feed(self, data: bytes) -> None:
+        """Bytes that the terminal sent."""
+        for message in self._parser.feed(self._decoder.decode(data)):
+            self.process_message(message)
+        self._loop.call_later(_LATER, self._tick)
+
+    def _tick(self) -> None:
+        for message in self._parser.tick():
+            self.process_message(message)
+
+    def resize(self, size: tuple[int, int]) -> None:
+        """Draw all, at this size."""
+        self._size = size
+        self.send_message(events.Resize(Size(*size), Size(*size)))
+        self._app.call_later(self._app.refresh, layout=True)
+
+    def open_url(self, url: str, new_tab: bool = True) -> None:
+        """A browser would open on the server's screen."""

@@ -1,0 +1,158 @@
+"""The server's side of a terminal: a WebSocket on which a chat app runs."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from ruvmlx.errors import RuvmlxError, UsageError, error_line
+from ruvmlx.guest import Guest
+from ruvmlx.progress import Watch
+
+from ..server.errors import ApiError, InternalError
+from ..server.serving import Serving
+from .connection import Outbox
+from .wire import PATH, Hello, Size, last_text
+
+if TYPE_CHECKING:
+    from .attached import AttachedChat
+
+HELLO_SECONDS = 10.0
+MOST_UNREAD = 4 << 20  # bytes that a terminal may send ahead of its app
+
+
+class Resized(msgspec.Struct):
+    """A text that a client sends after its hello."""
+
+    size: Size
+
+
+@dataclass
+class Terminals:
+    """The terminals that are attached to one server: an ASGI application.
+
+    local: only this machine can connect. max_tokens: of a reply.
+    """
+
+    serving: Serving
+    local: bool
+    max_tokens: int
+    attached: set[Guest] = field(default_factory=set)
+
+    @property
+    def route(self) -> WebSocketRoute:
+        return WebSocketRoute(PATH, self)
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
+        serving = self.serving
+        if serving.stopping:
+            raise ApiError(503, "the server is stopping.", code="stopping")
+        if len(self.attached) >= serving.limits.terminals:
+            message = f"{serving.limits.terminals} terminals are attached; close one."
+            raise ApiError(503, message, code="busy")
+        guest = Guest(serving.host, self._switch)
+        self.attached.add(guest)
+        started = time.monotonic()
+        try:
+            await self._serve(WebSocket(scope, receive, send), guest)  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001 - the log gets the place; the client sees the end
+            InternalError.of(error).write_to(serving.log)
+        finally:
+            self.attached.discard(guest)
+            seconds = time.monotonic() - started
+            serving.metrics.add("ruvmlx_requests_total", endpoint=PATH, method="GET", status="101")
+            serving.log.write(
+                "request", {"method": "GET", "path": PATH, "status": "101", "s": round(seconds)}
+            )
+
+    async def _switch(self, model: str, session: str, watch: Watch) -> None:
+        """Another model for all, if nobody else looks at this one."""
+        others = len(self.attached) - 1
+        if others:
+            raise UsageError(f"terminals that use this model, too: {others}; close them, then change it.")
+        await self.serving.host.switch(model, session, watch)
+        self.serving.alias = None  # it named the model of the start
+
+    async def _serve(self, websocket: WebSocket, guest: Guest) -> None:
+        await websocket.accept()
+        _notice_the_dead(websocket)
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello = msgspec.json.decode(await websocket.receive_text(), type=Hello)
+        except (WebSocketDisconnect, TimeoutError, KeyError, msgspec.DecodeError):
+            await websocket.close(1002)
+            return
+        outbox, loop = Outbox(), asyncio.get_running_loop()
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="terminal") as thread:
+            try:
+                chat = await loop.run_in_executor(thread, self._make_chat, guest, hello, outbox)
+            except RuvmlxError as error:  # a key that does not exist, for example
+                await websocket.send_text(last_text(error.exit_code, error_line(error)))
+                await websocket.close()
+                return
+            app = loop.run_in_executor(thread, chat.run)
+            sending = asyncio.ensure_future(_send(websocket, outbox))
+            receiving = asyncio.ensure_future(_receive(websocket, chat))
+            try:
+                await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+            finally:  # the app has ended, or its terminal is gone
+                gone = receiving.done()
+                outbox.close()
+                chat.hang_up()
+                sending.cancel()
+                receiving.cancel()
+                await app
+        if not gone:
+            await websocket.close()
+
+    def _make_chat(self, guest: Guest, hello: Hello, outbox: Outbox) -> "AttachedChat":
+        """In the app's thread: Textual's modules take a second to load, the first time."""
+        from .attached import AttachedChat
+
+        return AttachedChat(guest, hello, outbox, self.local, self.max_tokens)
+
+
+async def _send(websocket: WebSocket, outbox: Outbox) -> None:
+    """Until the app has ended, or its terminal is gone."""
+    with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+        while items := await outbox.taken():
+            for item in items:
+                await (websocket.send_text(item) if isinstance(item, str) else websocket.send_bytes(item))
+                outbox.sent(item)
+
+
+async def _receive(websocket: WebSocket, chat: "AttachedChat") -> None:
+    """Until the terminal is gone. What is no message of ours ends it, too."""
+    while (message := await websocket.receive())["type"] == "websocket.receive":
+        if (typed := message.get("bytes")) is not None:
+            chat.feed(typed)
+        else:
+            try:
+                chat.resize(msgspec.json.decode(message["text"], type=Resized).size)
+            except msgspec.DecodeError:
+                return
+        while chat.unread > MOST_UNREAD:
+            await asyncio.sleep(0.05)
+
+
+def _notice_the_dead(websocket: WebSocket) -> None:
+    """Let TCP find out within minutes that a client's machine is gone."""
+    transport = websocket.scope["state"]["connection"].transport
+    found = transport.get_extra_info("socket")
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 60),
+        ("TCP_KEEPALIVE", 60),
+        ("TCP_KEEPINTVL", 15),
+        ("TCP_KEEPCNT", 4),
+    ):
+        if hasattr(socket, name):
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

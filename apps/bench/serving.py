@@ -1,0 +1,95 @@
+"""The serving suite: requests in parallel, beside llama.cpp, too; different adapters; a long prompt that
+arrives."""
+
+from collections.abc import Callable
+
+from .model import prompt, ratios
+from .peers import Peers
+from .rows import Row, left_out, measured
+from .stage import OnStage, take_turns
+
+COUNTS = (2, 4, 8)
+PROMPT, REPLY = 64, 96  # tokens of each request
+RUNNING, ARRIVING = 128, 4096  # tokens of a running reply's prompt, and of the one that arrives
+EIGHT, BESIDE = 3.0, 1.5  # targets: times one request's rate, times llama.cpp's rate
+ADAPTERS, DELAY = 1.1, 100.0  # targets: times the time of one adapter, ms
+
+
+def run(ours: OnStage, peers: Peers, rounds: int, quick: bool, log: Callable[[str], None]) -> list[Row]:
+    rows = _parallel(ours, rounds)
+    log("parallel requests: measured")
+    rows += _beside(ours, peers, rounds)
+    log("parallel requests beside others: measured")
+    rows.append(_adapters(ours, rounds))
+    log("adapters: measured")
+    return [*rows, *_arriving(ours, 2 if quick else 4, 1024 if quick else ARRIVING)]
+
+
+def _rate(ours: OnStage, count: int, adapters: int = 1) -> dict[str, float]:
+    return ours.call("in_parallel", _prompts(count), REPLY, adapters)
+
+
+def _prompts(count: int) -> list[list[int]]:
+    """Different ones: no part of a cache can be shared."""
+    return [_turned(prompt(PROMPT), i) for i in range(count)]
+
+
+def _turned(tokens: list[int], n: int) -> list[int]:
+    return tokens[n:] + tokens[:n]
+
+
+def _parallel(ours: OnStage, rounds: int) -> list[Row]:
+    """Total rates, in turns: one request, then several."""
+    turns = [{count: _rate(ours, count) for count in (1, *COUNTS)} for _ in range(rounds)]
+    rows = [measured("one request", [turn[1]["rate"] for turn in turns], "tok/s")]
+    for count in COUNTS:
+        ratios = [turn[count]["rate"] / turn[1]["rate"] for turn in turns]
+        share = sorted(turn[count]["decode"] for turn in turns)[rounds // 2]
+        note = (
+            f"{share:.0%} of the time in the backend's steps; the rest draws, records traces and writes text"
+        )
+        target = EIGHT if count == 8 else None
+        rows.append(measured(f"{count} requests: total rate / one request", ratios, "x", target, note=note))
+    return rows
+
+
+def _beside(ours: OnStage, peers: Peers, rounds: int) -> list[Row]:
+    """Total rates of the most requests, in turns. Ours draws, records traces and writes text, too; llama.cpp
+    decodes alone."""
+    count = COUNTS[-1]
+    with peers.in_parallel(count, PROMPT + REPLY + count) as others:
+        if not others:
+            return [left_out("beside llama.cpp", "x", peers.absent["llama.cpp"])]
+        players = {"ours": ours} | others
+        turns = take_turns(players, lambda p: p.call("in_parallel", _prompts(count), REPLY), rounds)
+    name = f"{count} requests: total rate"
+    rates = {player: [turn["rate"] for turn in found] for player, found in turns.items()}
+    rows = [measured(f"{name}: {player}", found, "tok/s") for player, found in rates.items()]
+    return [*rows, *ratios(name, rates, BESIDE)]
+
+
+def _adapters(ours: OnStage, rounds: int) -> Row:
+    """A token's time under eight adapters / under one, in turns."""
+    ratios = []
+    for _ in range(rounds):
+        one, eight = (_rate(ours, 8, adapters)["rate"] for adapters in (1, 8))
+        ratios.append(one / eight)
+    return measured("8 requests, 8 adapters: time / one adapter", ratios, "x", ADAPTERS, better="lower")
+
+
+def _arriving(ours: OnStage, rounds: int, tokens: int) -> list[Row]:
+    name = f"{tokens} tokens arrive: delay of a running reply"
+    if ours.facts["max_context"] < tokens + 4:
+        return [left_out(name, "ms", "the model's context is shorter")]
+    # Another prompt in each turn: one that has been read before is in the cache.
+    turns = [ours.call("arrive", prompt(RUNNING), _turned(prompt(tokens), 1 + i)) for i in range(rounds)]
+    longest = [1e3 * (turn["most"] - turn["plain"]) for turn in turns]
+    usual = [1e3 * (turn["median"] - turn["plain"]) for turn in turns]
+    plain = 1e3 * turns[0]["plain"]
+    note = f"beyond a plain step of {plain:.1f} ms"
+    first = [turn["first"] for turn in turns]
+    return [
+        measured(f"{name}, the longest", longest, "ms", DELAY, better="lower", note=note),
+        measured(f"{name}, the median", usual, "ms", better="lower", note=note),
+        measured(f"{tokens} tokens arrive: its first token", first, "s", better="lower"),
+    ]

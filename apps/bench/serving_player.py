@@ -1,0 +1,107 @@
+"""Requests in parallel, as `engine/scheduler.py` serves them: the player of the serving suite."""
+
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from ruvmlx.backends.base import Backend
+from ruvmlx.engine import Chunk, GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.engine.scheduler import Scheduler
+from ruvmlx.lora import MicroLoRA
+from ruvmlx.sona.trace import Trace
+
+from .clocked import Clocked
+
+MOST = 8  # requests and adapters
+
+
+class TimedReply:
+    """A sink that keeps the times of its tokens."""
+
+    def __init__(self) -> None:
+        self.tokens, self.times, self.over = 0, list[float](), False
+        self.error: BaseException | None = None
+
+    def take(self, chunk: Chunk) -> None:
+        if chunk.generated > self.tokens:
+            self.tokens = chunk.generated
+            self.times.append(time.perf_counter())
+        self.over = chunk.response is not None
+
+    def fail(self, error: BaseException) -> None:
+        self.error, self.over = error, True
+
+
+class ServingPlayer:
+    """One of our backends under a scheduler. Replies are drawn, under an adapter, and their traces are
+    recorded, as in a chat."""
+
+    def __init__(self, model: str | None, backend: str, threads: int):
+        from ruvmlx.backends.select import cache_policy, open_backend
+        from ruvmlx.models.load import load_model
+
+        loaded = load_model(model)
+        self._clocked = Clocked(open_backend(backend, loaded, threads))
+        policy = cache_policy("auto", cast(Backend, self._clocked))
+        self._engine = LLMInferenceEngine(loaded, cast(Backend, self._clocked), policy)
+        self._scheduler = Scheduler(self._engine)
+        noise, shape = np.random.default_rng(0).standard_normal, loaded.shape
+        self._adapters = [
+            MicroLoRA(
+                noise((shape.hidden_size, 2), np.float32), 1e-4 * noise((2, shape.vocab_size), np.float32)
+            )
+            for _ in range(MOST)
+        ]
+        self.facts = {"max_context": shape.max_context, "kernels": self._clocked.kernels}
+
+    def in_parallel(self, prompts: list[list[int]], n: int, adapters: int = 1) -> dict[str, float]:
+        """A reply of n tokens to each prompt at the same time, under so many different adapters.
+
+        {"rate": tokens per second once every prompt is read, by the median step; "decode": share of the
+        backend's steps in that time}
+        """
+        replies = [self._submit(prompt, n + i, i % adapters) for i, prompt in enumerate(prompts)]
+        while any(reply.tokens < 2 for reply in replies):
+            self._step(replies)
+        self._clocked.seconds, times = 0.0, [time.perf_counter()]
+        while not any(reply.over for reply in replies):
+            self._step(replies)
+            times.append(time.perf_counter())
+        self._scheduler.drop_all()
+        decode = self._clocked.seconds / (times[-1] - times[0])
+        return {"rate": len(prompts) / float(np.median(np.diff(times))), "decode": decode}
+
+    def arrive(self, prompt: list[int], arriving: list[int]) -> dict[str, float]:
+        """Seconds between two tokens of a running reply: in plain steps, at most and by median while a prompt
+        arrives; and until the first token of its own reply."""
+        running = self._submit(prompt, 1000, 0)
+        while running.tokens < 30:
+            self._step([running])
+        plain = float(np.median(np.diff(running.times[2:])))
+        asked, other = time.perf_counter(), self._submit(arriving, 4, 1)
+        first = len(running.times) - 1
+        while not other.tokens:
+            self._step([running, other])
+        gaps = np.diff(running.times[first:])
+        self._scheduler.drop_all()
+        return {
+            "plain": plain,
+            "most": float(gaps.max()),
+            "median": float(np.median(gaps)),
+            "first": other.times[0] - asked,
+        }
+
+    def _submit(self, prompt: list[int], n: int, adapter: int) -> TimedReply:
+        reply, lora = TimedReply(), self._adapters[adapter]
+        sampling = Sampling(0.2, top_p=0.9, seed=n)
+        request = GenerationRequest(input_ids=prompt, max_new_tokens=n, sampling=sampling, ignore_eos=True)
+        self._scheduler.submit(request, reply, lora, Trace(lora, 0))
+        return reply
+
+    def _step(self, replies: Sequence[TimedReply]) -> None:
+        self._scheduler.step()
+        for reply in replies:
+            if reply.error is not None:
+                raise reply.error

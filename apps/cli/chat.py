@@ -1,0 +1,113 @@
+"""`chat`: with a model of its own, or on a running server."""
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ruvmlx.errors import UsageError
+from ruvmlx.progress import Watch
+
+from .options import SERVER, model_options, open_runtime, resolve, sampling_options, setting_options
+
+if TYPE_CHECKING:
+    from ruvmlx.settings import Settings
+
+# What the client of a server decides: the chat and how it looks. The server has decided everything else.
+_THE_CLIENTS = {"server", "api_key", "continue_", "session", "system", "theme", "motion"}
+
+
+@click.command()
+@model_options
+@sampling_options
+@click.option("--continue", "-c", "continue_", is_flag=True, help="Continue the last chat.")
+@click.option("--session", metavar="ID", help="Continue this chat; `sessions ls` lists them.")
+@click.option("--plain", is_flag=True, help="Line by line, for pipes and screen readers.")
+@setting_options("learn_when_idle", "theme", "motion")
+@click.option(
+    "--server", is_flag=False, flag_value=SERVER, metavar="[URL]",
+    help=f"Chat on a running `ruvmlx serve`, whose model it shares; without a URL: {SERVER}.",
+)  # fmt: skip
+@click.option("--api-key", envvar="RUVMLX_API_KEY", metavar="KEY", help="With --server: its key.")
+@click.pass_context
+def chat(
+    context: click.Context,
+    continue_: bool,
+    session: str | None,
+    plain: bool,
+    server: str | None,
+    api_key: str | None,
+    **flags: Any,
+) -> None:
+    """Chat, and rate the replies: each rating changes the weights that write the next one."""
+    settings = resolve(flags)
+    if server is not None:
+        _refuse_flags(context)
+        sys.exit(_attach(server, api_key, settings, session or ("continue" if continue_ else "new")))
+    if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
+        raise UsageError("--api-key is the key of a server; give --server, too.")
+    sys.exit(_chat(settings, plain, continue_, session))
+
+
+def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | None) -> int:
+    """Chat with a model in this process."""
+    from ruvmlx.host import Opener
+
+    from ..chat import run_chat
+    from ..progress import is_first_run
+
+    def opens(model: str | None, adapter: str | None, watch: Watch) -> Any:
+        return open_runtime(replace(settings, model=model, adapter=adapter or "none"), watch)
+
+    return run_chat(
+        Opener(opens, settings.model, settings.adapter_name, is_first_run()),
+        plain=plain,
+        continue_=continue_,
+        session=session,
+        max_new_tokens=settings.max_tokens,
+        system=settings.system,
+        learn_when_idle=settings.learn_when_idle,
+        theme=settings.theme,
+        motion=settings.motion,
+        keys=settings.keys,
+    )
+
+
+def _refuse_flags(context: click.Context) -> None:
+    """UsageError for a flag that a server has decided, or that needs no server."""
+    given = [
+        parameter
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    ]
+    for parameter in given:
+        if parameter.name == "plain":
+            raise UsageError("--plain and --server do not go together; a script asks the server over HTTP.")
+        if parameter.name not in _THE_CLIENTS:
+            flag = max(parameter.opts, key=len)
+            raise UsageError(f"{flag} and --server do not go together; give {flag} to `ruvmlx serve`.")
+
+
+def _attach(url: str, key: str | None, settings: "Settings", session: str) -> int:
+    """Chat on a server."""
+    from ..attach.client import attach, is_here
+    from ..server.keys import saved_keys
+
+    if not (sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()):
+        raise UsageError("chat --server needs a terminal; a script asks the server over HTTP.")
+    if key is None and is_here(url):
+        key = next(iter(saved_keys()), None)
+    return attach(
+        url,
+        key,
+        session=session,
+        system=settings.system,
+        theme=settings.theme,
+        motion=settings.motion,
+        keys=settings.keys,
+    )
+
+
+VERBS = [chat]

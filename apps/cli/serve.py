@@ -1,0 +1,210 @@
+"""`serve`: other programs ask the model over HTTP."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ruvmlx import settings as config
+from ruvmlx.errors import UsageError
+from ruvmlx.progress import Watch
+
+from . import service
+from .options import SERVER, model_options, open_runtime, resolve, setting_options
+from .output import json_option, log, print_json, show
+
+if TYPE_CHECKING:
+    from ruvmlx.host import Host
+    from ruvmlx.settings import Settings
+
+    from ..server.access import Access
+    from ..server.serving import Serving
+    from ..server.web import WebServer
+
+PORT = int(SERVER.rpartition(":")[2])
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any free one."
+)
+@click.option(
+    "--api-key", multiple=True, envvar="RUVMLX_API_KEY", metavar="KEY",
+    help="Ask for this key; may be given several times. Beyond this machine, a key is always asked for.",
+)  # fmt: skip
+@click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this machine that clients use.")
+@click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="A web page that may ask, or *.")
+@click.option("--install", is_flag=True, help="Write a service that starts this at login; asks first.")
+@click.option("--uninstall", is_flag=True, help="Remove that service; asks first.")
+@model_options
+@setting_options("max_tokens", "best_of", *config.SAMPLING, "thinking", "examples")
+@json_option
+@click.pass_context
+def serve(
+    context: click.Context,
+    host: str,
+    port: int,
+    api_key: tuple[str, ...],
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    install: bool,
+    uninstall: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Answer other programs over HTTP, in OpenAI's and Anthropic's form. Ratings there change the weights.
+
+    Only this machine can connect, unless --host says otherwise.
+    """
+    from ..server.access import Access
+    from ..server.web import listening
+
+    settings = resolve(flags)
+    if install and uninstall:
+        raise UsageError("--install and --uninstall do not go together; give one of them.")
+    if install:
+        service.install(context)
+        return
+    if uninstall:
+        service.uninstall()
+        return
+    keys = _keys(host, api_key)
+    hosts = [host.lower(), *(name.lower() for name in allow_host)]
+    own = _own_adapters(keys, settings.adapter_name)
+    chat_keys = [key for key in keys or _chat_keys() if key not in own]
+    access = Access(keys, hosts, allow_origin, chat_keys)
+    with listening(host, port) as sock:
+        asyncio.run(_serve(settings, _longest(settings, flags), sock, host, access, own, as_json))
+
+
+def _keys(host: str, given: Sequence[str]) -> list[str]:
+    """The keys in force: those given, else those saved, else a new one where others can connect."""
+    from ..server.access import is_loopback
+    from ..server.keys import check_key
+
+    if given:
+        return [check_key(key) for key in given]
+    return [] if is_loopback(host) else _chat_keys()
+
+
+def _own_adapters(keys: Sequence[str], in_use: str | None) -> dict[str, str]:
+    """By key, the adapters that belong to these keys. UsageError if all others would use one, too."""
+    from ..server.keys import key_file, own_adapters
+
+    own = {key: adapter for key, adapter in own_adapters().items() if key in keys} if keys else {}
+    if in_use in own.values():
+        raise UsageError(f"{key_file()} gives {in_use} to one key; start with another --adapter, or none.")
+    return own
+
+
+def _chat_keys() -> list[str]:
+    """The keys in the data folder, which `chat --server` finds there; a new one if there is none."""
+    from ..server.keys import new_key, saved_keys
+
+    return saved_keys() or [new_key()]
+
+
+async def _serve(
+    settings: "Settings",
+    longest: int | None,
+    sock: socket.socket,
+    host: str,
+    access: "Access",
+    own: dict[str, str],
+    as_json: bool,
+) -> None:
+    from ruvmlx.host import Host, Opener
+
+    from ..attach.route import Terminals
+    from ..progress import watching
+    from ..server.access import is_loopback
+    from ..server.app import make_app
+    from ..server.idle import IdleWork
+    from ..server.keys import salted
+    from ..server.requestlog import RequestLog
+    from ..server.serving import Serving
+    from ..server.web import web_server
+
+    def opens(model: str | None, adapter: str | None, watch: Watch) -> Any:
+        return open_runtime(replace(settings, model=model, adapter=adapter or "none"), watch)
+
+    model_host = Host(Opener(opens, settings.model, settings.adapter_name))
+    alias = settings.model or "starter"
+    by_salt = {salted(key): adapter for key, adapter in own.items()}
+    serving = Serving(model_host, alias, longest, log=RequestLog(as_json=as_json), own_adapters=by_salt)
+    terminals = Terminals(serving, is_loopback(host), settings.max_tokens)
+    server = web_server(make_app(serving, access, [terminals.route]), serving.limits, serving.log)
+    with _signals(serving, model_host, server):
+        try:
+            with watching() as watch:
+                await model_host.open(watch)
+            _announce(serving, _url(host, sock), access.keys, as_json)
+            async with IdleWork(serving, settings.learn_when_idle).running():
+                await server.serve(sockets=[sock])
+        finally:
+            await model_host.close()
+    if not as_json:
+        log("stopped.")
+
+
+def _longest(settings: "Settings", flags: dict[str, Any]) -> int | None:
+    """The longest reply to a request that names none: the setting if somebody set it, else what fits."""
+    return None if config.resolve(flags)["max_tokens"].origin == "default" else settings.max_tokens
+
+
+@contextlib.contextmanager
+def _signals(serving: "Serving", host: "Host", server: "WebServer"):
+    """In the block, Ctrl-C and SIGTERM end all in order; a second one does not wait for connections."""
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+        serving.stop()
+        host.stop()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _url(host: str, sock: socket.socket) -> str:
+    """The address that clients on this machine use."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{sock.getsockname()[1]}/v1"
+
+
+def _announce(serving: "Serving", url: str, keys: Sequence[str], as_json: bool) -> None:
+    """Print what a client needs, when the model is ready."""
+    model, adapter = serving.model_name, serving.runtime.adapter_label
+    if as_json:
+        key = keys[0] if keys else None
+        facts = {"base_url": url, "api_key": key, "model": model, "adapter": adapter, "pid": os.getpid()}
+        print_json(facts)
+        return
+    if caveat := serving.runtime.backend.caveat:
+        log(f"note: {caveat}")
+    show(f"{model} is ready at {url} (adapter {adapter or 'none'}). Ctrl+C stops it.")
+    show(f"export OPENAI_BASE_URL={url}")
+    show(f"export OPENAI_API_KEY={keys[0] if keys else 'none-needed'}")
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hi"}]})
+    key = '-H "Authorization: Bearer $OPENAI_API_KEY" ' if keys else ""
+    show(f"curl {url}/chat/completions {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}")
+    where = "" if url == f"{SERVER}/v1" else f" {url.removesuffix('/v1')}"
+    show(f"ruvmlx chat --server{where}")
+
+
+VERBS = [serve]

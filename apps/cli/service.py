@@ -1,0 +1,164 @@
+"""`serve --install` and `--uninstall`: the file with which launchd or systemd starts the server at login."""
+
+import os
+import plistlib
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from ruvmlx.errors import RuvmlxError, UsageError
+
+from .output import log, show
+
+LABEL = "ruvmlx.serve"
+SECRET = "RUVMLX_API_KEY"
+
+
+@dataclass(frozen=True)
+class Service:
+    """One file, and what the user runs to start and to stop what it describes."""
+
+    path: Path
+    text: str
+    start: str
+    stop: str
+
+
+def command_of(context: click.Context) -> list[str]:
+    """The command line again, with the flags that were given on it but those of this file."""
+    words = [sys.executable, "-m", "ruvmlx", "serve"]
+    for param in context.command.params:
+        name = param.name or ""
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if isinstance(param, click.Option) and given and name not in ("install", "uninstall"):
+            words += _flag(param, context.params.get(name))
+    return words
+
+
+def _flag(option: click.Option, value: object) -> list[str]:
+    """An option as words of a command line."""
+    name = max(option.opts, key=len)
+    if option.is_flag:
+        return [name if value else max(option.secondary_opts, key=len)]
+    values = value if isinstance(value, tuple) else (value,)
+    return [word for each in values for word in (name, str(each))]
+
+
+def service(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Service:
+    """The service of this system. words: its command. folder: in which it runs."""
+    kept = {name: value for name, value in sorted(environment.items()) if name.startswith("RUVMLX_")}
+    kept.pop(SECRET, None)
+    if sys.platform == "darwin":
+        return _launchd(words, kept, folder)
+    return _systemd(words, kept, folder)
+
+
+def _launchd(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Service:
+    path = Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+    facts = {
+        "Label": LABEL,
+        "ProgramArguments": [*words],
+        "EnvironmentVariables": dict(environment),
+        "WorkingDirectory": str(folder),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ProcessType": "Interactive",
+        "StandardOutPath": "/dev/null",  # what is printed at the start has the API key
+        "StandardErrorPath": str(Path.home() / "Library" / "Logs" / f"{LABEL}.log"),
+    }
+    domain = f"gui/{os.getuid()}"
+    start = f"launchctl bootstrap {domain} {shlex.quote(str(path))}"
+    return Service(path, plistlib.dumps(facts).decode(), start, f"launchctl bootout {domain}/{LABEL}")
+
+
+def _systemd(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Service:
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    path = Path(base) / "systemd" / "user" / f"{LABEL}.service"
+    lines = [
+        "[Unit]",
+        "Description=ruvmlx serve",
+        "",
+        "[Service]",
+        "ExecStart=" + " ".join(_quoted(word) for word in words),
+        *(f"Environment={_quoted(f'{name}={value}', dollar='$')}" for name, value in environment.items()),
+        # A path is taken as it is, without quotes.
+        "WorkingDirectory=" + str(folder).replace("%", "%%"),
+        "StandardOutput=null",  # what is printed at the start has the API key
+        "Restart=on-failure",
+        "",
+        "[Install]",
+        "WantedBy=default.target",
+        "",
+    ]
+    unit = f"{LABEL}.service"
+    start = f"systemctl --user daemon-reload && systemctl --user enable --now {unit}"
+    stop = f"systemctl --user disable --now {unit}"
+    return Service(path, "\n".join(lines), start, stop)
+
+
+def _quoted(word: str, dollar: str = "$$") -> str:
+    """A word as systemd reads it. dollar: how a dollar sign is written there."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", dollar)
+    return f'"{escaped}"'
+
+
+def install(context: click.Context) -> None:
+    """Show the file, ask, write it, and say how to start the service."""
+    if (
+        context.params.get("api_key")
+        and context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE
+    ):
+        raise UsageError(
+            "--install: an API key does not go into a file that starts programs. Leave --api-key out: "
+            "beyond this machine, the service makes and keeps a key of its own."
+        )
+    words = command_of(context)
+    if _has_line_end(words):
+        raise UsageError("--install: a flag or a RUVMLX_ variable has a line end in it; remove it.")
+    found = service(words, os.environ, Path.cwd())
+    show(f"{found.path} will have this:")
+    click.echo(found.text)
+    if not click.confirm("Write it?", default=False):
+        log("nothing was written.")
+        return
+    _write(found)
+    show(f"written. To start the server now, and at every login:\n  {found.start}")
+    show("To remove it: ruvmlx serve --uninstall")
+
+
+def _has_line_end(words: Sequence[str]) -> bool:
+    ours = [value for name, value in os.environ.items() if name.startswith("RUVMLX_")]
+    return any("\n" in text for text in (*words, *ours))
+
+
+def _write(found: Service) -> None:
+    try:
+        found.path.parent.mkdir(parents=True, exist_ok=True)
+        new = found.path.with_suffix(".new")
+        new.write_text(found.text, encoding="utf-8")
+        new.chmod(0o600)
+        new.replace(found.path)
+    except OSError as error:
+        raise RuvmlxError(f"cannot write {found.path}: {error.strerror}. Nothing was changed.") from None
+
+
+def uninstall() -> None:
+    """Say how to stop the service, ask, and remove its file."""
+    found = service([], {}, Path.cwd())
+    if not found.path.exists():
+        show(f"nothing to remove: there is no {found.path}.")
+        return
+    show(f"To stop the server first: {found.stop}")
+    if not click.confirm(f"Remove {found.path}?", default=False):
+        log("nothing was removed.")
+        return
+    try:
+        found.path.unlink()
+    except OSError as error:
+        raise RuvmlxError(f"cannot remove {found.path}: {error.strerror}.") from None
+    show("removed.")

@@ -1,0 +1,257 @@
+"""Request bodies of Anthropic's endpoints: strict, as those of bodies.py."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ruvmlx.engine.nonces import without_nonces
+from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import joined
+
+from .bodies import ReplyBody, Text
+from .errors import ApiError
+from .prompts import ToolUse, function_tool
+from .tool_bodies import FunctionName, JsonSchema
+from .turns import add_turn
+
+
+class CacheMark(Struct, forbid_unknown_fields=True):
+    """Accepted; it changes nothing: every prompt's prefix is cached."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A piece of text; an empty line goes between two of them."""
+
+    text: str
+    cache_control: CacheMark | None = None
+    citations: None = None
+
+
+class ThoughtBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
+    """What the model thought before an earlier reply. Its template decides whether it is read again."""
+
+    thinking: str
+    signature: str = ""
+
+
+class CallBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):
+    """A call in an earlier reply."""
+
+    id: Text
+    name: FunctionName
+    input: dict[str, Any]
+    cache_control: CacheMark | None = None
+
+
+class ResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
+    """What a call returned. is_error: the model reads "Error: " before it."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheMark | None = None
+
+
+class ClientTool(Struct, forbid_unknown_fields=True):
+    """A tool that the client runs. strict: as in OpenAI's form."""
+
+    name: FunctionName
+    input_schema: JsonSchema
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    cache_control: CacheMark | None = None
+
+
+class CallsAuto(Struct, forbid_unknown_fields=True, tag_field="type", tag="auto"):
+    """The model decides. disable_parallel_tool_use: at most one call."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class CallsAny(Struct, forbid_unknown_fields=True, tag_field="type", tag="any"):
+    """The model must call one of the tools."""
+
+    disable_parallel_tool_use: bool | None = None
+
+
+class CallsOne(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool"):
+    """The model must call this tool."""
+
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class CallsNone(Struct, forbid_unknown_fields=True, tag_field="type", tag="none"):
+    """The model calls no tool."""
+
+
+class AskedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
+    """A message of the user, or what calls returned."""
+
+    content: str | Annotated[list[TextBlock | ResultBlock], Meta(min_length=1)]
+
+
+class AnsweredTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
+    """An earlier reply of the model."""
+
+    content: str | Annotated[list[TextBlock | ThoughtBlock | CallBlock], Meta(min_length=1)]
+
+
+class ThinkingOn(Struct, forbid_unknown_fields=True, tag_field="type", tag="enabled"):
+    """The model thinks first. budget_tokens: below max_tokens, which ends thought and answer together; the
+    thought alone is not cut.
+    """
+
+    budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class ThinkingAdaptive(Struct, forbid_unknown_fields=True, tag_field="type", tag="adaptive"):
+    """The model thinks first if its template says so."""
+
+
+class ThinkingOff(Struct, forbid_unknown_fields=True, tag_field="type", tag="disabled"):
+    """The model answers at once, where its template has the choice."""
+
+
+class Metadata(Struct, forbid_unknown_fields=True):
+    """Accepted; not used and not kept."""
+
+    user_id: str | None = None
+
+
+class CountBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/messages/count_tokens."""
+
+    model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
+    messages: Annotated[list[AskedTurn | AnsweredTurn], Meta(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    thinking: ThinkingOn | ThinkingAdaptive | ThinkingOff | None = None
+    tools: list[ClientTool] | None = None
+    tool_choice: CallsAuto | CallsAny | CallsOne | CallsNone | None = None
+    cache_control: CacheMark | None = None
+    adapter: Annotated[
+        str | None, Meta(description="The adapter that writes; none: the untouched model.")
+    ] = None
+
+
+class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/messages."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[Text], Meta(max_length=16)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy.")] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1, description="0 is all.")] | None = None
+    metadata: Metadata | None = None
+    service_tier: Annotated[
+        Literal["auto", "standard_only"] | None, Meta(description="There is one tier: both mean the same.")
+    ] = None
+
+
+def reply_body(body: MessagesBody) -> ReplyBody:
+    """What the body asks of a reply, in the fields that all endpoints share."""
+    return ReplyBody(
+        model=body.model,
+        adapter=body.adapter,
+        stop=body.stop_sequences,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+    )
+
+
+def conversation(body: CountBody, tag: str | None) -> list[Message]:
+    """The conversation as the engine takes it. tag: begins a thought; None: the model does not think first.
+
+    Turns of one role in a row become one turn.
+    """
+    if isinstance(body.messages[-1], AnsweredTurn):
+        message = "messages: the last one must be the user's; this server cannot go on from a begun reply."
+        raise ApiError(400, message, "messages", "invalid_combination")
+    system = [TextBlock(body.system)] if isinstance(body.system, str) else body.system or []
+    texts = [without_nonces(block.text) for block in system]
+    found = [Message("system", "\n\n".join(filter(None, texts)))] if any(texts) else []
+    names: dict[str, str] = {}  # of the tools called so far, by the call's id
+    for i, turn in enumerate(body.messages):
+        blocks: Sequence[Any] = (
+            turn.content if not isinstance(turn.content, str) else [TextBlock(turn.content)]
+        )
+        if isinstance(turn, AnsweredTurn):
+            calls = [block for block in blocks if isinstance(block, CallBlock)]
+            names |= {block.id: block.name for block in calls}
+            add_turn(found, "assistant", _text(blocks, tag), [_call(block) for block in calls])
+        else:
+            _add_asked(found, blocks, f"messages[{i}]", names)
+    return found
+
+
+def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: Mapping[str, str]) -> None:
+    """Append what the user sent: results first, as turns of their own, then text."""
+    for i, block in enumerate(blocks):
+        if isinstance(block, ResultBlock):
+            if block.tool_use_id not in names:
+                field = f"{where}.content[{i}].tool_use_id"
+                message = f"{field}: no message before this one has a call with this id."
+                raise ApiError(400, message, field, "invalid_combination")
+            turns.append(_result(block, names[block.tool_use_id]))
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    if texts:
+        add_turn(turns, "user", _text(texts, None))
+
+
+def _result(block: ResultBlock, name: str) -> Message:
+    content = block.content or ""
+    text = content if isinstance(content, str) else _text(content, None)
+    return Message("tool", f"Error: {text}" if block.is_error else text, (), block.tool_use_id, name)
+
+
+def _call(block: CallBlock) -> dict[str, Any]:
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+
+
+def tools_of_body(body: CountBody) -> ToolUse:
+    """The tools, and whether they must be called."""
+    choice = body.tool_choice
+    if choice is not None and not body.tools:
+        raise ApiError(400, "tool_choice: needs tools.", "tool_choice", "invalid_combination")
+    tools = [
+        function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
+        for tool in body.tools or ()
+    ]
+    parallel = not getattr(choice, "disable_parallel_tool_use", None)
+    match choice:
+        case CallsOne(name=name):
+            return ToolUse(tools, "required", name, parallel)
+        case CallsAny():
+            return ToolUse(tools, "required", "", parallel)
+        case CallsNone():
+            return ToolUse(tools, "none")
+    return ToolUse(tools, "auto", "", parallel)
+
+
+def _text(blocks: Sequence[TextBlock | ThoughtBlock | CallBlock], tag: str | None) -> str:
+    answer = "\n\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+    thought = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThoughtBlock))
+    return joined(thought, answer, tag) if thought and tag else answer
+
+
+def wants_thought(body: CountBody, tag: str | None) -> bool | None:
+    """Whether the model is to think first; None: as its template says. ApiError if it cannot."""
+    match body.thinking:
+        case ThinkingOn(budget_tokens=budget):
+            if tag is None:
+                message = "thinking: this model does not think first; leave the field out."
+                raise ApiError(400, message, "thinking", "invalid_combination")
+            if isinstance(body, MessagesBody) and budget >= body.max_tokens:
+                message = "thinking.budget_tokens: must be below max_tokens."
+                raise ApiError(400, message, "thinking.budget_tokens", "invalid_combination")
+            return True
+        case ThinkingOff():
+            return False
+    return None

@@ -1,0 +1,71 @@
+"""The application: all endpoints, behind the checks of who may ask."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route, WebSocketRoute
+
+from . import chat, completions, embeddings, health, messages, models, openapi, page, ratings, responses
+from .access import Access
+from .dispatch import Dispatcher
+from .endpoint import Endpoint
+from .errors import ApiError, ErrorShape, openai_error
+from .gate import Gate
+from .sending import Receive, Send, Sender
+from .serving import Serving
+
+# A new endpoint is a row in its module's list; the routes and the OpenAPI document follow from it.
+ENDPOINTS: list[Endpoint] = [
+    *chat.ENDPOINTS,
+    *completions.ENDPOINTS,
+    *messages.ENDPOINTS,
+    *responses.ENDPOINTS,
+    *embeddings.ENDPOINTS,
+    *ratings.ENDPOINTS,
+    *models.ENDPOINTS,
+    *health.ENDPOINTS,
+    *page.ENDPOINTS,
+]
+
+
+def make_app(serving: Serving, access: Access, sockets: Sequence[WebSocketRoute] = ()) -> Gate:
+    """The ASGI application of an open host. sockets: what is no request and answer (apps/attach/)."""
+    endpoints = [*ENDPOINTS, openapi.endpoint(ENDPOINTS)]
+    routes = [Route(e.path, Dispatcher(serving, e), methods=[e.method]) for e in endpoints]
+    router = Starlette(
+        routes=[*routes, *sockets], exception_handlers={HTTPException: _not_routed(serving, endpoints)}
+    )
+    router.router.redirect_slashes = False
+    return Gate(router, serving, access, endpoints)
+
+
+def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
+    """Answers of paths and methods that there are not."""
+
+    async def answer(request: Any, error: HTTPException) -> Any:
+        message = {404: "there is no such path; GET /openapi.json lists all."}.get(
+            error.status_code, "this path does not have this method; GET /openapi.json lists all."
+        )
+        shape = _shape(request.url.path, endpoints)
+        return _Failure(serving, ApiError(error.status_code, message), error.headers or {}, shape)
+
+    return answer
+
+
+def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
+    """How the clients of a path read errors; a path below an endpoint's has the same clients."""
+    found = (e.errors for e in endpoints if path == e.path or path.startswith(f"{e.path}/"))
+    return next(found, openai_error)
+
+
+class _Failure:
+    """An error as an ASGI application."""
+
+    def __init__(self, serving: Serving, error: ApiError, headers: Mapping[str, str], shape: ErrorShape):
+        self._serving, self._error, self._headers, self._shape = serving, error, headers, shape
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        headers = [*scope["state"].get("headers", ()), *self._headers.items()]
+        await Sender(send, self._serving.limits, headers).error(self._error, self._shape)

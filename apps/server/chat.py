@@ -1,0 +1,246 @@
+"""POST /v1/chat/completions."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ruvmlx.engine.types import GenerationResponse
+from ruvmlx.models.thinking import tag_of
+from ruvmlx.models.tool_calls import CallBegun
+
+from .bodies import ChatBody, refuse_true
+from .chat_requests import form_of, messages_of, tools_of
+from .endpoint import Answer, Call, Endpoint, EventStream
+from .errors import ApiError
+from .openai_answers import (
+    DONE,
+    RATE_LINK,
+    ChoiceLogprobs,
+    FinishReason,
+    ReplyId,
+    Usage,
+    event,
+    failed_event,
+    finish_reason,
+    token_infos,
+    usage_of,
+)
+from .prompts import chat_prompt
+from .splitting import CallPiece, NewCalls
+from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, written
+
+
+class WrittenFunction(Struct):
+    """arguments: JSON; in a chunk, a piece of it."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class WrittenCall(Struct):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: WrittenFunction
+
+
+class CallDelta(Struct):
+    """What a chunk adds to call number `index`. id, type, name: in the first one of a call."""
+
+    index: int
+    function: WrittenFunction
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class AssistantReply(Struct):
+    """content: null if there are only calls. reasoning_content: the thought of a model that thinks first."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[WrittenCall] | UnsetType = UNSET
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    """One of n replies."""
+
+    index: int
+    message: AssistantReply
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason
+    reply_id: ReplyId
+
+
+class ChatCompletion(Struct):
+    """All replies. id: the first reply's."""
+
+    id: ReplyId
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(Struct):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    """A piece of one of n replies."""
+
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason | None
+    reply_id: ReplyId
+
+
+class ChatChunk(Struct):
+    """A streamed event. usage: in the last one, where it was asked for."""
+
+    id: ReplyId
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+async def chat_completions(call: Call) -> Answer:
+    """Answer one conversation, whole or as a stream."""
+    body: ChatBody = call.body
+    refuse_true(body.store, "store")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options: needs stream: true.", "stream_options", "invalid_combination")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs: needs logprobs: true.", "top_logprobs", "invalid_combination")
+    logprobs = max(1, body.top_logprobs or 0) if body.logprobs else 0
+    tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
+    prompt = await chat_prompt(call, messages_of(body.messages, tag), tools_of(body), form_of(body))
+    requests = await requests_for(call, body, _limit(body), logprobs, [prompt.fields])
+    if body.stream:
+        return EventStream(_chunks(call, body, requests, prompt.new_calls), failed_event)
+    return _completion(call, body, requests, await written(call, requests, prompt.new_calls))
+
+
+def _limit(body: ChatBody) -> int | None:
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        message = "max_tokens: max_completion_tokens is given, too; give one of them."
+        raise ApiError(400, message, "max_tokens", "invalid_combination")
+    return body.max_completion_tokens or body.max_tokens
+
+
+def _completion(
+    call: Call, body: ChatBody, requests: Requests, replies: Sequence[WrittenReply]
+) -> ChatCompletion:
+    choices = [
+        ChatChoice(
+            index,
+            _message(reply),
+            _logprobs(call, body, reply.logprobs),
+            finish_reason(reply.response, bool(reply.calls)),
+            reply.response.request_id,
+        )
+        for index, reply in enumerate(replies)
+    ]
+    usage = usage_of([reply.response for reply in replies], len(replies))
+    return ChatCompletion(
+        requests[0].request_id, "chat.completion", int(time.time()), body.model, choices, usage
+    )
+
+
+def _message(reply: WrittenReply) -> AssistantReply:
+    calls = [
+        WrittenCall(made.id, "function", WrittenFunction(made.arguments, made.name)) for made in reply.calls
+    ]
+    text = reply.text or (None if calls else "")
+    return AssistantReply("assistant", text, reply.thought or UNSET, calls or UNSET)
+
+
+def _logprobs(call: Call, body: ChatBody, logprobs: Sequence[Any]) -> ChoiceLogprobs | None:
+    if not (body.logprobs and logprobs):
+        return None
+    return ChoiceLogprobs(token_infos(call.serving.runtime.model.tokenizer, logprobs, body.top_logprobs or 0))
+
+
+async def _chunks(
+    call: Call, body: ChatBody, requests: Requests, new_calls: NewCalls
+) -> AsyncGenerator[bytes, None]:
+    """The reply as events: the role, pieces of text and calls, the reason of the end, the usage, [DONE]."""
+    id, created = requests[0].request_id, int(time.time())
+    wants_usage = bool(body.stream_options and body.stream_options.include_usage)
+    begun: set[int] = set()
+    called: set[int] = set()
+    done: dict[int, GenerationResponse] = {}
+
+    def chunk(choices: list[ChunkChoice], usage: Usage | None = None) -> bytes:
+        counted: Usage | UnsetType | None = usage if wants_usage else UNSET
+        return event(ChatChunk(id, "chat.completion.chunk", created, body.model, choices, counted))
+
+    async with aclosing(reply_parts(call, requests, new_calls=new_calls)) as parts:
+        async for part in parts:
+            reply_id = requests[part.index].request_id
+            if part.index not in begun:
+                begun.add(part.index)
+                first = Delta(role="assistant", content="")
+                yield chunk([ChunkChoice(part.index, first, None, None, reply_id)])
+            if delta := _delta(part):
+                logprobs = _logprobs(call, body, part.logprobs)
+                yield chunk([ChunkChoice(part.index, delta, logprobs, None, reply_id)])
+            if part.calls:
+                called.add(part.index)
+            if part.response is not None:
+                done[part.index] = part.response
+                reason = finish_reason(part.response, part.index in called)
+                yield chunk([ChunkChoice(part.index, Delta(), None, reason, reply_id)])
+    if wants_usage:
+        yield chunk([], usage_of([done[i] for i in range(len(requests))], len(requests)))
+    yield DONE
+
+
+def _delta(part: ReplyPart) -> Delta | None:
+    """What a part adds; None for nothing."""
+    if not (part.text or part.thought or part.logprobs or part.calls):
+        return None
+    calls = _call_deltas(part.calls)
+    return Delta(UNSET, part.text or UNSET, part.thought or UNSET, calls or UNSET)
+
+
+def _call_deltas(pieces: Sequence[CallPiece]) -> list[CallDelta]:
+    """One for each call that the pieces add to."""
+    found: dict[int, CallDelta] = {}
+    for piece in pieces:
+        if isinstance(piece, CallBegun):
+            function = WrittenFunction("", piece.name)
+            found[piece.index] = CallDelta(piece.index, function, piece.id, "function")
+        else:
+            delta = found.setdefault(piece.index, CallDelta(piece.index, WrittenFunction("")))
+            delta.function.arguments += piece.text
+    return [*found.values()]
+
+
+ENDPOINTS = [
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        "Answer a conversation.",
+        ChatCompletion,
+        body=ChatBody,
+        event=ChatChunk,
+        statuses=(404, 409),
+        links=[RATE_LINK],
+    )
+]

@@ -1,0 +1,98 @@
+"""What a body of POST /v1/chat/completions says, as the engine takes it: the conversation, its tools, and the
+form of the reply."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ruvmlx.engine.constraint import Constraint
+from ruvmlx.engine.nonces import without_nonces
+from ruvmlx.errors import UsageError
+from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import joined
+
+from .bodies import AssistantTurn, ChatBody, ChatMessage, ToolTurn, UserTurn, text_of
+from .errors import ApiError, api_error
+from .prompts import ReplyForm, ToolUse
+from .tool_bodies import AnyObject, ChosenTool, EarlierCall, NamedSchema, SchemaFormat
+
+
+def messages_of(messages: Sequence[ChatMessage], tag: str | None) -> list[Message]:
+    """The conversation. tag: begins a thought; None: the model does not think first. ApiError for calls and
+    results that do not belong together."""
+    names: dict[str, str] = {}  # of the functions called so far, by the call's id
+    return [_message(turn, f"messages[{i}]", names, tag) for i, turn in enumerate(messages)]
+
+
+def _message(turn: ChatMessage, where: str, names: dict[str, str], tag: str | None) -> Message:
+    match turn:
+        case AssistantTurn():
+            if turn.content is None and turn.tool_calls is None:
+                field = f"{where}.content"
+                message = f"{field}: an assistant's message needs content or tool_calls."
+                raise ApiError(400, message, field, "invalid_combination")
+            calls = [_call(made) for made in turn.tool_calls or ()]
+            names |= {made.id: made.function.name for made in turn.tool_calls or ()}
+            text, thought = text_of(turn.content or ""), turn.reasoning_content
+            return Message("assistant", joined(thought, text, tag) if thought and tag else text, tuple(calls))
+        case ToolTurn():
+            if turn.tool_call_id not in names:
+                field = f"{where}.tool_call_id"
+                message = f"{field}: no message before this one has a call with this id."
+                raise ApiError(400, message, field, "invalid_combination")
+            return Message("tool", text_of(turn.content), (), turn.tool_call_id, names[turn.tool_call_id])
+        case UserTurn():
+            return Message("user", text_of(turn.content))
+    return Message("system", without_nonces(text_of(turn.content)))
+
+
+def _call(made: EarlierCall) -> dict[str, Any]:
+    return earlier_call(made.id, made.function.name, made.function.arguments)
+
+
+def earlier_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call as templates read it. A model may write arguments that are no JSON object, and clients send them
+    back: then the model reads the text that it wrote."""
+    try:
+        found = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        found = None
+    function = {"name": name, "arguments": found if isinstance(found, dict) else arguments}
+    return {"id": id, "type": "function", "function": function}
+
+
+def tools_of(body: ChatBody) -> ToolUse:
+    """The tools, and whether they must be called."""
+    for field in ("tool_choice", "parallel_tool_calls"):
+        if getattr(body, field) is not None and not body.tools:
+            raise ApiError(400, f"{field}: needs tools.", field, "invalid_combination")
+    tools = [msgspec.to_builtins(tool) for tool in body.tools or ()]
+    parallel = body.parallel_tool_calls is not False
+    if isinstance(body.tool_choice, ChosenTool):
+        return ToolUse(tools, "required", body.tool_choice.function.name, parallel)
+    return ToolUse(tools, body.tool_choice or "auto", "", parallel)
+
+
+def form_of(body: ChatBody) -> ReplyForm | None:
+    """What the reply must fit; None: anything."""
+    match body.response_format:
+        case AnyObject():
+            return any_object("response_format")
+        case SchemaFormat(json_schema=named):
+            return schema_form(named, "response_format.json_schema.schema")
+    return None
+
+
+def any_object(where: str) -> ReplyForm:
+    """Any JSON object."""
+    return ReplyForm(Constraint.json_object(), where)
+
+
+def schema_form(named: NamedSchema, where: str) -> ReplyForm:
+    """What fits the schema. strict: an unknown keyword is an error; else it is no restriction."""
+    try:
+        return ReplyForm(Constraint.json_schema(named.schema, loose=not named.strict), where)
+    except (UsageError, RecursionError) as error:
+        reason = error if isinstance(error, UsageError) else UsageError("it is nested too deeply.")
+        raise api_error(UsageError(f"{where}: {reason}"), where) from None

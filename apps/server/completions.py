@@ -1,0 +1,156 @@
+"""POST /v1/completions: the model goes on from a text, without its chat template."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ruvmlx.engine.types import GenerationResponse, TokenLogprob
+
+from .bodies import MOST_PROMPTS, CompletionBody, refuse_true
+from .endpoint import Answer, Call, Endpoint, EventStream
+from .errors import ApiError
+from .openai_answers import (
+    DONE,
+    RATE_LINK,
+    FinishReason,
+    ReplyId,
+    Usage,
+    event,
+    failed_event,
+    finish_reason,
+    token_infos,
+    usage_of,
+)
+from .writing import Requests, reply_parts, requests_for, written
+
+
+class TextLogprobs(Struct):
+    """One entry in each list for each token; text_offset: characters of the reply before it."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(Struct):
+    """One reply, or a piece of one. A thought is part of the text."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason | None
+    reply_id: ReplyId
+
+
+class TextCompletion(Struct):
+    """All replies, or one streamed event. id: the first reply's."""
+
+    id: ReplyId
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+async def completions(call: Call) -> Answer:
+    """Continue each prompt n times, whole or as a stream."""
+    body: CompletionBody = call.body
+    refuse_true(body.echo, "echo")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options: needs stream: true.", "stream_options", "invalid_combination")
+    prompts, logprobs = _prompts(body.prompt), 0 if body.logprobs is None else max(1, body.logprobs)
+    requests = await requests_for(call, body, body.max_tokens, logprobs, prompts)
+    if body.stream:
+        return EventStream(_chunks(call, body, requests), failed_event)
+    choices, responses = [], []
+    for index, reply in enumerate(await written(call, requests)):
+        told = TokenTally(call, body)
+        entries = told.entries(reply.logprobs)
+        response = reply.response
+        choices.append(
+            TextChoice(index, response.text, entries, finish_reason(response), response.request_id)
+        )
+        responses.append(response)
+    usage = usage_of(responses, body.n or 1)
+    id, now = requests[0].request_id, int(time.time())
+    return TextCompletion(id, "text_completion", now, body.model, choices, usage)
+
+
+def _prompts(prompt: str | list[Any]) -> list[dict[str, Any]]:
+    """Each prompt as fields of a GenerationRequest."""
+    if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
+        return [{"input_ids": prompt}]
+    items = prompt if isinstance(prompt, list) else [prompt]
+    if any(isinstance(item, int) for item in items) or len({type(item) for item in items}) != 1:
+        message = "prompt: give a text, texts, token ids, or lists of token ids, not a mixture."
+        raise ApiError(400, message, "prompt", "invalid_value")
+    if len(items) > MOST_PROMPTS:
+        raise ApiError(400, f"prompt: at most {MOST_PROMPTS} prompts at once.", "prompt", "invalid_value")
+    return [{"prompt": item} if isinstance(item, str) else {"input_ids": item} for item in items]
+
+
+class TokenTally:
+    """The logprobs of one reply, piece by piece."""
+
+    def __init__(self, call: Call, body: CompletionBody):
+        self._tokenizer, self._top = call.serving.runtime.model.tokenizer, body.logprobs
+        self._characters = 0
+
+    def entries(self, logprobs: Sequence[TokenLogprob]) -> TextLogprobs | None:
+        """The next tokens; None if there are none, or they were not asked for."""
+        if self._top is None or not logprobs:
+            return None
+        infos, offsets = token_infos(self._tokenizer, logprobs, self._top), []
+        for info in infos:
+            offsets.append(self._characters)
+            self._characters += len(info.token)
+        return TextLogprobs(
+            [info.token for info in infos],
+            [info.logprob for info in infos],
+            [{top.token: top.logprob for top in info.top_logprobs} for info in infos],
+            offsets,
+        )
+
+
+async def _chunks(call: Call, body: CompletionBody, requests: Requests) -> AsyncGenerator[bytes, None]:
+    id, created = requests[0].request_id, int(time.time())
+    wants_usage = bool(body.stream_options and body.stream_options.include_usage)
+    told = [TokenTally(call, body) for _ in requests]
+    done: dict[int, GenerationResponse] = {}
+
+    def chunk(choices: list[TextChoice], usage: Usage | None = None) -> bytes:
+        counted: Usage | UnsetType | None = usage if wants_usage else UNSET
+        return event(TextCompletion(id, "text_completion", created, body.model, choices, counted))
+
+    async with aclosing(reply_parts(call, requests, raw=True)) as parts:
+        async for part in parts:
+            i, reply_id = part.index, requests[part.index].request_id
+            if part.text or part.logprobs:
+                entries = told[i].entries(part.logprobs)
+                yield chunk([TextChoice(i, part.text, entries, None, reply_id)])
+            if part.response is not None:
+                done[i] = part.response
+                yield chunk([TextChoice(i, "", None, finish_reason(part.response), reply_id)])
+    if wants_usage:
+        yield chunk([], usage_of([done[i] for i in range(len(requests))], body.n or 1))
+    yield DONE
+
+
+ENDPOINTS = [
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        completions,
+        "Continue a text.",
+        TextCompletion,
+        body=CompletionBody,
+        event=TextCompletion,
+        statuses=(404, 409),
+        links=[RATE_LINK],
+    )
+]

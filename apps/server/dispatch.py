@@ -1,0 +1,111 @@
+"""Runs one endpoint for one HTTP request: reads, checks, answers, counts, logs."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ruvmlx.errors import RuvmlxError
+
+from .access import headers_of
+from .bodies import decode
+from .endpoint import Call, Endpoint
+from .errors import ApiError, InternalError, api_error
+from .held_bodies import HeldBody
+from .sending import ClientGone, Receive, Send, Sender, read_body, unless_gone
+from .serving import RecentRequest, Serving
+
+Scope = Mapping[str, Any]
+MOST_CALLS = 256  # requests at once, those that only read their body included
+
+
+class Dispatcher:
+    """An endpoint as an ASGI application. `Gate` (gate.py) has checked the request before."""
+
+    def __init__(self, serving: Serving, endpoint: Endpoint):
+        self._serving, self._endpoint = serving, endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serving, endpoint = self._serving, self._endpoint
+        started, facts = time.monotonic(), dict[str, float]()
+        sender = Sender(send, serving.limits, scope["state"].get("headers", ()))
+        serving.calls += 1
+        gone, held = False, HeldBody(serving.bodies)
+        try:
+            await self._answer(scope, receive, sender, facts, held)
+        except ClientGone:
+            gone = True
+            _abort(scope)
+        except RuvmlxError as error:
+            await _send_error(sender, api_error(error), endpoint)
+        except TimeoutError:
+            message = f"the answer took longer than {serving.limits.reply_seconds:g} seconds."
+            await _send_error(sender, ApiError(408, message, code="timeout"), endpoint)
+        except Exception as error:  # noqa: BLE001 - the client gets an id, the log gets the place
+            failure = InternalError.of(error)
+            failure.write_to(serving.log)
+            await _send_error(sender, failure.answer, endpoint)
+        finally:
+            held.release()
+            serving.calls -= 1
+            self._count(sender.status, gone, time.monotonic() - started, facts, scope["state"]["salt"])
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, sender: Sender, facts: dict[str, float], held: HeldBody
+    ) -> None:
+        serving, endpoint, headers = self._serving, self._endpoint, headers_of(scope)
+        if serving.stopping:
+            raise ApiError(503, "the server is stopping.", code="stopping")
+        if serving.calls > MOST_CALLS:
+            raise ApiError(429, f"{MOST_CALLS} requests are being answered; try again.", code="busy")
+        body: Any = None
+        if endpoint.body is not None:
+            _check_media_type(headers.get("content-type"))
+            data = await read_body(receive, headers.get("content-length"), serving.limits, held)
+            body = decode(data, endpoint.body)
+        call = Call(
+            serving,
+            body,
+            dict(scope.get("path_params", {})),
+            scope["state"]["salt"],
+            facts,
+            "anthropic-version" in headers,
+        )
+        await unless_gone(receive, self._within_time(call, sender))
+
+    async def _within_time(self, call: Call, sender: Sender) -> None:
+        async with asyncio.timeout(call.serving.limits.reply_seconds):
+            await sender.answer(await self._endpoint.handle(call))
+
+    def _count(self, status: int, gone: bool, seconds: float, facts: Mapping[str, float], salt: str) -> None:
+        endpoint, metrics = self._endpoint, self._serving.metrics
+        word = "gone" if gone else str(status)
+        metrics.add("ruvmlx_requests_total", endpoint=endpoint.path, method=endpoint.method, status=word)
+        metrics.add("ruvmlx_request_seconds_total", seconds, endpoint=endpoint.path)
+        if gone:
+            metrics.add("ruvmlx_cancelled_total")
+        shown = {"method": endpoint.method, "path": endpoint.path, "status": word}
+        self._serving.log.write("request", {**shown, "ms": round(1e3 * seconds), **facts})
+        if endpoint.method != "GET":
+            told: dict[str, Any] = {**shown, "ms": round(1e3 * seconds), **facts}
+            self._serving.recent.append((salt, RecentRequest(time=time.time(), **told)))
+
+
+async def _send_error(sender: Sender, error: ApiError, endpoint: Endpoint) -> None:
+    try:
+        await sender.error(error, endpoint.errors)
+    except ClientGone:
+        return
+
+
+def _check_media_type(given: str | None) -> None:
+    media = (given or "application/json").partition(";")[0].strip().lower()
+    if media != "application/json":
+        raise ApiError(415, "the body must be application/json.", code="unsupported_media_type")
+
+
+def _abort(scope: Scope) -> None:
+    """Close the connection at once, although its client has not read all that was written."""
+    connection = scope["state"].get("connection")
+    if connection is not None:
+        connection.transport.abort()

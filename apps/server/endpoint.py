@@ -1,0 +1,82 @@
+"""What an endpoint is: a row of a table from which the routes and the OpenAPI document are made."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .errors import ApiError, ErrorShape, openai_error
+from .keys import salted
+from .openai_answers import ErrorAnswer
+
+if TYPE_CHECKING:
+    from .serving import Serving
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """An answer of server-sent events. failed: an error after the first event, as events. keep_alive: what is
+    sent in a time of silence.
+    """
+
+    events: AsyncGenerator[bytes, None]
+    failed: Callable[[ApiError], bytes]
+    keep_alive: bytes = b": the reply is being prepared\n\n"
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """An answer that is not JSON. headers: besides its type and length."""
+
+    text: str
+    media_type: str = "text/plain; charset=utf-8"
+    headers: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request to an endpoint, checked and decoded.
+
+    body: of the endpoint's type, or None. names: what the path names. salt: caches are shared only between
+    requests with equal salts. facts: for the log and the metrics; numbers only, no words of users.
+    is_anthropic: the client reads Anthropic's form.
+    """
+
+    serving: "Serving"
+    body: Any
+    names: dict[str, str]
+    salt: str
+    facts: dict[str, float] = field(default_factory=dict)
+    is_anthropic: bool = False
+
+    def salt_for(self, user: str | None) -> str:
+        """The salt of one user of this API key."""
+        return salted(self.salt, user) if user else self.salt
+
+
+Answer = Any  # EventStream, PlainText, or a msgspec struct, which is sent as JSON
+Handler = Callable[[Call], Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """path: as Starlette writes it. body, answer: structs; event: the struct of a streamed event. is_open: no
+    API key is asked for. errors: how its clients read errors; error_body: the struct of that. statuses:
+    errors that it answers with besides those that all endpoints have. media_type: of a PlainText.
+    links: what to do with the answer, as OpenAPI's Link Objects. anthropic_answer: the answer where the
+    header `anthropic-version` is sent, if it is another.
+    """
+
+    method: str
+    path: str
+    handle: Handler
+    summary: str
+    answer: Any
+    body: Any = None
+    event: Any = None
+    is_open: bool = False
+    errors: ErrorShape = openai_error
+    error_body: type = ErrorAnswer
+    statuses: tuple[int, ...] = ()
+    media_type: str = "text/plain"
+    links: Sequence[Mapping[str, Any]] = ()
+    anthropic_answer: Any = None

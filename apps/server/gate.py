@@ -1,0 +1,68 @@
+"""The outermost layer: checks who asks, answers preflights, and gives errors of routing their form."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from .access import Access, headers_of
+from .endpoint import Endpoint
+from .errors import ApiError, openai_error
+from .sending import Receive, Send, Sender, refuse_websocket
+from .serving import Serving
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class Gate:
+    """An ASGI application around the router."""
+
+    def __init__(self, app: App, serving: Serving, access: Access, endpoints: Sequence[Endpoint]):
+        self._app, self._serving, self._access = app, serving, access
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._attach(scope, receive, send)
+            return
+        headers, endpoint = headers_of(scope), self._find(scope)
+        state, cors = scope.setdefault("state", {}), list[tuple[str, str]]()
+        try:
+            self._check_size(scope)
+            self._access.check_host(headers)
+            self._access.check_origin(headers)
+            cors = self._access.cors(headers)
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                await self._sender(send, cors).empty(self._access.preflight(headers))
+                return
+            state["salt"], state["headers"] = self._access.check_key(headers, endpoint), cors
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            self._serving.metrics.add("ruvmlx_refused_total", reason=error.code or "other")
+            shape = endpoint.errors if endpoint is not None else openai_error
+            await self._sender(send, cors).error(error, shape)
+
+    def _check_size(self, scope: dict[str, Any]) -> None:
+        """h11 limits only a header that arrives in parts."""
+        fields = [(scope.get("raw_path", b""), scope.get("query_string", b"")), *scope["headers"]]
+        if sum(len(name) + len(value) for name, value in fields) > self._serving.limits.header:
+            message = f"the header is larger than {self._serving.limits.header} bytes."
+            raise ApiError(431, message, code="header_too_large")
+
+    async def _attach(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """The chat app. The checks are stricter than those of other paths."""
+        headers = headers_of(scope)
+        try:
+            self._check_size(scope)
+            self._access.check_host(headers)
+            self._access.check_chat(headers)
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            self._serving.metrics.add("ruvmlx_refused_total", reason=error.code or "other")
+            await refuse_websocket(send, error)
+
+    def _sender(self, send: Send, headers: Sequence[tuple[str, str]]) -> Sender:
+        return Sender(send, self._serving.limits, headers)
+
+    def _find(self, scope: dict[str, Any]) -> Endpoint | None:
+        """The endpoint of a path without names in it, by path and method; else the first one of this path."""
+        here = [endpoint for endpoint in self._endpoints if endpoint.path == scope["path"]]
+        return next((e for e in here if e.method == scope["method"]), here[0] if here else None)

@@ -1,0 +1,50 @@
+"""GET /health and GET /metrics."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from .endpoint import Answer, Call, Endpoint, PlainText
+from .metrics import Labels, family
+
+MEMORY = "Memory by purpose: planned when the model was opened, in use, and the limit (0: none)."
+
+
+class Health(Struct):
+    """The server answers."""
+
+    status: Literal["ok"]
+
+
+async def health(call: Call) -> Answer:
+    """Whether the server answers; no API key is needed."""
+    return Health("ok")
+
+
+async def metrics(call: Call) -> Answer:
+    """Counts since the start, and the memory in use, for Prometheus."""
+    serving = call.serving
+    held, purposes = await serving.host.call_between(
+        lambda runtime: (runtime.held(), runtime.memory_purposes())
+    )
+    gauges: dict[str, tuple[str, float]] = {
+        "ruvmlx_replies_in_progress": ("Replies being written, or waiting for their turn.", serving.waiting),
+        "ruvmlx_model_bytes": ("Weights and working memory.", held.model),
+        "ruvmlx_kv_bytes": ("KV caches in memory.", held.kv),
+        "ruvmlx_adapter_bytes": ("Loaded adapters.", held.adapters),
+        "ruvmlx_resident_bytes": ("The whole process.", held.resident),
+        "ruvmlx_start_time_seconds": ("When the server started.", serving.started),
+    }
+    by_purpose: dict[Labels, float] = {
+        (("kind", kind), ("purpose", row.name)): float(getattr(row, kind))
+        for row in purposes
+        for kind in ("planned", "used", "limit")
+    }
+    text = serving.metrics.text(gauges) + family("ruvmlx_memory_bytes", MEMORY, by_purpose)
+    return PlainText(text, "text/plain; version=0.0.4; charset=utf-8")
+
+
+ENDPOINTS = [
+    Endpoint("GET", "/health", health, "Whether the server answers.", Health, is_open=True),
+    Endpoint("GET", "/metrics", metrics, "Counts and memory, for Prometheus.", PlainText),
+]

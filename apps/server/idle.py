@@ -1,0 +1,84 @@
+"""What the server does while no request runs: prepare replies for their ratings, then learn."""
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruvmlx.errors import error_line
+from ruvmlx.runtime import Runtime
+
+from .serving import Serving
+
+LOOK_EVERY = 0.1  # seconds
+IDLE_AFTER = 20.0  # seconds without a request before it learns
+LONGEST_WAIT = 10  # doublings of IDLE_AFTER while work keeps failing: six hours
+
+
+def learn(runtime: Runtime, cancel: threading.Event) -> tuple[dict[str, Any], bool]:
+    """Do what is due until `cancel` is set, in the runtime's thread.
+
+    Returns facts for the log, none if nothing was due, and whether the work ran to its end and is due again.
+    """
+    if runtime.learning.due():
+        report = runtime.consolidate(cancel=cancel)
+        ended = not cancel.is_set()
+        return {"promoted": report["promoted"]}, ended and runtime.learning.due()
+    if runtime.tiers.due():
+        report = runtime.tiers.review(cancel)
+        return {"measured": report["measured"]}, not (report["measured"] or cancel.is_set())
+    return {}, False
+
+
+@dataclass
+class IdleWork:
+    """Works between the requests of a server; any request, and any key in an attached chat, ends it within
+    tens of milliseconds."""
+
+    serving: Serving
+    learns: bool = True
+    idle_after: float = IDLE_AFTER
+    _settled: int = 0  # replies written when they were last prepared
+    _stuck: int = 0  # how often in a row the work failed
+    _busy_at: float = field(default_factory=time.monotonic)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """In the block, the work is done."""
+        task = asyncio.ensure_future(self._run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            self.serving.host.cancel_idle()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self) -> None:
+        while not self.serving.stopping:
+            await asyncio.sleep(LOOK_EVERY)
+            if self.serving.is_busy:
+                self._busy_at = time.monotonic()
+                continue
+            try:
+                await self._work()
+            except Exception as error:  # noqa: BLE001 - the server goes on, whatever it was
+                self._stuck += 1
+                self._busy_at = time.monotonic()
+                self.serving.log.write("idle", {"failed": json.dumps(error_line(error))})
+
+    async def _work(self) -> None:
+        if self._settled != self.serving.written:
+            self._settled = self.serving.written
+            await self.serving.host.settle()
+        wait = self.idle_after * 2 ** min(self._stuck, LONGEST_WAIT)
+        if self.learns and time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
+            facts, stuck = await self.serving.host.run_idle(learn)
+            self._stuck = self._stuck + 1 if stuck else 0
+            self._busy_at = time.monotonic()
+            if facts:
+                self.serving.log.write("idle", facts)

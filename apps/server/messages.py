@@ -1,0 +1,318 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's form."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from ruvmlx.engine.types import GenerationRequest, GenerationResponse
+from ruvmlx.models.thinking import tag_of
+from ruvmlx.models.tool_calls import CallBegun
+
+from .anthropic_bodies import (
+    CountBody,
+    MessagesBody,
+    conversation,
+    reply_body,
+    tools_of_body,
+    wants_thought,
+)
+from .endpoint import Answer, Call, Endpoint, EventStream
+from .errors import ApiError, anthropic_error
+from .openai_answers import ReplyId
+from .prompts import ChatPrompt, chat_prompt
+from .splitting import NewCalls
+from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, written
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+
+
+class AnthropicErrorFacts(Struct):
+    """message: one line. param and code, which Anthropic's own errors lack: as in OpenAI's form."""
+
+    type: str
+    message: str
+    param: str | None
+    code: str | None
+
+
+class AnthropicErrorAnswer(Struct, tag_field="type", tag="error"):
+    """Every error."""
+
+    error: AnthropicErrorFacts
+
+
+class WrittenText(Struct, tag_field="type", tag="text"):
+    """The answer."""
+
+    text: str
+
+
+class WrittenThought(Struct, tag_field="type", tag="thinking"):
+    """The thought of a model that thinks first. signature: always empty; nothing checks it."""
+
+    thinking: str
+    signature: str
+
+
+class WrittenToolUse(Struct, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+WrittenBlock = WrittenThought | WrittenText | WrittenToolUse
+
+
+class MessageUsage(Struct):
+    """Tokens. input_tokens: of the prompt, those not read from a KV cache; cache_creation_input_tokens: 0,
+    because caching costs nothing."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+class AnthropicMessage(Struct, tag_field="type", tag="message"):
+    """A reply. id: what POST /v1/ratings takes."""
+
+    id: ReplyId
+    role: Literal["assistant"]
+    model: str
+    content: list[WrittenBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Struct):
+    """input_tokens: of the prompt, as the model reads it."""
+
+    input_tokens: int
+
+
+class MessageStart(Struct, tag_field="type", tag="message_start"):
+    """message: without content, and with a usage that the last message_delta corrects."""
+
+    message: AnthropicMessage
+
+
+class BlockStart(Struct, tag_field="type", tag="content_block_start"):
+    """A block begins."""
+
+    index: int
+    content_block: WrittenBlock
+
+
+class TextDelta(Struct, tag_field="type", tag="text_delta"):
+    """More of the answer."""
+
+    text: str
+
+
+class ThoughtDelta(Struct, tag_field="type", tag="thinking_delta"):
+    """More of the thought."""
+
+    thinking: str
+
+
+class InputDelta(Struct, tag_field="type", tag="input_json_delta"):
+    """More of a call's input, as JSON."""
+
+    partial_json: str
+
+
+class BlockDelta(Struct, tag_field="type", tag="content_block_delta"):
+    """More of a block."""
+
+    index: int
+    delta: TextDelta | ThoughtDelta | InputDelta
+
+
+class BlockStop(Struct, tag_field="type", tag="content_block_stop"):
+    """A block is complete."""
+
+    index: int
+
+
+class StopFacts(Struct):
+    """Why the reply ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Struct, tag_field="type", tag="message_delta"):
+    """The reply ended. usage: of all of it."""
+
+    delta: StopFacts
+    usage: MessageUsage
+
+
+class MessageStop(Struct, tag_field="type", tag="message_stop"):
+    """Nothing follows."""
+
+
+MessageEvent = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
+
+
+async def messages(call: Call) -> Answer:
+    """Answer a conversation, whole or as a stream."""
+    body: MessagesBody = call.body
+    prompt = await _prompt(call, body)
+    requests = await requests_for(call, reply_body(body), body.max_tokens, 0, [prompt.fields])
+    if body.stream:
+        return EventStream(_events(call, body, requests, prompt.new_calls), _failed, keep_alive=PING)
+    [reply] = await written(call, requests, prompt.new_calls)
+    return _message(body, reply)
+
+
+async def count_tokens(call: Call) -> Answer:
+    """Count a conversation's tokens without answering it."""
+    body: CountBody = call.body
+    adapter = await call.serving.adapter_of(body.model, body.adapter, call.salt)
+    prompt = await _prompt(call, body)
+    request = GenerationRequest(**prompt.fields, adapter_id=adapter, untouched=adapter == "")
+    ready = await call.serving.host.call_between(lambda runtime: runtime.writer.prepared(request))
+    return TokenCount(len(ready.input_ids or ()))
+
+
+async def _prompt(call: Call, body: CountBody) -> ChatPrompt:
+    tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
+    thinking = wants_thought(body, tag)
+    prompt = await chat_prompt(call, conversation(body, tag), tools_of_body(body))
+    return replace(prompt, fields={**prompt.fields, "thinking": thinking})
+
+
+def _message(body: MessagesBody, reply: WrittenReply) -> AnthropicMessage:
+    content: list[WrittenBlock] = [WrittenThought(reply.thought, "")] if reply.thought else []
+    if reply.text:
+        content.append(WrittenText(reply.text))
+    calls = _calls(reply)
+    content += calls
+    why, response = _why(reply.response, bool(calls)), reply.response
+    return AnthropicMessage(
+        response.request_id,
+        "assistant",
+        body.model,
+        content,
+        why.stop_reason,
+        why.stop_sequence,
+        _usage(response),
+    )
+
+
+def _calls(reply: WrittenReply) -> list[WrittenToolUse]:
+    """The calls whose input is an object: the last one may be cut off."""
+    found = []
+    for made in reply.calls:
+        try:
+            found.append(WrittenToolUse(made.id, made.name, msgspec.json.decode(made.arguments, type=dict)))
+        except (msgspec.DecodeError, RecursionError):
+            continue
+    return found
+
+
+def _why(response: GenerationResponse, called: bool) -> StopFacts:
+    if response.stopped_by is not None:
+        return StopFacts("stop_sequence", response.stopped_by)
+    if response.finish_reason == "length":
+        return StopFacts("max_tokens", None)
+    return StopFacts("tool_use" if called else "end_turn", None)
+
+
+def _usage(response: GenerationResponse) -> MessageUsage:
+    cached = response.cached_tokens
+    return MessageUsage(response.prompt_tokens - cached, response.generation_tokens, cached)
+
+
+async def _events(
+    call: Call, body: MessagesBody, requests: Requests, new_calls: NewCalls
+) -> AsyncGenerator[bytes, None]:
+    """The reply as events: message_start, each block, message_delta with the usage, message_stop."""
+    blocks, begun = BlockEvents(), False
+    async with aclosing(reply_parts(call, requests, new_calls=new_calls)) as parts:
+        async for part in parts:
+            if not begun:
+                begun, usage = True, MessageUsage(part.prompt_tokens, 0, 0)
+                id = requests[0].request_id
+                empty = AnthropicMessage(id, "assistant", body.model, [], None, None, usage)
+                yield named_event(MessageStart(empty))
+            for event in blocks.of(part):
+                yield named_event(event)
+            if part.response is not None:
+                yield named_event(MessageDelta(_why(part.response, blocks.called), _usage(part.response)))
+                yield named_event(MessageStop())
+
+
+@dataclass
+class BlockEvents:
+    """Makes events of a reply's parts. index: of the newest block. kind: of the open block; None: none is.
+    called: a call has begun."""
+
+    index: int = -1
+    kind: type[WrittenBlock] | None = None
+    called: bool = False
+
+    def of(self, part: ReplyPart) -> Iterator[MessageEvent]:
+        """The events of one part; the last part closes the open block."""
+        if part.thought:
+            yield from self._opened(WrittenThought("", ""))
+            yield BlockDelta(self.index, ThoughtDelta(part.thought))
+        if part.text:
+            yield from self._opened(WrittenText(""))
+            yield BlockDelta(self.index, TextDelta(part.text))
+        for piece in part.calls:
+            if isinstance(piece, CallBegun):
+                self.called = True
+                yield from self._closed()
+                yield from self._opened(WrittenToolUse(piece.id, piece.name, {}))
+            else:
+                yield BlockDelta(self.index, InputDelta(piece.text))
+        if part.response is not None:
+            yield from self._closed()
+
+    def _opened(self, block: WrittenBlock) -> Iterator[MessageEvent]:
+        if self.kind is not type(block):
+            yield from self._closed()
+            self.kind, self.index = type(block), self.index + 1
+            yield BlockStart(self.index, block)
+
+    def _closed(self) -> Iterator[MessageEvent]:
+        if self.kind is not None:
+            self.kind = None
+            yield BlockStop(self.index)
+
+
+def named_event(data: Struct) -> bytes:
+    """One server-sent event, named by its type."""
+    name = str(data.__struct_config__.tag)
+    return f"event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
+
+
+def _failed(error: ApiError) -> bytes:
+    return b"event: error\ndata: " + msgspec.json.encode(anthropic_error(error)) + b"\n\n"
+
+
+_CLIENTS: dict[str, Any] = {
+    "errors": anthropic_error,
+    "error_body": AnthropicErrorAnswer,
+    "statuses": (404, 409),
+}
+ENDPOINTS = [
+    Endpoint(
+        "POST", "/v1/messages", messages, "Answer a conversation, in Anthropic's form.",
+        AnthropicMessage, body=MessagesBody, event=MessageEvent, **_CLIENTS,
+    ),
+    Endpoint(
+        "POST", "/v1/messages/count_tokens", count_tokens, "Count a conversation's tokens.",
+        TokenCount, body=CountBody, **_CLIENTS,
+    ),
+]  # fmt: skip

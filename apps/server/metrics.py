@@ -1,0 +1,60 @@
+"""Counts for `/metrics`, in the text form of Prometheus. No label has words of a user."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+Labels = tuple[tuple[str, str], ...]
+
+COUNTERS = {
+    "ruvmlx_requests_total": "Answers, by endpoint and status.",
+    "ruvmlx_request_seconds_total": "Time of all answers, by endpoint.",
+    "ruvmlx_prompt_tokens_total": "Tokens of prompts.",
+    "ruvmlx_cached_tokens_total": "Tokens of prompts that were in a KV cache already.",
+    "ruvmlx_generated_tokens_total": "Tokens that were written.",
+    "ruvmlx_cancelled_total": "Replies that ended because their client left.",
+    "ruvmlx_refused_total": "Requests that were refused before they reached an endpoint, by reason.",
+    "ruvmlx_ratings_total": "Ratings and preferences that were learned from.",
+}
+
+
+@dataclass
+class Metrics:
+    """Counters since the start. To be used in one thread."""
+
+    counts: Counter[tuple[str, Labels]] = field(default_factory=Counter)
+
+    def add(self, name: str, amount: float = 1, **labels: str) -> None:
+        assert name in COUNTERS, name
+        self.counts[name, tuple(sorted(labels.items()))] += amount  # type: ignore[assignment]
+
+    def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
+        """All counters, then gauges: name -> (what it is, value)."""
+        lines: list[str] = []
+        for name, meaning in COUNTERS.items():
+            found = sorted((labels, value) for (of, labels), value in self.counts.items() if of == name)
+            lines += _family(name, "counter", meaning, found or [((), 0)])
+        for name, (meaning, value) in gauges.items():
+            lines += _family(name, "gauge", meaning, [((), value)])
+        return "\n".join(lines) + "\n"
+
+
+def family(name: str, meaning: str, values: Mapping[Labels, float]) -> str:
+    """A gauge with labels."""
+    return "\n".join(_family(name, "gauge", meaning, sorted(values.items()))) + "\n"
+
+
+def _family(name: str, kind: str, meaning: str, values: Iterable[tuple[Labels, float]]) -> list[str]:
+    lines = [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+    for labels, value in values:
+        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+        lines.append(f"{name}{{{inside}}} {_number(value)}" if inside else f"{name} {_number(value)}")
+    return lines
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

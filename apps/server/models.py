@@ -1,0 +1,83 @@
+"""GET /v1/models: in OpenAI's form, or in Anthropic's where the header `anthropic-version` is sent."""
+
+from datetime import UTC, datetime
+from typing import Literal
+
+from msgspec import Struct
+
+from .endpoint import Answer, Call, Endpoint
+from .errors import ApiError
+
+
+class ModelCard(Struct):
+    """A name that a request's `model` may have."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(Struct):
+    """All names: NAME writes with the adapter in use, NAME@ADAPTER with this one, NAME@none with none."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class AnthropicModel(Struct, tag_field="type", tag="model"):
+    """A name that a request's `model` may have. max_input_tokens: the context, which the reply fills, too."""
+
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
+    lifecycle: Literal["active"] = "active"
+
+
+class AnthropicModelList(Struct):
+    """All names, on one page."""
+
+    data: list[AnthropicModel]
+    first_id: str
+    last_id: str
+    has_more: bool = False
+
+
+async def list_models(call: Call) -> Answer:
+    """All names that a request's `model` may have."""
+    names = await call.serving.names(call.salt)
+    if call.is_anthropic:
+        return AnthropicModelList([_anthropic_card(call, name) for name in names], names[0], names[-1])
+    return ModelList("list", [_card(call, name) for name in names])
+
+
+async def show_model(call: Call) -> Answer:
+    """One of them."""
+    name = call.names["id"]
+    if name not in await call.serving.names(call.salt):
+        raise ApiError(404, "there is no such model; GET /v1/models lists them.", "id", "model_not_found")
+    return _anthropic_card(call, name) if call.is_anthropic else _card(call, name)
+
+
+def _card(call: Call, name: str) -> ModelCard:
+    return ModelCard(name, "model", call.serving.started, "ruvmlx")
+
+
+def _anthropic_card(call: Call, name: str) -> AnthropicModel:
+    started = datetime.fromtimestamp(call.serving.started, UTC)
+    context = call.serving.runtime.model.context
+    return AnthropicModel(name, name, f"{started:%Y-%m-%dT%H:%M:%SZ}", context, context)
+
+
+ENDPOINTS = [
+    Endpoint(
+        "GET", "/v1/models", list_models, "List the model and its adapters.", ModelList,
+        anthropic_answer=AnthropicModelList,
+    ),
+    Endpoint(
+        "GET", "/v1/models/{id:path}", show_model, "Show one of them.", ModelCard, statuses=(404,),
+        anthropic_answer=AnthropicModel,
+    ),
+]  # fmt: skip

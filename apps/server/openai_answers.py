@@ -1,0 +1,115 @@
+"""What OpenAI's endpoints answer, as structs."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ruvmlx.engine.types import GenerationResponse, TokenLogprob
+from ruvmlx.models.model import Tokenizer
+
+from .errors import ApiError, openai_error
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+RATE_LINK = {"operationId": "rate", "requestBody": {"id": "$response.body#/id", "rating": "up"}}
+DONE = b"data: [DONE]\n\n"
+
+
+class PromptDetails(Struct):
+    """cached_tokens: tokens of the prompt that were in a KV cache already."""
+
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """Tokens of a request. The prompt of several replies is counted once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class TopLogprob(Struct):
+    """A token that could have come here."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenInfo(Struct):
+    """A token of the reply. logprob: at temperature 1, the adapter applied."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(Struct):
+    """One entry for each token."""
+
+    content: list[TokenInfo] | None
+    refusal: None = None
+
+
+class ErrorFacts(Struct):
+    """message: one line. param: the field that is wrong. code: a word that programs may test."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Struct):
+    """Every error."""
+
+    error: ErrorFacts
+
+
+ReplyId = Annotated[str, Meta(description="What POST /v1/ratings and `ruvmlx rate` take.")]
+
+
+def usage_of(responses: Sequence[GenerationResponse], per_prompt: int) -> Usage:
+    """responses: in the order of their requests, with `per_prompt` replies to each prompt."""
+    first = responses[::per_prompt]
+    prompt = sum(response.prompt_tokens for response in first)
+    cached = sum(response.cached_tokens for response in first)
+    generated = sum(response.generation_tokens for response in responses)
+    return Usage(prompt, generated, prompt + generated, PromptDetails(cached))
+
+
+def finish_reason(response: GenerationResponse, called: bool = False) -> FinishReason:
+    """called: the reply has calls of tools."""
+    if response.finish_reason == "length":
+        return "length"
+    return "tool_calls" if called else "stop"
+
+
+def token_infos(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], top: int) -> list[TokenInfo]:
+    """Tokens with the `top` most likely ones at each place."""
+    return [
+        TokenInfo(
+            *_token(tokenizer, entry.token_id, entry.logprob),
+            [TopLogprob(*_token(tokenizer, token_id, value)) for token_id, value in entry.top[:top]],
+        )
+        for entry in logprobs
+    ]
+
+
+def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+    data = tokenizer.token_bytes(token_id)
+    return data.decode("utf-8", "replace"), max(logprob, -9999.0), list(data)
+
+
+def event(data: Struct) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def failed_event(error: ApiError) -> bytes:
+    """An error after the stream has begun; OpenAI's clients raise it."""
+    return b"data: " + msgspec.json.encode(openai_error(error)) + b"\n\n"

@@ -1,0 +1,132 @@
+"""GET /openapi.json: made from the table of endpoints and their structs, so that it cannot disagree."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ruvmlx import __version__
+
+from .bodies import EXACT
+from .endpoint import Answer, Call, Endpoint, PlainText
+
+_NAMES = re.compile(r"\{(?P<name>\w+)(:\w+)?\}")
+_MEANINGS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "No valid API key.",
+    403: "The Host or Origin header is not allowed.",
+    404: "There is no such thing.",
+    408: "The body did not arrive in time, or the answer took too long.",
+    409: "Not possible in this state.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "Too many requests at once; Retry-After says when to try again.",
+    500: "An internal error, with an id that the server's log has.",
+    503: "Busy or stopping; Retry-After says when to try again.",
+}
+_ALWAYS = (403, 429, 500, 503)
+_WITH_BODY = (400, 408, 413, 415)
+
+
+def endpoint(endpoints: Sequence[Endpoint]) -> Endpoint:
+    """The endpoint that describes these."""
+
+    async def openapi(call: Call) -> Answer:
+        names, adapters = await call.serving.names(call.salt), await call.serving.adapters(call.salt)
+        return document([*endpoints, own], names, adapters)
+
+    own = Endpoint("GET", "/openapi.json", openapi, "This document.", dict[str, Any])
+    return own
+
+
+def document(endpoints: Sequence[Endpoint], models: Sequence[str], adapters: Sequence[str]) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of these endpoints. models, adapters: names that a body may have now."""
+    kinds: dict[Any, None] = {}
+    for e in endpoints:
+        kinds |= dict.fromkeys(
+            kind
+            for kind in (e.body, e.answer, e.anthropic_answer, e.event, e.error_body)
+            if kind not in (None, PlainText)
+        )
+    schemas, components = msgspec.json.schema_components(
+        list(kinds), ref_template="#/components/schemas/{name}"
+    )
+    _name(components, models, adapters)
+    found = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for e in endpoints:
+        paths.setdefault(_NAMES.sub(r"{\g<name>}", e.path), {})[e.method.lower()] = _operation(e, found)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "ruvmlx", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _name(components: dict[str, Any], models: Sequence[str], adapters: Sequence[str]) -> None:
+    """List the names that `model` and `adapter` of a body may have, and add what structs cannot say."""
+    for name, schema in components.items():
+        if name.endswith("Body"):
+            fields = schema["properties"]
+            for key, rule in EXACT.get(name, {}).items():
+                if key == "properties":
+                    for field, exact in rule.items():
+                        fields[field] |= exact
+                else:
+                    schema[key] = rule
+            for field, known in (("model", [*models]), ("adapter", [*adapters, None])):
+                if field in fields:
+                    fields[field]["enum"] = known
+
+
+def _operation(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {"summary": e.summary, "operationId": e.handle.__name__}
+    if names := [found["name"] for found in _NAMES.finditer(e.path)]:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+    if e.body is not None:
+        content = {"application/json": {"schema": schemas[e.body]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if e.anthropic_answer is not None:
+        header = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
+        operation.setdefault("parameters", []).append({**header, "description": "Asks for Anthropic's form."})
+    if not e.is_open:
+        operation["security"] = [{"key": []}, {}]
+    operation["responses"] = {"200": _success(e, schemas)} | {
+        str(status): _failure(status, schemas[e.error_body]) for status in sorted(_statuses(e))
+    }
+    return operation
+
+
+def _statuses(e: Endpoint) -> set[int]:
+    return {*_ALWAYS, *e.statuses, *(() if e.body is None else _WITH_BODY), *(() if e.is_open else (401,))}
+
+
+def _success(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
+    if e.answer is PlainText:
+        return {"description": e.summary, "content": {e.media_type: {"schema": {"type": "string"}}}}
+    answer = schemas[e.answer]
+    if e.anthropic_answer is not None:
+        answer = {"anyOf": [answer, schemas[e.anthropic_answer]]}
+    content: dict[str, Any] = {"application/json": {"schema": answer}}
+    if e.event is not None:
+        known = {"anyOf": [schemas[e.event], schemas[e.error_body]]}
+        payload = {"type": "string", "contentMediaType": "application/json", "contentSchema": known}
+        data = {"anyOf": [{"const": "[DONE]"}, payload]}
+        event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
+    links = {link["operationId"]: link for link in e.links}
+    return {"description": e.summary, "content": content} | ({"links": links} if links else {})
+
+
+def _failure(status: int, schema: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema}}
+    headers = {"Retry-After": {"schema": {"type": "integer"}}} if status in (429, 503) else {}
+    return {"description": _MEANINGS[status], "content": content} | ({"headers": headers} if headers else {})

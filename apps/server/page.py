@@ -1,0 +1,113 @@
+"""GET /: a page with what runs and a small chat. GET /v1/status: what the page shows."""
+
+import base64
+import hashlib
+import re
+import time
+from functools import cache
+from pathlib import Path
+
+from msgspec import Struct
+
+from ruvmlx import __version__
+from ruvmlx.runtime import Runtime
+
+from .endpoint import Answer, Call, Endpoint, PlainText
+from .serving import NO_ADAPTER, RecentRequest
+
+
+class MemoryPurpose(Struct):
+    """Bytes for one purpose. planned: when the model was opened. limit: 0 for none."""
+
+    name: str
+    planned: int
+    used: int
+    limit: int
+
+
+class MemoryInUse(Struct):
+    """Bytes. total_bytes: of this machine."""
+
+    model_bytes: int
+    kv_bytes: int
+    adapter_bytes: int
+    resident_bytes: int
+    total_bytes: int
+    purposes: list[MemoryPurpose]
+
+
+class ServerStatus(Struct):
+    """adapter: the one in use, as NAME@VERSION, or none. tokens_per_second: of the newest reply; null before
+    the first. requests: with the same API key, the newest first.
+    """
+
+    version: str
+    model: str
+    adapter: str
+    uptime_seconds: float
+    replies_in_progress: int
+    tokens_per_second: float | None
+    memory: MemoryInUse
+    requests: list[RecentRequest]
+
+
+async def status(call: Call) -> Answer:
+    """What runs: the model, its memory, the last requests of this API key and their pace. No words of
+    users."""
+    serving = call.serving
+    adapter, memory = await serving.host.call_between(_facts)
+    recent = [request for salt, request in reversed(serving.recent) if salt == call.salt]
+    pace = next((r.tokens_per_second for r in recent if r.tokens_per_second is not None), None)
+    age = time.time() - serving.started
+    return ServerStatus(__version__, serving.model_name, adapter, age, serving.waiting, pace, memory, recent)
+
+
+def _facts(runtime: Runtime) -> tuple[str, MemoryInUse]:
+    held = runtime.held()
+    purposes = [
+        MemoryPurpose(row.name, row.planned, row.used, row.limit) for row in runtime.memory_purposes()
+    ]
+    memory = MemoryInUse(held.model, held.kv, held.adapters, held.resident, held.budget, purposes)
+    return runtime.adapter_label or NO_ADAPTER, memory
+
+
+async def page(call: Call) -> Answer:
+    """A page for people: what runs, and a small chat with thumbs."""
+    return _page()
+
+
+@cache
+def _page() -> PlainText:
+    """The file, and a policy that allows its own script and style, requests to this server, and no more."""
+    text = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+    policy = [
+        "default-src 'none'",
+        f"script-src {_digest(text, 'script')}",
+        f"style-src {_digest(text, 'style')}",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+    headers = [
+        ("content-security-policy", "; ".join(policy)),
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "no-referrer"),
+        ("cache-control", "no-cache"),
+    ]
+    return PlainText(text, "text/html; charset=utf-8", headers)
+
+
+def _digest(text: str, tag: str) -> str:
+    """The only element with this tag, as a source of a Content-Security-Policy."""
+    [inside] = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
+
+
+ENDPOINTS = [
+    Endpoint(
+        "GET", "/", page, "A page with what runs and a small chat.", PlainText,
+        is_open=True, media_type="text/html",
+    ),
+    Endpoint("GET", "/v1/status", status, "What runs, as the page shows it.", ServerStatus),
+]  # fmt: skip

@@ -1,0 +1,107 @@
+"""Conversations with tools and with a form for the reply, as the engine takes them. For every API's form."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruvmlx.engine.constraint import Constraint, matcher_for
+from ruvmlx.engine.tools import Prepared, prepare
+from ruvmlx.errors import UsageError
+from ruvmlx.models.model import Message, Model, Tools
+
+from .endpoint import Call
+from .errors import ApiError, api_error
+from .splitting import Calls, NewCalls
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What a request says of its tools, as `ruvmlx.engine.tools.prepare` takes it.
+
+    function: the one that must be called. parallel: whether a reply may have several calls. tools_field,
+    choice_field: what the request calls them, for errors.
+    """
+
+    tools: Tools = ()
+    choice: str = "auto"
+    function: str = ""
+    parallel: bool = True
+    tools_field: str = "tools"
+    choice_field: str = "tool_choice"
+
+
+def function_tool(
+    name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
+) -> dict[str, Any]:
+    """A tool as the engine takes it; what is None is left out."""
+    facts = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {
+        "type": "function",
+        "function": {key: value for key, value in facts.items() if value is not None},
+    }
+
+
+@dataclass(frozen=True)
+class ReplyForm:
+    """What a reply without calls must fit: a JSON schema. where: the field that says so, for errors."""
+
+    constraint: Constraint
+    where: str
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """fields: of a GenerationRequest. new_calls: finds the calls in a reply to it."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    new_calls: NewCalls = None
+
+
+async def chat_prompt(
+    call: Call, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None = None
+) -> ChatPrompt:
+    """The conversation, its tools and what a reply without calls must fit. ApiError, 400, names the field
+    that is wrong, also if a schema cannot be compiled."""
+    model = call.serving.runtime.model
+    # In a thread: a large schema or vocabulary takes up to a second, and other replies go on meanwhile.
+    if form is not None:
+        await asyncio.to_thread(_compile, model, form.constraint, form.where)
+    if not use.tools and not use.function and use.choice != "required" and not _has_calls(messages):
+        return ChatPrompt(_fields(messages, form))
+    prepared = await asyncio.to_thread(_prepared, model, messages, use, form)
+    most = None if use.parallel else 1
+    return ChatPrompt(prepared.fields(), (lambda: Calls(prepared.parser(), most)) if prepared.names else None)
+
+
+def _fields(messages: Sequence[Message], form: ReplyForm | None) -> dict[str, Any]:
+    return {"messages": messages} | ({} if form is None else {"constraint": form.constraint})
+
+
+def _has_calls(messages: Sequence[Message]) -> bool:
+    return any(message.tool_calls or message.role == "tool" for message in messages)
+
+
+def _prepared(model: Model, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None) -> Prepared:
+    answer = form.constraint if form is not None else None
+    try:
+        made = prepare(model, messages, use.tools, use.choice, use.function, use.parallel, answer)
+    except (UsageError, RecursionError) as error:
+        about_choice = str(error).startswith("tool_choice")
+        raise _refused(error, use.choice_field if about_choice else use.tools_field) from None
+    if made.constraint is not None:
+        _compile(model, made.constraint, use.tools_field)
+    return made
+
+
+def _compile(model: Model, constraint: Constraint, where: str) -> None:
+    try:
+        matcher_for(model, constraint)
+    except (UsageError, RecursionError) as error:
+        raise _refused(error, where) from None
+
+
+def _refused(error: UsageError | RecursionError, where: str) -> ApiError:
+    if isinstance(error, RecursionError):
+        error = UsageError("objects in it are nested too deeply.")
+    return api_error(UsageError(f"{where}: {error}"), where)

@@ -1,0 +1,148 @@
+"""POST and DELETE /v1/ratings: a rating changes the weights at once, and each can be taken back."""
+
+from msgspec import Struct
+
+from ruvmlx.errors import NotFound
+from ruvmlx.runtime import PreferenceResult, RatingResult, Runtime
+from ruvmlx.sona.adapter_history import AdapterHistory, LearnStatus
+from ruvmlx.store import ReplyRow
+
+from .bodies import RatingBody
+from .endpoint import Answer, Call, Endpoint
+from .errors import ApiError
+from .openai_answers import ReplyId
+
+
+class RatingAnswer(Struct, tag_field="object", tag="rating"):
+    """What a rating did. applied: whether the weights changed. logprob_before, logprob_after: of the reply,
+    the mean per token, nats. kl: the adapter's distance to the frozen model on reference text, nats per
+    token; never over kl_cap. adapter_version: the version that the rating made."""
+
+    id: ReplyId
+    rating: str
+    applied: bool
+    logprob_before: float
+    logprob_after: float
+    kl: float
+    kl_cap: float
+    adapter: str
+    adapter_version: int
+    seconds: float
+
+
+class PreferenceAnswer(Struct, tag_field="object", tag="preference"):
+    """What a preferred text did. preferred_id: the text as a reply. margin_before, margin_after: mean
+    log-probability per token of the preferred text minus that of the reply, nats. All else as for a
+    rating."""
+
+    id: ReplyId
+    preferred_id: ReplyId
+    applied: bool
+    margin_before: float
+    margin_after: float
+    kl: float
+    kl_cap: float
+    adapter: str
+    adapter_version: int
+    seconds: float
+
+
+class RatingDeleted(Struct, tag_field="object", tag="rating.deleted"):
+    """A rating or preference was taken back. adapter_version: in use now, bit for bit as before it."""
+
+    id: ReplyId
+    deleted: bool
+    adapter: str
+    adapter_version: int
+
+
+async def rate(call: Call) -> Answer:
+    """Rate a reply, or give the text that it should have been."""
+    body: RatingBody = call.body
+    if (body.rating is None) == (body.preferred is None):
+        raise ApiError(400, "rating: give either rating or preferred.", "rating", "invalid_combination")
+    if body.preferred is not None and body.note is not None:
+        raise ApiError(400, "note: goes with a rating, not with preferred.", "note", "invalid_combination")
+    answer: RatingAnswer | PreferenceAnswer
+    if body.rating is not None:
+        answer = await call.serving.host.call_between(lambda runtime: _rate(runtime, body, call.salt))
+    else:
+        answer = await call.serving.host.call_between(lambda runtime: _prefer(runtime, body, call.salt))
+    call.serving.metrics.add("ruvmlx_ratings_total", kind="rating" if body.rating else "preference")
+    return answer
+
+
+def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer:
+    reply = _reply(runtime, body.id, tenant)
+    done: RatingResult = runtime.rate(reply.id, str(body.rating), body.note or "", reply.adapter)
+    return RatingAnswer(
+        done.reply_id, done.rating, done.applied, done.logprob_before, done.logprob_after,
+        done.kl, done.kl_cap, _learner(runtime, reply), done.adapter_version, done.total_us / 1e6,
+    )  # fmt: skip
+
+
+def _prefer(runtime: Runtime, body: RatingBody, tenant: str) -> PreferenceAnswer:
+    reply = _reply(runtime, body.id, tenant)
+    done: PreferenceResult = runtime.choices.rewrite(reply.id, body.preferred or "", reply.adapter)
+    return PreferenceAnswer(
+        done.worse, done.better, done.applied, done.margin_before, done.margin_after,
+        done.kl, done.kl_cap, _learner(runtime, reply), done.adapter_version, done.total_us / 1e6,
+    )  # fmt: skip
+
+
+def _learner(runtime: Runtime, reply: ReplyRow) -> str:
+    """Name of the adapter that learns from this reply: its own, or else the one in use."""
+    return reply.adapter or runtime.learning.required().history.name
+
+
+async def take_back(call: Call) -> Answer:
+    """Take a reply's rating back, as if it had never been given. Of preferences only the newest can be taken
+    back."""
+    id = call.names["id"]
+    return await call.serving.host.call_between(lambda runtime: _take_back(runtime, id, call.salt))
+
+
+def _take_back(runtime: Runtime, id: str, tenant: str) -> RatingDeleted:
+    reply = _reply(runtime, id, tenant)
+    name = _learner(runtime, reply)
+    history = AdapterHistory(runtime.store, reply.fingerprint, name)
+    rated = any(rating.reply_id == reply.id for rating in history.ratings())
+    status = runtime.unrate(reply.id, name) if rated else _without_preference(history, reply)
+    return RatingDeleted(reply.id, True, name, status.adapter_version)
+
+
+def _without_preference(history: AdapterHistory, reply: ReplyRow) -> LearnStatus:
+    newest = max((pair.version for pair in history.pairs.in_force()), default=0)
+    own = [pair.version for pair in history.pairs.in_force() if reply.id in (pair.better, pair.worse)]
+    if not own:
+        raise NotFound("that reply has no rating in force.")
+    if max(own) < max([newest, *(rating.version_after for rating in history.ratings())]):
+        message = "only the newest preference can be taken back; other feedback came after this one."
+        raise ApiError(409, message, "id", "not_the_newest")
+    return history.undo()
+
+
+def _reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
+    """The reply with exactly this id: a client must not rate another one by mistake. One that was written for
+    another API key is as unknown as one that never was."""
+    missing = ApiError(404, "id: there is no such reply; give the id of a completion.", "id", "not_found")
+    try:
+        reply = runtime.store.replies.get(id)
+    except NotFound:
+        raise missing from None
+    if reply.id != id or reply.tenant != tenant:
+        raise missing
+    return reply
+
+
+ENDPOINTS = [
+    Endpoint(
+        "POST", "/v1/ratings", rate, "Rate a reply: the weights change at once.",
+        RatingAnswer | PreferenceAnswer, body=RatingBody, statuses=(404, 409),
+        links=[{"operationId": "take_back", "parameters": {"id": "$response.body#/id"}}],
+    ),
+    Endpoint(
+        "DELETE", "/v1/ratings/{id}", take_back, "Take a rating back.", RatingDeleted,
+        statuses=(404, 409),
+    ),
+]  # fmt: skip

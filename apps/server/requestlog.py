@@ -1,0 +1,28 @@
+"""One line on stderr for each answer: for people, or as JSON. It has no words of users and no secrets."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TextIO
+
+
+@dataclass
+class RequestLog:
+    """as_json: one object a line. sink: None: nothing is written."""
+
+    as_json: bool = False
+    sink: TextIO | None = field(default_factory=lambda: sys.stderr)
+
+    def write(self, event: str, facts: Mapping[str, object]) -> None:
+        """event: "request", "error", ... facts: by name; their text is the server's own."""
+        if self.sink is None:
+            return
+        now = time.time()
+        if self.as_json:
+            line = json.dumps({"time": round(now, 3), "event": event, **facts})
+        else:
+            clock = time.strftime("%H:%M:%S", time.localtime(now))
+            line = " ".join([clock, event, *(f"{name}={value}" for name, value in facts.items())])
+        print(line, file=self.sink, flush=True)

@@ -1,0 +1,179 @@
+"""POST /v1/responses: OpenAI's newer form, which Codex speaks. Responses are not kept."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ruvmlx.engine.types import GenerationRequest, GenerationResponse
+from ruvmlx.models.model import Tokenizer
+from ruvmlx.models.thinking import TAGS, ThoughtCounter, tag_of
+from ruvmlx.models.tool_calls import CallBegun
+
+from . import responses_answers as answers
+from .endpoint import Answer, Call, Endpoint, EventStream
+from .errors import ApiError
+from .messages import named_event
+from .prompts import chat_prompt
+from .responses_bodies import ReasoningOptions, ResponsesBody, conversation, reply_body, wants_thought
+from .responses_items import OpenCall, OpenText
+from .responses_tools import TextOptions, form_of, grouped_names, tool_use
+from .splitting import CallPiece, NewCalls
+from .tool_bodies import FreeText
+from .writing import ReplyPart, reply_parts, requests_for
+
+_LAST = {"completed": answers.ResponseCompleted, "incomplete": answers.ResponseIncomplete}
+
+
+async def responses(call: Call) -> Answer:
+    """Answer a conversation, whole or as a stream."""
+    body: ResponsesBody = call.body
+    tokenizer = call.serving.runtime.model.tokenizer
+    tag = tag_of(tokenizer.chat_template)
+    use = tool_use(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    prompt = await chat_prompt(call, conversation(body, tag), use, form_of(body.text))
+    fields = {**prompt.fields, "thinking": wants_thought(body, tag)}
+    [request] = await requests_for(call, reply_body(body), body.max_output_tokens, 0, [fields])
+    writing = ResponseWriter(body, request, tokenizer)
+    if body.stream:
+        return EventStream(_events(call, request, prompt.new_calls, writing), writing.failed)
+    async with aclosing(reply_parts(call, [request], new_calls=prompt.new_calls)) as parts:
+        async for part in parts:
+            for _ in writing.add(part):
+                pass
+    return writing.answer
+
+
+async def _events(
+    call: Call, request: GenerationRequest, new_calls: NewCalls, writing: "ResponseWriter"
+) -> AsyncGenerator[bytes, None]:
+    begun = False
+    async with aclosing(reply_parts(call, [request], new_calls=new_calls)) as parts:
+        async for part in parts:
+            if not begun:
+                begun = True
+                for event in writing.begin():
+                    yield named_event(event)
+            for event in writing.add(part):
+                yield named_event(event)
+
+
+class ResponseWriter:
+    """Builds one response, and the events that tell of it. answer: the response so far."""
+
+    def __init__(self, body: ResponsesBody, request: GenerationRequest, tokenizer: Tokenizer):
+        self._tokenizer, self._events = tokenizer, 0
+        self._open: OpenText | OpenCall | None = None
+        self._groups = grouped_names(body.tools or ())
+        self.answer = answers.ResponseAnswer(
+            id=request.request_id,
+            created_at=int(time.time()),
+            status="in_progress",
+            model=body.model,
+            instructions=body.instructions,
+            metadata=body.metadata or {},
+            max_output_tokens=body.max_output_tokens,
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
+            reasoning=body.reasoning or ReasoningOptions(),
+            text=TextOptions((body.text and body.text.format) or FreeText()),
+            tools=body.tools or (),
+            tool_choice=body.tool_choice or "auto",
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            user=body.user,
+        )
+
+    def begin(self) -> Iterator[Struct]:
+        """The events before the first item."""
+        yield self._numbered(answers.ResponseCreated, self.answer)
+        yield self._numbered(answers.ResponseInProgress, self.answer)
+
+    def add(self, part: ReplyPart) -> Iterator[Struct]:
+        """The events of one part; the last part ends the response."""
+        if part.thought:
+            yield from self._more_text(True, part.thought)
+        if part.text:
+            yield from self._more_text(False, part.text)
+        for piece in part.calls:
+            yield from self._more_calls(piece)
+        if part.response is not None:
+            yield from self._ended(part.response)
+
+    def failed(self, error: ApiError) -> bytes:
+        """The event of an error."""
+        failure = answers.ResponseFailure(error.code or error.type, str(error))
+        self._replace(status="failed", error=failure)
+        return named_event(self._numbered(answers.ResponseFailed, self.answer))
+
+    def _more_text(self, is_thought: bool, text: str) -> Iterator[Struct]:
+        item = self._open
+        if not isinstance(item, OpenText) or item.is_thought != is_thought:
+            item = OpenText(is_thought, self.answer.id, self._index)
+            yield from self._opened(item)
+        yield self._numbered(item.more(text))
+
+    def _more_calls(self, piece: CallPiece) -> Iterator[Struct]:
+        if isinstance(piece, CallBegun):
+            group, name = self._groups.get(piece.name, ("", piece.name))
+            yield from self._opened(OpenCall(piece.id, group, name, self._index))
+        elif self._open is not None:
+            yield self._numbered(self._open.more(piece.text))
+
+    @property
+    def _index(self) -> int:
+        """Of the next item: an open one is put into the output before it."""
+        return len(self.answer.output) + (self._open is not None)
+
+    def _opened(self, item: OpenText | OpenCall) -> Iterator[Struct]:
+        yield from self._closed("completed")
+        self._open = item
+        yield from map(self._numbered, item.begun())
+
+    def _closed(self, status: answers.Status) -> Iterator[Struct]:
+        if self._open is not None:
+            yield from map(self._numbered, self._open.done(status))
+            self._replace(output=[*self.answer.output, self._open.item(status)])
+            self._open = None
+
+    def _ended(self, response: GenerationResponse) -> Iterator[Struct]:
+        is_full = response.finish_reason == "length"
+        status: answers.Status = "incomplete" if is_full else "completed"
+        yield from self._closed(status)
+        why = answers.WhyIncomplete("max_output_tokens") if is_full else None
+        self._replace(status=status, incomplete_details=why, usage=usage_of(self._tokenizer, response))
+        yield self._numbered(_LAST[status], self.answer)
+
+    def _replace(self, **fields: Any) -> None:
+        self.answer = msgspec.structs.replace(self.answer, **fields)
+
+    def _numbered(self, event: Callable[..., Struct], *facts: Any) -> Struct:
+        number, self._events = self._events, self._events + 1
+        return event(number, *facts)
+
+
+def usage_of(tokenizer: Tokenizer, response: GenerationResponse) -> answers.ResponseUsage:
+    """The tokens of a reply."""
+    prompt, cached, count = response.prompt_tokens, response.cached_tokens, response.generation_tokens
+    thought = answers.ThoughtTokens(thought_tokens(tokenizer, response))
+    return answers.ResponseUsage(prompt, answers.CachedTokens(cached), count, thought, prompt + count)
+
+
+def thought_tokens(tokenizer: Tokenizer, response: GenerationResponse) -> int:
+    """Number of tokens of a reply's thought. Its text may begin with the tag that ended the prompt."""
+    text, drawn = response.text.lstrip(), tokenizer.decode(response.token_ids).lstrip()
+    begun = next((tag for tag in TAGS if text.startswith(tag) and not drawn.startswith(tag)), "")
+    counter = ThoughtCounter(tokenizer, begun)
+    for token in response.token_ids:
+        counter.add(token)
+    return counter.tokens
+
+
+ENDPOINTS = [
+    Endpoint(
+        "POST", "/v1/responses", responses, "Answer a conversation, in the form of OpenAI's Responses.",
+        answers.ResponseAnswer, body=ResponsesBody, event=answers.ResponseEvent, statuses=(404, 409),
+    )
+]  # fmt: skip

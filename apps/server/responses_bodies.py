@@ -1,0 +1,203 @@
+"""The body of POST /v1/responses: strict, as those of bodies.py."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ruvmlx.engine.nonces import without_nonces
+from ruvmlx.engine.tools import MOST_TOOLS
+from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import joined
+
+from .bodies import Off, ReplyBody, refuse_true
+from .chat_requests import earlier_call
+from .errors import ApiError
+from .responses_tools import FunctionChoice, ResponseTool, TextOptions, full_name
+from .tool_bodies import FunctionName
+from .turns import add_turn
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class InputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+    """A piece of a message."""
+
+    text: str
+
+
+class OutputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+    """A piece of an earlier reply, as this server wrote it."""
+
+    text: str
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class ReasoningText(Struct, forbid_unknown_fields=True, tag_field="type", tag="reasoning_text"):
+    """What the model thought before an earlier reply."""
+
+    text: str
+
+
+Parts = Annotated[list[InputText | OutputText | ReasoningText], Meta(min_length=1)]
+
+
+class InputItem(Struct, forbid_unknown_fields=True):
+    """A message (role, content), the thought before an earlier reply (content), an earlier call of a function
+    (call_id, name, namespace, arguments) or what it returned (call_id, output). The model's template decides
+    whether a thought is read again. id, status, phase: accepted; they change nothing.
+    """
+
+    type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | Parts | None = None
+    call_id: str | None = None
+    name: FunctionName | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    output: str | Parts | None = None
+    summary: Annotated[list[Any], Meta(max_length=0)] | None = None
+    encrypted_content: None = None
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+# What an item of a type must have, and what it may have besides `_ANY`.
+_NEEDED = {
+    "message": ("role", "content"),
+    "reasoning": (),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+_ALLOWED = {"message": ("phase",), "reasoning": ("content", "summary"), "function_call": ("namespace",)}
+_ANY = ("type", "id", "status")
+
+
+class ReasoningOptions(Struct, forbid_unknown_fields=True):
+    """effort: none: the model answers at once; all others: it thinks first. summary: with auto, as without
+    it, there is none: the thought itself is in the output.
+    """
+
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/responses. Fields that Codex sends and that change nothing here are accepted:
+    prompt_cache_key, client_metadata, include.
+    """
+
+    model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
+    input: str | Annotated[list[InputItem], Meta(min_length=1)]
+    instructions: str | None = None
+    adapter: Annotated[
+        str | None, Meta(description="The adapter that writes; none: the untouched model.")
+    ] = None
+    stream: bool | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy.")] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    metadata: Annotated[dict[str, str] | None, Meta(description="Comes back in the answer.")] = None
+    user: Annotated[str | None, Meta(description="KV caches are not shared between users.")] = None
+    store: Off | None = None
+    background: Off | None = None
+    previous_response_id: Annotated[
+        None, Meta(description="Responses are not kept: send the whole conversation as input.")
+    ] = None
+    truncation: Literal["disabled"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=MOST_TOOLS)] | None = None
+    tool_choice: FunctionChoice | None = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="false: at most one call.")] = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    prompt_cache_key: str | None = None
+    client_metadata: dict[str, str] | None = None
+
+
+def reply_body(body: ResponsesBody) -> ReplyBody:
+    """What the body asks of a reply, in the fields that all endpoints share."""
+    refuse_true(body.store, "store")
+    refuse_true(body.background, "background")
+    return ReplyBody(
+        model=body.model,
+        adapter=body.adapter,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        user=body.user,
+    )
+
+
+def conversation(body: ResponsesBody, tag: str | None) -> list[Message]:
+    """The conversation as the engine takes it. tag: begins a thought; None: the model does not think first.
+
+    Turns of one role in a row become one turn.
+    """
+    instructions = without_nonces(body.instructions or "")
+    found = [Message("system", instructions)] if instructions else []
+    items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    names: dict[str, str] = {}  # of the functions called so far, by the call's id
+    thought = ""
+    for at, item in enumerate(items):
+        _check(item, f"input[{at}]")
+        if item.type == "reasoning":
+            thought = _joined_parts(item.content)
+        elif item.type == "function_call_output":
+            found.append(_result(item, f"input[{at}]", names))
+            thought = ""
+        else:
+            _add_said(found, item, thought if tag else "", tag or "", names)
+            thought = ""
+    return found
+
+
+def _add_said(turns: list[Message], item: InputItem, thought: str, tag: str, names: dict[str, str]) -> None:
+    """Append a message or a call. thought: what the model thought before it."""
+    role = "system" if item.role in ("system", "developer") else item.role or "assistant"
+    content, calls = _joined_parts(item.content), []
+    if item.type == "function_call":
+        call_id, name = str(item.call_id), full_name(item.namespace, str(item.name))
+        names[call_id] = name
+        calls = [earlier_call(call_id, name, str(item.arguments))]
+    if role == "assistant" and thought:
+        content = joined(thought, content, tag)
+    add_turn(turns, role, content, calls)
+
+
+def _result(item: InputItem, place: str, names: dict[str, str]) -> Message:
+    if item.call_id not in names:
+        field = f"{place}.call_id"
+        message = f"{field}: no item before this one is a call with this id."
+        raise ApiError(400, message, field, "invalid_combination")
+    return Message("tool", _joined_parts(item.output), (), item.call_id, names[item.call_id])
+
+
+def _check(item: InputItem, place: str) -> None:
+    """ApiError for fields that do not belong to the item's type, and for those that it lacks."""
+    needed = _NEEDED[item.type]
+    for name in item.__struct_fields__:
+        given = getattr(item, name) is not None
+        if name in needed and not given:
+            message = f"{place}.{name}: an item of type {item.type} needs this field."
+            raise ApiError(400, message, f"{place}.{name}", "invalid_combination")
+        if given and name not in (*needed, *_ALLOWED.get(item.type, ()), *_ANY):
+            message = f"{place}.{name}: an item of type {item.type} does not have this field."
+            raise ApiError(400, message, f"{place}.{name}", "invalid_combination")
+
+
+def _joined_parts(content: str | Sequence[InputText | OutputText | ReasoningText] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
+def wants_thought(body: ResponsesBody, tag: str | None) -> bool | None:
+    """Whether the model is to think first; None: as its template says. ApiError if it cannot."""
+    effort = body.reasoning.effort if body.reasoning else None
+    if effort is None or effort == "none":
+        return None if effort is None else False
+    if tag is None:
+        message = "reasoning.effort: this model does not think first; leave the field out."
+        raise ApiError(400, message, "reasoning.effort", "invalid_combination")
+    return True

@@ -1,0 +1,81 @@
+"""The items of a response while they are written, and the events that tell of them.
+
+Each event is a function of its number in the stream.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from msgspec import UNSET, Struct
+
+from . import responses_answers as answers
+
+NumberedEvent = Callable[[int], Struct]
+
+
+@dataclass
+class OpenText:
+    """The thought, or the answer."""
+
+    is_thought: bool
+    reply_id: str
+    index: int
+    text: str = ""
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return f"{'rs' if self.is_thought else 'msg'}_{self.reply_id}_{self.index}", self.index, 0
+
+    def part(self) -> answers.ThoughtText | answers.AnswerText:
+        return answers.ThoughtText(self.text) if self.is_thought else answers.AnswerText(self.text)
+
+    def item(self, status: answers.Status) -> answers.OutputItem:
+        id, content = self.place[0], [] if status == "in_progress" else [self.part()]
+        if self.is_thought:
+            return answers.ThoughtItem(id, status, [], content)  # type: ignore[arg-type]
+        return answers.AnswerItem(id, status, "assistant", content)  # type: ignore[arg-type]
+
+    def begun(self) -> Iterator[NumberedEvent]:
+        yield lambda number: answers.ItemAdded(number, self.index, self.item("in_progress"))
+        yield lambda number: answers.PartAdded(number, *self.place, self.part())
+
+    def more(self, text: str) -> NumberedEvent:
+        self.text += text
+        kind = answers.ReasoningDelta if self.is_thought else answers.AnswerDelta
+        return lambda number: kind(number, *self.place, text)
+
+    def done(self, status: answers.Status) -> Iterator[NumberedEvent]:
+        kind = answers.ReasoningDone if self.is_thought else answers.AnswerDone
+        yield lambda number: kind(number, *self.place, self.text)
+        yield lambda number: answers.PartDone(number, *self.place, self.part())
+        yield lambda number: answers.ItemDone(number, self.index, self.item(status))
+
+
+@dataclass
+class OpenCall:
+    """A call of a function. group: its namespace, or "". text: the arguments so far."""
+
+    call_id: str
+    group: str
+    name: str
+    index: int
+    text: str = ""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return f"fc_{self.call_id}", self.index
+
+    def item(self, status: answers.Status) -> answers.OutputItem:
+        id, group = self.place[0], self.group or UNSET
+        return answers.CallItem(id, status, self.call_id, self.name, self.text, group)
+
+    def begun(self) -> Iterator[NumberedEvent]:
+        yield lambda number: answers.ItemAdded(number, self.index, self.item("in_progress"))
+
+    def more(self, text: str) -> NumberedEvent:
+        self.text += text
+        return lambda number: answers.ArgumentsDelta(number, *self.place, text)
+
+    def done(self, status: answers.Status) -> Iterator[NumberedEvent]:
+        yield lambda number: answers.ArgumentsDone(number, *self.place, self.name, self.text)
+        yield lambda number: answers.ItemDone(number, self.index, self.item(status))

@@ -1,0 +1,192 @@
+"""Sends answers: JSON, text, or server-sent events; notices clients that leave or do not read."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from .endpoint import Answer, EventStream, PlainText
+from .errors import ApiError, ErrorShape, openai_error
+from .held_bodies import HeldBody
+from .limits import ServerLimits
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+_EVENTS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
+
+
+class ClientGone(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Sender:
+    """Sends one answer. status: what was sent; 0: nothing yet."""
+
+    def __init__(self, send: Send, limits: ServerLimits, headers: Sequence[tuple[str, str]] = ()):
+        self._send, self._limits, self._headers = send, limits, [*headers]
+        self.status = 0
+        self._failed: Callable[[ApiError], bytes] | None = None  # of a stream
+        self._ended = False
+
+    async def answer(self, answer: Answer) -> None:
+        """Send an endpoint's answer."""
+        if isinstance(answer, EventStream):
+            await self._stream(answer)
+        elif isinstance(answer, PlainText):
+            self._headers += answer.headers
+            await self._whole(200, answer.text.encode(), answer.media_type)
+        else:
+            await self._whole(200, msgspec.json.encode(answer), "application/json")
+
+    async def error(self, error: ApiError, shape: ErrorShape) -> None:
+        """Send an error; after the first event of a stream, as an event that ends it."""
+        if self.status:
+            if self._failed is not None and not self._ended:
+                await self._put(self._failed(error), more=True)
+                await self._put(b"", more=False)
+            return
+        if error.retry_after is not None:
+            self._headers.append(("retry-after", str(error.retry_after)))
+        if error.status == 401:
+            self._headers.append(("www-authenticate", "Bearer"))
+        if error.status in (408, 413):
+            self._headers.append(("connection", "close"))
+        await self._whole(error.status, msgspec.json.encode(shape(error)), "application/json")
+
+    async def empty(self, headers: Sequence[tuple[str, str]]) -> None:
+        """Send 204 with these headers."""
+        await self._begin(204, [*self._headers, *headers])
+        await self._put(b"", more=False)
+
+    async def _whole(self, status: int, body: bytes, media_type: str) -> None:
+        facts = [("content-type", media_type), ("content-length", str(len(body)))]
+        await self._begin(status, [*facts, *self._headers])
+        await self._put(body, more=False)
+
+    async def _stream(self, stream: EventStream) -> None:
+        self._failed = stream.failed
+        kept = _kept_alive(stream.events, self._limits.keep_alive, stream.keep_alive)
+        async with aclosing(kept) as events:
+            async for event in events:
+                if not self.status:
+                    await self._begin(200, [*_EVENTS, *self._headers])
+                await self._put(event, more=True)
+        await self._put(b"", more=False)
+
+    async def _begin(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
+        self.status = status
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._bounded({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _put(self, body: bytes, more: bool) -> None:
+        self._ended = not more
+        await self._bounded({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _bounded(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._limits.stall_seconds):
+                await self._send(message)
+        except (TimeoutError, OSError):
+            raise ClientGone from None
+
+
+async def _kept_alive(
+    events: AsyncGenerator[bytes, None], silence: float, sign: bytes
+) -> AsyncGenerator[bytes, None]:
+    """The events, and a sign after each time of silence, so that nobody takes the connection for dead."""
+    following: asyncio.Task[bytes] | None = None
+    try:
+        while True:
+            if following is None:
+                following = asyncio.ensure_future(_next(events))
+            done, _ = await asyncio.wait([following], timeout=silence)
+            if not done:
+                yield sign
+                continue
+            try:
+                event = following.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                following = None  # which would hold its error, and this frame
+            del done
+            yield event
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
+        await events.aclose()
+
+
+async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(events)
+
+
+async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
+    """Wait for the work; cancel it if the client leaves, and raise ClientGone."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.wait([working, leaving])
+        if not working.cancelled():
+            working.exception()  # seen: asyncio would print it
+        # An error holds this frame, and the task holds the error: only the collector would free the request.
+        del working, leaving, task
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def read_body(receive: Receive, length: str | None, limits: ServerLimits, held: HeldBody) -> bytes:
+    """The body of a request. ApiError: 413 if it is too large, 408 if it does not arrive, 503 if the bodies
+    of all requests are too large together.
+
+    One that is too large is read, and thrown away: most clients look for an answer only after they have sent
+    all, and closing the connection before would lose the answer.
+    """
+    told = int(length) if length is not None and length.isdigit() else 0
+    size = told if told > limits.body else 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for piece in _pieces(receive):
+                size += len(piece)
+                if size <= limits.body:
+                    held.add(piece)
+                else:
+                    held.release()
+    except TimeoutError:
+        if size <= limits.body:
+            message = f"the body did not arrive within {limits.body_seconds:g} seconds."
+            raise ApiError(408, message, code="timeout") from None
+    if size > limits.body:
+        raise ApiError(413, f"the body is larger than {limits.body} bytes.", code="body_too_large")
+    return held.whole()
+
+
+async def _pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+async def refuse_websocket(send: Send, error: ApiError) -> None:
+    """Answer a WebSocket's request, which was not accepted, with an error."""
+    body = msgspec.json.encode(openai_error(error))
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})

@@ -1,0 +1,163 @@
+"""The model that is served: its names, its adapters, and the replies that are being written."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+
+from ruvmlx.engine.types import GenerationRequest
+from ruvmlx.host import Host
+from ruvmlx.runtime import Runtime
+
+from .errors import ApiError
+from .held_bodies import HeldBodies
+from .limits import ServerLimits
+from .metrics import Metrics
+from .requestlog import RequestLog
+
+NO_ADAPTER = "none"
+MOST_RECENT = 50
+
+
+class RecentRequest(Struct):
+    """A request that was answered, without its words. time: when, as a Unix time. status: "gone": the client
+    left. tokens_per_second: of its reply, the prompt not counted."""
+
+    time: float
+    method: str
+    path: str
+    status: str
+    ms: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    tokens_per_second: float | None = None
+
+
+@dataclass
+class Serving:
+    """One server's state.
+
+    host: open. alias: another name of its model, as the user wrote it. max_tokens: longest reply where a
+    request does not say; None: what the context has room for. calls: HTTP requests that are being answered.
+    recent: the last requests that may change something, with the salts of their API keys, the newest last.
+    own_adapters: by the salt of an API key: the adapter that it alone uses.
+    """
+
+    host: Host
+    alias: str | None = None
+    max_tokens: int | None = None
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    metrics: Metrics = field(default_factory=Metrics)
+    log: RequestLog = field(default_factory=RequestLog)
+    stopping: bool = False
+    calls: int = 0
+    written: int = 0  # replies that were written to their ends
+    started: int = field(default_factory=lambda: int(time.time()))
+    recent: deque[tuple[str, RecentRequest]] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
+    bodies: HeldBodies = field(init=False)
+    own_adapters: Mapping[str, str] = field(default_factory=dict)
+    _requests: dict[str, GenerationRequest] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.bodies = HeldBodies(self.limits.bodies)
+
+    @property
+    def runtime(self) -> Runtime:
+        """For facts that never change: from here, only its own thread may do more. ApiError 503 while a chat
+        opens another model."""
+        runtime = self.host.holder.runtime
+        if runtime is None:
+            raise ApiError(503, "another model is being opened; ask again.", code="opening")
+        return runtime
+
+    @property
+    def model_name(self) -> str:
+        return self.runtime.model.name
+
+    @contextlib.contextmanager
+    def answering(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
+        """In the block, `stop` cancels these requests; so does the end of the block."""
+        self._requests |= {request.request_id: request for request in requests}
+        try:
+            yield
+        finally:
+            for request in requests:
+                request.cancel.set()
+                del self._requests[request.request_id]
+
+    def stop(self) -> None:
+        """End all replies; later requests are refused."""
+        self.stopping = True
+        for request in self._requests.values():
+            request.cancel.set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Write a reply, in a task that runs to its end."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self.written += 1
+
+    @property
+    def waiting(self) -> int:
+        """Replies that are being written, or wait for their turn."""
+        return len(self._tasks)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.calls or self._tasks or self.host.is_writing)
+
+    async def adapters(self, salt: str) -> list[str]:
+        """Names of the adapters that a request with this salt may ask for: of those that belong to one API
+        key, its own, and then no other."""
+        if salt in self.own_adapters:
+            return [self.own_adapters[salt]]
+        taken = {*self.own_adapters.values()}
+        return [name for name in await self.host.call_between(adapter_names) if name not in taken]
+
+    async def names(self, salt: str) -> list[str]:
+        """What a request's `model` may be."""
+        adapters = await self.adapters(salt)
+        own = [self.model_name] if self.alias in (None, self.model_name) else [self.model_name, self.alias]
+        return [*own, *(f"{name}@{adapter}" for name in own for adapter in adapters)]
+
+    async def adapter_of(self, model: str, adapter: str | None, salt: str) -> str | None:
+        """The adapter that a request's `model` and `adapter` ask for, as `GenerationRequest.adapter_id`.
+
+        ApiError, 404, for another model or adapter; 400 if the two fields name different adapters.
+        """
+        name, at, named = (model, "", "") if self._is_mine(model) else model.rpartition("@")
+        if not self._is_mine(name):
+            message = f"model: this server has {self.model_name}; GET /v1/models lists its names."
+            raise ApiError(404, message, "model", "model_not_found")
+        if at and adapter is not None and adapter != named:
+            raise ApiError(400, "adapter: model names another adapter.", "adapter", "invalid_combination")
+        wanted = named if at else adapter
+        if wanted is None:
+            return self.own_adapters.get(salt)
+        if wanted not in await self.adapters(salt):
+            field_name = "model" if at else "adapter"
+            message = f"{field_name}: this model has no such adapter; GET /v1/models lists them."
+            raise ApiError(404, message, field_name, "adapter_not_found")
+        return "" if wanted == NO_ADAPTER else wanted
+
+    def _is_mine(self, name: str) -> bool:
+        return name == self.model_name or (name != "" and name == self.alias)
+
+
+def adapter_names(runtime: Runtime) -> list[str]:
+    """Adapters of this model that learned something, the one in use, and "none"; sorted, "none" last."""
+    names = {row.name for row in runtime.adapters()}
+    if runtime.learner is not None:
+        names.add(runtime.learner.history.name)
+    return [*sorted(names), NO_ADAPTER]

@@ -1,0 +1,59 @@
+"""Splits a stream of text into the thought and the answer, piece by piece."""
+
+from ruvmlx.models.thinking import TAGS
+
+
+class ThoughtStream:
+    """The streaming twin of `ruvmlx.models.thinking.split`: the pieces joined are what it returns."""
+
+    def __init__(self, split: bool = True):
+        """split: False: all text is the answer."""
+        self._held = ""  # text that is not decided yet
+        # The tag that ends the thought; "": nothing decided; None: in the answer.
+        self._end: str | None = "" if split else None
+        self._begun = not split  # some of the present part was returned: its leading space is cut
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Add text; returns what is now known of the thought, and of the answer."""
+        self._held += text
+        if self._end == "":
+            self._decide()
+        thought = self._thought() if self._end else ""
+        return thought, self._answer() if self._end is None else ""
+
+    def flush(self) -> tuple[str, str]:
+        """The stream ended: returns what was held back."""
+        held, self._held = self._held, ""
+        return (held.strip(), "") if self._end else ("", held)
+
+    def _decide(self) -> None:
+        begun = self._held.lstrip()
+        tag = next((tag for tag in TAGS if begun.startswith(tag)), None)
+        if tag is not None:
+            self._end, self._held = TAGS[tag], begun.removeprefix(tag)
+        elif begun and not any(tag.startswith(begun) for tag in TAGS):
+            self._end, self._begun = None, True
+
+    def _thought(self) -> str:
+        """The thought so far; spaces at its end and what may be the end tag are held back."""
+        end = self._end or ""
+        thought, ended, rest = self._held.partition(end)
+        if not self._begun:
+            thought = thought.lstrip()
+        if ended:
+            self._end, self._held, self._begun = None, rest, False
+            return thought.rstrip()
+        sure = thought[: len(thought) - _overlap(thought, end)].rstrip()
+        self._held = thought[len(sure) :]
+        self._begun = self._begun or bool(sure)
+        return sure
+
+    def _answer(self) -> str:
+        text, self._held = self._held if self._begun else self._held.lstrip(), ""
+        self._begun = self._begun or bool(text)
+        return text
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Length of the longest end of the text that begins the tag."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)

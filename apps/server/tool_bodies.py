@@ -1,0 +1,83 @@
+"""Parts of OpenAI's request bodies that say which tools there are, and which form the reply must have."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+JsonSchema = Annotated[dict[str, Any], Meta(description="A JSON schema.")]
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+TokenId = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+
+
+class OfferedFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call. strict: keywords of `parameters` that are not supported are an
+    error where a call is required; else they do not restrict its arguments."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+    strict: bool | None = None
+
+
+class OfferedTool(Struct, forbid_unknown_fields=True):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: OfferedFunction
+
+
+class ChosenName(Struct, forbid_unknown_fields=True):
+    """The name of one of the tools."""
+
+    name: str
+
+
+class ChosenTool(Struct, forbid_unknown_fields=True):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: ChosenName
+
+
+class CalledBefore(Struct, forbid_unknown_fields=True):
+    """What an earlier call called. arguments: as the model wrote them."""
+
+    name: FunctionName
+    arguments: str
+
+
+class EarlierCall(Struct, forbid_unknown_fields=True):
+    """A call in an earlier reply."""
+
+    id: Annotated[str, Meta(min_length=1)]
+    type: Literal["function"]
+    function: CalledBefore
+
+
+class FreeText(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """Any reply."""
+
+
+class AnyObject(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+    """A JSON object."""
+
+
+class NamedSchema(Struct, forbid_unknown_fields=True):
+    """name, description: not used. strict: keywords of the schema that are not supported are an error; else
+    they do not restrict the reply."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    schema: JsonSchema
+    description: str | None = None
+    strict: bool | None = None
+
+
+class SchemaFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """JSON that fits the schema."""
+
+    json_schema: NamedSchema
+
+
+ResponseFormat = FreeText | AnyObject | SchemaFormat
+ToolChoice = Literal["none", "auto", "required"] | ChosenTool

@@ -1,0 +1,146 @@
+"""The web server: uvicorn, with limits on headers and connections that it does not have itself."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ruvmlx.errors import RuvmlxError
+
+from .errors import ApiError, InternalError, openai_error
+from .gate import Gate
+from .limits import ServerLimits
+from .requestlog import RequestLog
+
+_REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+_GRACE = 10  # seconds in which replies end when the server stops
+
+
+def connection_class(limits: ServerLimits) -> type[H11Protocol]:
+    """A connection with these limits. The request's state has it as "connection"."""
+
+    class LimitedConnection(H11Protocol):
+        """Closes itself if a request's header does not arrive in time."""
+
+        def __init__(self, *args: Any, **more: Any):
+            super().__init__(*args, **more)
+            self.app_state = {**self.app_state, "connection": self}
+            self._deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                self._refuse(503, "too many connections are open; try again.")
+            else:
+                self._deadline = self.loop.call_later(limits.header_seconds, self._is_late)
+
+        def data_received(self, data: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self._forget_deadline()
+            elif self._deadline is None and data:
+                self._deadline = self.loop.call_later(limits.header_seconds, self._is_late)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget_deadline()
+            super().connection_lost(exc)
+            # These hold this object: without them it is freed now, not by the collector.
+            self.app_state, self.scope, self.cycle = {}, None, None  # type: ignore[assignment]
+
+        def send_400_response(self, msg: str) -> None:
+            """Called while the error of h11 is handled, which knows the status."""
+            status = getattr(sys.exception(), "error_status_hint", 400)
+            self._refuse(
+                status if status in _REASONS else 400, "this is not an HTTP request that can be read."
+            )
+
+        def _forget_deadline(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _is_late(self) -> None:
+            self._deadline = None
+            if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
+                self._refuse(408, f"the header did not arrive within {limits.header_seconds:g} seconds.")
+
+        def _refuse(self, status: int, message: str) -> None:
+            body = json.dumps(openai_error(ApiError(status, message))).encode()
+            reason = _REASONS.get(status, "Service Unavailable")
+            head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            retry = "Retry-After: 1\r\n" if status == 503 else ""
+            self.transport.write(f"{head}{retry}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            self.transport.close()
+            self.loop.call_later(1.0, self.transport.abort)  # also if nobody reads it
+
+    return LimitedConnection
+
+
+class WebServer(uvicorn.Server):
+    """Leaves signals to whoever runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def web_server(app: Gate, limits: ServerLimits, log: RequestLog) -> WebServer:
+    """A server of the application; `await serve(sockets=[...])` runs it until `should_exit` is set. Call it
+    in the event loop that will run it: failures of the loop go to the log, too."""
+
+    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        InternalError.of(context.get("exception") or RuntimeError()).write_to(log)
+
+    asyncio.get_running_loop().set_exception_handler(failed)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # it would log tracebacks
+    return WebServer(
+        uvicorn.Config(
+            app,
+            http=connection_class(limits),
+            ws="wsproto",
+            ws_max_size=limits.message,
+            ws_ping_interval=None,  # a stopped client answers no ping; TCP tells which one is dead
+            ws_per_message_deflate=False,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=limits.header,
+            timeout_graceful_shutdown=_GRACE,
+        )
+    )
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens on this address; RuvmlxError if that is not possible."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # With the protocol asyncio knows that it is TCP, and sends each piece at once (TCP_NODELAY); without,
+        # an answer of two pieces waits 40 ms for the client's acknowledgement.
+        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    except OSError as error:
+        raise RuvmlxError(f"cannot listen on {host}: {error.strerror or error}.") from None
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        raise RuvmlxError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}. "
+            "Another program may use it; choose another --port."
+        ) from None
+    return found

@@ -1,0 +1,150 @@
+"""Admission: a request starts only if its KV caches fit into the budget beside those that run.
+
+Set against the budget, before the prompt is read: the most bytes that the prompt and the longest replies will
+ever hold (kv/need.py). Sequences that are only kept for later make room and do not count; all else in memory
+does. What can never fit is CacheTooLarge. What does not fit now waits; MemoryBusy ends the wait.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import CacheTooLarge, MemoryBusy
+from ..kv.cache import held_bytes
+from ..kv.need import CacheShape, Growth
+from ..kv.policy import F16, MOST, TierPolicy, tightened
+from ..tiers import PAGE
+from .run import EngineParts
+from .types import GenerationRequest
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a running request may hold. prompt: equal for requests that share the pages of their prompt; None:
+    nothing is held. level: of tightening, under which it fits."""
+
+    prompt: Hashable = None
+    shape: CacheShape | None = None
+    growth: Growth | None = None
+    level: int = 0
+
+
+class Admission:
+    """Counts the bytes that caches will have. Backends without pages or without a budget admit all."""
+
+    def __init__(self, engine: EngineParts):
+        self._engine = engine
+
+    def grant(
+        self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
+    ) -> Grant | None:
+        """What the request may hold if it starts now; None: it waits. replies: that continue from its prompt.
+        running: of the requests that run; mine: ids of their
+        caches. CacheTooLarge if it can never fit."""
+        pool = getattr(self._engine.backend, "pool", None)
+        if pool is None or not pool.budget or request.cancel.is_set():
+            return Grant()
+        policy = self._engine.sessions.policy_of(request.session_id) or F16
+        prompt = self._engine.prompt_ids(request)
+        name = (tuple(prompt), request.cache_salt, request.adapter_id, request.priority, policy)
+        growth = self._growth(request, len(prompt), replies, policy)
+        free = pool.budget - self.pinned(mine)
+        levels = range(1 if running else MOST + 1)  # beside others nothing loses precision
+        for grant in self._ways(name, growth, policy, levels):
+            if self.total([*running, grant]) <= free:
+                return self._given(grant, running, request)
+        if not running and free < pool.budget:
+            raise self.refusal(request, replies, running, mine)
+        return None
+
+    def refusal(
+        self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
+    ) -> MemoryBusy:
+        """The error that ends a wait."""
+        pool = self._engine.backend.pool  # type: ignore[attr-defined]
+        policy = self._engine.sessions.policy_of(request.session_id) or F16
+        tokens = len(self._engine.prompt_ids(request))
+        growth = self._growth(request, tokens, replies, policy)
+        need = self._shape(policy).peak(replace(growth, chunk=PAGE))
+        return MemoryBusy(need, max(0, pool.budget - self.pinned(mine) - self.total(running)), pool.budget)
+
+    def total(self, grants: Sequence[Grant]) -> int:
+        """Most bytes that requests hold together. Those with the same prompt share it."""
+        families: dict[Hashable, list[Grant]] = {}
+        for grant in grants:
+            families.setdefault(grant.prompt, []).append(grant)
+        return sum(map(_of_family, families.values()))
+
+    def pinned(self, mine: Collection[int]) -> int:
+        """Bytes of all caches but these, by id, and those that can be evicted."""
+        free = {*mine, *self._engine.sessions.evictable()}
+        caches = self._engine.backend.pool.caches  # type: ignore[attr-defined]
+        return held_bytes([cache for cache in caches if id(cache) not in free])
+
+    def longest(self) -> int:
+        """Tokens of the longest sequence that fits into the budget alone, at the lowest precision; the
+        context if all of it fits."""
+        pool, context = getattr(self._engine.backend, "pool", None), self._engine.model.context
+        if pool is None or not pool.budget:
+            return context
+        shape = self._shape(tightened(self._engine.sessions.policy or F16, MOST))
+        return most(context, lambda n: shape.peak(Growth(n, n, 1, PAGE)) <= pool.budget)
+
+    # --------------------------------------------------------------------------------------------
+
+    def _growth(self, request: GenerationRequest, prompt: int, replies: int, policy: TierPolicy) -> Growth:
+        """CacheTooLarge if it fits in no way. A reply that may fill the context ends where the budget
+        does."""
+        backend, context = self._engine.backend, self._engine.model.context
+        growth = Growth(prompt, min(prompt + request.max_new_tokens, context), replies, backend.chunk)
+        least, budget = self._shape(tightened(policy, MOST)), backend.pool.budget  # type: ignore[attr-defined]
+
+        def fits(end: int) -> bool:
+            return least.peak(replace(growth, end=end, chunk=PAGE)) <= budget
+
+        if request.max_new_tokens >= context and fits(prompt + 1):
+            return replace(growth, end=prompt + most(context - prompt, lambda n: fits(prompt + n)))
+        if not fits(growth.end):
+            need = least.peak(replace(growth, chunk=PAGE))
+            raise CacheTooLarge(prompt, growth.end - prompt, need, budget, replies)
+        return growth
+
+    def _ways(
+        self, name: Hashable, growth: Growth, policy: TierPolicy, levels: Iterable[int]
+    ) -> Iterable[Grant]:
+        """The grants that could be given, the best first: smaller chunks before lower precision."""
+        chunks = [growth.chunk]
+        while chunks[-1] > PAGE:
+            chunks.append(max(PAGE, chunks[-1] // 2))
+        for level in levels:
+            shape = self._shape(tightened(policy, level))
+            for chunk in chunks:
+                yield Grant(name, shape, replace(growth, chunk=chunk), level)
+
+    def _given(self, grant: Grant, running: Sequence[Grant], request: GenerationRequest) -> Grant:
+        """Put the grant in force."""
+        growth, backend = grant.growth, self._engine.backend
+        assert growth is not None
+        backend.pool.least = max([grant.level, *(other.level for other in running)])  # type: ignore[attr-defined]
+        request.chunk = growth.chunk
+        request.max_new_tokens = min(request.max_new_tokens, growth.end - growth.prompt)
+        return grant
+
+    def _shape(self, policy: TierPolicy) -> CacheShape:
+        pool: Any = self._engine.backend.pool  # type: ignore[attr-defined]
+        window = getattr(self._engine.model.shape, "sliding_window", None) or 0
+        return CacheShape(policy, pool.sizes, window)
+
+
+def _of_family(grants: Sequence[Grant]) -> int:
+    shape = grants[0].shape
+    return 0 if shape is None else shape.together([g.growth for g in grants if g.growth is not None])
+
+
+def most(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest n, 0 to limit, with fits(n); what does not fit does not fit when it is longer."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

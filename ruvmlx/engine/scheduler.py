@@ -1,0 +1,338 @@
+"""Continuous batching: requests join and leave between two decode steps.
+
+    scheduler.submit(request, sink, adapter)  # any number, also while others run
+    while scheduler.step():
+        ...                                   # ratings, new requests
+
+One step reads a piece of one waiting prompt, then decodes and draws one token of every running reply. While
+replies run, a piece is so small that their next token comes at most about DELAY later. A step reads the
+weights once for all replies, and each reply has its own cache, sampler and seed, so it equals the reply
+without batching, up to rounding; with quantised weights on the native backend, exactly.
+(Yu et al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
+
+Adapters of the output head may differ within a step. Replies under different base LoRAs take turns.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic, perf_counter
+
+from ..backends.base import HeadAdapter, Together
+from ..errors import RuvmlxError
+from ..lora.base_lora import BaseLoRA
+from .admission import Admission, Grant
+from .best_of import BestOf
+from .run import EngineParts, Recorder, Run
+from .tickets import Arrivals, Job, Sink, Ticket
+from .types import Chunk, GenerationRequest
+
+WIDTH = 16  # a wider batch gains little: then arithmetic, not reading weights, limits a step
+DELAY = 0.1  # seconds by which a piece of a prompt may delay the next token of the running replies
+SHARE = 0.5  # of DELAY that a piece is planned to take: the pace varies
+PART = 16  # tokens: pieces are multiples of it
+
+
+class Scheduler:
+    """Serves requests on one engine, in the engine's thread. An error of one request leaves the others
+    alone, unless it hits the step that they share."""
+
+    def __init__(self, engine: EngineParts, width: int = WIDTH, delay: float | None = DELAY):
+        """width: requests at a time. delay: seconds, as DELAY; None: prompts are read whole, because nobody
+        waits for single tokens."""
+        self.engine, self._width, self._delay = engine, width, delay
+        self._waiting: list[Ticket] = []  # in order of arrival
+        self._active: list[Ticket] = []
+        self.admission = Admission(engine)
+        self._pace = 0.0  # prompt tokens per second of the last pieces
+        self._turn: BaseLoRA | None = None  # that the last step was for
+        self._installed: list[BaseLoRA | None] = []  # [the LoRA that a step installed]
+        self._home: BaseLoRA | None = None  # the backend's LoRA before
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        sink: Sink,
+        adapter: HeadAdapter | None = None,
+        recorder: Recorder | None = None,
+    ) -> Ticket:
+        """Queue a request for one reply. It is checked when it starts: the sink gets its errors."""
+        return self.add(request, lambda: BestOf(self.engine, [request], adapter, [recorder]), sink)
+
+    def add(
+        self, request: GenerationRequest, begin: Callable[[], Job], sink: Sink, replies: int = 1
+    ) -> Ticket:
+        """Queue a request. begin: called when its turn has come. replies: that its job will write."""
+        ticket = Ticket(request, begin, sink, replies)
+        self._waiting.append(ticket)
+        return ticket
+
+    def stream(
+        self, request: GenerationRequest, begin: Callable[[], Job], replies: int = 1
+    ) -> Iterator[Chunk]:
+        """The chunks of one request; the others go on with each step that it needs."""
+        arrived = Arrivals()
+        ticket = self.add(request, begin, arrived, replies)
+        try:
+            while not arrived.over:
+                self.step()
+                yield from arrived.taken()
+            if arrived.error is not None:
+                raise arrived.error
+        finally:
+            self._leave(ticket)
+            if not self:
+                self.rest()
+
+    def __len__(self) -> int:
+        """Requests that wait or run."""
+        return len(self._waiting) + len(self._active)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Requests that run, and that wait."""
+        return len(self._active), len(self._waiting)
+
+    @property
+    def sessions(self) -> set[str]:
+        """Sessions of the requests that wait or run."""
+        tickets = [*self._waiting, *self._active]
+        return {t.request.session_id for t in tickets if t.request.session_id is not None}
+
+    def _uses(self, session_id: str | None) -> bool:
+        return session_id is not None and any(t.request.session_id == session_id for t in self._active)
+
+    # -- steps ---------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One piece of a prompt, and one token of every running reply; False if no request is left."""
+        try:
+            self._admit()
+            group = self._next_group()
+            self._read(group)
+            self._decode(group)
+            self._draw(group)
+        except BaseException:  # Ctrl-C, for example: what the caches hold is not known
+            self.drop_all(keep=False)
+            raise
+        return len(self) > 0
+
+    def rest(self) -> None:
+        """Install the LoRA again that the backend had before the last steps; call before other work."""
+        if self._installed and self.engine.backend.lora is self._installed[0] is not self._home:
+            self.engine.backend.set_lora(self._home)
+        self._installed = []
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every request with this error. Caches stay as they are."""
+        for ticket in [*self._active, *self._waiting]:
+            self._leave(ticket)
+            ticket.sink.fail(error)
+        self.rest()
+
+    def drop_all(self, keep: bool = True) -> None:
+        """Forget every request. keep: their sessions' caches are sound."""
+        for ticket in [*self._active, *self._waiting]:
+            self._leave(ticket, keep)
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Start waiting requests, those of a higher rank first, else in order. One that must wait for memory
+        holds up those behind it, or it would wait for ever."""
+        ordered = sorted(self._waiting, key=lambda t: -t.rank)
+        for i, ticket in enumerate(ordered):
+            if self._uses(ticket.request.session_id):
+                continue
+            if not self._has_place(ticket.request):
+                return
+            if not self._start(ticket):
+                self._end_waits(ordered[i:])
+                return
+
+    def _start(self, ticket: Ticket) -> bool:
+        """Start a request, unless it is wrong; False: it waits for memory."""
+        try:
+            grant = self.admission.grant(ticket.request, ticket.replies, self._grants(), self._caches())
+            if grant is None:
+                return False
+            ticket.job, ticket.grant = ticket.begin(), grant
+        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+            self._fail(ticket, error)
+            return True
+        for earlier in self._waiting[: self._waiting.index(ticket)]:
+            earlier.overtaken += 1
+        self._waiting.remove(ticket)
+        self._active.append(ticket)
+        return True
+
+    def _end_waits(self, waiting: Sequence[Ticket]) -> None:
+        """Of the requests that wait for memory, end those whose patience is over."""
+        for i, ticket in enumerate(waiting):
+            patience, waited = ticket.request.patience, monotonic() - ticket.arrived
+            late = patience.seconds is not None and waited > patience.seconds
+            if late or (patience.behind is not None and i >= patience.behind):
+                try:
+                    error: Exception = self.admission.refusal(
+                        ticket.request, ticket.replies, self._grants(), self._caches()
+                    )
+                except Exception as wrong:  # noqa: BLE001 - goes to whoever asked
+                    error = wrong
+                self._fail(ticket, error)
+
+    def _grants(self) -> list[Grant]:
+        return [ticket.grant for ticket in self._active]
+
+    def _caches(self) -> set[int]:
+        """Ids of the caches of running requests."""
+        jobs = [ticket.job for ticket in self._active if ticket.job]
+        return {id(run.session.cache) for job in jobs for run in job.runs}
+
+    def _has_place(self, request: GenerationRequest) -> bool:
+        """Requests of a lower priority take no places."""
+        return sum(t.request.priority >= request.priority for t in self._active) < self._width
+
+    def _next_group(self) -> list[Ticket]:
+        """The requests of one base LoRA, which is installed: the next one in turn."""
+        loras = list({id(t.job.lora): t.job.lora for t in self._active if t.job}.values())
+        if not loras:
+            return []
+        last = next((i for i, lora in enumerate(loras) if lora is self._turn), -1)
+        self._turn = loras[(last + 1) % len(loras)]
+        self._install(self._turn)
+        return [t for t in self._active if t.job and t.job.lora is self._turn]
+
+    def _install(self, lora: BaseLoRA | None) -> None:
+        backend = self.engine.backend
+        if not self._installed or backend.lora is not self._installed[0]:
+            self._home = backend.lora
+        if backend.lora is not lora:
+            backend.set_lora(lora)
+        self._installed = [lora]
+
+    def _read(self, group: Sequence[Ticket]) -> None:
+        """Read a piece of the first prompt; all prompts if nobody waits for single tokens. Requests that were
+        cancelled leave."""
+        readers = sorted((t for t in group if not t.decoding), key=lambda t: -t.request.priority)
+        first = next((t for t in readers if not t.request.cancel.is_set()), None)
+        for ticket in readers:
+            if ticket is first or self._delay is None or ticket.request.cancel.is_set():
+                self._read_some(ticket)
+                while self._delay is None and not ticket.decoding and ticket in self._active:
+                    self._read_some(ticket)
+
+    def _read_some(self, ticket: Ticket) -> None:
+        assert ticket.job is not None
+        try:
+            run = ticket.reader = ticket.reader or ticket.job.start()
+            run.use_steps(ticket.job.several or len(self._active) > 1)
+            others = self._delay is not None and any(t.decoding for t in self._active)
+            begun, before = perf_counter(), run.unread
+            chunk = run.read_piece(self._most() if others else None)
+            if run.source.at_once:  # else the device may still be busy
+                self._measure(before - run.unread, perf_counter() - begun)
+            if chunk is not None:
+                ticket.sink.take(chunk)
+            if not run.unread:
+                ticket.job.join()
+                ticket.decoding = True
+        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+            self._fail(ticket, error)
+
+    def _most(self) -> int:
+        """Tokens of a piece that delays others by SHARE of the delay."""
+        return int(SHARE * (self._delay or 0.0) * self._pace) // PART * PART
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        """A slower piece counts at once, a faster one by half."""
+        if tokens >= PART and seconds > 0:
+            pace = tokens / seconds
+            self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace
+
+    def _decode(self, group: Sequence[Ticket]) -> None:
+        """Decode the last tokens of all runs in one step of the backend. A single run does it in its draw."""
+        waiting = [run for ticket in group for run in ticket.running if run.waits]
+        if len(waiting) < 2:
+            return
+        try:
+            decode_one(self.engine, waiting)
+        except Exception as error:  # noqa: BLE001 - goes to those who asked
+            self._fail_all_of(group, error)
+
+    def _draw(self, group: Sequence[Ticket]) -> None:
+        decoding = [ticket for ticket in group if ticket.decoding and ticket in self._active]
+        runs = [run for ticket in decoding for run in ticket.running]
+        for ticket in decoding:
+            for run in ticket.running:
+                run.use_steps(len(runs) > 1 or len(self._active) > 1)
+        try:
+            failed = draw_all(self.engine, runs)
+        except Exception as error:  # noqa: BLE001 - goes to those who asked
+            self._fail_all_of(decoding, error)
+            return
+        for ticket in decoding:
+            errors = [error for run, error in failed if run in ticket.running]
+            if errors:
+                self._fail(ticket, errors[0])
+            else:
+                self._deliver(ticket)
+
+    def _deliver(self, ticket: Ticket) -> None:
+        assert ticket.job is not None
+        try:
+            if ticket.running:
+                ticket.sink.take(ticket.job.drawn())
+            if not ticket.running:
+                last = ticket.job.end()
+                self._active.remove(ticket)
+                ticket.sink.take(last)
+        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+            self._fail(ticket, error, keep=True)
+
+    # -- leaving -------------------------------------------------------------------------------------
+
+    def _fail_all_of(self, tickets: Sequence[Ticket], error: Exception) -> None:
+        for ticket in tickets:
+            if ticket.decoding:
+                self._fail(ticket, error)
+
+    def _fail(self, ticket: Ticket, error: Exception, keep: bool = False) -> None:
+        self._leave(ticket, keep)
+        if isinstance(error, RuvmlxError):  # a traceback would keep the frames, and with them the caches
+            error.__traceback__ = None
+        ticket.sink.fail(error)
+
+    def _leave(self, ticket: Ticket, keep: bool = True) -> None:
+        """Take a request out. keep: False: its cache's layers may hold different numbers of tokens."""
+        for held in (self._waiting, self._active):
+            if ticket in held:
+                held.remove(ticket)
+                for run in ticket.job.runs if ticket.job else ():
+                    if not keep:
+                        run.forget_cache()
+                    run.sync()
+
+
+def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exception]]:
+    """Draw and record the next token of every run; several runs in parallel if the backend is a Together.
+    Returns the runs that failed, with their errors."""
+    backend, failed = engine.backend, list[tuple[Run, Exception]]()
+    parallel = backend if len(running) > 1 and isinstance(backend, Together) else None
+    if parallel:
+        parallel.together([work for run in running if (work := run.draw_work()) is not None])
+    for run in running:
+        try:
+            run.draw(record=parallel is None)
+        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+            failed.append((run, error))
+    if parallel:
+        parallel.together([work for run in running for work in run.record_work()])
+    return failed
+
+
+def decode_one(engine: EngineParts, running: Sequence[Run]) -> None:
+    """Decode the last token of every run in one step of the backend."""
+    caches, own = [run.session.cache for run in running], [run.adapter for run in running]
+    steps = engine.backend.decode_batch([run.ids[-1] for run in running], caches, own)
+    for run, step in zip(running, steps, strict=True):
+        run.take(step)

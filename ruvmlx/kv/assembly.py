@@ -1,0 +1,184 @@
+"""Which files on disk make up the longest beginning of a prompt, and how a cache is filled from them.
+
+Chats of different lengths leave the same page in different tiers. From the oldest page to the newest the
+tiers of a cache rise, so of the files of a page the one is taken that the policy asks for, or the next best
+that the pages after it allow.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..tiers import HOT, PAGE, TIERS
+from . import page_file
+from .cache import SLACK, PagedCache, facts_of
+from .chain import Chain, named
+from .page_file import WHOLE
+
+SUFFIXES = {tier: f".{row.name}" for tier, row in enumerate(TIERS)}
+TAIL, SEQUENCE = ".tail", ".sequence"
+
+
+class Damaged(Exception):
+    """A file is not what its name says."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+
+class Found(NamedTuple):
+    """facts: what `restore` needs besides the bytes; wanted: (file, name, tier) in the order in which it
+    reads them; tail: the tokens after the prompt's own."""
+
+    facts: dict[str, Any]
+    wanted: list[tuple[Path, bytes, int]]
+    tail: list[int]
+
+    def into(self, cache: Any, prompt: Sequence[int]) -> list[int]:
+        """Fill an empty cache; returns its tokens. Damaged: a file is of no use."""
+        todo = iter(self.wanted)
+        path, body = Path(), memoryview(b"")
+
+        def read(nbytes: int) -> bytes:
+            """The next bytes; they end where a file ends."""
+            nonlocal path, body
+            if nbytes and not body:
+                path, name, tier = next(todo)
+                body = _body(path, name, tier, cache)
+            if not 0 <= nbytes <= len(body):
+                raise ValueError(f"{nbytes} bytes of {len(body)}")
+            data, body = bytes(body[:nbytes]), body[nbytes:]
+            return data
+
+        try:
+            cache.restore(self.facts, read)
+            if body or next(todo, None) is not None or (cache.offset - len(self.tail)) % PAGE:
+                raise ValueError("the files hold something else than the cache")
+        except (OSError, ValueError, KeyError, TypeError, StopIteration) as e:
+            raise Damaged(path) from e
+        return [*prompt[: cache.offset - len(self.tail)], *self.tail]
+
+
+def _body(path: Path, name: bytes, tier: int, cache: Any) -> memoryview:
+    facts, body = page_file.read(path, name, tier)
+    if tier != WHOLE and facts.get("layout") != cache.pool.storage.layout:
+        raise ValueError("pages of another layout")
+    return body
+
+
+# Pages ----------------------------------------------------------------------------------------------
+
+
+def pages(
+    folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: PagedCache
+) -> Found | None:
+    """The longest run of pages that may follow each other in one cache. names: the prompt's chain; there: the
+    names of all files."""
+    files = set(there)
+    held = [[t for t, ending in SUFFIXES.items() if name.hex() + ending in files] for name in names[1:]]
+    end = len(held)
+    while (run := _run(held[:end], cache.window)) is not None:
+        first, end = run
+        tail = _tail(folder, there, names[end], prompt[PAGE * end :])
+        offset = PAGE * end + (len(tail[0]) if tail else 0)
+        tiers = _tiers(held[first:end], first, offset, cache)
+        if len(tiers) < end - first:
+            held[end - len(tiers) - 1] = []  # no file of this page fits those after it
+            continue
+        return _sound(folder, names, first, tiers, tail, cache)
+    return None
+
+
+def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
+    """(first, end) of the last pages that are there and that a cache needs: all, or those in the window."""
+    for end in range(len(held), 0, -1):
+        needed = max(0, PAGE * end - window) // PAGE if window else 0
+        if all(held[needed:end]):
+            first, oldest = needed, max(0, needed - SLACK // PAGE - 2)
+            while first > oldest and held[first - 1]:
+                first -= 1
+            return first, end
+    return None
+
+
+def _tiers(held: Sequence[Sequence[int]], first: int, offset: int, cache: PagedCache) -> list[int]:
+    """The tier to take of each page; fewer, the newest ones, if one has none that is low enough."""
+    wanted, cap = cache.policy.counts(offset), HOT
+    tiers: list[int] = []
+    for i in range(len(held) - 1, -1, -1):
+        want = min(cap, sum(first + i >= end for end in wanted))
+        some = [tier for tier in held[i] if tier <= cap]
+        if not some:
+            break
+        lower = [tier for tier in some if tier <= want]
+        cap = want if want in some else min(set(some) - set(lower), default=max(some))
+        tiers.insert(0, cap)
+    return tiers
+
+
+def _sound(
+    folder: Path,
+    names: Chain,
+    first: int,
+    tiers: list[int],
+    tail: tuple[list[int], Path, bytes] | None,
+    cache: PagedCache,
+) -> Found | None:
+    """Without the newest pages, if pages of the lowest tier would lie among the newest tokens: as after
+    `PagedCache.trim`, those are read again."""
+    end, wanted = first + len(tiers), []
+    offset = PAGE * end + (len(tail[0]) if tail else 0)
+    newest = max(0, offset - cache.policy.lengths[0]) // PAGE
+    if newest < first + tiers.count(0):
+        end, offset, tail = newest, PAGE * newest, None
+    if end <= first or (first and offset < PAGE * first + cache.window):
+        return None
+    for i in range(first, end):
+        tier, name = tiers[i - first], names[i + 1]
+        wanted.append((folder / (name.hex() + SUFFIXES[tier]), name, tier))
+    if tail:
+        wanted.append((tail[1], tail[2], HOT))
+    ends = [first + sum(tier <= lower for tier in tiers[: end - first]) for lower in range(HOT)]
+    return Found(facts_of(cache.pool.storage.layout, offset, first, ends), wanted, tail[0] if tail else [])
+
+
+def _tail(
+    folder: Path, there: Sequence[str], before: bytes, rest: Sequence[int]
+) -> tuple[list[int], Path, bytes] | None:
+    """(tokens, file, name) of the partly filled page that shares most with the rest of the prompt. before:
+    the name of the page before it."""
+    beginning, best, most = before.hex() + "-", None, 0
+    for file in there:
+        if file.endswith(TAIL) and file.startswith(beginning):
+            tokens = _tokens(folder / file)
+            if (n := _common(tokens, rest)) > most:
+                best, most = (tokens, folder / file, named(before, tokens)), n
+    return best
+
+
+# Whole sequences ------------------------------------------------------------------------------------
+
+
+def sequence(
+    folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: Any
+) -> Found | None:
+    """The whole cache that shares most with the prompt; at least a page."""
+    best, most = None, PAGE - 1
+    for file in there:
+        if file.endswith(SEQUENCE) and file.startswith(names[0].hex() + "-"):
+            facts, tokens = page_file.peek(folder / file), _tokens(folder / file)
+            if (n := _common(tokens, prompt)) > most:
+                wanted = [(folder / file, named(names[0], tokens), WHOLE)]
+                best, most = Found(facts.get("cache", {}), wanted, tokens), n
+    return best
+
+
+def _tokens(path: Path) -> list[int]:
+    tokens = page_file.peek(path).get("tokens")
+    fits = isinstance(tokens, list) and all(isinstance(t, int) and 0 <= t < 1 << 32 for t in tokens)
+    return tokens if fits and tokens else []
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of equal leading ids."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,59 @@
+"""Reads the files of before: one for each chat, `<chat>.kv`, with its whole cache. The page store has taken
+their place (disk.py); such a file is read once, when its chat goes on, and removed.
+
+    0   8 bytes   "RUVMLXKV"
+    8   u32       bytes of the header
+    12  u32       CRC-32 of the header
+    16  header    JSON: {"key", "tokens", "cache", "nbytes", "format": 1, "made_by": version of ruvmlx}
+        pages     nbytes bytes, as `dump` of the cache gave them
+        u32       CRC-32 of the pages
+"""
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+from .chain import MADE_BY, Key
+
+SUFFIX = ".kv"
+_MAGIC, _FORMAT = b"RUVMLXKV", 1
+_PREFIX, _CRC = struct.Struct("<8sII"), struct.Struct("<I")
+
+
+def load(path: Path, key: Key, cache: Any) -> list[int]:
+    """Fill an empty cache; returns its tokens. After any exception the cache is unusable; OSError if there is
+    no file, else ValueError, KeyError or TypeError if it is damaged or of another key."""
+    data = memoryview(path.read_bytes())
+    if len(data) < _PREFIX.size + _CRC.size:
+        raise ValueError("the file is too short")
+    magic, length, crc = _PREFIX.unpack_from(data)
+    text, body = data[_PREFIX.size :][:length], data[_PREFIX.size + length : -_CRC.size]
+    if magic != _MAGIC or zlib.crc32(text) != crc or _CRC.unpack(data[-_CRC.size :])[0] != zlib.crc32(body):
+        raise ValueError("the file is damaged")
+    header = json.loads(bytes(text))
+    if (header["format"], header["made_by"], header["key"]) != (_FORMAT, MADE_BY, key):
+        raise ValueError("another version's or another model's")
+    reader = BytesInOrder(body)
+    cache.restore(header["cache"], reader.read)
+    if reader.left or len(header["tokens"]) != cache.offset:
+        raise ValueError("the file has another length")
+    return [int(token) for token in header["tokens"]]
+
+
+class BytesInOrder:
+    """Reads bytes one after the other."""
+
+    def __init__(self, data: memoryview):
+        self._data, self._at = data, 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def read(self, n: int) -> bytes:
+        if not 0 <= n <= self.left:
+            raise ValueError(f"{n} bytes of {self.left}")
+        self._at += n
+        return bytes(self._data[self._at - n : self._at])

@@ -1,0 +1,112 @@
+"""One file of the store of KV caches.  Layout: README.md.
+
+A file holds a page, the beginning of a page, or a whole sequence of a cache without pages. It names itself,
+so that a file under another file's name is noticed, and ends with a checksum of all that comes before.
+"""
+
+import json
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .chain import NAME
+from .storage import Bytes
+
+MAGIC, FORMAT = b"RUVMLXPG", 1
+HEAD = struct.Struct(f"<8sHH{NAME}sIQ")  # magic, format, tier, name, bytes of the text, bytes of the body
+UNFINISHED = ".new"
+WHOLE = 255  # in place of a tier: a whole sequence
+_CRC = struct.Struct("<I")
+_PIECE = 4 << 20  # bytes written between two checks of the time
+
+
+class PageFile(NamedTuple):
+    """name: of the page in its chain (chain.py); tier: of the page, or WHOLE; facts: JSON."""
+
+    name: bytes
+    tier: int
+    facts: dict[str, Any]
+    nbytes: int
+
+
+class TooLate(Exception):
+    """Writing took longer than `until`."""
+
+
+def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> None:
+    """Write beside the target, wait for the disk, then rename: a crash leaves the whole file or none. OSError
+    if the disk refuses; TooLate after `until` (time.monotonic())."""
+    text = json.dumps(file.facts, separators=(",", ":")).encode()
+    head = HEAD.pack(MAGIC, FORMAT, file.tier, file.name, len(text), file.nbytes) + text
+    fresh = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    try:
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with open(handle, "wb") as out:
+            out.write(head)
+            crc = zlib.crc32(head)
+            for part in parts:
+                for at in range(0, part.nbytes, _PIECE):
+                    if time.monotonic() > until:
+                        raise TooLate
+                    piece = part[at : at + _PIECE].data
+                    crc = zlib.crc32(piece, crc)
+                    out.write(piece)
+            out.write(_CRC.pack(crc))
+            out.flush()
+            os.fsync(handle)
+        os.replace(fresh, path)
+    except BaseException:
+        unlink(fresh)
+        raise
+
+
+def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview]:
+    """(facts, body). OSError if there is no file; ValueError if it is not what this name and tier promise."""
+    data = memoryview(path.read_bytes())
+    if len(data) < HEAD.size + _CRC.size:
+        raise ValueError("the file is too short")
+    magic, version, its_tier, its_name, text, nbytes = HEAD.unpack_from(data)
+    if (magic, version, its_tier, its_name) != (MAGIC, FORMAT, tier, name):
+        raise ValueError("the file is another one")
+    if len(data) != HEAD.size + text + nbytes + _CRC.size:
+        raise ValueError("the file has another length")
+    if _CRC.unpack(data[-_CRC.size :])[0] != zlib.crc32(data[: -_CRC.size]):
+        raise ValueError("the file is damaged")
+    facts = json.loads(bytes(data[HEAD.size :][:text]))
+    if not isinstance(facts, dict):
+        raise ValueError("the facts are no object")
+    return facts, data[HEAD.size + text : -_CRC.size]
+
+
+def peek(path: Path) -> dict[str, Any]:
+    """The facts alone, unchecked: `read` tells whether they are true. Empty if they cannot be read."""
+    try:
+        with path.open("rb") as file:
+            text = HEAD.unpack(file.read(HEAD.size))[4]
+            return dict(json.loads(file.read(min(text, _PIECE))))
+    except (OSError, ValueError, TypeError, struct.error):
+        return {}
+
+
+def size(file: PageFile) -> int:
+    """About as many bytes as `write` writes."""
+    return HEAD.size + _CRC.size + file.nbytes + 8 * len(file.facts.get("tokens", ()))
+
+
+def age(path: Path | str) -> tuple[float, int]:
+    """(time of the last use in seconds since 1970, bytes); zeros when the file is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0.0, 0
+    return found.st_mtime, found.st_size
+
+
+def unlink(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)

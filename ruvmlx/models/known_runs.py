@@ -1,0 +1,36 @@
+"""Token ids of long texts that were encoded before: an agent sends its whole conversation with every turn,
+and encoding 8,000 tokens again takes tens of milliseconds before its first new token."""
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+LONG = 500  # characters; shorter texts are encoded in no time
+MOST = 1 << 20  # characters that are kept, the last ones used
+
+
+class KnownRuns:
+    """Remembers what encode(text, first) gave. salt: texts are known only under the salt that they came with,
+    so that nobody learns from the time which texts others have sent. From any thread."""
+
+    def __init__(self, encode: Callable[[str, bool], list[int]]):
+        self._encode, self._lock = encode, threading.Lock()
+        self._known: OrderedDict[tuple[str, bool, str], array[int]] = OrderedDict()
+        self._size = 0
+
+    def __call__(self, text: str, first: bool, salt: str) -> Sequence[int]:
+        if len(text) < LONG:
+            return self._encode(text, first)
+        key = salt, first, text
+        with self._lock:
+            if (known := self._known.get(key)) is not None:
+                self._known.move_to_end(key)
+                return known
+        ids = array("I", self._encode(text, first))
+        with self._lock:
+            if key not in self._known:
+                self._known[key], self._size = ids, self._size + len(text)
+            while self._size > MOST:
+                self._size -= len(self._known.popitem(last=False)[0][2])
+        return ids

@@ -1,0 +1,53 @@
+"""Takes the rating of one reply back, wherever it is in the history: afterwards it was never given."""
+
+from collections.abc import Callable
+from functools import partial
+
+from ..errors import NotFound, UsageError
+from ..store import Store
+from .adapter_history import LearnStatus
+from .learner import Learner
+
+
+def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
+    """Go back to the version before the reply's rating, and give the later ratings and preferences again, in
+    one transaction. The newest one is taken back bit for bit, as by undo.
+
+    NotFound if the reply has no rating, or the version before it is no longer kept; UsageError if training
+    has used the rating since.
+    """
+    history, active = learner.history, learner.active
+    learner.rateable(reply_id)
+    active.catch_up()
+    steps = history.steps_of_reply(learner.version, reply_id)
+    if not steps:
+        raise NotFound(f"reply {reply_id} has no rating to take back.")
+    before, first = steps[0]
+    if history.last_promotion() > first:
+        raise UsageError(
+            f"training has used the rating of reply {reply_id}; `ruvmlx learn rollback` goes back before it."
+        )
+    later = _later(learner, first, reply_id)
+    try:
+        with store.transaction():
+            history.go_back(before)
+            for give_again in later:
+                give_again()
+    except BaseException:
+        active.reload()
+        raise
+    active.catch_up()
+    return history.status()
+
+
+def _later(learner: Learner, first: int, reply_id: str) -> list[Callable[[], object]]:
+    """Calls that give the feedback in force after a version again, without that on this reply; the oldest
+    first."""
+    history, found = learner.history, dict[int, Callable[[], object]]()
+    for row in history.ratings():
+        if row.reply_id != reply_id:
+            found[row.version_after] = partial(learner.rate, row.reply_id, row.rating, row.note)
+    for pair in history.pairs.in_force():
+        kind = history.pairs.kind(pair.version)
+        found[pair.version] = partial(learner.prefer, pair.better, pair.worse, kind, pair.strength)
+    return [found[version] for version in sorted(found) if version > first]

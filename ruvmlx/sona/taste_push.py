@@ -1,0 +1,125 @@
+"""The taste model as weights: how much more or less likely each token becomes.
+
+The taste model (taste.py) predicts stars from measures of a reply, and a token changes some of them wherever
+it stands: " you" raises "more 'you'". So each token has an effect in stars, the taste model's weights times
+the change of the measures. In replies its logit rises by LOGIT times that effect. For a limit on the KL to
+the frozen model, log p' = log p + stars / beta is the distribution that earns the most stars.  (Ziegler et
+al. 2019, eq. 3; here each token counts by itself)
+
+This says more than the replies' gradients where a taste is one of words: many tokens share a measure, and 30
+ratings suffice to know a measure. Lists, paragraphs, lengths and other measures of structure depend on where
+a token stands; those are learned by the gradients alone (instant.py).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..models.model import Tokenizer
+from .kl_probe import KLProbe
+from .taste import TasteModel
+from .taste_features import bucket, grams
+from .taste_measures import MEASURES, measured
+from .user_taste import UserTaste
+
+LOGIT = 20.0  # per star that one more such token earns
+MOST, LEAST = 2.0, 6.0  # logits by which a token may become more, and less, likely
+FIRST = 8  # ratings before which a taste pushes nothing
+LAG = 8  # ratings that the push may be behind: fitting the taste would delay the rating
+
+# Each token is put between these two parts. The text is about as long as a usual reply, and has about the
+# usual rate of what the measures count.
+_BEFORE = (
+    "A good garden starts with the soil. Water it early in the day, and feed it every spring with compost, "
+    "because healthy roots need both. Most vegetables like sunlight, but lettuce and spinach also grow well "
+    "in partial shade. If you plant tomatoes, it's best to give"
+)
+_AFTER = (
+    " them support before the branches become heavy. Different plants attract different insects, so a mixed "
+    "border is usually healthier than a single crop, and it looks beautiful as well."
+)
+_BY_WORD = np.array([measure.by_word for measure in MEASURES])
+
+
+@dataclass(frozen=True)
+class TokenEffects:
+    """What tokens [A] do to the measures of a reply.
+
+    measures [A, M] float32: change of each measure by one more of the token; 0 for measures of structure.
+    words [A]: hash of the word that the token is, -1 if it is no whole word.
+    """
+
+    measures: np.ndarray
+    words: np.ndarray
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, tokens: np.ndarray) -> "TokenEffects":
+        """Measure a text with each of the tokens; 0.3 s for 2,048."""
+        without = measured(_BEFORE + _AFTER, False)
+        texts = [tokenizer.token_bytes(int(token)).decode("utf-8", "replace") for token in tokens]
+        rows = [measured(_BEFORE + text + _AFTER, False) - without for text in texts]
+        return cls(np.where(_BY_WORD, np.stack(rows), 0), np.array([_word(text) for text in texts]))
+
+    def stars(self, taste: TasteModel, likely: np.ndarray) -> np.ndarray:
+        """[A]: stars that one more of each token earns, by the taste model; 0 in the mean over the tokens,
+        each as `likely` [A] as in a usual reply.
+
+        Noise in many weights adds up over the tokens. So all are scaled by 1 - noise / signal, or are 0
+        (James & Stein 1961): the variance of a token's stars against their square, in the mean over tokens.
+        """
+        weights = taste.token_weights()
+        changes = np.zeros((len(self.words), weights.mean.size))
+        changes[:, : self.measures.shape[1]] = self.measures
+        of_word = weights.words >= 0
+        changes[:, of_word] = self.words[:, None] == weights.words[of_word]
+        changes -= likely @ changes
+        signal = likely @ (changes @ weights.mean) ** 2
+        noise = likely @ (changes @ weights.covariance * changes).sum(axis=1)
+        return max(0.0, 1 - noise / max(signal, 1e-12)) * (changes @ weights.shrunk)
+
+
+def _word(text: str) -> int:
+    found = grams(text)
+    return bucket(found[0]) if len(found) == 1 and text.startswith(" ") else -1
+
+
+class TastePush:
+    """The push of one user's taste, from the ratings before the one that uses it. It is computed while the
+    user reads: fitting the taste would delay the rating."""
+
+    def __init__(self, tokenizer: Tokenizer, taste: UserTaste):
+        self._tokenizer, self._taste = tokenizer, taste
+        self._effects: tuple[np.ndarray, TokenEffects] | None = None  # of the tokens that ratings may move
+        self._push = np.zeros(0, np.float32)
+        self._versions: list[int] = []  # of the adapter: that of the push, and those made by ratings since
+
+    def prepare(self, version: int, probe: KLProbe) -> None:
+        """Compute the push for an adapter of this version, unless it is there: milliseconds, and 0.3 s the
+        first time."""
+        if version not in self._versions[:1]:
+            self._push, self._versions = self._computed(probe), [version]
+
+    def of(self, version: int, probe: KLProbe) -> np.ndarray:
+        """[A], to be added to the first row of lora_b by a rating of a reply to this version."""
+        if version not in self._versions:
+            self.prepare(version, probe)
+        return self._push
+
+    def rated(self, before: int, after: int) -> None:
+        """A rating turned version `before` into `after`: the push may serve a few more ratings."""
+        if before in self._versions[:LAG]:
+            self._versions.append(after)
+
+    def _computed(self, probe: KLProbe) -> np.ndarray:
+        taste = self._taste.model
+        if taste.ratings < FIRST:
+            return np.zeros(probe.tokens.size, np.float32)
+        stars = self._token_effects(probe).stars(taste, probe.likely)
+        stars[probe.coordinates.ends] = 0
+        logits = np.clip(LOGIT * stars, -LEAST, MOST)
+        return (logits / probe.reading).astype(np.float32)
+
+    def _token_effects(self, probe: KLProbe) -> TokenEffects:
+        if self._effects is None or self._effects[0] is not probe.tokens:
+            self._effects = probe.tokens, TokenEffects.of(self._tokenizer, probe.tokens)
+        return self._effects[1]

@@ -1,0 +1,37 @@
+"""The C programs of neon/tests under sanitizers: addresses, undefined behaviour, leaks, threads."""
+
+import pytest
+
+from .c_programs import (
+    ADDRESS,
+    DECODER,
+    KERNELS,
+    MATRICES,
+    THREAD,
+    compare,
+    compiler,
+    implementations,
+    sanitized,
+)
+
+
+@pytest.mark.parametrize("name", ["gcc", "clang"])
+def test_all_implementations_agree_under_sanitizers(name, few):
+    """No access outside an array, no undefined behaviour, no leak."""
+    assert compare(sanitized(KERNELS, compiler(name), ADDRESS), **few)[-1] == "scalar"
+
+
+@pytest.mark.parametrize("program", MATRICES)
+@pytest.mark.parametrize("name", ["gcc", "clang"])
+def test_no_access_outside_an_array_and_no_undefined_behaviour(name, program, few):
+    assert compare(sanitized(program, compiler(name), ADDRESS), **few)[-1] == "scalar"
+
+
+@pytest.mark.parametrize("flags", [ADDRESS, THREAD], ids=["address", "thread"])
+def test_decoder_under_sanitizers(flags, few, full):
+    """No access outside an array, no undefined behaviour, no leak; no race between the threads."""
+    if flags is THREAD and not full:
+        pytest.skip("takes minutes: --full")
+    # TSan kills forked children that start threads, and makes every access twenty times as slow.
+    less = {"RVM_NO_FORK": "1", "RVM_FEW": "1"} if flags is THREAD else few
+    assert implementations(sanitized(DECODER, compiler("gcc", "clang"), flags), **less)[-1] == "scalar"

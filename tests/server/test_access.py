@@ -1,0 +1,148 @@
+"""Who may ask: Host, Origin, API key."""
+
+import pytest
+from ruvmlx.apps.server import keys
+from ruvmlx.apps.server.keys import matching, new_key, salted, saved_keys
+
+from ruvmlx.errors import StoreError, UsageError
+
+KEY, OTHER = "k" * 20, "o" * 20
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("LOCALHOST:99", 200),
+        ("127.0.0.1:1", 200), ("[::1]:80", 200), ("192.168.1.7", 200),
+        ("my-mac.local", 200), ("localhost.", 200), ("x.localhost", 200),
+        ("evil.example", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403), ("", 403),
+        ("evil.example:80@localhost", 403), ("localhost:80:80", 403), ("2130706433", 403), ("[::1", 403),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing"])
+def test_the_host_header(serve, one, host, status, path):
+    """A name that a page's own name server may have pointed here is refused, on every path."""
+    running = one(lambda: serve(hosts=["my-mac.local"]))
+    answer = running.ask("GET", path, host=host)
+    assert answer.status == (404 if (status, path) == (200, "/nothing") else status)
+    if status == 403:
+        assert answer.error["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        ("http://localhost:3000", True), ("https://127.0.0.1", True), ("http://[::1]:8080", True),
+        ("https://chat.example", True),
+        ("https://evil.example", False), ("null", False), ("http://localhost.evil.example", False),
+        ("https://chat.example.evil.example", False), ("http://chat.example", False), ("file://", False),
+        ("http://127.0.0.1@evil.example", False), ("http://[::1", False),
+        ("chrome-extension://localhost", False),
+    ],
+)  # fmt: skip
+def test_the_origin_header(serve, one, origin, allowed):
+    running = one(lambda: serve(origins=["https://chat.example"]))
+    answer = running.ask("GET", "/v1/models", origin=origin)
+    asked = running.ask(
+        "OPTIONS", "/v1/chat/completions", origin=origin, access_control_request_method="POST",
+        access_control_request_headers="authorization,content-type",
+    )  # fmt: skip
+    if allowed:
+        assert answer.status == 200 and answer.headers["access-control-allow-origin"] == origin
+        assert asked.status == 204 and "POST" in asked.headers["access-control-allow-methods"]
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        assert answer.headers["vary"] == asked.headers["vary"] == "origin"
+    else:
+        assert answer.status == asked.status == 403
+        assert "access-control-allow-origin" not in answer.headers | asked.headers
+
+
+def test_errors_can_be_read_by_allowed_pages(serve, one):
+    """A page that may ask also sees why it was refused."""
+    running = one(lambda: serve(keys=[KEY]))
+    for path in ("/v1/models", "/nothing"):
+        answer = running.ask("GET", path, origin="http://localhost:1")
+        assert answer.status == 401 and answer.headers["access-control-allow-origin"] == "http://localhost:1"
+
+
+def test_without_origin_no_cors(shared):
+    assert "access-control-allow-origin" not in shared.ask("GET", "/v1/models").headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": f"Bearer {KEY}"}, 200),
+        ({"authorization": f"bearer {OTHER}"}, 200),
+        ({"x_api_key": KEY}, 200),
+        ({"authorization": f"Bearer {KEY}x"}, 401),
+        ({"authorization": f"Bearer {KEY[:-1]}"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"authorization": f"Basic {KEY}"}, 401),
+        ({"authorization": KEY}, 401),
+        ({"x_api_key": "\xe9" * 20}, 401),
+    ],
+)
+def test_the_key(serve, one, headers, status):
+    running = one(lambda: serve(keys=[KEY, OTHER]))
+    for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/openapi.json")):
+        answer = running.ask(method, path, **headers)
+        assert answer.status == status
+        if status == 401:
+            assert (
+                answer.headers["www-authenticate"] == "Bearer"
+                and answer.error["type"] == "authentication_error"
+            )
+    assert running.ask("GET", "/health", **headers).status == 200
+
+
+def test_a_path_that_is_not_there_is_no_way_around_the_key(serve, one):
+    running = one(lambda: serve(keys=[KEY]))
+    assert running.ask("GET", "/nothing").status == 401
+    assert running.ask("GET", "/health/").status == 401
+    assert running.ask("GET", "/%68ealth").status == 200  # the same path
+
+
+def test_no_key_reaches_the_log_or_the_caches(serve):
+    running = serve(keys=[KEY])
+    salts = []
+    submit = running.serving.host.submit
+    running.serving.host.submit = lambda request: (salts.append(request.cache_salt), submit(request))[1]
+    for user in (None, "ann", "bob", "ann"):
+        body = running.body(messages=[{"role": "user", "content": "secret words"}], user=user)
+        assert running.ask("POST", "/v1/chat/completions", body, x_api_key=KEY).status == 200
+    assert salts[1] == salts[3] and len(set(salts)) == 3 and all(len(salt) == 32 for salt in salts)
+    running.ask("GET", "/v1/models", x_api_key="wrong" * 5)
+    log = running.log.getvalue()
+    assert KEY not in log and "wrong" not in log and "secret" not in log and "ann" not in log
+    assert KEY not in "".join(salts) and '"prompt_tokens"' in log
+
+
+def test_salts_tell_pairs_apart():
+    assert (
+        len({salted("ab", "c"), salted("a", "bc"), salted("abc"), salted("", "abc"), salted("abc", "")}) == 5
+    )
+
+
+def test_every_key_is_compared(monkeypatch):
+    """In constant time, and also after one has matched."""
+    compared = []
+    real = keys.hmac.compare_digest
+    monkeypatch.setattr(keys.hmac, "compare_digest", lambda a, b: (compared.append(a), real(a, b))[1])
+    assert matching("a", ["a", "b", "c"]) == "a" and compared == [b"a", b"b", b"c"]
+    assert matching("x", ["a"]) is None and matching("", []) is None
+
+
+def test_a_new_key_is_for_its_owner_alone(home):
+    key = new_key()
+    path = home / "api_keys"
+    assert saved_keys() == [key] and len(key) > 40 and path.stat().st_mode & 0o777 == 0o600
+    assert new_key() != key and len(saved_keys()) == 2
+    path.chmod(0o644)
+    with pytest.raises(StoreError, match="chmod 600"):
+        saved_keys()
+    path.chmod(0o600)
+    path.write_text("short")
+    with pytest.raises(UsageError):
+        saved_keys()

@@ -1,0 +1,142 @@
+"""Tools in Anthropic's form, with Anthropic's own client."""
+
+import json
+
+import jsonschema
+import pytest
+from ruvmlx.apps.server.messages import BlockEvents
+from ruvmlx.apps.server.writing import ReplyPart
+
+from ruvmlx.models.tool_calls import ArgumentsPiece, CallBegun
+
+anthropic = pytest.importorskip("anthropic", reason="the dependency group `clients` is not installed")
+
+HI = {"role": "user", "content": "hello"}
+DAYS = {
+    "type": "object",
+    "properties": {"days": {"type": "integer", "minimum": 0, "maximum": 9}, "unit": {"enum": ["C", "F"]}},
+    "required": ["days", "unit"],
+    "additionalProperties": False,
+}
+TIME = {"type": "object", "properties": {"utc": {"type": "boolean"}}, "additionalProperties": False}
+SCHEMAS = {"weather": DAYS, "time": TIME}
+TOOLS = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+
+
+@pytest.fixture
+def claude(roomy):
+    url = f"http://127.0.0.1:{roomy.port}"
+    with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0, timeout=60) as found:
+        yield found
+
+
+@pytest.fixture
+def asked(roomy):
+    one = {"type": "any", "disable_parallel_tool_use": True}
+    body = {"model": roomy.model, "messages": [HI], "max_tokens": 150, "tools": TOOLS, "tool_choice": one}
+    return {**body, "extra_body": {"temperature": 1.0}}
+
+
+def test_a_required_call_fits_its_schema(claude, asked):
+    done = claude.messages.create(**asked)
+    assert done.stop_reason == "tool_use"
+    [block] = done.content
+    assert block.type == "tool_use" and block.id
+    jsonschema.validate(block.input, SCHEMAS[block.name])
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_chosen_tool_is_called(claude, asked, name):
+    done = claude.messages.create(**asked | {"tool_choice": {"type": "tool", "name": name}})
+    assert [block.name for block in done.content] == [name]
+    jsonschema.validate(done.content[0].input, SCHEMAS[name])
+
+
+def test_a_stream_joins_to_the_whole_input(claude, asked):
+    """Greedy, so that the two replies are the same."""
+    asked |= {"extra_body": {"temperature": 0}, "tool_choice": {"type": "tool", "name": "weather"}}
+    whole = claude.messages.create(**asked)
+    with claude.messages.stream(**asked) as stream:
+        pieces = [e.partial_json for e in stream if e.type == "input_json"]
+        final = stream.get_final_message()
+    assert final.stop_reason == "tool_use"
+    assert json.loads("".join(pieces)) == final.content[0].input == whole.content[0].input
+    assert [block.type for block in final.content] == ["tool_use"]
+
+
+def test_several_calls_are_blocks_of_their_own(claude, asked):
+    """Up to eight calls may be required at once; each block is complete."""
+    asked |= {"tool_choice": {"type": "any"}, "max_tokens": 700, "tools": TOOLS[1:]}
+    with claude.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert final.content and len({block.id for block in final.content}) == len(final.content)
+    for block in final.content[: None if final.stop_reason == "tool_use" else -1]:
+        jsonschema.validate(block.input, TIME)
+
+
+def test_text_and_calls_are_blocks_in_their_order():
+    """In one part, the text comes before its calls; each block is closed before the next one."""
+    blocks = BlockEvents()
+    calls = [CallBegun(0, "a", "x"), ArgumentsPiece(0, "{}"), CallBegun(1, "b", "y"), ArgumentsPiece(1, "{}")]
+    events = [*blocks.of(ReplyPart(0, text="So.", calls=calls)), *blocks.of(ReplyPart(0, text="Bye."))]
+    told = [
+        (str(event.__struct_config__.tag).removeprefix("content_block_"), event.index) for event in events
+    ]
+    block = ("start", "delta", "stop")
+    assert told == [(name, i) for i in range(4) for name in block][:-1] and blocks.called
+
+
+CALL = {"type": "tool_use", "id": "abc", "name": "time", "input": {"utc": True}}
+RESULT = {"type": "tool_result", "tool_use_id": "abc", "content": [{"type": "text", "text": "noon"}]}
+TOLD = [HI, {"role": "assistant", "content": [{"type": "text", "text": "So."}, CALL]}]
+
+
+def test_earlier_calls_and_results_are_read(roomy):
+    """The prompt is that of the same conversation in OpenAI's form; an error is told."""
+    counts = []
+    for more in ({}, {"is_error": True}):
+        messages = [
+            *TOLD,
+            {"role": "user", "content": [{**RESULT, **more}, {"type": "text", "text": "Go on."}]},
+        ]
+        body = {"model": roomy.model, "messages": messages}
+        counts.append(roomy.ask("POST", "/v1/messages/count_tokens", body).json["input_tokens"])
+    function = {"name": "time", "arguments": '{"utc": true}'}
+    calls = [{"id": "abc", "type": "function", "function": function}]
+    other = [HI, {"role": "assistant", "content": "So.", "tool_calls": calls}]
+    other += [
+        {"role": "tool", "tool_call_id": "abc", "content": "noon"},
+        {"role": "user", "content": "Go on."},
+    ]
+    usage = roomy.chat(messages=other, max_tokens=1).json["usage"]
+    assert counts == [usage["prompt_tokens"], usage["prompt_tokens"] + len("Error: ")]
+
+
+def test_tools_are_counted(roomy):
+    def count(**more):
+        body = {"model": roomy.model, "messages": [HI], **more}
+        return roomy.ask("POST", "/v1/messages/count_tokens", body).json["input_tokens"]
+
+    assert count(tools=TOOLS) > count(tools=TOOLS[1:]) > count() == count(tools=[])
+    assert count(tools=TOOLS, tool_choice={"type": "none"}) == count()
+
+
+ODD = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+STRICT = {"name": "f", "input_schema": ODD, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": {"type": "auto"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "clock"}}, "tool_choice"),
+        ({"tools": [STRICT], "tool_choice": {"type": "any"}}, "tools"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages[0].content[0].tool_use_id"),
+    ],
+)
+def test_refused(roomy, fields, param):
+    body = {"model": roomy.model, "messages": [HI], "max_tokens": 4, **fields}
+    refused = roomy.ask("POST", "/v1/messages", body)
+    assert refused.status == 400 and refused.json["error"]["param"] == param, refused.json
+    assert refused.json["error"]["message"].startswith(f"{param}: ")

@@ -1,0 +1,96 @@
+"""What the server does between requests."""
+
+import asyncio
+import sys
+import time
+
+import pytest
+from ruvmlx.apps.server import idle
+from ruvmlx.apps.server.idle import IdleWork
+from ruvmlx.apps.server.requestlog import RequestLog
+
+
+class Host:
+    """Notes what it is asked for. fails: `run_idle` raises."""
+
+    def __init__(self, fails: bool = False):
+        self.did: list[str] = []
+        self.fails, self.used_at, self.is_writing = fails, 0.0, False
+
+    async def settle(self):
+        self.did.append("settle")
+
+    async def run_idle(self, work):
+        self.did.append("learn")
+        if self.fails:
+            raise ValueError("broken\nin two lines")
+        return {"promoted": True}, False
+
+    def cancel_idle(self):
+        self.did.append("cancel")
+
+
+class Server:
+    def __init__(self, host, sink=None):
+        self.host, self.log = host, RequestLog(sink=sink)
+        self.stopping, self.is_busy, self.written = False, False, 0
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(idle, "LOOK_EVERY", 0.001)
+
+
+async def until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        await asyncio.sleep(0.001)
+    assert condition()
+
+
+async def test_replies_are_prepared_once_for_their_ratings():
+    server = Server(Host())
+    async with IdleWork(server, idle_after=1e9).running():
+        server.written = 2
+        await until(lambda: server.host.did == ["settle"])
+        await asyncio.sleep(0.02)
+        server.written = 3
+        await until(lambda: server.host.did == ["settle"] * 2)
+
+
+async def test_nothing_is_done_while_requests_run():
+    server = Server(Host())
+    server.is_busy, server.written = True, 1
+    async with IdleWork(server, idle_after=0.0).running():
+        await asyncio.sleep(0.05)
+        assert server.host.did == []
+        server.is_busy = False
+        await until(lambda: server.host.did[:2] == ["settle", "learn"])
+    assert server.host.did[-1] == "cancel"
+
+
+async def test_it_learns_only_if_it_may():
+    server = Server(Host())
+    server.written = 1
+    async with IdleWork(server, learns=False, idle_after=0.0).running():
+        await until(lambda: server.host.did == ["settle"])
+        await asyncio.sleep(0.02)
+    assert "learn" not in server.host.did
+
+
+async def test_a_failure_is_one_line_of_the_log_and_is_tried_less_often(capsys):
+    server = Server(Host(fails=True), sink=sys.stderr)
+    work = IdleWork(server, idle_after=0.01)
+    async with work.running():
+        await until(lambda: server.host.did.count("learn") == 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(" idle failed=" in line and "Traceback" not in line for line in lines)
+    assert work._stuck >= 2
+
+
+def test_a_rating_finds_its_reply_prepared(running):
+    """The server prepares it while nobody asks."""
+    running.chat()
+    traces = running.serving.host.holder.opened.learner.traces
+    running.wait_until(lambda: all(trace.stats is not None for trace in traces.held.values()))
+    assert traces.held

@@ -1,0 +1,99 @@
+"""Anthropic's form of a model that thinks first, without a model: bodies to turns, parts to events."""
+
+import json
+
+import msgspec
+import pytest
+from ruvmlx.apps.server import chat
+from ruvmlx.apps.server.anthropic_bodies import CountBody, MessagesBody, conversation, wants_thought
+from ruvmlx.apps.server.bodies import SystemTurn, UserTurn
+from ruvmlx.apps.server.errors import ApiError
+from ruvmlx.apps.server.messages import BlockEvents
+from ruvmlx.apps.server.writing import ReplyPart
+
+from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import joined, split, tag_of
+
+
+def body(kind=CountBody, **fields):
+    given = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return msgspec.convert(given, kind)
+
+
+def test_a_thought_of_an_earlier_reply():
+    """It is put back with the model's tag; a model without one never reads it."""
+    turn = [
+        {"type": "thinking", "thinking": "two and two", "signature": ""},
+        {"type": "text", "text": "Four."},
+        {"type": "text", "text": "Really."},
+    ]
+    hi = {"role": "user", "content": "hi"}
+    asked = body(messages=[hi, {"role": "assistant", "content": turn}, hi])
+    text = conversation(asked, "[THINK]")[1].content
+    assert text == "[THINK]\ntwo and two\n[/THINK]\n\nFour.\n\nReally."
+    assert (split(text).thought, split(text).answer) == ("two and two", "Four.\n\nReally.")
+    assert conversation(asked, None)[1] == Message("assistant", "Four.\n\nReally.")
+
+
+@pytest.mark.parametrize("tag", ["<think>", "[THINK]"])
+def test_joined_is_what_split_takes_apart(tag):
+    assert split(joined("a\nb", "c </think> d", tag)).answer == "c </think> d"
+    assert split(joined("a\nb", "c", tag)).thought == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("template", "tag"),
+    [
+        (None, None), ("{{ messages }}", None), ("x <think> y", "<think>"),
+        ("m.content.split('</think>')", "<think>"), ("[/THINK]", "[THINK]"),
+    ],
+)  # fmt: skip
+def test_the_tag_of_a_template(template, tag):
+    assert tag_of(template) == tag
+
+
+def test_what_a_request_says_of_thinking():
+    on = {"type": "enabled", "budget_tokens": 20}
+    assert wants_thought(body(thinking=on), "<think>") is True
+    assert (
+        wants_thought(body(), "<think>") is wants_thought(body(thinking={"type": "adaptive"}), None) is None
+    )
+    assert wants_thought(body(thinking={"type": "disabled"}), None) is False
+    with pytest.raises(ApiError, match=r"^thinking: .*does not think"):
+        wants_thought(body(thinking=on), None)
+    with pytest.raises(ApiError, match=r"^thinking\.budget_tokens: must be below"):
+        wants_thought(body(MessagesBody, thinking=on, max_tokens=20), "<think>")
+    assert wants_thought(body(MessagesBody, thinking=on, max_tokens=21), "<think>") is True
+
+
+def test_a_thought_is_a_block_of_its_own():
+    blocks, found = BlockEvents(), []
+    for part in (
+        ReplyPart(0),
+        ReplyPart(0, thought="a"),
+        ReplyPart(0, thought="b", text="c"),
+        ReplyPart(0, text="d"),
+    ):
+        found += blocks.of(part)
+    found += blocks.of(ReplyPart(0, text="e", response=object()))
+    events = json.loads(msgspec.json.encode(found))
+    told = [(e["type"].removeprefix("content_block_"), e["index"]) for e in events]
+    assert told == [
+        ("start", 0), ("delta", 0), ("delta", 0), ("stop", 0),
+        ("start", 1), ("delta", 1), ("delta", 1), ("delta", 1), ("stop", 1),
+    ]  # fmt: skip
+    assert events[0]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert [e["delta"] for e in events if "delta" in e][1:3] == [
+        {"type": "thinking_delta", "thinking": "b"},
+        {"type": "text_delta", "text": "c"},
+    ]
+
+
+def test_a_reply_without_text_has_no_block():
+    assert list(BlockEvents().of(ReplyPart(0, response=object()))) == []
+
+
+def test_the_nonce_of_a_chat():
+    """A proxy may have turned an agent's system prompt into OpenAI's form."""
+    system = chat.messages_of([SystemTurn("x-anthropic-billing-header: a=b;\nBe."), UserTurn("hi")], None)
+    assert system == [Message("system", "Be."), Message("user", "hi")]

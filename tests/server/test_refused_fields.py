@@ -1,0 +1,166 @@
+"""Nothing is ignored in silence: what is not supported is a 400 that names the field."""
+
+import pytest
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+CHAT = "/v1/chat/completions"
+
+NOT_SUPPORTED = {
+    "functions": [], "function_call": "auto", "metadata": {"a": "b"}, "modalities": ["text"], "audio": {},
+    "prediction": {},
+    "reasoning_effort": "low", "service_tier": "auto", "verbosity": "low", "web_search_options": {},
+    "prompt_cache_key": "x", "safety_identifier": "x", "best_of": 2, "suffix": "x", "nonsense": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [*NOT_SUPPORTED.items(), ("store", True)], ids=[*NOT_SUPPORTED, "store"]
+)
+def test_fields_of_chat(shared, field, value):
+    refused = shared.chat(**{field: value})
+    assert refused.status == 400 and refused.error["param"] == field
+    assert field in refused.error["message"] and refused.error["type"] == "invalid_request_error"
+
+
+WRONG = [
+    ("model", 3, "model"),
+    ("model", None, "model"),
+    ("messages", "hello", "messages"),
+    ("messages", [], "messages"),
+    ("messages", [{"role": "user"}], "messages[0].content"),
+    ("messages", [{"content": "x"}], "messages[0].role"),
+    ("messages", [{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
+    ("messages", [{"role": "user", "content": "x", "name": "Bob"}], "messages[0].name"),
+    ("messages", [{"role": "user", "content": None}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": []}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": [IMAGE]}], "messages[0].content[0].type"),
+    ("messages", [{"role": "assistant", "content": "x", "tool_calls": []}], "messages[0].tool_calls"),
+    ("stream", "yes", "stream"),
+    ("stream_options", {"include_usage": True}, "stream_options"),
+    ("stream_options", {"include_obfuscation": True}, "stream_options.include_obfuscation"),
+    ("n", 0, "n"),
+    ("n", 17, "n"),
+    ("n", 1.5, "n"),
+    ("n", True, "n"),
+    ("stop", 5, "stop"),
+    ("stop", "", "stop"),
+    ("stop", [""], "stop[0]"),
+    ("stop", ["a"] * 17, "stop"),
+    ("seed", -1, "seed"),
+    ("seed", 2**60, "seed"),
+    ("temperature", -0.1, "temperature"),
+    ("temperature", "hot", "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.1, "top_p"),
+    ("top_k", -1, "top_k"),
+    ("min_p", 1, "min_p"),
+    ("max_tokens", 0, "max_tokens"),
+    ("max_completion_tokens", 5, "max_tokens"),
+    ("logprobs", 3, "logprobs"),
+    ("top_logprobs", 3, "top_logprobs"),
+    ("top_logprobs", 21, "top_logprobs"),
+    ("adapter", 5, "adapter"),
+    ("user", 5, "user"),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"), WRONG, ids=[f"{f}-{i}" for i, (f, _, _) in enumerate(WRONG)]
+)
+def test_wrong_values(shared, field, value, param):
+    refused = shared.chat(**{field: value})
+    assert refused.status == 400 and refused.error["param"] == param, refused.error
+    assert param in refused.error["message"]
+
+
+def test_whole_numbers_may_have_a_point(shared):
+    """JSON knows one kind of number."""
+    assert shared.chat(max_tokens=2.0, n=1.0, seed=3e0).status == 200
+    assert shared.chat(max_tokens=2.0, n=1.0, seed=3.5).error["param"] == "seed"
+
+
+@pytest.mark.parametrize(
+    "field", ["stream", "stop", "seed", "temperature", "top_p", "n", "logprobs", "adapter", "user", "store"]
+)
+def test_null_is_not_given(shared, field):
+    assert shared.chat(**{field: None, "max_tokens": 2}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "echo": True}, "echo"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("/v1/completions", {"prompt": "a", "best_of": 2}, "best_of"),
+        ("/v1/completions", {"prompt": "a", "logprobs": True}, "logprobs"),
+        ("/v1/completions", {"prompt": {"a": 1}}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", 1]}, "prompt"),
+        ("/v1/completions", {}, "prompt"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 5}, "dimensions"),
+        ("/v1/embeddings", {"input": [1, 2]}, "input[0]"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ("/v1/embeddings", {"input": " "}, "input"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
+        ("/v1/ratings", {"id": "x", "rating": "great"}, "rating"),
+        ("/v1/ratings", {"id": "x", "rating": 6}, "rating"),
+        ("/v1/ratings", {"id": "x"}, "rating"),
+        ("/v1/ratings", {"id": "x", "rating": "up", "preferred": "b"}, "rating"),
+        ("/v1/ratings", {"id": "x", "preferred": "b", "note": "c"}, "note"),
+        ("/v1/ratings", {"rating": "up"}, "id"),
+        ("/v1/ratings", {"id": "x", "rating": "up", "stars": 5}, "stars"),
+    ],
+)
+def test_other_endpoints(shared, path, body, param):
+    model = {} if path == "/v1/ratings" else {"model": shared.model}
+    refused = shared.ask("POST", path, {**model, **body})
+    assert refused.status == 400 and refused.error["param"] == param, refused.error
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"5", b'"x"', b"\xff\xfe", b"[" * 100_000])
+def test_bodies_that_are_no_objects(shared, body):
+    refused = shared.ask("POST", CHAT, body)
+    assert refused.status == 400 and refused.error["param"] is None
+
+
+def test_media_types(shared):
+    body = b'{"model": "x", "messages": []}'
+    assert shared.ask("POST", CHAT, body, content_type="text/plain").status == 415
+    assert shared.ask("POST", CHAT, body, content_type="application/json; charset=utf-8").status == 400
+
+
+def test_paths_and_methods(shared):
+    assert shared.ask("GET", "/v1/nothing").error["type"] == "not_found_error"
+    wrong = shared.ask("GET", CHAT)
+    assert wrong.status == 405 and "POST" in wrong.headers["allow"] and wrong.error
+    assert shared.ask("POST", "/health", b"").status == 405
+    assert shared.ask("GET", "/v1/models/").status == 404
+
+
+def test_names_in_a_body_cannot_break_the_message(shared):
+    """Controls, line ends and length: the message stays one short line."""
+    refused = shared.chat(**{"a\n\u0007" + "b" * 5000: 1})
+    assert refused.status == 400 and len(refused.error["message"]) < 400
+    assert refused.error["message"].isprintable()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "status"),
+    [
+        ({"model": "other"}, "model", 404),
+        ({"model": ""}, "model", 404),
+        ({"model": "@default"}, "model", 404),
+        ({"model": "{}@nobody"}, "model", 404),
+        ({"adapter": "nobody"}, "adapter", 404),
+        ({"model": "{}@none", "adapter": "default"}, "adapter", 400),
+    ],
+)
+def test_names_of_models_and_adapters(shared, fields, param, status):
+    given = {name: text.format(shared.model) for name, text in fields.items()}
+    refused = shared.chat(**given)
+    assert refused.status == status and refused.error["param"] == param
+
+
+def test_an_empty_question(shared):
+    refused = shared.chat("  ")
+    assert refused.status == 400 and refused.error["message"].startswith("the prompt is empty")

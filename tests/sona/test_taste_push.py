@@ -1,0 +1,218 @@
+"""The taste model's push on tokens: what it asks for, and that weights hold it exactly once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ruvmlx.lora import MicroLoRA
+from ruvmlx.sona import instant, taste_push
+from ruvmlx.sona.calibration import measure
+from ruvmlx.sona.taste import TasteModel
+from ruvmlx.sona.taste_measures import MEASURES
+from ruvmlx.sona.taste_push import TastePush, TokenEffects
+from tests.sona import simulated_tastes as sim
+
+from .test_trace import traced_reply
+
+TEXTS = (" you", " your", " me", " determines", " cat", "'re", "\n", "- ", " example", "ing", "\xff")
+
+
+class Tokens:
+    """A tokenizer whose token i is TEXTS[i]; the last one is no whole character."""
+
+    def token_bytes(self, token: int) -> bytes:
+        return TEXTS[token].encode("latin-1")
+
+
+def named(more: str) -> int:
+    return [m.more for m in MEASURES].index(more)
+
+
+@pytest.fixture(scope="module")
+def effects():
+    return TokenEffects.of(Tokens(), np.arange(len(TEXTS)))
+
+
+def stars(effects, taste) -> np.ndarray:
+    """As if each token were as likely in a usual reply."""
+    return effects.stars(taste, np.full(len(TEXTS), 1 / len(TEXTS)))
+
+
+def taught(taste, count=40, seed=1) -> TasteModel:
+    shown = sim.texts(count, seed)
+    return TasteModel.fit(sim.rated(shown, sim.stars(taste, shown)))
+
+
+def test_a_token_changes_the_measures_that_count_it(effects):
+    you, long, contractions = named("more 'you'"), named("more long words"), named("contractions")
+    change = dict(zip(TEXTS, effects.measures, strict=True))
+    assert change[" you"][you] > 0.5 and change[" your"][you] > 0.5 and change[" me"][you] <= 0
+    assert change[" determines"][long] > 0.1 and change["'re"][contractions] > 0.5
+    assert change[" me"][named("more 'I'")] > 1
+
+
+def test_a_token_does_not_change_measures_of_structure(effects):
+    structure = [i for i, m in enumerate(MEASURES) if not m.by_word]
+    assert {MEASURES[i].more for i in structure} >= {"lists", "longer replies", "more paragraphs"}
+    assert not effects.measures[:, structure].any() and effects.measures.any(axis=1)[:6].all()
+
+
+def test_the_liked_tokens_earn_stars(effects):
+    earned = dict(zip(TEXTS, stars(effects, taught(sim.to_the_reader)), strict=True))
+    assert min(earned[" you"], earned[" your"]) > 0.2
+    usual = np.median(list(earned.values()))
+    assert all(earned[" you"] - usual > 4 * abs(earned[other] - usual) for other in TEXTS[2:])
+
+
+def test_a_liked_word_earns_stars_where_it_is_one_token(effects):
+    earned = dict(zip(TEXTS, stars(effects, taught(sim.phrase, 120)), strict=True))
+    assert max(earned, key=earned.get) == " example"
+
+
+@pytest.mark.parametrize("taste", [sim.lists, sim.shorter])
+def test_a_taste_of_structure_hardly_pushes_tokens(effects, taste):
+    assert np.abs(stars(effects, taught(taste))).max() < 0.1
+
+
+def test_ratings_by_dice_push_little(effects):
+    shown = sim.texts(30, 5)
+    pushed = []
+    for seed in range(8):
+        given = np.random.default_rng(seed).integers(1, 6, 30)
+        pushed.append(np.abs(stars(effects, TasteModel.fit(sim.rated(shown, given)))).max())
+    assert stars(effects, taught(sim.to_the_reader, 30)).max() > 0.1 and np.median(pushed) == 0
+
+
+# -- in the weights --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def probe(tiny, tiny_backend):
+    config = tiny.config
+    return measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
+
+
+@pytest.fixture
+def trace(engine, tiny, probe):
+    return traced_reply(engine, MicroLoRA.fresh(probe.directions, tiny.config.vocab_size), 0.7)
+
+
+def taste_of(probe, seed=0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.02, probe.tokens.size).astype(np.float32)
+
+
+def rated(trace, adapter, weight, probe, taste, backend) -> MicroLoRA:
+    trace = trace.replayed(adapter, 1, backend.head) if adapter is not trace.adapter else trace
+    push = instant.ReplyPush(instant.prepare_stats(trace, probe), weight, trace.log_ratio)
+    return instant.updated(adapter, [push], probe, taste=taste).adapter
+
+
+def test_the_weights_hold_the_newest_taste_once(trace, probe, tiny_backend):
+    """After any ratings: lora_b = gain * (what the evidence asks for + taste)."""
+    adapter = trace.adapter
+    for i, weight in enumerate((1.0, -0.5, 0.8)):
+        taste = taste_of(probe, i)
+        adapter = rated(trace, adapter, weight, probe, taste, tiny_backend)
+        expected = instant.asked(adapter, adapter.evidence, probe)
+        expected[0, :-1] += taste
+        found = probe.coordinates.columns(adapter.lora_b) / np.float32(adapter.gain)
+        np.testing.assert_allclose(found[:, :-1], expected[:, :-1], atol=2e-5 * np.abs(expected).max())
+        np.testing.assert_array_equal(adapter.taste, taste)
+
+
+def test_a_rating_without_a_taste_keeps_the_one_before(trace, probe, tiny_backend):
+    first = rated(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
+    second = rated(trace, first, 0.5, probe, None, tiny_backend)
+    np.testing.assert_array_equal(second.taste, first.taste)
+
+
+def test_taking_one_rating_back_leaves_the_taste(trace, probe, tiny_backend):
+    first = rated(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
+    second = rated(trace, first, -0.7, probe, taste_of(probe, 1), tiny_backend)
+    back = instant.without(second, first, second, probe).adapter
+    expected = instant.asked(back, back.evidence, probe)
+    expected[0, :-1] += second.taste
+    found = probe.coordinates.columns(back.lora_b) / np.float32(back.gain)
+    np.testing.assert_allclose(found[:, :-1], expected[:, :-1], atol=2e-5 * np.abs(expected).max())
+
+
+def test_a_folded_adapter_adds_only_what_is_new(trace, probe, tiny_backend):
+    """The base holds the taste of before: a rating with the same taste adds nothing of it."""
+    taste = taste_of(probe)
+    first = rated(trace, trace.adapter, 1.0, probe, taste, tiny_backend)
+    folded = replace(first, lora_b=np.zeros_like(first.lora_b))
+    again = rated(trace, folded, 0.5, probe, taste, tiny_backend)
+    moved = instant.asked(again, again.evidence, probe) - instant.asked(first, first.evidence, probe)
+    found = probe.coordinates.columns(again.lora_b) / np.float32(again.gain)
+    np.testing.assert_allclose(found[:, :-1], moved[:, :-1], atol=2e-4 * np.abs(moved).max())
+
+
+def test_the_caps_hold_with_a_taste_of_any_size(trace, probe, tiny_backend):
+    adapter = rated(trace, trace.adapter, 1.0, probe, 50 * taste_of(probe), tiny_backend)
+    found = probe.distance(adapter)
+    assert adapter.gain < 1 and found.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
+
+
+def test_the_taste_is_stored_with_the_weights(trace, probe, tiny, tiny_backend):
+    adapter = rated(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
+    config = tiny.config
+    back = MicroLoRA.from_bytes(adapter.to_bytes(), config.hidden_size, config.vocab_size)
+    np.testing.assert_array_equal(back.taste, adapter.taste)
+
+
+# -- when it is computed ---------------------------------------------------------------------------------
+
+
+class Taste:
+    """A user's taste that is replaced by the test; counts how often it is asked."""
+
+    def __init__(self, model: TasteModel):
+        self.now, self.asked = model, 0
+
+    @property
+    def model(self) -> TasteModel:
+        self.asked += 1
+        return self.now
+
+
+def test_a_rating_uses_the_push_that_is_there(tiny, probe):
+    taste = Taste(taught(sim.to_the_reader))
+    push = TastePush(tiny.tokenizer, taste)
+    push.prepare(7, probe)
+    first = push.of(7, probe)
+    push.rated(7, 8)
+    assert push.of(8, probe) is first and taste.asked == 1
+    push.prepare(8, probe)
+    assert taste.asked == 2
+
+
+def test_after_an_undo_the_push_is_computed_again(tiny, probe):
+    """The push that is there knows the rating that was taken back."""
+    taste = Taste(taught(sim.to_the_reader))
+    push = TastePush(tiny.tokenizer, taste)
+    push.prepare(8, probe)
+    taste.now = taught(sim.shorter)
+    assert push.of(7, probe) is not None and taste.asked == 2
+
+
+def test_a_few_ratings_push_nothing(tiny, probe):
+    few = TastePush(tiny.tokenizer, Taste(taught(sim.to_the_reader, taste_push.FIRST - 1)))
+    assert few.of(0, probe).shape == probe.tokens.shape and not few.of(0, probe).any()
+
+
+def test_a_push_serves_only_so_many_ratings(tiny, probe):
+    taste = Taste(taught(sim.to_the_reader))
+    push = TastePush(tiny.tokenizer, taste)
+    push.prepare(0, probe)
+    for version in range(taste_push.LAG + 3):
+        push.rated(version, version + 1)
+    assert push.of(taste_push.LAG, probe) is not None and taste.asked == 1
+    push.of(taste_push.LAG + 3, probe)
+    assert taste.asked == 2
+
+
+def test_the_push_moves_no_end_of_a_reply_and_no_mean(tiny, probe):
+    push = TastePush(tiny.tokenizer, Taste(taught(sim.to_the_reader))).of(0, probe)
+    assert not push[probe.coordinates.ends].any() and np.isfinite(push).all()
+    assert np.abs(push).max() * abs(probe.reading) <= taste_push.LEAST

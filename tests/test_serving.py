@@ -1,0 +1,305 @@
+"""Requests through a host: several stored replies at once, under their adapters, ratings between steps."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.errors import NotFound, RuvmlxError, UsageError
+from ruvmlx.host import Host
+from ruvmlx.models.model import Message
+from ruvmlx.progress import QUIET
+
+GREEDY = Sampling(temperature=0)
+
+
+def asking(text="hello", n=12, **fields):
+    return GenerationRequest(
+        **{"messages": [Message("user", text)], "max_new_tokens": n, "sampling": GREEDY, "ignore_eos": True}
+        | fields
+    )
+
+
+@pytest.fixture
+async def host(open_tiny, tiny_backend):
+    host = Host(open_tiny)
+    await host.open(QUIET)
+    yield host
+    await host.close()
+    tiny_backend.set_lora(None)
+
+
+async def reply_to(host, request, session=None):
+    """(the response, the streamed text)"""
+    chunks = [chunk async for some in host.submit(request, session) for chunk in some]
+    return chunks[-1].response, "".join(chunk.text for chunk in chunks)
+
+
+async def begun(arriving):
+    """Read until the first token."""
+    async for some in arriving:
+        if some[-1].generated:
+            return some[-1]
+
+
+async def test_parallel_replies_are_stored_and_can_be_rated(host):
+    alone = [(await reply_to(host, asking(f"question {i}", 10 + i)))[0].token_ids for i in range(5)]
+    requests = [asking(f"question {i}", 10 + i) for i in range(5)]
+    found = await asyncio.gather(*(reply_to(host, request) for request in requests))
+    for (response, text), request, ids in zip(found, requests, alone, strict=True):
+        assert response.request_id == request.request_id and response.text == text
+        assert response.token_ids == ids
+        row = await host.call(lambda runtime, id=request.request_id: runtime.store.replies.get(id))
+        assert (row.text, row.adapter) == (text, "default")
+        rated = await host.call_between(lambda runtime, id=row.id: runtime.rate(id, "up"))
+        assert rated.applied
+
+
+async def test_traces_of_parallel_replies_are_those_alone(host):
+    """A rating moves the weights as if the reply had been written alone."""
+
+    async def after(first, *others):
+        await host.call(lambda runtime: runtime.engine.sessions.clear())  # each reads its whole prompt
+        await asyncio.gather(*(reply_to(host, request) for request in (first, *others)))
+        return await host.call(
+            lambda runtime: (runtime.rate(first.request_id, "up"), runtime.undo())[0].logprob_after
+        )
+
+    alone = await after(asking("one", 20))
+    beside = await after(asking("one", 20), asking("two", 30), asking("three", 10))
+    assert beside == pytest.approx(alone, abs=1e-12)
+
+
+async def test_a_rating_is_applied_between_two_steps(host):
+    first, _ = await reply_to(host, asking("first"))
+    arriving = host.submit(asking("long", 300))
+    await begun(arriving)
+    rated = await host.call_between(lambda runtime: runtime.rate(first.request_id, "up"))
+    turns = await host.call(lambda runtime: runtime.last_reply_id)
+    assert rated.applied and turns == first.request_id  # the long one goes on
+    last = [some async for some in arriving][-1][-1]
+    assert len(last.response.token_ids) == 300
+
+
+async def test_every_request_has_its_adapter(host):
+    """Ratings of one adapter change its next replies and those of no other."""
+    same = "tell me something"
+
+    async def texts():
+        asked = [asking(same, 24, adapter_id=name) for name in (None, "", "work", "home")]
+        return [text for _, text in await asyncio.gather(*(reply_to(host, request) for request in asked))]
+
+    untouched = await texts()
+    assert len(set(untouched)) == 1
+    for _ in range(4):
+        response, _ = await reply_to(host, asking(same, 24, adapter_id="work"))
+        rated = await host.call_between(
+            lambda runtime, id=response.request_id: runtime.rate(id, "down", adapter="work")
+        )
+        assert rated.applied
+    in_use, none, work, home = await texts()
+    assert in_use == none == home == untouched[0] and work != none
+    labels = await host.call(
+        lambda r: (r.adapter_label, r.learning.of("work").version, r.learning.of("home").version)
+    )
+    assert labels == ("default@0", 4, 0)
+
+
+async def test_a_reply_without_adapter_is_rated_for_a_named_one(host):
+    response, _ = await reply_to(host, asking(adapter_id=""))
+    row = await host.call(lambda runtime: runtime.store.replies.get(response.request_id))
+    assert row.adapter is None
+    rated = await host.call_between(lambda runtime: runtime.rate(row.id, "up", adapter="work"))
+    assert rated.applied and await host.call(lambda runtime: runtime.adapter_label) == "default@0"
+
+
+async def test_a_reader_that_leaves_ends_its_request(host):
+    """Within one step; the reply is kept as cancelled, and others go on."""
+    request, other = asking("leave", 400), asking("stay", 60)
+    staying = asyncio.ensure_future(reply_to(host, other))
+    arriving = host.submit(request)
+    await begun(arriving)
+    await arriving.aclose()
+    assert request.cancel.is_set()
+    response, _ = await staying
+    assert len(response.token_ids) == 60
+    row = await host.call(lambda runtime: runtime.store.replies.get(request.request_id))
+    assert row.finish_reason == "cancelled" and 0 < len(row.sampled_ids) < 400
+
+
+async def test_bad_requests_fail_alone(host):
+    staying = asyncio.ensure_future(reply_to(host, asking("stay", 40)))
+    with pytest.raises(UsageError, match="empty"):
+        await reply_to(host, asking(" "))
+    with pytest.raises(UsageError, match="max-tokens is 0"):
+        await reply_to(host, asking(n=0))
+    with pytest.raises(UsageError):
+        await reply_to(host, asking(adapter_id="a/b"))
+    assert len((await staying)[0].token_ids) == 40
+
+
+async def test_idle_work_does_not_hold_up_requests(host):
+    """It is cancelled by a request, and while requests are served it ends at once."""
+    idle = asyncio.ensure_future(host.run_idle(lambda runtime, cancel: cancel.wait(60)))
+    await asyncio.sleep(0)
+    arriving = host.submit(asking("long", 200))
+    await begun(arriving)
+    assert await idle
+    assert await host.run_idle(lambda runtime, cancel: cancel.is_set())
+    async for _ in arriving:
+        pass
+    assert not await host.run_idle(lambda runtime, cancel: cancel.is_set())
+
+
+async def test_the_chat_writes_beside_requests(host):
+    """Both are in one batch: the request goes on while the chat's reply is written."""
+    session = await host.call(lambda runtime: runtime.chats.new_chat())
+    served = asyncio.ensure_future(reply_to(host, asking("served", 30)))
+    await asyncio.sleep(0)
+
+    def say(runtime, cancel):
+        return runtime.chats.say(session, "hi", sampling=GREEDY, max_new_tokens=400, cancel=cancel)
+
+    async for chunks in host.write(say):
+        last = chunks[-1]
+        if served.done():
+            host.stop()
+    assert len(served.result()[0].token_ids) == 30
+    assert last.response.finish_reason in ("cancelled", "stop", "length")
+
+
+async def test_closing_ends_every_request_and_keeps_the_texts(open_tiny):
+    host = Host(open_tiny)
+    await host.open(QUIET)
+    requests = [asking(f"q{i}", 400) for i in range(3)]
+    replies = [asyncio.ensure_future(reply_to(host, request)) for request in requests]
+    await begun(host.submit(asking("other", 5)))
+    await host.close()
+    responses = [response for response, _ in await asyncio.gather(*replies)]
+    assert {response.finish_reason for response in responses} == {"cancelled"}
+    with open_tiny() as runtime:
+        kept = [runtime.store.replies.get(request.request_id).text for request in requests]
+        assert kept == [response.text for response in responses]
+
+
+async def test_another_model_ends_the_requests(host, open_tiny):
+    arriving = host.submit(asking("long", 400))
+    await begun(arriving)
+    with pytest.raises(RuvmlxError):  # this host has one model only
+        await host.switch("other", "none", QUIET)
+    with pytest.raises(RuvmlxError, match="another model is being opened"):
+        async for _ in arriving:
+            pass
+    assert (await reply_to(host, asking()))[0].token_ids
+
+
+def written(runtime, *questions):
+    """Ids of replies to these questions."""
+    ids = []
+    for question in questions:
+        *_, last = runtime.generate(asking(question, 20))
+        ids.append(last.response.request_id)
+    return ids
+
+
+def weights(runtime, adapter):
+    micro = runtime.learning.of(adapter).micro
+    return micro.lora_a.copy(), micro.lora_b.copy()
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_a_rating_that_is_taken_back_was_never_given(open_tiny, taken):
+    """Of any reply, also one that was rated twice; preferences and ratings after it stay."""
+    with open_tiny(adapter=None) as runtime:
+        ids = written(runtime, "one", "two", "three", "four", "four")
+        ratings = [(ids[0], "up"), (ids[1], "down"), (ids[2], "5"), (ids[taken], "1")]
+        for adapter in ("all", "less"):
+            for reply, rating in ratings:
+                if adapter == "all" or reply != ids[taken]:
+                    runtime.rate(reply, rating, "why", adapter=adapter)
+            runtime.learning.of(adapter).prefer(ids[3], ids[4], "compare")
+        status = runtime.unrate(ids[taken], adapter="all")
+        assert (status.ratings, status.preferences) == (2, 1)
+        for got, want in zip(weights(runtime, "all"), weights(runtime, "less"), strict=True):
+            np.testing.assert_array_equal(got, want)
+        history = runtime.learning.of("all").history
+        assert [(r.reply_id, r.note) for r in history.ratings()] == [
+            (id, "why") for id in ids[:3] if id != ids[taken]
+        ]
+        with pytest.raises(NotFound, match="no rating to take back"):
+            runtime.unrate(ids[taken], adapter="all")
+        assert runtime.adapter_label is None
+
+
+def test_the_newest_rating_is_taken_back_as_by_undo(open_tiny):
+    with open_tiny() as runtime:
+        one, two = written(runtime, "one", "two")
+        runtime.rate(one, "up")
+        before, version = weights(runtime, None), runtime.learner.version
+        runtime.rate(two, "down")
+        assert runtime.unrate(two).adapter_version == version
+        for got, want in zip(weights(runtime, None), before, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_taking_back_is_one_transaction(open_tiny, monkeypatch):
+    """If a later rating cannot be given again, nothing has changed."""
+    with open_tiny() as runtime:
+        ids = written(runtime, "one", "two", "three")
+        for reply in ids:
+            runtime.rate(reply, "up")
+        before, version = weights(runtime, None), runtime.learner.version
+        rate, given = runtime.learner.rate, []
+
+        def fails(reply, *arguments):
+            if given:
+                raise RuvmlxError("broken")
+            given.append(rate(reply, *arguments))
+
+        with monkeypatch.context() as m:
+            m.setattr(runtime.learner, "rate", fails)
+            with pytest.raises(RuvmlxError, match="broken"):
+                runtime.unrate(ids[0])
+        assert given
+        assert runtime.status().adapter_version == runtime.learner.version == version
+        assert runtime.status().ratings == 3
+        for got, want in zip(weights(runtime, None), before, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+async def test_an_adapter_is_needed_to_rate(open_tiny):
+    with open_tiny(adapter=None) as runtime:
+        *_, last = runtime.generate(asking())
+        with pytest.raises(NotFound, match="no adapter"):
+            runtime.rate(last.response.request_id, "up")
+        assert runtime.rate(last.response.request_id, "up", adapter="work").applied
+        assert runtime.adapter_label is None and threading.active_count() >= 1
+
+
+async def test_chats_and_requests_are_written_beside_each_other(host):
+    """A reply of `write` holds up neither another one nor a request that comes later."""
+    ended = []
+
+    async def chat(name, n):
+        session = await host.call(lambda runtime: runtime.chats.new_chat())
+
+        def begin(runtime, cancel):
+            return runtime.chats.say(session, name, sampling=GREEDY, max_new_tokens=n, cancel=cancel)
+
+        chunks = [chunk async for some in host.write(begin) for chunk in some]
+        ended.append(name)
+        return chunks[-1].response
+
+    async def request(name, n):
+        response, _ = await reply_to(host, asking(name, n))
+        ended.append(name)
+        return response
+
+    long = asyncio.ensure_future(chat("long", 300))
+    while not host.is_writing:
+        await asyncio.sleep(0.001)
+    await asyncio.gather(chat("short", 30), request("asked", 20))
+    assert ended == ["asked", "short"] and not long.done()
+    assert (await long).text and host.is_writing is False
