@@ -1,41 +1,47 @@
 """What a running server holds: tasks, threads, files, and each page of its KV caches."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
+import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ruvmlx.runtime import Runtime
 
 
-@dataclass(frozen=True)
-class Census:
-    """tasks: of the server's loop; threads: by name, without those of asyncio's own pool; files: descriptors
-    of the process; connections: open ones."""
+def census(running: Any) -> Counter[str]:
+    """What is open, by name: connections, tasks of the server's loop, threads of the process without those of
+    asyncio's own pool, and the process's files."""
 
-    tasks: int
-    threads: tuple[str, ...]
-    files: int
-    connections: int
+    async def tasks() -> list[str]:
+        return [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
 
-
-def census(running: Any) -> Census:
-    async def tasks() -> int:
-        return len(asyncio.all_tasks()) - 1  # not this one
-
-    names = sorted(thread.name for thread in threading.enumerate())
-    files = sum(1 for fd in os.listdir("/proc/self/fd") if _is_open(fd))
-    connections = len(running.server.server_state.connections)
-    return Census(_in(running, tasks()), tuple(n for n in names if "asyncio_" not in n), files, connections)
+    found = Counter(connection=len(running.server.server_state.connections))
+    found.update(f"task {name}" for name in _in(running, tasks()))
+    found.update(f"thread {t.name}" for t in threading.enumerate() if "asyncio_" not in t.name)
+    found.update(f"file {name}" for name in _open_files())
+    return found
 
 
-def _is_open(fd: str) -> bool:
-    """Not that of the folder which lists them."""
-    return os.path.exists(f"/proc/self/fd/{fd}")
+def what_stays(running: Any, before: Counter[str], seconds: float = 20) -> Counter[str]:
+    """What is open beyond an earlier census, as soon as that is nothing, or after this time. Other tests of
+    the process may have left things that ended since; they do not count."""
+    until = time.monotonic() + seconds
+    while (more := census(running) - before) and time.monotonic() < until:
+        time.sleep(0.01)
+    return more
+
+
+def _open_files() -> Iterator[str]:
+    """Paths; of sockets and pipes the kind, without their numbers."""
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
+            yield os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0]
 
 
 def _in(running: Any, work: Awaitable[Any]) -> Any:
