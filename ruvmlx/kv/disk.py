@@ -220,7 +220,7 @@ class CacheFolder:
 
     def _make_room(self, more: int) -> None:
         """Remove the least recently used files until `more` bytes fit the budget beside the others."""
-        # Plain texts: pathlib interns all names, and the table of those grows by megabytes.
+        # Strings instead of Path objects: pathlib interns each name, which adds megabytes for many files.
         paths = [f"{self.path}/{name}" for name in self._listed((*_KEPT, older_file.SUFFIX))]
         ages = sorted((*page_file.age(path), path) for path in paths)
         held = more + sum(nbytes for _, nbytes, _ in ages)

@@ -126,7 +126,8 @@ class CallParser:
         return self._taken()
 
     def end(self) -> list[Piece]:
-        """The reply is over: what was held back, except a mark that was cut off behind a call."""
+        """Call it when the reply is over. It returns the text that was held back. A mark that the end of the
+        reply cut off behind a call is left out."""
         marks = self._dialect.begin, self._dialect.end
         if self._after_call and any(mark.startswith(self._text) for mark in marks):
             self._text = ""

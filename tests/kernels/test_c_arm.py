@@ -1,4 +1,7 @@
-"""The C programs of neon/tests for 64-bit ARM, which Apple Silicon and Linux on ARM run, executed by qemu."""
+"""The C programs of neon/tests, compiled for 64-bit ARM and executed by qemu.
+
+Apple Silicon and Linux on ARM run this code.
+"""
 
 import pytest
 

@@ -1,6 +1,7 @@
-"""The C programs of neon/tests as either compiler builds them, and the library as Apple's would.
+"""The C programs of neon/tests, built by gcc and by clang, and the library compiled for Apple Silicon.
 
-Builds are by file (test_c_*.py), so that one process makes each.
+Tests of the same builds are in one file (test_c_*.py): pytest-xdist runs a file in one process, which makes
+each build once.
 """
 
 import pytest
@@ -19,14 +20,14 @@ from .c_programs import (
 
 @pytest.mark.parametrize("name", ["gcc", "clang"])
 def test_all_implementations_agree_with_either_compiler(name):
-    """The plain build: no difference to the scalar twin, no compiler warning (a lost vector loop is one)."""
+    """Each implementation agrees with the scalar one. The compiler prints no warning."""
     assert compare(build(KERNELS, compiler(name)))[-1] == "scalar"
 
 
 @pytest.mark.parametrize("program", MATRICES)
 @pytest.mark.parametrize("name", ["gcc", "clang"])
 def test_all_implementations_return_the_same_bits(name, program, few):
-    """Whatever the compiler, the sizes, the split, the alignment and the values; pages too."""
+    """For all sizes, splits between threads, alignments and values. Pages are compared, too."""
     assert compare(build(program, compiler(name)), **few)[-1] == "scalar"
 
 

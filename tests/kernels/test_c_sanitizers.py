@@ -17,7 +17,7 @@ from .c_programs import (
 
 @pytest.mark.parametrize("name", ["gcc", "clang"])
 def test_all_implementations_agree_under_sanitizers(name, few):
-    """No access outside an array, no undefined behaviour, no leak."""
+    """The sanitizers find no access outside an array, no undefined behaviour and no leak."""
     assert compare(sanitized(KERNELS, compiler(name), ADDRESS), **few)[-1] == "scalar"
 
 
@@ -29,7 +29,7 @@ def test_no_access_outside_an_array_and_no_undefined_behaviour(name, program, fe
 
 @pytest.mark.parametrize("flags", [ADDRESS, THREAD], ids=["address", "thread"])
 def test_decoder_under_sanitizers(flags, few, full):
-    """No access outside an array, no undefined behaviour, no leak; no race between the threads."""
+    """The sanitizers find no bad access, no undefined behaviour, no leak and no race between threads."""
     if flags is THREAD and not full:
         pytest.skip("takes minutes: --full")
     # TSan kills forked children that start threads, and makes every access twenty times as slow.

@@ -22,6 +22,7 @@ from ruvmlx.apps.server.serving import Serving
 from ruvmlx.apps.server.web import WebServer, listening, web_server
 
 from ruvmlx.backends.select import open_backend
+from ruvmlx.engine.run import Run
 from ruvmlx.engine.tools import forced_calls, tool_form
 from ruvmlx.host import Host
 from ruvmlx.models.load import load_model
@@ -178,6 +179,18 @@ def run_server(open_runtime, access: Access, limits: ServerLimits, **serving: An
     assert ready.wait(60) and not failed, failed
     found[0].thread = thread
     return found[0]
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    """No reply ends by itself before its last token."""
+    draw = Run.draw
+
+    def go_on(run: Run, record: bool = True) -> Any:
+        run.request.ignore_eos = True
+        return draw(run, record)
+
+    monkeypatch.setattr(Run, "draw", go_on)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from ruvmlx.apps.cli.chat import chat
 from ruvmlx.apps.server import idle
 from ruvmlx.apps.server.idle import IdleWork
 
-from ruvmlx.engine.run import Run
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import UsageError
 from ruvmlx.guest import Guest
@@ -63,15 +62,8 @@ def attach(home):
 
 
 @pytest.fixture
-def slow(running, monkeypatch):
-    """The server; each step of its replies takes a moment, and none ends by itself before its last token."""
-    draw = Run.draw
-
-    def endless(run, record=True):
-        run.request.ignore_eos = True
-        return draw(run, record)
-
-    monkeypatch.setattr(Run, "draw", endless)
+def slow(running, endless):
+    """The server. Each step of its replies takes 20 ms."""
     scheduler = running.serving.host.holder.opened.scheduler
     step = scheduler.step
 

@@ -15,13 +15,12 @@ HI = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
-def slow(monkeypatch):
-    """Each token takes 20 ms, and no reply ends by itself; returns the requests that were drawn for."""
+def slow(monkeypatch, endless):
+    """Each token takes 20 ms; returns the requests that were drawn for."""
     draw, seen = Run.draw, []
 
     def slowly(run, record=True):
         time.sleep(0.02)
-        run.request.ignore_eos = True
         if run.request not in seen:
             seen.append(run.request)
         return draw(run, record)

@@ -1,0 +1,205 @@
+"""Engines whose sessions go to disk and come back: what is kept, when, and for whom."""
+
+import json
+import struct
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+from ruvmlx.backends.base import under
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.kv import owners, page_file
+from ruvmlx.kv.chain import MADE_BY
+from ruvmlx.kv.policy import F16
+from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.tiers import PAGE
+
+from .disk import SMALL, files, kept, tokens_of
+
+
+def ask(engine: LLMInferenceEngine, prompt: list[int], chat: str = "chat"):
+    return engine.generate(
+        GenerationRequest(
+            input_ids=prompt,
+            session_id=chat,
+            max_new_tokens=8,
+            sampling=Sampling(0.0),
+            ignore_eos=True,
+            logprobs=5,
+        )
+    )
+
+
+def test_an_engine_goes_on_where_another_stopped(tiny, folder):
+    """Only what is new is read, and the reply is that of the engine that never stopped, to the last bit."""
+    opened = lambda: LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)  # noqa: E731
+    stays, prompt = opened(), tokens_of(150)
+    prompt = [*prompt, *ask(stays, prompt).token_ids, *tokens_of(20, seed=3)]
+    stays.sessions.keep_all()
+    want = ask(stays, prompt)
+    goes_on = opened()
+    got = ask(goes_on, prompt)
+    assert got.cached_tokens == want.cached_tokens >= 150
+    assert [t.top for t in got.logprobs] == [t.top for t in want.logprobs]
+    edited = opened()
+    assert ask(edited, [*prompt[:100], 5, 6]).cached_tokens in (PAGE, 100)
+
+
+def test_a_session_that_falls_out_is_found_again(tiny, folder):
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    engine.sessions.capacity = 4
+    for i in range(5):
+        ask(engine, tokens_of(100, seed=i), f"chat{i}")
+    assert kept(folder) == {"chat0"}
+    assert ask(engine, tokens_of(100, seed=0), "chat0").cached_tokens == 99
+    assert kept(folder) == {"chat0", "chat1"}
+
+
+def test_what_did_not_change_is_not_written_again(tiny, folder):
+    """Only the page that is not full yet."""
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    ask(engine, tokens_of(100))
+    engine.sessions.keep_all()
+    before = {file: file.stat().st_ino for file in files(folder)}
+    engine.sessions.keep_all()
+    assert {file: file.stat().st_ino for file in files(folder)} == before
+    ask(engine, [*tokens_of(100), 7])
+    engine.sessions.keep_all()
+    assert len(files(folder)) == len(before) + 1
+
+
+def test_what_broke_is_not_taken_up_again(tiny, folder, monkeypatch):
+    """Pages whose session fails would make it fail at every start."""
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    ask(engine, tokens_of(100))
+    engine.sessions.keep_all()
+    monkeypatch.setattr(engine.backend, "decode", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ask(engine, [*tokens_of(100), 7])
+    assert kept(folder) == set() and files(folder) == []
+
+
+def test_requests_without_a_chat_are_kept_if_they_say_so(tiny, folder):
+    """Only then their words go to disk."""
+    opened = lambda: LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)  # noqa: E731
+    one = opened()
+    for seed, resumable in ((0, True), (1, False)):
+        one.generate(GenerationRequest(input_ids=tokens_of(150, seed), resumable=resumable, max_new_tokens=2))
+    one.sessions.keep_all()
+    two = opened()
+    found = [two.generate(GenerationRequest(input_ids=tokens_of(150, seed))).cached_tokens for seed in (0, 1)]
+    assert found == [149, 0] and kept(folder) == {owners.REQUESTS}
+
+
+def until(condition) -> None:
+    """Wait for another thread."""
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited for 20 s")
+
+
+def test_pages_that_will_not_change_are_written_early(tiny, folder):
+    """In another thread, after each reply; so a process that is killed leaves them, and one that ends writes
+    the newest pages alone. The pool loses no page."""
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    prompt = tokens_of(300)
+    for turn in range(3):
+        prompt += [*ask(engine, prompt).token_ids, *tokens_of(10, seed=turn)]
+    until(lambda: len(files(folder)) >= 3)
+    assert {file.suffix for file in files(folder)} <= {".cold", ".warm"}
+    killed = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    assert ask(killed, prompt, "other").cached_tokens >= 192
+    engine.sessions.keep_all()
+    assert {file.suffix for file in files(folder)} == {".cold", ".warm", ".hot", ".tail"}
+    engine.sessions.clear()
+    assert engine.backend.pool.pages == [0, 0, 0]
+
+
+def test_nothing_is_written_for_a_chat_that_was_deleted(tiny, folder, monkeypatch):
+    """The other thread stops in between."""
+    begun, go_on, write = threading.Event(), threading.Event(), page_file.write
+
+    def slowly(*args):
+        begun.set()
+        write(*args)
+        go_on.wait(0.2)
+
+    monkeypatch.setattr(page_file, "write", slowly)
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    ask(engine, tokens_of(400))
+    assert begun.wait(20)
+    engine.sessions.drop("chat")
+    assert files(folder) == []
+    go_on.set()
+    engine.sessions.keep_all()
+    assert files(folder) == [] and kept(folder) == set()
+
+
+def test_keys_and_values_belong_to_their_base(tiny, folder):
+    """A base below the head makes others; the head's change makes none."""
+    rng, c = np.random.default_rng(4), tiny.config
+
+    def base(module: str, out: int) -> BaseLoRA:
+        a = rng.normal(size=(c.hidden_size, 2)).astype(np.float32)
+        return BaseLoRA({(module, 0): (a, rng.normal(size=(2, out)).astype(np.float32))}, 0.1)
+
+    head, below = base("lm_head", c.vocab_size), base("v_proj", c.n_kv_heads * c.head_dim)
+    equal = BaseLoRA.from_bytes(below.to_bytes())
+    assert head.of_keys == "" != below.of_keys == equal.of_keys != below.shrunk(0.5).of_keys
+
+    def cached(lora: BaseLoRA | None) -> int:
+        backend = NativeBackend(tiny, threads=1)
+        with under(backend, lora):
+            engine = LLMInferenceEngine(tiny, backend, SMALL, folder)
+            found = ask(engine, tokens_of(100)).cached_tokens
+            engine.sessions.keep_all()
+            return found
+
+    assert [cached(lora) for lora in (None, head, below, equal, None)] == [0, 99, 0, 99, 99]
+
+
+def test_another_policy_is_another_cache(tiny, folder):
+    def cached(policy) -> int:
+        engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), policy, folder)
+        found = ask(engine, tokens_of(100)).cached_tokens
+        engine.sessions.keep_all()
+        return found
+
+    assert [cached(policy) for policy in (F16, SMALL, SMALL, F16)] == [0, 0, 99, 99]
+
+
+def test_a_file_of_before_is_read_once(tiny, folder):
+    """A chat in the format of before goes on where it was; its file is replaced by pages. Any other file of
+    that format is removed."""
+    engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
+    backend, tokens = engine.backend, tokens_of(200)
+    cache = backend.new_cache(SMALL)
+    backend.prefill(tokens, cache)
+    dump = cache.dump()
+    body = b"".join(part.tobytes() for part in dump.parts)
+    header = {"key": engine.sessions.keys.key(SMALL), "tokens": tokens, "cache": dump.facts}
+    header |= {"nbytes": len(body), "format": 1, "made_by": MADE_BY}
+
+    def put(header, body, crc=0) -> None:
+        text = json.dumps(header).encode()
+        start = struct.pack("<8sII", b"RUVMLXKV", len(text), zlib.crc32(text))
+        folder.path.mkdir(exist_ok=True)
+        (folder.path / "chat.kv").write_bytes(start + text + body + struct.pack("<I", zlib.crc32(body) ^ crc))
+
+    for damaged in ((header | {"made_by": "0"}, body), (header, body[:-1]), (header, body, 1), ({}, body)):
+        put(*damaged)
+        assert ask(engine, [*tokens, 7]).cached_tokens == 0 and not (folder.path / "chat.kv").exists()
+        engine.sessions.clear()
+    put(header, body)
+    assert ask(engine, [*tokens, 7]).cached_tokens == 200 and not (folder.path / "chat.kv").exists()
+    engine.sessions.keep_all()
+    assert kept(folder) == {"chat"} and len(files(folder)) == 4
+    put(header, body)
+    folder.tidy({"another"})
+    assert list(folder.path.iterdir()) == []
