@@ -174,7 +174,7 @@ def main() -> None:
     shape = replace(model.config, max_context=12_288)  # the starter's own is 8,192: its speed is the same
     model = replace(model, shape=shape)
     system, turns = (8000, 30) if given.full else (1000, 6)
-    with tempfile.TemporaryDirectory(prefix="ruvmlx-agent-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ruvmlx-agent-", ignore_cleanup_errors=True) as folder:
         backend = NativeBackend(model, threads=os.cpu_count() or 1)
         agent = Agent(model, backend, policy, Path(folder), system, 40)
         print("\n".join(agent.run(turns, given.alone).lines()))
