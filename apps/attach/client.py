@@ -246,7 +246,8 @@ class Client:
 
 
 def is_here(url: str) -> bool:
-    """Is it an address of this machine alone, which may be sent this machine's own key?"""
+    """Does the URL name this machine by a loopback address? Only such a server may be sent the key that this
+    machine keeps."""
     name = _split(url).hostname
     return name in ("localhost", "::1") or name.startswith("127.")
 

@@ -133,7 +133,7 @@ def _is_address(name: str) -> bool:
 
 
 def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
-    """Header values by lower-case name; of a repeated header, the first."""
+    """Header values by lower-case name. If a header is repeated, its first value counts."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1"), value.decode("latin-1"))

@@ -178,7 +178,8 @@ def _logprobs(call: Call, body: ChatBody, logprobs: Sequence[Any]) -> ChoiceLogp
 async def _chunks(
     call: Call, body: ChatBody, requests: Requests, new_calls: NewCalls
 ) -> AsyncGenerator[bytes, None]:
-    """The reply as events: the role, pieces of text and calls, the reason of the end, the usage, [DONE]."""
+    """The events of a streamed reply, in order: the role, pieces of text and of tool calls, the finish
+    reason, the usage and [DONE]."""
     id, created = requests[0].request_id, int(time.time())
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     begun: set[int] = set()

@@ -25,7 +25,7 @@ class EventStream:
 
 @dataclass(frozen=True)
 class PlainText:
-    """An answer that is not JSON. headers: besides its type and length."""
+    """An answer that is not JSON. headers: those to send besides Content-Type and Content-Length."""
 
     text: str
     media_type: str = "text/plain; charset=utf-8"

@@ -213,7 +213,7 @@ def _in_form(
 
 
 def _with_short_ids(message: Message) -> Message:
-    """Mistral's templates refuse ids of another form than nine letters and digits."""
+    """The message with call ids of nine letters and digits: Mistral's templates refuse all others."""
     calls = tuple({**call, "id": _short_id(str(call.get("id", "")))} for call in message.tool_calls)
     call_id = _short_id(message.tool_call_id) if message.role == "tool" else message.tool_call_id
     return replace(message, tool_calls=calls, tool_call_id=call_id)
@@ -255,7 +255,7 @@ def _worded(message: Message) -> Message:
     return Message(message.role, "\n".join(parts))
 
 
-# Forced calls ------------------------------------------------------------------------------------
+# Calls that a request requires -------------------------------------------------------------------
 
 
 def forced_calls(

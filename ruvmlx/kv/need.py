@@ -18,8 +18,11 @@ from .policy import F16, TierPolicy
 
 @dataclass(frozen=True)
 class Growth:
-    """What one request will read and write. end: tokens of the prompt and the longest reply; replies: that
-    continue from the prompt; chunk: most prompt tokens that are read at a time."""
+    """The sizes that decide how much cache a request needs.
+
+    prompt: its tokens. end: tokens of the prompt and of the longest reply together. replies: how many replies
+    continue from the prompt. chunk: the most prompt tokens that are read at a time.
+    """
 
     prompt: int
     end: int

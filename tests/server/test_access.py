@@ -21,7 +21,8 @@ KEY, OTHER = "k" * 20, "o" * 20
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing"])
 def test_the_host_header(serve, one, host, status, path):
-    """A name that a page's own name server may have pointed here is refused, on every path."""
+    """Host names that were not allowed are refused on every path: a foreign page may make its own name
+    resolve to this server (DNS rebinding)."""
     running = one(lambda: serve(hosts=["my-mac.local"]))
     answer = running.ask("GET", path, host=host)
     assert answer.status == (404 if (status, path) == (200, "/nothing") else status)

@@ -107,7 +107,7 @@ def test_the_last_requests_are_few(shared):
     ],
 )
 def test_the_page_may_ask_its_own_server(one, serve, host, origin, status):
-    """Also from another machine; a page under a name that is not this server's may not."""
+    """A page from this server may ask it, from other machines too. A page from another host name may not."""
     running = one(lambda: serve(hosts=["chat.lan"]))
     assert running.ask("GET", "/v1/models", host=host, origin=origin).status == status
 
