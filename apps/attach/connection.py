@@ -42,8 +42,8 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def taken(self) -> list[bytes | str]:
-        """Wait for items and take all of them, in order. Neighbouring bytes are joined. The list is empty when
-        the connection is finished."""
+        """Wait for items and take all of them, in order. Neighbouring bytes are joined. The list is empty
+        when the connection is finished."""
         while not (self._items or self._finished):
             await self._news.wait()
             self._news.clear()
