@@ -4,6 +4,7 @@
 #include "page_terms.h"
 
 enum { PAGE = RVM_PAGE_TOKENS, ROWS = 6 };
+_Static_assert((int)ROW_SUMS == (int)SUMS && PAGE % SUMS == 0, "sums_add adds whole pages");
 
 /* c[m][n] = a[m][k] @ b[k][n]  (or +=), with as many rows and vectors as fit in registers.
  * b: float, or half, converted while it is read.  Callers pass constants for m, vectors and half.
@@ -82,7 +83,7 @@ typedef struct {
     float *scores; /* [rows][PAGE] */
     float *sum;    /* [rows][stride], O of the online softmax; the last 16, summed, are added to every dimension */
     float *most;   /* [rows] m */
-    float *total;  /* [rows] l */
+    float *total;  /* [rows][SUMS] l */
     float *keys, *values; /* a hot page as float, if there are many rows */
     float *rotated;       /* [rows][head_dim] q rotated, before it becomes codes */
     uint8_t *codes[RVM_HOT]; /* q as pages of each code tier take it */
@@ -97,7 +98,7 @@ static flash flash_at(float *scratch, size_t rows, size_t head_dim) {
     f.sum = f.scores + rows * PAGE;
     f.most = f.sum + rows * f.stride;
     f.total = f.most + rows;
-    f.keys = f.total + rows;
+    f.keys = f.total + rows * SUMS;
     f.values = f.keys + PAGE * width;
     f.rotated = f.values + PAGE * width;
     uint8_t *codes = (uint8_t *)(f.rotated + rows * width);
@@ -117,7 +118,7 @@ static flash flash_of(const flash *all, const rvm_attention *a, size_t t) {
     f.rows = a->group;
     f.q += first * a->head_dim, f.rotated += first * a->head_dim;
     f.scores += first * PAGE, f.sum += first * f.stride;
-    f.most += first, f.total += first;
+    f.most += first, f.total += first * SUMS;
     for (int tier = 0; tier < RVM_HOT; tier++) f.codes[tier] = f.own[tier], f.made[tier] = 0;
     return f;
 }
@@ -128,25 +129,27 @@ static void flash_begin(const flash *f, const rvm_attention *a, float scale) {
         rope_head(a->q + t * a->q_stride + h * a->head_dim, a->turn + t * a->head_dim, a->head_dim / 2, scale,
                   f->q + r * a->head_dim);
         f->most[r] = -FLT_MAX;
-        f->total[r] = 0;
     }
+    memset(f->total, 0, f->rows * SUMS * sizeof *f->total);
     memset(f->sum, 0, f->rows * f->stride * sizeof *f->sum);
 }
 
 /* scores -> e^(scores - m) for the tokens [begin, end) of a page, 0 for the others; updates m, l and O. */
 static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
-    float *s = f->scores + r * PAGE, *sum = f->sum + r * f->stride;
+    float *s = f->scores + r * PAGE, *sum = f->sum + r * f->stride, *total = f->total + r * SUMS;
     for (size_t i = 0; i < begin; i++) s[i] = -INFINITY;
     for (size_t i = end; i < PAGE; i++) s[i] = -INFINITY;
     const float most = max_of(s, PAGE, f->most[r]);
     if (most > f->most[r]) {
         const float keep = exp_f32(f->most[r] - most);
         f->most[r] = most;
-        f->total[r] *= keep;
+        SIMD()
+        for (size_t i = 0; i < SUMS; i++) total[i] *= keep;
         SIMD()
         for (size_t i = 0; i < f->stride; i++) sum[i] *= keep;
     }
-    f->total[r] += exp_sum(s, most, PAGE, s);
+    exp_all(s, most, PAGE, s);
+    sums_add(total, s, PAGE);
 }
 
 /* The query at `position` sees the tokens [*begin, *end) of the page that begins at position `start`. */
@@ -267,16 +270,16 @@ static void flash_codes_page(flash *f, const rvm_attention *a, size_t page) {
 static void flash_out(const flash *f, const rvm_attention *a) {
     const size_t hd = a->head_dim, width = value_rows(hd);
     for (size_t r = 0; r < f->rows; r++) {
-        float *sum = f->sum + r * f->stride, every = 0;
+        float *sum = f->sum + r * f->stride, total = sums_total(f->total + r * SUMS), every = 0;
         for (size_t i = width; i < f->stride; i++) every += sum[i];
         if (a->partial) {
             float *p = a->partial + r * RVM_PARTIAL(hd);
             SIMD()
             for (size_t i = 0; i < hd; i++) p[i] = sum[i] + every;
-            p[hd] = f->most[r], p[hd + 1] = f->total[r];
+            p[hd] = f->most[r], p[hd + 1] = total;
             continue;
         }
-        const float scale = 1.0f / f->total[r];
+        const float scale = 1.0f / total;
         float *out = a->out + r / a->group * a->out_stride + r % a->group * hd;
         SIMD()
         for (size_t i = 0; i < hd; i++) out[i] = (sum[i] + every) * scale;

@@ -149,16 +149,26 @@ static void attend_block(const stage *s, size_t head, size_t begin, size_t end, 
     attend(s, head, begin, end, part_of(pages_seen(s, 0, s->n), part, parts), partial_at(s, part, head, begin));
 }
 
+/* The number of blocks of queries. A short chunk gets more of them than it needs, so that the threads have equal
+ * shares. A query has the same bits in a block of any size. */
+static size_t blocks_in(const stage *s, size_t parts) {
+    const rvm_decoder *d = s->c->d;
+    const size_t heads = d->config.n_kv_heads * parts, threads = d->config.threads, least = 4;
+    size_t blocks = (s->n + d->query_block - 1) / d->query_block;
+    while (heads * blocks < 4 * threads && heads * blocks % threads && s->n / (blocks + 1) >= least) blocks++;
+    return blocks;
+}
+
 /* The last blocks see the most keys: they go first. */
 static void attend_chunk(const stage *s) {
     rvm_decoder *d = s->c->d;
-    const size_t heads = d->config.n_kv_heads, parts = parts_of(s), step = d->query_block;
-    const size_t blocks = (s->n + step - 1) / step, one = s->c->n == 1 && s->c->outputs;
+    const size_t heads = d->config.n_kv_heads, parts = parts_of(s), blocks = blocks_in(s, parts);
+    const size_t step = (s->n + blocks - 1) / blocks, one = s->c->n == 1 && s->c->outputs;
     for (uint32_t i; pool_next(s->w, (uint32_t)(heads * parts * blocks), &i);) {
         if (stopped(s->c)) continue;
         const size_t head = i % heads, part = i / heads % parts, block = blocks - 1 - i / heads / parts;
         if (one && part == parts - 1) append(s, head, 0, 1);
-        attend_block(s, head, block * step, min_size(s->n, (block + 1) * step), part, parts);
+        if (block * step < s->n) attend_block(s, head, block * step, min_size(s->n, (block + 1) * step), part, parts);
     }
 }
 

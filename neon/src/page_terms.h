@@ -19,6 +19,9 @@ static inline size_t row_codes(rvm_tier tier, size_t head_dim) {
     return 8 + page_terms(tier) * (4 + key_columns(head_dim));
 }
 
+/* A row keeps the sum of its weights in so many parts. */
+enum { ROW_SUMS = 16 };
+
 /* The fewest floats of a row of sums. */
 static inline size_t sum_width(size_t head_dim) { return value_rows(head_dim) + PAGE_TILE; }
 

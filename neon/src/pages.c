@@ -24,7 +24,7 @@ size_t rvm_attention_scratch(size_t rows, size_t head_dim) {
     const size_t width = value_rows(head_dim), page = RVM_PAGE_TOKENS;
     size_t codes = 0;
     for (int tier = 0; tier < RVM_HOT; tier++) codes += row_codes((rvm_tier)tier, head_dim);
-    return rows * (2 * width + page + sum_width(head_dim) + 2) + 2 * page * width + 2 * rows * codes / sizeof(float);
+    return rows * (2 * width + page + sum_width(head_dim) + 1 + ROW_SUMS) + 2 * page * width + 2 * rows * codes / sizeof(float);
 }
 
 /* ---- the shared order ---- */

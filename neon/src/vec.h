@@ -98,15 +98,38 @@ static inline float dot_of(const float *x, const float *y, size_t n) {
     return (s0 + s1) + (s2 + s3);
 }
 
-/* y[i] = e^(x[i] - shift); returns sum_i y[i].  y may be x. */
-static inline float exp_sum(const float *x, float shift, size_t n, float *y) {
-    float s = 0;
-    SIMD(reduction(+ : s))
-    for (size_t i = 0; i < n; i++) {
-        y[i] = exp_f32(x[i] - shift);
-        s += y[i];
+/* Compilers add the numbers of one sum in their order, each after the one before. So a sum is kept in SUMS parts. */
+enum { SUMS = 16 };
+
+/* sums += x.  n: a multiple of SUMS */
+static inline void sums_add(float *restrict sums, const float *restrict x, size_t n) {
+    for (size_t i = 0; i < n; i += SUMS) {
+        SIMD()
+        for (size_t j = 0; j < SUMS; j++) sums[j] += x[i + j];
     }
-    return s;
+}
+
+static inline float sums_total(const float *sums) {
+    float part[SUMS / 2];
+    SIMD()
+    for (size_t j = 0; j < SUMS / 2; j++) part[j] = sums[j] + sums[j + SUMS / 2];
+    return (part[0] + part[4]) + (part[1] + part[5]) + ((part[2] + part[6]) + (part[3] + part[7]));
+}
+
+/* y[i] = e^(x[i] - shift).  y may be x. */
+static inline void exp_all(const float *x, float shift, size_t n, float *y) {
+    SIMD()
+    for (size_t i = 0; i < n; i++) y[i] = exp_f32(x[i] - shift);
+}
+
+/* The same; returns sum_i y[i]. */
+static inline float exp_sum(const float *x, float shift, size_t n, float *y) {
+    float sums[SUMS] = {0}, rest = 0;
+    const size_t whole = n / SUMS * SUMS;
+    exp_all(x, shift, n, y);
+    sums_add(sums, y, whole);
+    for (size_t i = whole; i < n; i++) rest += y[i];
+    return sums_total(sums) + rest;
 }
 
 /* y[v] += sum_k c[k] * rows[k][v]      rows: [r, ld], the first n columns of it */
