@@ -4,7 +4,7 @@
 
 /* Layers: a decoder's computation between its matrix products. */
 
-#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of one row of unfinished attention: O, m, l */
+#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of one row of unfinished attention: O, m (in bits), l */
 
 /* The next token of a sequence that holds `offset` others. pages[i]: its positions 64 i to 64 i + 63. */
 typedef struct {

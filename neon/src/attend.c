@@ -76,10 +76,11 @@ static void product(const float *a, size_t lda, const void *b, size_t ldb, const
     }
 }
 
-/* The state of attention of one block of queries. A row is one query of one head of the group. */
+/* The state of attention of one block of queries. A row is one query of one head of the group. Scores are in bits:
+ * the softmax is of powers of 2, which take fewer steps than those of e. */
 typedef struct {
     size_t rows, stride;
-    float *q;      /* [rows][head_dim] turned, times 1 / sqrt(head_dim) */
+    float *q;      /* [rows][head_dim] turned, times log2(e) / sqrt(head_dim) */
     float *scores; /* [rows][PAGE] */
     float *sum;    /* [rows][stride], O of the online softmax; the last 16, summed, are added to every dimension */
     float *most;   /* [rows] m */
@@ -134,21 +135,22 @@ static void flash_begin(const flash *f, const rvm_attention *a, float scale) {
     memset(f->sum, 0, f->rows * f->stride * sizeof *f->sum);
 }
 
-/* scores -> e^(scores - m) for the tokens [begin, end) of a page, 0 for the others; updates m, l and O. */
+/* scores -> 2^(scores - m) for the tokens [begin, end) of a page, 0 for the others; updates m, l and O. */
 static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
     float *s = f->scores + r * PAGE, *sum = f->sum + r * f->stride, *total = f->total + r * SUMS;
     for (size_t i = 0; i < begin; i++) s[i] = -INFINITY;
     for (size_t i = end; i < PAGE; i++) s[i] = -INFINITY;
     const float most = max_of(s, PAGE, f->most[r]);
     if (most > f->most[r]) {
-        const float keep = exp_f32(f->most[r] - most);
+        const float keep = exp2_down(f->most[r] - most);
         f->most[r] = most;
         SIMD()
         for (size_t i = 0; i < SUMS; i++) total[i] *= keep;
         SIMD()
         for (size_t i = 0; i < f->stride; i++) sum[i] *= keep;
     }
-    exp_all(s, most, PAGE, s);
+    SIMD()
+    for (size_t i = 0; i < PAGE; i++) s[i] = exp2_down(s[i] - most);
     sums_add(total, s, PAGE);
 }
 
@@ -326,7 +328,7 @@ int LAYER(attend)(const rvm_attention *a) {
     flash f = flash_at(a->scratch, a->queries * a->group, a->head_dim);
     for (size_t i = a->first_page; i < min_size(a->first_page + 2, a->end_page); i++)
         fetch(head_page(a, i), head_page_bytes((rvm_tier)a->pages[i].tier, a->head_dim));
-    flash_begin(&f, a, 1.0f / sqrtf((float)a->head_dim));
+    flash_begin(&f, a, (float)(LOG2_E / sqrt((double)a->head_dim)));
     for (size_t page = a->first_page; page < a->end_page; page++) {
         if (is_shared(a, page)) flash_page(&f, a, page);
         else flash_own_pages(&f, a, page);
@@ -341,7 +343,7 @@ int LAYER(merge)(const float *partial, size_t parts, size_t stride, size_t rows,
         float most = -FLT_MAX, total = 0;
         for (size_t i = 0; i < parts; i++) most = fmaxf(most, partial[i * stride + head_dim]);
         for (size_t i = 0; i < parts; i++) {
-            const float *p = partial + i * stride, keep = exp_f32(p[head_dim] - most);
+            const float *p = partial + i * stride, keep = exp2_down(p[head_dim] - most);
             total += keep * p[head_dim + 1];
             SIMD()
             for (size_t d = 0; d < head_dim; d++) out[d] = (i ? out[d] : 0) + keep * p[d];

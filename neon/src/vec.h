@@ -28,7 +28,7 @@ static inline void prefetch_l2(const void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)memory + i, 0, 2);
 }
 
-static const double LN2 = 0.693147180559945309;
+static const double LN2 = 0.693147180559945309, LOG2_E = 1.44269504088896341;
 
 /* x + ROUNDING, for |x| < 2^22, has round(x) in its low mantissa bits. */
 static const float ROUNDING = 12582912.0f; /* 1.5 * 2^23 */
@@ -60,6 +60,12 @@ static inline float exp2_near(float x) {
     e = e * r + 0.6931470036506653f;
     e = e * r + 1.0f;
     return float_of(bits_of(e) + (bits_of(shifted) << 23));
+}
+
+/* 2^x for x <= 0, also for a far one: 0 below -126. */
+static inline float exp2_down(float x) {
+    const float e = exp2_near(x);
+    return x < -126.0f ? 0.0f : e;
 }
 
 static inline float exp_f32(float x) { return x > 88.37f ? INFINITY : exp_up_to_88(x); }
@@ -116,17 +122,12 @@ static inline float sums_total(const float *sums) {
     return (part[0] + part[4]) + (part[1] + part[5]) + ((part[2] + part[6]) + (part[3] + part[7]));
 }
 
-/* y[i] = e^(x[i] - shift).  y may be x. */
-static inline void exp_all(const float *x, float shift, size_t n, float *y) {
-    SIMD()
-    for (size_t i = 0; i < n; i++) y[i] = exp_f32(x[i] - shift);
-}
-
-/* The same; returns sum_i y[i]. */
+/* y[i] = e^(x[i] - shift); y may be x. Returns sum_i y[i]. */
 static inline float exp_sum(const float *x, float shift, size_t n, float *y) {
     float sums[SUMS] = {0}, rest = 0;
     const size_t whole = n / SUMS * SUMS;
-    exp_all(x, shift, n, y);
+    SIMD()
+    for (size_t i = 0; i < n; i++) y[i] = exp_f32(x[i] - shift);
     sums_add(sums, y, whole);
     for (size_t i = whole; i < n; i++) rest += y[i];
     return sums_total(sums) + rest;
