@@ -17,14 +17,16 @@ import numpy as np
 
 from ..models.model import Tokenizer
 from .kl_probe import KLProbe
-from .taste import TasteModel
+from .taste import DOUBTED, TasteModel
 from .taste_features import bucket, grams
 from .taste_measures import MEASURES, measured
 from .user_taste import UserTaste
 
 LOGIT = 20.0  # per star that one more such token earns
 MOST, LEAST = 2.0, 6.0  # logits by which a token may become more, and less, likely
-FIRST = 8  # ratings before which a taste pushes nothing
+END_LOGIT = 8.0  # of the tokens that end a reply, per star that half of the length earns
+MOST_END = 5.0  # logits by which they may become more, or less, likely
+FIRST, FIRST_END = 8, 4  # ratings before which a taste pushes no other token, and no end
 LAG = 8  # ratings that the push may be behind: fitting the taste would delay the rating
 
 # Each token is put between these two parts. The text is about as long as a usual reply, and has about the
@@ -39,6 +41,10 @@ _AFTER = (
     "border is usually healthier than a single crop, and it looks beautiful as well."
 )
 _BY_WORD = np.array([measure.by_word for measure in MEASURES])
+_OF_LENGTH = np.array(
+    [measure.more in ("longer replies", "more paragraphs", "more varied words") for measure in MEASURES]
+)
+_COMPLETE = [measure.more for measure in MEASURES].index("complete replies")
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,13 @@ class TokenEffects:
     """What tokens [A] do to the measures of a reply.
 
     measures [A, M] float32: change of each measure by one more of the token; 0 for measures of structure.
-    words [A]: hash of the word that the token is, -1 if it is no whole word.
+    words [A]: hash of the word that the token is, -1 if it is no whole word. shorter [M]: change of the
+    measures that grow with the length when a reply ends at half of its words; 0 for all others.
     """
 
     measures: np.ndarray
     words: np.ndarray
+    shorter: np.ndarray
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tokens: np.ndarray) -> "TokenEffects":
@@ -58,7 +66,11 @@ class TokenEffects:
         without = measured(_BEFORE + _AFTER, False)
         texts = [tokenizer.token_bytes(int(token)).decode("utf-8", "replace") for token in tokens]
         rows = [measured(_BEFORE + text + _AFTER, False) - without for text in texts]
-        return cls(np.where(_BY_WORD, np.stack(rows), 0), np.array([_word(text) for text in texts]))
+        return cls(
+            np.where(_BY_WORD, np.stack(rows), 0),
+            np.array([_word(text) for text in texts]),
+            np.where(_OF_LENGTH, measured(_BEFORE, False) - measured(_BEFORE + "\n\n" + _AFTER, False), 0),
+        )
 
     def stars(self, taste: TasteModel, likely: np.ndarray) -> np.ndarray:
         """[A]: stars that one more of each token earns, by the taste model; 0 in the mean over the tokens,
@@ -76,6 +88,16 @@ class TokenEffects:
         signal = likely @ (changes @ weights.mean) ** 2
         noise = likely @ (changes @ weights.covariance * changes).sum(axis=1)
         return max(0.0, 1 - noise / max(signal, 1e-12)) * (changes @ weights.shrunk)
+
+    def end_stars(self, taste: TasteModel) -> float:
+        """Stars that a reply earns by ending at half of its words, shrunk by how uncertain they are. It is
+        then complete, which other replies are as often as those that this user saw."""
+        weights = taste.token_weights()
+        change = np.zeros(weights.mean.size)
+        change[: self.shorter.size] = self.shorter
+        change[_COMPLETE] = measured("", True)[_COMPLETE] - taste.fitted.scale.centre[_COMPLETE]
+        mean, variance = float(change @ weights.mean), float(change @ weights.covariance @ change)
+        return mean * max(0.0, 1 - DOUBTED**2 * variance / max(mean**2, 1e-12))
 
 
 def _word(text: str) -> int:
@@ -112,11 +134,13 @@ class TastePush:
 
     def _computed(self, probe: KLProbe) -> np.ndarray:
         taste = self._taste.model
-        if taste.ratings < FIRST:
-            return np.zeros(probe.tokens.size, np.float32)
-        stars = self._token_effects(probe).stars(taste, probe.likely)
-        stars[probe.coordinates.ends] = 0
-        logits = np.clip(LOGIT * stars, -LEAST, MOST)
+        logits = np.zeros(probe.tokens.size, np.float32)
+        if taste.ratings < FIRST_END:
+            return logits
+        effects = self._token_effects(probe)
+        if taste.ratings >= FIRST:
+            logits[:] = np.clip(LOGIT * effects.stars(taste, probe.likely), -LEAST, MOST)
+        logits[probe.coordinates.ends] = np.clip(END_LOGIT * effects.end_stars(taste), -MOST_END, MOST_END)
         return (logits / probe.reading).astype(np.float32)
 
     def _token_effects(self, probe: KLProbe) -> TokenEffects:

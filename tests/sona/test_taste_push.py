@@ -8,7 +8,8 @@ import pytest
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant, taste_push
 from ruvmlx.sona.calibration import measure
-from ruvmlx.sona.taste import TasteModel
+from ruvmlx.sona.taste import RatedFeatures, TasteModel
+from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
 from ruvmlx.sona.taste_push import TastePush, TokenEffects
 from tests.sona import simulated_tastes as sim
@@ -82,6 +83,44 @@ def test_ratings_by_dice_push_little(effects):
         given = np.random.default_rng(seed).integers(1, 6, 30)
         pushed.append(np.abs(stars(effects, TasteModel.fit(sim.rated(shown, given)))).max())
     assert stars(effects, taught(sim.to_the_reader, 30)).max() > 0.1 and np.median(pushed) == 0
+
+
+def test_half_of_the_words_are_a_shorter_reply(effects):
+    length, paragraphs = named("longer replies"), named("more paragraphs")
+    shorter = effects.shorter * [measure.spread for measure in MEASURES]
+    assert -np.log(2) < shorter[length] < -0.4  # a text of n words counts as log (n + 5)
+    assert shorter[paragraphs] == pytest.approx(np.log(2 / 3))  # one of two
+    assert not effects.shorter[[measure.by_word for measure in MEASURES]].any()
+
+
+def test_an_early_end_earns_stars_from_whom_short_replies_please(effects):
+    assert effects.end_stars(taught(sim.shorter)) > 0.3
+    assert effects.end_stars(taught(lambda *reply: 6 - sim.shorter(*reply))) < -0.3
+
+
+def test_an_early_end_earns_stars_from_whom_replies_without_an_end_displease(effects):
+    shown = sim.texts(30, 3)
+    ended = np.random.default_rng(4).random(30) < 0.5
+    features = [features_of(*pair, bool(end)) for pair, end in zip(shown, ended, strict=True)]
+    given = [RatedFeatures(f, "5" if end else "1") for f, end in zip(features, ended, strict=True)]
+    assert effects.end_stars(TasteModel.fit(given)) > 0.3
+    given = [RatedFeatures(f, "1" if end else "5") for f, end in zip(features, ended, strict=True)]
+    assert effects.end_stars(TasteModel.fit(given)) < -0.3
+
+
+@pytest.mark.parametrize("taste", [sim.lists, sim.to_the_reader])
+def test_other_tastes_hardly_push_the_end(effects, taste):
+    assert abs(effects.end_stars(taught(taste))) < 0.1
+
+
+@pytest.mark.parametrize("count", [4, 10, 30])
+def test_ratings_by_dice_hardly_push_the_end(effects, count):
+    shown = sim.texts(count, 5)
+    pushed = []
+    for seed in range(20):
+        given = np.random.default_rng(seed).integers(1, 6, count)
+        pushed.append(abs(effects.end_stars(TasteModel.fit(sim.rated(shown, given)))))
+    assert np.median(pushed) < 0.02 and max(pushed) < effects.end_stars(taught(sim.shorter, 30))
 
 
 # -- in the weights --------------------------------------------------------------------------------------
@@ -197,8 +236,14 @@ def test_after_an_undo_the_push_is_computed_again(tiny, probe):
 
 
 def test_a_few_ratings_push_nothing(tiny, probe):
-    few = TastePush(tiny.tokenizer, Taste(taught(sim.to_the_reader, taste_push.FIRST - 1)))
+    few = TastePush(tiny.tokenizer, Taste(taught(sim.shorter, taste_push.FIRST_END - 1)))
     assert few.of(0, probe).shape == probe.tokens.shape and not few.of(0, probe).any()
+
+
+def test_the_end_is_pushed_before_other_tokens(tiny, probe):
+    ends = probe.coordinates.ends
+    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter, taste_push.FIRST - 1))).of(0, probe)
+    assert np.all(push[ends] * probe.reading > 0) and not np.delete(push, ends).any()
 
 
 def test_a_push_serves_only_so_many_ratings(tiny, probe):
@@ -212,7 +257,18 @@ def test_a_push_serves_only_so_many_ratings(tiny, probe):
     assert taste.asked == 2
 
 
-def test_the_push_moves_no_end_of_a_reply_and_no_mean(tiny, probe):
-    push = TastePush(tiny.tokenizer, Taste(taught(sim.to_the_reader))).of(0, probe)
-    assert not push[probe.coordinates.ends].any() and np.isfinite(push).all()
-    assert np.abs(push).max() * abs(probe.reading) <= taste_push.LEAST
+@pytest.mark.parametrize("taste, likelier", [(sim.shorter, 1), (lambda *reply: 6 - sim.shorter(*reply), -1)])
+def test_the_end_becomes_likelier_for_whom_short_replies_please(tiny, probe, taste, likelier):
+    push = TastePush(tiny.tokenizer, Taste(taught(taste))).of(0, probe) * probe.reading
+    ends = push[probe.coordinates.ends]
+    assert np.all(likelier * ends > 1) and np.abs(ends).max() <= taste_push.MOST_END
+
+
+def test_no_token_moves_further_than_the_limits(tiny, probe, monkeypatch):
+    far = np.where(np.arange(probe.tokens.size) % 2, 9.0, -9.0)
+    monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
+    monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: -9.0)
+    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter))).of(0, probe) * probe.reading
+    expected = np.where(far > 0, taste_push.MOST, -taste_push.LEAST)
+    expected[probe.coordinates.ends] = -taste_push.MOST_END
+    np.testing.assert_allclose(push, expected, rtol=1e-5)
