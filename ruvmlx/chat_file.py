@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import CorruptFile, UsageError
 from .store import MessageRow, Store
@@ -21,6 +21,7 @@ from .text import one_line, sanitize
 FORMAT = "ruvmlx-chat"
 ROLES = ("user", "assistant")
 LARGEST = 64 << 20  # bytes: larger files are not imported
+LATEST = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
 
 
 def as_json(store: Store, session_id: str) -> dict[str, Any]:
@@ -84,15 +85,16 @@ class Imported:
 def import_chat(store: Store, data: bytes, name: str) -> str:
     """Create a chat from a file's bytes; returns its id. CorruptFile, and no chat, if they are not a chat."""
     chat = parse(data, name)
-    session_id = store.chats.new(chat.model, chat.system, chat.title)
-    store.messages.add_tree(session_id, chat.messages, chat.head)
+    with store.transaction():
+        session_id = store.chats.new(chat.model, chat.system, chat.title)
+        store.messages.add_tree(session_id, chat.messages, chat.head)
     return session_id
 
 
 def parse(data: bytes, name: str) -> Imported:
     """The chat in a file's bytes; CorruptFile if there is none. name: the file's name, for the error."""
     try:
-        found = json.loads(data)
+        found = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as e:
         raise CorruptFile(f"{name} is not JSON: {one_line(str(e))}. Give a file of `sessions export`.") from e
     if isinstance(found, list):
@@ -122,8 +124,7 @@ def _messages(raw: list[Any], name: str) -> list[MessageRow]:
         if id_ in known or not (parent is None or _number(parent) in known):
             raise CorruptFile(f"{name}: message {n} does not follow an earlier one. Nothing was imported.")
         known.add(id_)
-        created = item.get("created")
-        at = created if isinstance(created, float) else 0.0
+        at = _moment(item.get("created"))
         rows.append(MessageRow(_role(item), _content(item) or "", None, None, None, id_, parent, at))
     if not rows:
         raise CorruptFile(f"{name} holds no message of a user or a model. Nothing was imported.")
@@ -138,6 +139,16 @@ def _content(item: Any) -> str | None:
     return _text(item.get("content")) if isinstance(item, dict) else None
 
 
+def _no_number(name: str) -> None:
+    """Python's reader takes NaN and Infinity, which JSON does not have and a chat cannot keep."""
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _moment(value: Any) -> float:
+    """A time in seconds since 1970; 0 for anything else, and for what no calendar shows."""
+    return value if isinstance(value, float) and abs(value) < LATEST else 0.0
+
+
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -149,21 +160,48 @@ def _text(value: Any) -> str | None:
 
 def read_bytes(path: Path) -> bytes:
     """The bytes of a file to import; UsageError if it cannot be read or is too large."""
+    name = one_line(str(path))
     try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"{one_line(str(path))} is over {LARGEST >> 20} MiB; no chat is that long.")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return read_limited(file, name)
     except OSError as e:
-        raise UsageError(f"cannot read {one_line(str(path))}: {e.strerror}.") from e
+        raise UsageError(f"cannot read {name}: {e.strerror}.") from e
+
+
+def read_limited(file: BinaryIO, name: str) -> bytes:
+    """All bytes of a file or of a pipe, which may be endless; UsageError if there are too many."""
+    data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise UsageError(f"{name} is over {LARGEST >> 20} MiB; no chat is that long.")
+    return data
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a new file that only the user can read; UsageError if it exists or cannot be written."""
+    """Write a new file that only the user can read; UsageError if it exists or cannot be written. It appears
+    when it is whole."""
+    name, part = one_line(str(path)), path.with_name(f".ruvmlx-{os.getpid()}.part")
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        _appear(part, path)
     except FileExistsError as e:
-        raise UsageError(f"{one_line(str(path))} exists already; give another name.") from e
+        raise UsageError(f"{name} exists already; give another name.") from e
     except OSError as e:
-        raise UsageError(f"cannot write {one_line(str(path))}: {e.strerror}.") from e
-    with open(handle, "w", encoding="utf-8") as file:
-        file.write(text)
+        raise UsageError(f"cannot write {name}: {e.strerror}.") from e
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _appear(part: Path, path: Path) -> None:
+    """Give the file its name, unless another file has it: FileExistsError."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if path.exists():
+            raise FileExistsError from None
+        part.rename(path)

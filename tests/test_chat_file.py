@@ -1,11 +1,15 @@
 """Chats written to files and read again."""
 
+import errno
 import json
+import os
+import time
 
 import pytest
 
-from ruvmlx.chat_file import as_json, as_markdown, import_chat
-from ruvmlx.errors import CorruptFile
+from ruvmlx import chat_file
+from ruvmlx.chat_file import as_json, as_markdown, import_chat, read_bytes, write_new
+from ruvmlx.errors import CorruptFile, UsageError
 from ruvmlx.store import Store
 
 from .store.test_branches import exchange, said
@@ -63,6 +67,8 @@ def test_messages_of_other_programs(store, wrapped):
         b'[{"role": "user", "content": "a", "id": 1, "parent": 2}]',
         b'[{"role": "user", "content": "a", "id": 1}, {"role": "user", "content": "a", "id": 1}]',
         b'[{"role": "user", "content": "a", "id": 1, "parent": [1]}]',
+        b'[{"role": "user", "content": "a", "created": NaN}]',
+        b'[{"role": "user", "content": "a", "created": Infinity}]',
     ],
 )
 def test_what_is_no_chat_is_refused(store, data):
@@ -77,6 +83,82 @@ def test_odd_values_are_left_out(store):
     data = b'{"title": 3, "system": [], "head": [1], "messages": [{"role": "user", "content": "a\\ud800b",'
     chat = import_chat(store, data + b' "created": true}]}', "f")
     assert said(store, chat) == ["ab"] and store.chats.get(chat).title == "ab"
+
+
+@pytest.mark.parametrize("created", [b"1e999", b"-1e300", b"253402300800.0", b'"now"'])
+def test_a_time_that_no_calendar_shows_is_left_out(store, created):
+    chat = import_chat(store, b'[{"role": "user", "content": "a", "created": ' + created + b"}]", "f")
+    json.dumps(as_json(store, chat), allow_nan=False)
+    assert store.messages.all(chat)[0].created == pytest.approx(time.time(), abs=60)
+
+
+def test_an_import_that_stops_leaves_no_chat(store, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.messages, "add_tree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        import_chat(store, b'[{"role": "user", "content": "a"}]', "f")
+    assert store.db.rows("SELECT * FROM sessions") == []
+
+
+def test_a_copy_that_stops_leaves_no_chat(store, monkeypatch):
+    chat = store.chats.new("m")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.messages, "add_tree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        store.chats.fork(chat)
+    assert [row["id"] for row in store.db.rows("SELECT id FROM sessions")] == [chat]
+
+
+def test_a_file_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_file, "LARGEST", 1000)
+    endless = tmp_path / "chat.json"
+    endless.symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=r"chat\.json is over"):
+        read_bytes(endless)
+
+
+# -- files that are written ------------------------------------------------------------------------------
+
+
+def test_a_file_is_written_whole_and_for_its_owner_alone(tmp_path):
+    write_new(tmp_path / "a.md", "words")
+    assert (tmp_path / "a.md").read_text() == "words" and (tmp_path / "a.md").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UsageError, match="exists already"):
+        write_new(tmp_path / "a.md", "other")
+    assert (tmp_path / "a.md").read_text() == "words" and [f.name for f in tmp_path.iterdir()] == ["a.md"]
+
+
+def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UsageError, match=r"cannot write .*No space left"):
+            write_new(tmp_path / "a.md", "words")
+    assert list(tmp_path.iterdir()) == []
+    write_new(tmp_path / "a.md", "words")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_is_written_where_links_are_unknown(tmp_path, monkeypatch, there):
+    def unknown(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", unknown)
+    if there:
+        (tmp_path / "a.md").write_text("old")
+        with pytest.raises(UsageError, match="exists already"):
+            write_new(tmp_path / "a.md", "words")
+    else:
+        write_new(tmp_path / "a.md", "words")
+    assert (tmp_path / "a.md").read_text() == ("old" if there else "words")
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_markdown_is_for_people(store):

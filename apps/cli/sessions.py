@@ -119,9 +119,10 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
 @json_option
 def import_session(file: Path, as_json: bool) -> None:
     """Import a chat from a JSON FILE (- is standard input): an export, or a list of {role, content}."""
-    from ruvmlx.chat_file import import_chat, read_bytes
+    from ruvmlx.chat_file import import_chat, read_bytes, read_limited
 
-    data = sys.stdin.buffer.read() if str(file) == "-" and sys.stdin else read_bytes(file)
+    here = str(file) == "-" and sys.stdin
+    data = read_limited(sys.stdin.buffer, "standard input") if here else read_bytes(file)
     store = _store()
     session_id = import_chat(store, data, one_line(str(file)))
     if as_json:

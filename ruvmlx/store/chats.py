@@ -54,8 +54,9 @@ class Chats:
         if after is not None and after not in ids:
             raise NotFound(f"message {after} is not in the conversation.")
         kept = branch[: ids.index(after) + 1] if after is not None else branch
-        new = self.new(old.model, old.system, f"{old.title} (fork)"[:TITLE])
-        self._messages.add_tree(new, kept, kept[-1].id if kept else None)
+        with self._db.transaction():
+            new = self.new(old.model, old.system, f"{old.title} (fork)"[:TITLE])
+            self._messages.add_tree(new, kept, kept[-1].id if kept else None)
         return new
 
     # -- finding -------------------------------------------------------------------------------------

@@ -155,6 +155,8 @@ def _readable_errors(path: Path) -> Iterator[None]:
         raise StoreError(
             f"cannot write {path}: {e}. Check the disk and its permissions, or set RUVMLX_HOME."
         ) from e
+    except sqlite3.IntegrityError as e:  # of a value, not of the file
+        raise StoreError(f"cannot store this in {path}: {e}. Nothing was changed.") from e
     except sqlite3.DatabaseError as e:
         raise CorruptFile(
             f"{path} is damaged: {e}. Move it away to start afresh; keep it if you want to recover chats."
