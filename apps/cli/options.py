@@ -10,6 +10,7 @@ from ruvmlx.progress import Watch
 from ruvmlx.settings import Settings
 
 if TYPE_CHECKING:
+    from ruvmlx.backends.base import Backend
     from ruvmlx.models.model import Model
     from ruvmlx.runtime import Runtime
 
@@ -65,6 +66,24 @@ def load_model(name: str | None) -> "Model":
 
     with watching() as watch:
         return load(name, watch)
+
+
+def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Model, Backend]":
+    """A model and its backend, for verbs that need no store. context: tokens to make room for.
+
+    NotEnoughMemory is raised before weights are fetched or read.
+    """
+    from ruvmlx.backends.select import describe, open_backend
+    from ruvmlx.plan import Planning
+
+    from ..progress import watching
+
+    choice = describe(settings.backend, settings.threads)
+    with watching() as watch:
+        planning = Planning(watch, choice, settings.model, settings.backend, context or settings.max_context)
+        model = planning.load(settings.model)
+        weights = planning.counted(model)
+        return model, open_backend(settings.backend, weights, settings.threads, watch=planning)
 
 
 def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":

@@ -9,7 +9,7 @@ import click
 
 from ruvmlx.errors import UsageError
 
-from .options import load_model, model_options, resolve
+from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show_facts
 
 
@@ -23,16 +23,15 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
 
     With a tiered cache, the same tokens also run with an f16 cache; kl_vs_f16 is the cost of the tiers.
     """
-    from ruvmlx.backends.select import cache_policy, open_backend
+    from ruvmlx.backends.select import cache_policy
     from ruvmlx.engine.perplexity import perplexity as measure
 
     settings = resolve(flags)
     text = _read(file)
-    model = load_model(settings.model)
+    model, backend = load_and_open(settings, ctx)
     tokens = model.tokenizer.encode(text)
     if len(tokens) < 2:
         raise UsageError(f"{file} holds {len(tokens)} tokens; perplexity needs 2 or more.")
-    backend = open_backend(settings.backend, model, settings.threads)
     context = min(ctx or model.shape.max_context, model.shape.max_context)
     policy = cache_policy(settings.kv, backend, settings.kv_tiers)
     found = measure(backend, tokens, context, policy, progress=_Progress(len(tokens)))

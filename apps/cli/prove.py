@@ -14,7 +14,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.settings import Settings
 
 from ..prove.raters import RATERS
-from .options import load_model, model_options, resolve
+from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show
 
 
@@ -312,12 +312,9 @@ def _checked(function, given: str):
 
 
 def open_bench(settings: Settings, say):
-    from ruvmlx.backends.select import open_backend
-
     from ..prove.trial import Bench
 
-    model = load_model(settings.model)
-    backend = open_backend(settings.backend, model, settings.threads, 0)
+    model, backend = load_and_open(settings)
     say(f"{backend.name}: {backend.kernels}")
     return Bench(model, backend, settings.kv, settings.learn_targets)
 

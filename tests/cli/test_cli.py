@@ -464,6 +464,18 @@ def test_help_is_quick(process):
     assert done.stdout.rstrip().endswith("HEAVY []"), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("verb", [["perplexity", __file__], ["prove", "--ratings", "1"]])
+def test_a_model_without_room_is_refused_before_its_weights_are_read(run, tiny_folder, monkeypatch, verb):
+    monkeypatch.setattr("ruvmlx.platform.cpu.available_memory", lambda: 1000)
+
+    def read(self, name):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("ruvmlx.models.safetensors_model.FolderWeights.__getitem__", read)
+    code, _, err = run(*verb, "--model", str(tiny_folder), "--backend", "native")
+    assert code == 1 and "needs about" in err and len(err.splitlines()) == 1
+
+
 def test_perplexity_of_a_file(run, tiny_folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the thin thing and the other " * 9)
