@@ -17,6 +17,7 @@ import platformdirs
 
 from . import tiers
 from .errors import StoreError, UsageError
+from .platform import files
 
 _LENGTHS = ",".join(tiers.LENGTHS)  # hot,warm
 _CODES = " and ".join(f"{tier.bits} bits" for tier in reversed(tiers.TIERS[1:-1]))
@@ -364,18 +365,12 @@ def save(name: str, value: str) -> Path:
     line = f"{name} = {_toml(written(parse(name, value, 'the command line')))}\n"
     _read(user_file())  # refuse to overwrite a file that cannot be read
     path = user_file()
-    fresh = path.with_suffix(".new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        # Write beside the target, then rename: a full disk leaves the old file intact.
-        with open(fresh, "w", encoding="utf-8") as f:
-            f.writelines(_replaced(lines, name, line))
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(fresh, path)
+        with files.replacing(path) as f:
+            f.write("".join(_replaced(lines, name, line)).encode())
     except OSError as e:
-        fresh.unlink(missing_ok=True)
         raise StoreError(
             f"cannot write {path}: {e.strerror}. Set RUVMLX_HOME to a folder you can write."
         ) from e

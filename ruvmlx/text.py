@@ -24,7 +24,7 @@ _DROPPED = (
     "\U000e0000-\U000e0fff"  # tags and the variation selectors that smuggle bytes
     + "".join(chr(plane << 16 | 0xFFFE) + chr(plane << 16 | 0xFFFF) for plane in range(17))
 )
-_SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")
+SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")  # a terminal must not get these characters
 _DROP = re.compile(f"[{_DROPPED}]")
 
 # After so many characters an unfinished sequence ends, so that it cannot swallow a whole reply.
@@ -54,7 +54,7 @@ class Sanitizer:
 
     def feed(self, text: str) -> str:
         """Sanitise the next piece. Nothing is held back, so there is nothing to flush."""
-        if self._state is _State.TEXT and not self._after_cr and not _SUSPECT.search(text):
+        if self._state is _State.TEXT and not self._after_cr and not SUSPECT.search(text):
             return text
         return "".join(map(self._one, text))
 

@@ -37,6 +37,13 @@ def test_saved_text_comes_back_whole():
     assert (found.system, found.temperature) == (hard, 0.25)
 
 
+def test_only_the_user_can_read_the_settings():
+    path = settings.save("system", "my words")
+    path.chmod(0o644)
+    settings.save("system", "more of my words")
+    assert path.stat().st_mode & 0o777 == 0o600 and [f.name for f in path.parent.iterdir()] == [path.name]
+
+
 @pytest.mark.parametrize(
     "name,value", [("max_tokens", "many"), ("temperature", "hot"), ("colour", "red"), ("kv_tiers", "64")]
 )

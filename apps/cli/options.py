@@ -9,6 +9,8 @@ from ruvmlx import settings as config
 from ruvmlx.progress import Watch
 from ruvmlx.settings import Settings
 
+from .output import log
+
 if TYPE_CHECKING:
     from ruvmlx.backends.base import Backend
     from ruvmlx.models.model import Model
@@ -54,8 +56,13 @@ sampling_options = setting_options(*_REPLY)
 
 
 def resolve(flags: dict[str, Any]) -> Settings:
-    """The settings in force: flags, else environment, files, defaults."""
-    return config.load({name: value for name, value in flags.items() if name in config.SPECS})
+    """The settings in force: flags, else environment, files, defaults. Those of the working folder's file are
+    named on stderr: a folder from elsewhere may bring one."""
+    found = config.resolve({name: value for name, value in flags.items() if name in config.SPECS})
+    file = str(config.project_file())
+    if here := [name for name, one in found.items() if one.origin == file]:
+        log(f"note: {file} in this folder sets {', '.join(here)}.")
+    return Settings(**{name: one.value for name, one in found.items()})
 
 
 def load_model(name: str | None) -> "Model":

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -12,16 +11,15 @@ from typing import Any
 import click
 
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.text import sanitize
+from ruvmlx.text import SUSPECT, sanitize
 
-_CONTROLS = re.compile("[\x7f-\x9f\ud800-\udfff]")  # JSON itself escapes controls below 0x20
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on one line. DEL and C1 control characters are escaped."""
+    """Print one JSON value on one line. Characters that a terminal must not get are escaped."""
     text = json.dumps(value, default=_plain, ensure_ascii=False)
-    click.echo(_CONTROLS.sub(lambda c: f"\\u{ord(c[0]):04x}", text))
+    click.echo(SUSPECT.sub(lambda c: json.dumps(c[0])[1:-1], text))
 
 
 def _plain(value: Any) -> Any:

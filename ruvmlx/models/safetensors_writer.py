@@ -1,7 +1,6 @@
 """Writing safetensors files, one tensor after the other: a model larger than memory can be written."""
 
 import json
-import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import StoreError
+from ..platform import files
 
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32"}
 _ENTRY = 110  # bytes that one matrix adds to the header at most, its name left out
@@ -47,18 +47,13 @@ def write_stream(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file written beside its target and then renamed: a full disk leaves the old one intact."""
-    fresh = path.with_name(f".{path.name}.new")
+    """`files.replacing`; StoreError if the file cannot be written. What was learned from ratings tells of the
+    person who gave them, so only the user can read it."""
     try:
-        with fresh.open("wb") as file:
+        with files.replacing(path) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror}.") from error
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

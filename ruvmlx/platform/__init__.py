@@ -1,1 +1,1 @@
-"""The machine: MLX, BLAS, CPU, GPU, memory, sensors. The lowest layer."""
+"""The machine: MLX, BLAS, CPU, GPU, memory, sensors, files. The lowest layer."""

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from ruvmlx.apps.cli import cli
-from ruvmlx.apps.cli.output import run_plainly
+from ruvmlx.apps.cli.output import print_json, run_plainly
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kv.policy import TierPolicy
@@ -266,6 +266,24 @@ def test_control_characters_are_escaped_in_json(run, tiny_folder):
     out = run("learn", "export", *model)[1]
     assert "\u009b" not in out and "\x7f" not in out
     assert json.loads(out)["prompt"] == "C1\u009b31m\x7f"
+
+
+@pytest.mark.parametrize("char", ["\u202e", "\u200b", "\u2028", "\u2066", "\U000e0041", "\uffff"])
+def test_json_holds_no_character_that_misleads_the_reader_of_a_terminal(capsys, char):
+    print_json({"title": f"a{char}b é👍"})
+    out = capsys.readouterr().out
+    assert char not in out and "é👍" in out and json.loads(out)["title"] == f"a{char}b é👍"
+
+
+def test_settings_of_the_working_folder_are_named(run, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ruvmlx.toml").write_text(f'model = "{tiny_folder}"\nsystem = "Praise me."\n')
+    code, _, err = run("generate", "hello", "--max-tokens", "2")
+    assert code == 0 and "note: ruvmlx.toml in this folder sets model, system." in err
+    assert (
+        "ruvmlx.toml"
+        not in run("generate", "hello", "-m", str(tiny_folder), "--system", "", "--max-tokens", "2")[2]
+    )
 
 
 def test_settings_keep_the_users_comments(run, home):
