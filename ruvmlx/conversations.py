@@ -92,9 +92,8 @@ class Conversations:
         self._notice_next(turns, before)
         if before and instead_of is None:  # who edits a question has gone on from that reply before
             self._choices.continued(session_id, before[-1])
-        if instead_of is not None:
-            self._store.messages.set_head(session_id, before[-1].id if before else None)
-        self._store.messages.add_user(session_id, text)
+        last = before[-1].id if before else None
+        request.question_id = self._store.messages.add_user(session_id, text, after=last)
         yield from self._writer.generate(request, session_id)
 
     def again(
@@ -121,7 +120,7 @@ class Conversations:
         request = self._request(session_id, turns[:end], sampling, max_new_tokens, cancel, untouched, best_of)
         if end < len(turns):
             self._notice_of(turns[end], "regenerated")
-        self._store.messages.set_head(session_id, turns[end - 1].id)
+        request.question_id = turns[end - 1].id
         yield from self._writer.generate(request, session_id)
 
     def continue_reply(
@@ -161,7 +160,7 @@ class Conversations:
             cancel=cancel,
         )
         self._writer.engine.prompt_ids(request)  # refused here if the context is full
-        self._store.messages.set_head(session_id, turns[at - 1].id)
+        request.question_id = turns[at - 1].id
         yield from self._writer.generate(request, session_id)
 
     def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:

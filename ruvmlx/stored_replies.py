@@ -77,7 +77,9 @@ class ReplyArchive:
         features = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
         kv = self._tiers.observed(response.session_id, response)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
-        self.store.replies.add(replace(reply, features=features), session_id, kv, routed)
+        self.store.replies.add(
+            replace(reply, features=features), session_id, kv, routed, question=run.request.question_id
+        )
         self.last_reply_id = reply.id
         if learner is not None and trace is not None:
             learner.traces.keep(reply.id, trace)
@@ -140,16 +142,12 @@ class StoredReplies:
         begun: dict[str, Any] = {"text": "".join(run.text), "finish_reason": "cancelled"}
         reply = self._archive.row(run, self._learner, self._traces[run.request.request_id], **begun)
         with contextlib.suppress(StoreBusy):
-            self._archive.store.drafts.put(session_id, reply)
+            self._archive.store.drafts.put(session_id, reply, run.request.question_id)
 
     def _commit_all(self, best: GenerationResponse) -> None:
         """Commit the replies to one question, the best one last: it is shown, and is "last" for ratings."""
-        messages, session_id = self._archive.store.messages, self._session_id
-        question = messages.head(session_id) if session_id is not None else None
         for run, response in zip(self._replies.others, best.others, strict=True):
             self._commit(run, response, beside=best.request_id)
-            if session_id is not None:
-                messages.set_head(session_id, question)
         # In a batch, the time for a token says nothing of this reply.
         shared, pace = self._replies.leader.shared, self._archive.pace
         ratio = 1.0 if shared else pace.ratio(best.latency_ms, best.generation_tokens)

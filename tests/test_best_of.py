@@ -184,7 +184,7 @@ def test_a_draft_is_the_leader_so_far(open_tiny, judged, monkeypatch):
         judged(0.0, 5.0, 0.0, 0.0)
         kept = []
         put = runtime.store.drafts.put
-        monkeypatch.setattr(runtime.store.drafts, "put", lambda s, r: (kept.append(r), put(s, r)))
+        monkeypatch.setattr(runtime.store.drafts, "put", lambda s, r, q: (kept.append(r), put(s, r, q)))
         best = say(runtime, chat, max_new_tokens=40)
     assert kept[-1].id == best.request_id and best.text.startswith(kept[-1].text)
     assert Settings().best_of == 1

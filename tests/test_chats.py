@@ -44,6 +44,24 @@ def test_again_writes_beside_and_reads_nothing_twice(open_tiny):
         assert runtime.store.replies.get(first.request_id).text == first.text
 
 
+def test_two_terminals_in_one_chat(open_tiny):
+    """Each reply stands under its own question, and each continues what its user saw."""
+    with open_tiny() as one, open_tiny() as other:
+        chat = one.chats.new_chat()
+        say(one, chat, "begin")
+        mine, theirs = (r.chats.say(chat, q, **options()) for r, q in ((one, "mine"), (other, "theirs")))
+        next(mine)  # its question is stored, its reply is being written
+        second, _ = run(theirs)
+        first, _ = run(mine)
+        again, _ = run(other.chats.again(chat, **options()))
+        rows = {row.id: row for row in one.store.messages.all(chat)}
+        asked = {row.reply_id: rows[row.parent].content for row in rows.values() if row.reply_id}
+        assert asked[first.request_id] == "mine" and asked[second.request_id] == "theirs"
+        assert asked[again.request_id] == "mine"  # the reply that came last
+        question = next(row for row in rows.values() if row.content == "theirs")
+        assert rows[question.parent].content == "mine"  # which was the last message when it was asked
+
+
 def test_an_earlier_reply_again(open_tiny):
     """What followed it stays, on its own branch."""
     with open_tiny() as runtime:

@@ -37,6 +37,7 @@ class GenerationRequest:
     prompt: str | None = None
     input_ids: Sequence[int] | None = None
     session_id: str | None = None  # sessions keep their KV cache between requests
+    question_id: int | None = None  # of the message of the chat that the reply follows; None: the last one
     cache_salt: str = ""  # requests share KV caches only if their salts are equal
     tenant: str = ""  # whose the reply is; a server lets only them rate it
     resumable: bool = False  # without a session: its KV cache may go to disk, as those of sessions do

@@ -6,7 +6,6 @@ import uuid
 from dataclasses import asdict, replace
 
 from .database import Database
-from .messages import Messages
 from .replies import Replies, ReplyRow
 
 _TOKEN = uuid.uuid4().hex[:8]  # in a container, each start may have the same process number
@@ -15,16 +14,18 @@ _TOKEN = uuid.uuid4().hex[:8]  # in a container, each start may have the same pr
 class Drafts:
     """The table `drafts`: at most one per chat. `Replies.add` deletes a chat's draft."""
 
-    def __init__(self, db: Database, messages: Messages, replies: Replies):
-        self._db, self._messages, self._replies = db, messages, replies
+    def __init__(self, db: Database, replies: Replies):
+        self._db, self._replies = db, replies
 
-    def put(self, session_id: str, reply: ReplyRow) -> None:
-        """Commit a chat's reply as far as it is written, in place of its earlier draft."""
+    def put(self, session_id: str, reply: ReplyRow, question: int | None = None) -> None:
+        """Commit a chat's reply as far as it is written, in place of its earlier draft. question: id of the
+        message that it follows; None: the last one."""
         words = asdict(replace(reply, query=None, features=None))
         with self._db.transaction():
             self._db.execute(
                 "INSERT OR REPLACE INTO drafts (session_id, parent, process, reply)"
-                " SELECT id, head, ?, ? FROM sessions WHERE id = ? AND head IS NOT NULL",
+                " SELECT id, coalesce(?, head), ?, ? FROM sessions WHERE id = ? AND head IS NOT NULL",
+                question,
                 _own_process(),
                 json.dumps(words),
                 session_id,
@@ -36,10 +37,9 @@ class Drafts:
         left = [row for row in drafts if not _is_alive(row["process"])]
         left = [row for row in left if self._claim(row["session_id"], row["process"])]
         for row in left:
-            self._messages.set_head(row["session_id"], row["parent"])
             words = json.loads(row["reply"])
             reply = ReplyRow(**words | {"examples": tuple(words["examples"])})
-            self._replies.add(reply, row["session_id"])
+            self._replies.add(reply, row["session_id"], question=row["parent"])
         return [row["session_id"] for row in left]
 
     def _claim(self, session_id: str, process: str) -> bool:

@@ -8,6 +8,7 @@ from ..errors import NotFound
 from .database import Database
 from .tree import Node, Tree
 
+HEAD = -1  # in place of a message's id: the last message of the current branch
 _TITLE = 60  # characters of the first message that become the chat's title
 
 
@@ -62,32 +63,47 @@ class Messages:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def add_user(self, session_id: str, content: str) -> None:
-        """Add a user's message to the current branch. A chat without a title takes it from this message."""
+    def add_user(self, session_id: str, content: str, after: int | None = HEAD) -> int:
+        """Add a user's message after a message, None: as the first one; returns its id. It ends the current
+        branch from now on. A chat without a title takes it from this message. NotFound if the chat is gone,
+        or `after` is none of its messages."""
         now = time.time()
         title = " ".join(content.split())[:_TITLE]
         with self._db.transaction():
-            self.append(session_id, "user", content, None, now)
+            message = self.append(session_id, "user", content, None, now, after)
             self._db.execute("UPDATE sessions SET title = ? WHERE id = ? AND title = ''", title, session_id)
+        return message
 
-    def append(self, session_id: str, role: str, content: str, reply_id: str | None, now: float) -> None:
-        """Add a message after the head and make it the head. Call inside a transaction."""
-        self._db.execute(
-            "INSERT INTO messages (session_id, role, content, reply_id, created, parent)"
-            " SELECT id, ?, ?, ?, ?, head FROM sessions WHERE id = ?",
-            role,
-            content,
-            reply_id,
-            now,
-            session_id,
+    def append(
+        self,
+        session_id: str,
+        role: str,
+        content: str,
+        reply_id: str | None,
+        now: float,
+        after: int | None = HEAD,
+    ) -> int:
+        """Add a message after another one, as in `add_user`, and make it the head; returns its id. Call
+        inside a transaction. Another process may have moved the head since the question was read."""
+        chat = self._db.row("SELECT head FROM sessions WHERE id = ?", session_id)
+        if chat is None:
+            raise NotFound(f"the chat {session_id!r} was deleted meanwhile.")
+        if after is not None and after != HEAD:
+            self._require(session_id, after)
+        message = self._db.insert(
+            "messages",
+            session_id=session_id,
+            role=role,
+            content=content,
+            reply_id=reply_id,
+            created=now,
+            parent=chat["head"] if after == HEAD else after,
         )
+        # Writing in a chat that another process has soft-deleted restores the chat.
         self._db.execute(
-            # Writing in a chat that another process has soft-deleted restores the chat.
-            "UPDATE sessions SET head = (SELECT max(id) FROM messages), updated = ?, deleted = NULL"
-            " WHERE id = ?",
-            now,
-            session_id,
+            "UPDATE sessions SET head = ?, updated = ?, deleted = NULL WHERE id = ?", message, now, session_id
         )
+        return message
 
     def add_tree(self, session_id: str, messages: Iterable[MessageRow], head: int | None) -> None:
         """Fill an empty chat. Parents come before children; the messages get new ids."""

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import NotFound
 from .database import Database, columns, from_vector, to_vector
 from .kv import KVObservation, KVRecords
-from .messages import Messages
+from .messages import HEAD, Messages
 from .routes import RouteRow, Routes
 from .traces import Traces
 from .witness import Witness
@@ -92,11 +92,13 @@ class Replies:
         kv: KVObservation | None = None,
         route: RouteRow | None = None,
         beside: int | None = None,
+        question: int | None = None,
     ) -> None:
         """Commit a reply with the state of its KV cache, its route and, in a chat, its message.
 
         The reply replaces the chat's draft. beside: id of a message of the chat; the reply becomes another
-        branch next to it. None: it follows the current branch. NotFound if the chat has no such message.
+        branch next to it. question: id of the message that the reply follows. Neither: it follows the current
+        branch. NotFound if the chat has no such message.
         """
         now = time.time()
         with self._db.transaction():
@@ -105,7 +107,8 @@ class Replies:
             if session_id is not None:
                 if beside is not None:
                     self._messages.go_before(session_id, beside)
-                self._messages.append(session_id, "assistant", reply.text, reply.id, now)
+                after = HEAD if question is None else question
+                self._messages.append(session_id, "assistant", reply.text, reply.id, now, after)
                 self._db.execute("DELETE FROM drafts WHERE session_id = ?", session_id)
             self._witness.record("reply", _facts(reply))
             if kv is not None:

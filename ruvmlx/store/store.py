@@ -46,7 +46,7 @@ class Store:
         self.routes = Routes(db, self.witness)
         self.traces = Traces(db)
         self.replies = Replies(db, self.witness, self.messages, self.kv, self.routes, self.traces)
-        self.drafts = Drafts(db, self.messages, self.replies)
+        self.drafts = Drafts(db, self.replies)
         self.chats = Chats(db, self.messages, self.replies)
         self.search = Search(db, self.chats)
         self.signals = Signals(db)

@@ -58,6 +58,42 @@ def test_a_question_in_other_words_is_an_alternative_with_all_that_followed(stor
     assert [(m.branch, m.branches) for m in store.messages.branch(chat)][3] == (1, 2)
 
 
+def test_a_reply_belongs_to_its_question_whoever_else_writes(store):
+    """Two processes in one chat: the second one moves the head while the first one's reply is written."""
+    chat = store.chats.new("m")
+    _, (last,) = exchange(store, chat, "begin", "begun")
+    first = store.messages.add_user(chat, "one", last)
+    second = store.messages.add_user(chat, "two", last)
+    store.drafts.put(chat, a_reply("r1", text="to o"), first)
+    store.replies.add(a_reply("r1", text="to one"), chat, question=first)
+    assert said(store, chat) == ["begin", "begun", "one", "to one"]
+    store.replies.add(a_reply("r2", text="to two"), chat, question=second)
+    assert said(store, chat) == ["begin", "begun", "two", "to two"]
+    assert [m.parent for m in store.messages.all(chat)][2:] == [last, last, first, second]
+
+
+def test_a_draft_is_recovered_under_its_question(store):
+    chat = store.chats.new("m")
+    first, second = store.messages.add_user(chat, "one", None), store.messages.add_user(chat, "two", None)
+    store.drafts.put(chat, a_reply("d1", text="half"), first)
+    store.db.execute("UPDATE drafts SET process = '4194305:x'")
+    assert store.drafts.recover() == [chat] and said(store, chat) == ["one", "half"]
+    assert store.messages.all(chat)[1].id == second
+
+
+@pytest.mark.parametrize("gone", ["chat", "question"])
+def test_a_reply_to_what_is_gone_is_refused(store, gone):
+    chat = store.chats.new("m")
+    question = store.messages.add_user(chat, "q")
+    if gone == "chat":
+        store.db.execute("DELETE FROM sessions WHERE id = ?", chat)
+    else:
+        question += 1
+    with pytest.raises(NotFound):
+        store.replies.add(a_reply("r1"), chat, question=question)
+    assert store.db.rows("SELECT * FROM replies") == []
+
+
 def test_the_first_question_can_be_put_anew(store):
     chat = store.chats.new("m")
     exchange(store, chat, "one", "a")
