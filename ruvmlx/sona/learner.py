@@ -5,13 +5,14 @@ A change of weights is committed together with the rating that caused it; only t
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from ..backends.base import Backend
-from ..errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy, UsageError
+from ..errors import AdapterMismatch, NotFound, RuvmlxError, UsageError
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
@@ -33,7 +34,7 @@ from .trace import Trace, adapted_logits
 from .user_taste import UserTaste
 from .weight_anchors import WeightAnchors
 
-_ATTEMPTS = 5  # at a commit, while other processes rate as well
+_ATTEMPTS = 2  # at a commit without the write lock, while other processes rate as well
 _NEVER_STORED = -1
 
 T = TypeVar("T")
@@ -138,7 +139,20 @@ class Learner:
         started = time.perf_counter()
         rating = objective.check_rating(rating)
         reply = self.rateable(reply_id)
-        return _committed(lambda: self._rate(reply, rating, note, started))
+        return self._committed(lambda: self._rate(reply, rating, note, started))
+
+    def _committed(self, attempt: Callable[[], T]) -> T:
+        """The result of an attempt to commit, begun again if another process commits first. In the end it
+        holds the write lock from its beginning, so that none can; StoreBusy if it does not get the lock."""
+        for _ in range(_ATTEMPTS):
+            with suppress(HeadMoved):
+                return attempt()
+        try:
+            with self._store.transaction():
+                return attempt()
+        except BaseException:  # the attempt may have changed the weights in use before the commit failed
+            self.active.reload()
+            raise
 
     def _rate(self, reply: ReplyRow, rating: str, note: str, started: float) -> RatingResult:
         self.active.catch_up()
@@ -175,7 +189,7 @@ class Learner:
             raise UsageError(f"a preference is between two replies; got {better.id} twice.")
         if better.prompt != worse.prompt:
             raise UsageError("a preference is between replies to one question; these answer two.")
-        return _committed(lambda: self._prefer(better, worse, kind, strength, started))
+        return self._committed(lambda: self._prefer(better, worse, kind, strength, started))
 
     def _prefer(
         self, better: ReplyRow, worse: ReplyRow, kind: str, strength: float, started: float
@@ -300,16 +314,6 @@ class Learner:
             at += len(hidden)
         before, after = (self.layers.logprob_shift(trace, state) for state in (old, new))
         return sums[0] / len(tokens) + before, sums[1] / len(tokens) + after
-
-
-def _committed(attempt: Callable[[], T]) -> T:
-    """The result of an attempt to commit, begun again while other processes commit first."""
-    for _ in range(_ATTEMPTS):
-        try:
-            return attempt()
-        except HeadMoved:
-            continue
-    raise StoreBusy("another process keeps rating replies of this adapter; try again.")
 
 
 def _changed(before: LearnerState, after: LearnerState) -> bool:

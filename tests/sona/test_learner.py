@@ -1,12 +1,14 @@
 """Ratings change the model, survive restarts, and can be taken back."""
 
 import random
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy
+from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy, StoreError
+from ruvmlx.sona import learner as learner_module
 from ruvmlx.sona import objective
 from ruvmlx.store import Store
 from ruvmlx.store import traces as traces_module
@@ -161,6 +163,46 @@ def test_a_rating_in_another_process_at_the_same_time_is_not_lost(open_tiny, mon
         assert len(calls) == 2
         assert one.learner.history.adapter(2).parent == 1
         assert one.status().ratings == 2
+
+
+def test_a_rating_is_not_refused_because_others_rate_all_the_time(open_tiny, monkeypatch):
+    """Another process commits before us each time, until we hold the write lock from the beginning."""
+    with open_tiny() as one, open_tiny() as two:
+        mine, others = reply(one), [reply(two, seed=2 + i) for i in range(learner_module._ATTEMPTS)]
+        weigh = one.learner.rating_index.weigh
+
+        def slow(*args):
+            if not one.store.db.in_transaction:
+                two.rate(others.pop(), "up")
+            return weigh(*args)
+
+        monkeypatch.setattr(one.learner.rating_index, "weigh", slow)
+        result = one.rate(mine, "up")
+        assert result.adapter_version == learner_module._ATTEMPTS + 1 and not others
+        assert one.status().ratings == learner_module._ATTEMPTS + 1
+        two.learner.sync()
+        assert weights(two) == weights(one)
+
+
+def test_weights_whose_commit_failed_are_not_used(open_tiny, monkeypatch):
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        before, reply_id, begin = weights(runtime), reply(runtime, seed=2), runtime.store.transaction
+
+        @contextmanager
+        def full():
+            outermost = not runtime.store.db.in_transaction
+            with begin():
+                yield
+                if outermost:
+                    raise StoreError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(learner_module, "_ATTEMPTS", 0)
+            patch.setattr(runtime.store, "transaction", full)
+            with pytest.raises(StoreError):
+                runtime.rate(reply_id, "down")
+        assert runtime.learner.micro.to_bytes() == before and runtime.status().ratings == 1
 
 
 def test_the_trace_of_another_adapter_is_not_taken_for_ones_own(open_tiny):
