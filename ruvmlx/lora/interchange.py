@@ -13,8 +13,11 @@ PEFT can change lm_head of any model. mlx-lm can only if the embedding is not ti
 model has no lm_head, and it refuses the file, so such a file is not written.
 """
 
+import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,9 @@ from .quantised import BITS, GROUP, Packed, pack_pair, unpack_pair
 CONFIG = "adapter_config.json"
 FILES = {"mlx-lm": "adapters.safetensors", "peft": "adapter_model.safetensors"}
 PACKED = "adapters-4bit.safetensors"
+_STAGE = ".new"
+_OWN = {CONFIG, PACKED, *FILES.values()}
+_LEFTOVERS = {_STAGE, *(f".{name}.new" for name in _OWN)}  # of runs that were killed
 _PEFT_PREFIX = "base_model.model."
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -117,26 +123,40 @@ def export(
             "mlx-lm cannot change the head of a model with tied embeddings. Choose --format peft, "
             "--without-head, or write a whole model with `ruvmlx adapters fuse`."
         )
-    _make_folder(folder)
-    if kind == "peft":
-        _write_peft(change, folder, name, wrapped)
-    elif bits == BITS:
-        _write_packed(change, config, folder)
-    else:
-        _write_mlx_lm(change, config, folder, wrapped)
+    with _replacing(folder) as fresh:
+        if kind == "peft":
+            _write_peft(change, fresh, name, wrapped)
+        elif bits == BITS:
+            _write_packed(change, config, fresh)
+        else:
+            _write_mlx_lm(change, config, fresh, wrapped)
 
 
-def _make_folder(folder: Path) -> None:
-    """Create the folder; it may exist if it is empty or holds an adapter already."""
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A folder inside of `folder`, whose files take the place of those in `folder` in the end. Until then an
+    adapter that `folder` holds stays as it is."""
+    fresh, created = folder / _STAGE, not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        others = [p.name for p in folder.iterdir() if p.name not in (CONFIG, PACKED, *FILES.values())]
+        for old in folder.iterdir():
+            if old.name not in _LEFTOVERS | _OWN:
+                raise UsageError(f"{folder} holds other files ({old.name}); name a new folder.")
+        shutil.rmtree(fresh, ignore_errors=True)  # of a run that was killed
+        fresh.mkdir()
+        yield fresh
+        written = sorted((file.name for file in fresh.iterdir()), key=lambda name: name == CONFIG)
+        for name in (_LEFTOVERS | _OWN) - {_STAGE, *written}:  # the folder must not hold two adapters
+            (folder / name).unlink(missing_ok=True)
+        for name in written:
+            os.replace(fresh / name, folder / name)
     except OSError as error:
         raise StoreError(f"cannot write {folder}: {error.strerror}.") from error
-    if others:
-        raise UsageError(f"{folder} holds other files ({others[0]}); name a new folder.")
-    for old in (PACKED, *FILES.values()):
-        (folder / old).unlink(missing_ok=True)  # the folder must not hold two adapters
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if created:
+            with suppress(OSError):  # it holds an adapter now
+                folder.rmdir()
 
 
 def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.reference import ReferenceBackend
-from ruvmlx.errors import AdapterMismatch, CorruptFile, RuvmlxError, UnsupportedModel, UsageError
-from ruvmlx.lora import MicroLoRA
+from ruvmlx.errors import AdapterMismatch, CorruptFile, RuvmlxError, StoreError, UnsupportedModel, UsageError
+from ruvmlx.lora import MicroLoRA, interchange
 from ruvmlx.lora.base_lora import MODULES, BaseLoRA
 from ruvmlx.lora.interchange import (
     CONFIG,
@@ -377,6 +377,39 @@ def test_folders_that_are_none_and_folders_of_others(config, tmp_path):
         export(change, config, tmp_path / "mine", "peft")
     with pytest.raises(UsageError, match="nothing yet"):
         export(BaseLoRA({}), config, tmp_path / "x", "peft")
+
+
+def files_of(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+@pytest.mark.parametrize("broken", ["write_safetensors", "write_json"])
+def test_an_export_that_fails_leaves_what_was_there(config, tmp_path, monkeypatch, broken, bits):
+    old, new = (a_change(config, np.random.default_rng(seed)) for seed in (1, 2))
+
+    def full(*_):
+        raise StoreError("the disk is full")
+
+    export(old, config, tmp_path / "out", "peft")
+    before = files_of(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(interchange, broken, full)
+        for folder in ("out", "fresh"):
+            with pytest.raises(StoreError, match="full"):
+                export(new, config, tmp_path / folder, "mlx-lm", bits)
+    assert files_of(tmp_path / "out") == before and not (tmp_path / "fresh").exists()
+    export(new, config, tmp_path / "out", "mlx-lm", bits)
+    assert len(files_of(tmp_path / "out")) == 2 and load(tmp_path / "out", config).rank == new.rank
+
+
+def test_what_a_killed_export_left_is_in_nobodys_way(config, tmp_path):
+    folder = tmp_path / "out"
+    (folder / ".new").mkdir(parents=True)
+    (folder / ".new" / CONFIG).write_text("half")
+    (folder / ".adapter_model.safetensors.new").write_text("half")
+    export(a_change(config, np.random.default_rng(1)), config, folder, "peft")
+    assert sorted(files_of(folder)) == [CONFIG, FILES["peft"]]
 
 
 @pytest.mark.parametrize("kind, bits", [("mlx-lm", 32), ("mlx-lm", 4), ("peft", 32)])
