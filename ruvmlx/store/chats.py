@@ -149,8 +149,8 @@ class Chats:
     def delete(self, session_id: str) -> None:
         """Delete a chat and its replies for good; replies that another chat (a fork) shows stay.
 
-        A reply with a rating or preference loses its words and keeps that. The witness log keeps every
-        reply's id and length.
+        A reply with a rating or preference loses its words and notes and keeps that. The witness log keeps
+        every reply's id and length.
         """
         self.get(session_id)
         with self._db.transaction():

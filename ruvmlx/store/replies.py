@@ -182,8 +182,8 @@ class Replies:
         return [(row["prompt"], row["query"]) for row in rows]
 
     def erase(self, reply_id: str) -> None:
-        """Delete a reply. One with a rating or preference only loses its words and tokens. Call inside a
-        transaction."""
+        """Delete a reply. One with a rating or preference only loses its words, tokens and notes. Call inside
+        a transaction."""
         self._traces.delete(reply_id)
         self._routes.delete(reply_id)
         self._db.execute(
@@ -196,6 +196,7 @@ class Replies:
             " features = NULL WHERE id = ?",
             reply_id,
         )
+        self._db.execute("UPDATE ratings SET note = '' WHERE reply_id = ?", reply_id)
 
 
 def _facts(reply: ReplyRow) -> dict[str, Any]:

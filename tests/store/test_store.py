@@ -96,7 +96,7 @@ def test_a_deleted_chat_leaves_no_words_behind(store, home):
     store.traces.put("rated", b"zanzibar77")
     with store.transaction():
         version = store.versions.add("f", "default", 0, b"state", 0.0, 0.0)
-        store.ratings.add("f", "default", version, "rated", "up", "", 1.0)
+        store.ratings.add("f", "default", version, "rated", "up", "why zanzibar77?", 1.0)
     store.chats.delete(chat)
     store.close()
     assert all(b"zanzibar77" not in path.read_bytes() for path in home.iterdir())
