@@ -12,10 +12,11 @@ from .store import Store
 DAYS = 1.0
 
 
-def delete(store: Store, session_id: str) -> None:
-    """Erase a chat, and its KV cache on disk."""
-    store.chats.delete(session_id)
-    CacheFolder.beside(store.path).remove(session_id)
+def delete(store: Store, *session_ids: str) -> None:
+    """Erase chats, all or none, and their KV caches on disk."""
+    store.chats.delete(*session_ids)
+    for session_id in session_ids:
+        CacheFolder.beside(store.path).remove(session_id)
 
 
 def delete_older(store: Store) -> list[str]:
@@ -24,8 +25,16 @@ def delete_older(store: Store) -> list[str]:
     This runs at every start, so a chat that cannot be erased must not stop the program; `doctor` shows the
     lines. StoreBusy if another process has locked the store.
     """
-    failed = []
-    for session_id in store.chats.soft_deleted_before(time.time() - DAYS * 86400):
+    failed, old = [], store.chats.soft_deleted_before(time.time() - DAYS * 86400)
+    if len(old) > 1:
+        try:
+            delete(store, *old)
+            return []
+        except StoreBusy:
+            raise
+        except RuvmlxError:  # one after the other, to find out which
+            pass
+    for session_id in old:
         try:
             delete(store, session_id)
         except NotFound:  # another process deleted it first

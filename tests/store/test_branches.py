@@ -255,6 +255,16 @@ def test_a_chat_that_cannot_be_deleted_stops_nothing_and_is_reported(store):
     assert store.chats.ids() == {stuck} and due not in store.chats.ids()
 
 
+def test_all_that_is_due_is_erased_at_once(store, monkeypatch):
+    """The search index is made anew once: seconds in a large store, under the write lock."""
+    due, rebuilt = [long_chat(store, 2) for _ in range(5)], []
+    rebuild = store.messages.rebuild_index
+    monkeypatch.setattr(store.messages, "rebuild_index", lambda: (rebuilt.append(1), rebuild()))
+    kept = store.chats.new("m")
+    assert len(due) == 5 and soft_delete.delete_older(store) == []
+    assert store.chats.ids() == {kept} and rebuilt == [1] and store.search.find("long") == []
+
+
 def test_put_away_and_back(store):
     chat = store.chats.new("m")
     store.messages.add_user(chat, "q")
