@@ -1,6 +1,7 @@
 """Guards typed text, so that what a user writes cannot become a special token in a rendered chat."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ THOUGHT_TAGS = {
     "[THINK]": "[/THINK]",
 }  # part of a reply's text, whatever their file says
 _WORD = re.compile(r"[\w.-]*")
+_NEAR = 256  # characters: of a longer beginning, these decide
 
 
 class Guard:
@@ -22,7 +24,8 @@ class Guard:
     def __init__(self, specials: Sequence[str]):
         self._specials = tuple(specials)
         self._first = _firsts(specials)
-        self._tails = {text[i:] for text in specials for i in range(1, len(text))}
+        # All that follows a special token's first character, backwards: its ends are their beginnings.
+        self._tails = sorted(text[:0:-1] for text in specials)
         self._inside = "\0".join(text[1:] for text in specials)
         self._longest = max(map(len, specials), default=0)
 
@@ -48,9 +51,18 @@ class Guard:
 
     def _completes(self, text: str) -> bool:
         """Could the template's own text before this one make a special token together with it?"""
-        if any(text[:k] in self._tails for k in range(1, self._longest)):
+        near = text[:_NEAR]
+        if any(self._ends_one(near[:k]) for k in range(1, min(self._longest, len(near) + 1))):
+            return True
+        if len(text) > _NEAR and near in self._inside:  # it may end a longer special token
             return True
         return 0 < len(text) < self._longest and text in self._inside
+
+    def _ends_one(self, text: str) -> bool:
+        """Does a special token end with this text, and begin before it?"""
+        backwards = text[::-1]
+        at = bisect_left(self._tails, backwards)
+        return at < len(self._tails) and self._tails[at].startswith(backwards)
 
 
 def _firsts(specials: Sequence[str]) -> re.Pattern[str] | None:

@@ -1,10 +1,14 @@
 """Chats become ids through a template; typed text never becomes a special token on the way."""
 
 import itertools
+import random
+import tracemalloc
+from collections import Counter
 
 import pytest
 
 from ruvmlx.errors import UnsupportedModel, UsageError
+from ruvmlx.models import typed_text
 from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, pick
 from ruvmlx.models.load import load_model
 from ruvmlx.models.model import Message
@@ -112,6 +116,37 @@ def test_guard_leaves_innocent_text_alone():
     assert guard("  INST] x") == f"  {GUARD}INST] x"
     assert guard(f"{GUARD}z{GUARD}") == "z"
     assert Guard([])("<s>") == "<s>"
+
+
+def completes_slowly(specials, text):
+    """Is the text's beginning the end of a special token, or all of it the inside of one?"""
+    tails = {special[i:] for special in specials for i in range(1, len(special))}
+    return any(text[:k] in tails for k in range(1, len(text) + 1)) or (
+        text != "" and any(text in special[1:] for special in specials)
+    )
+
+
+@pytest.mark.parametrize("near", [256, 3])
+def test_a_guard_finds_every_text_that_could_complete_a_special_token(monkeypatch, near):
+    """Where only the first characters of a text are looked at, it may find more, and never less."""
+    monkeypatch.setattr(typed_text, "_NEAR", near)
+    rng, found = random.Random(0), Counter()
+    for _ in range(5000):
+        specials = ["".join(rng.choices("ab<", k=rng.randint(1, 7))) for _ in range(rng.randint(1, 4))]
+        text = "".join(rng.choices("ab<", k=rng.randint(0, 9)))
+        found[Guard(specials)._completes(text), completes_slowly(specials, text)] += 1
+    assert not found[False, True] and found[True, True] > 1000 and found[False, False] > 1000
+    assert found[True, False] == 0 if near == 256 else found[True, False] < 200
+
+
+def test_long_special_tokens_take_no_more_memory_than_a_few_times_their_text():
+    text = "<" + "x" * 100_000 + ">"
+    tracemalloc.start()
+    guard = Guard([text])
+    assert guard("x" * 300 + ">").startswith(GUARD) and not guard("hello").startswith(GUARD)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 * len(text)
 
 
 def test_templates_find_thoughts():
