@@ -72,7 +72,7 @@ def test_drafts_hold_what_was_drawn(open_on, streaming, monkeypatch):
     monkeypatch.setattr(stored_replies, "SAVE_EVERY", 0.0)
     drafts = []
     with open_on(streaming, "drafts") as runtime:
-        monkeypatch.setattr(runtime.store.drafts, "put", lambda chat, row: drafts.append(row))
+        monkeypatch.setattr(runtime.store.drafts, "put", lambda chat, row, question: drafts.append(row))
         chat = runtime.chats.new_chat()
         say(runtime, chat, "hello", n=30)
         reply = runtime.store.replies.get("last")
