@@ -100,9 +100,9 @@ class ChatTemplate:
     def _run(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
         from .sandbox import Refused, run
 
-        names = {**self._names, "messages": turns, **asked}
+        compiled, names = self._compiled, {**self._names, "messages": turns, **asked}
         try:
-            return run(self._compiled, {**names, "documents": None})
+            return run(compiled, {**names, "documents": None})
         except Refused as error:
             raise UsageError(
                 f"the model's chat template refuses this conversation: {one_line(error)}."

@@ -1,112 +1,259 @@
-"""How much work and text a chat template may make. Checks run before the work is done.
+"""How much time, text and memory one render of a chat template may take.
 
 Jinja's sandbox has one bound, 100,000 steps of a range(). Within it, two nested loops run for hours, and
-"a" * 10**10 or center(10**9) takes gigabytes; `sandbox.py` has the figures.
+"a" * 10**10 takes gigabytes. A clock alone does not help: one call of a C function can take hours, and can be
+neither stopped nor measured from Python. So every value is bounded: its expanded size, which counts a part as
+often as it occurs, is at most `Budget.longest`, and all text made in one render is at most TIMES as much.
+What could make a larger value is refused before it runs. Filters and methods whose work is not about linear
+in the size of their values are not offered (`FILTERS`, `METHODS`). Loops and calls look at the clock.
 """
 
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 from jinja2.sandbox import SecurityError
+from jinja2.utils import Namespace
 
 MAX_SECONDS = 2.0
 MAX_STEPS = 100_000  # of one range()
-MAX_TEXT = 1 << 24  # characters; the longest context has a few million
+MAX_SOURCE = 1 << 17  # characters of a template; the longest known one has about 60,000
+LEAST, PER_CHARACTER = 1 << 20, 16  # longest value: LEAST + PER_CHARACTER times the size of the conversation
+TIMES = 32  # all text and lists made in one render, in longest values
 MAX_WIDTH = 1024  # of padding, indentation, repetition
+MAX_DIGITS = 100  # that a number is rounded to
+MAX_BITS = 4096  # of a number
+MAX_INDENT = 16  # of JSON
+MAX_DEPTH = 100  # of lists in lists; Python's own limit is about 1,000 calls
+OTHER = 64  # characters of a number, None, or an object without a text of its own
 
-_WIDENING = frozenset(
-    {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap", "batch", "slice"}
+FILTERS = frozenset(
+    """
+    abs attr batch capitalize center count d default dictsort e escape first float forceescape format groupby
+    indent int items join last length list lower map max min reject rejectattr replace reverse round safe
+    select selectattr slice sort string sum title tojson trim truncate unique upper urlencode wordcount
+    """.split()  # noqa: SIM905
 )
-_FORMATTING = frozenset({"format", "format_map"})
-_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+_TEXT = frozenset(
+    """
+    capitalize casefold center count endswith find format format_map index isalnum isalpha isascii isdecimal
+    isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip
+    partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines
+    startswith strip swapcase title upper zfill
+    """.split()  # noqa: SIM905
+)
+METHODS: Mapping[type, frozenset[str]] = {
+    str: _TEXT,
+    list: frozenset(("copy", "count", "index")),
+    tuple: frozenset(("count", "index")),
+    dict: frozenset(("copy", "get", "items", "keys", "values")),
+    float: frozenset(("is_integer",)),
+}
+_WIDENING = frozenset(("center", "ljust", "rjust", "zfill", "batch", "slice", "truncate"))
+_STRIPPING = frozenset(("trim", "strip", "lstrip", "rstrip"))
+_NESTED = re.compile(r"\{[^{}]*\{")  # a width that is itself a field
+_ESCAPING = re.compile(r"%[^a-zA-Z%]*[ra]|![ra]")  # %r and its like write up to ten characters for one
 
 
-class clock:
-    """Everything inside has MAX_SECONDS."""
+class Budget:
+    """Of one render, for names [its variables]."""
 
-    def __enter__(self) -> None:
-        self._token = _deadline.set(time.monotonic() + MAX_SECONDS)
+    def __init__(self, names: Mapping[str, Any]):
+        self._known: dict[int, tuple[Any, int, int]] = {}  # id -> (value, expanded size, depth)
+        self._deadline = time.monotonic() + MAX_SECONDS
+        self._started = time.thread_time()
+        self.longest = LEAST
+        sizes = [self.spread(value)[0] for value in names.values()]
+        self.longest += PER_CHARACTER * sum(sizes)
+        self._left = TIMES * self.longest
+
+    def check_clock(self) -> None:
+        if time.monotonic() < self._deadline:
+            return
+        left = MAX_SECONDS - (
+            time.thread_time() - self._started
+        )  # a busy machine is not the template's fault
+        if left <= 0:
+            raise SecurityError(f"it ran for more than {MAX_SECONDS:g} seconds")
+        self._deadline = time.monotonic() + left
+
+    def check_size(self, size: int) -> None:
+        if size > self.longest:
+            raise SecurityError(f"it makes a text of more than {self.longest} characters")
+
+    def made(self, value: Any) -> Any:
+        """The value, if its expanded size is allowed; what is new of it counts."""
+        size, _ = self.spread(value)
+        self.check_size(size)
+        self.take(
+            size if isinstance(value, str) else 8 * len(value) if isinstance(value, list | tuple) else 0
+        )
+        return value
+
+    def take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise SecurityError("it makes too much text")
+
+    def spread(self, value: Any, level: int = 0) -> tuple[int, int]:
+        """(expanded size, depth). Values are immutable in templates, so each list is walked once."""
+        if isinstance(value, str | bytes):
+            return len(value) + 2, 0
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise SecurityError(f"a number of more than {MAX_BITS} bits")
+        if not isinstance(value, list | tuple | Mapping | ItemsView | KeysView | ValuesView):
+            return OTHER, 0
+        if found := self._known.get(id(value)):
+            return found[1:]
+        if level > MAX_DEPTH:
+            raise SecurityError(f"lists in lists, more than {MAX_DEPTH} deep")
+        parts = (*value.keys(), *value.values()) if isinstance(value, Mapping) else tuple(value)
+        size, depth = 2, 0
+        for part in parts:
+            more, below = self.spread(part, level + 1)
+            size, depth = size + more + 2, max(depth, below + 1)
+        if depth > MAX_DEPTH:
+            raise SecurityError(f"lists in lists, more than {MAX_DEPTH} deep")
+        self._known[id(value)] = value, size, depth
+        return size, depth
+
+
+_budget: ContextVar[Budget] = ContextVar("budget")
+
+
+class budgeted:
+    """Everything inside has the budget of a render with these variables."""
+
+    def __init__(self, names: Mapping[str, Any]):
+        self._names = names
+
+    def __enter__(self) -> Budget:
+        budget = Budget(self._names)
+        self._token = _budget.set(budget)
+        return budget
 
     def __exit__(self, *_: object) -> None:
-        _deadline.reset(self._token)
+        _budget.reset(self._token)
 
 
 def check_clock() -> None:
-    if time.monotonic() > _deadline.get():
-        raise SecurityError(f"it ran for more than {MAX_SECONDS:g} seconds")
+    _budget.get().check_clock()
 
 
-def check_text(size: int) -> None:
-    if size > MAX_TEXT:
-        raise SecurityError(f"it makes a text of more than {MAX_TEXT} characters")
+def made(value: Any) -> Any:
+    return _budget.get().made(value)
 
 
-def check_operands(operator: str, left: Any, right: Any) -> None:
-    """+, *, ** and % of numbers are free below 1e9; of texts and lists only while the result is small."""
-    check_clock()
-    sizes = size_of(left) + size_of(right)
+def operated(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], Any]) -> Any:
+    """left operator right: +, *, ** or %. Numbers are free below 1e9; texts and lists while the result is
+    small."""
+    budget = _budget.get()
+    budget.check_clock()
     if operator == "%" and isinstance(left, str | bytes):
-        check_format(left, (right,))
-    if operator == "+":
-        check_text(sizes)
+        _check_format(left, right if isinstance(right, tuple) else (right,))
     if operator in ("*", "**") and any(
         abs(x) > MAX_WIDTH for x in (left, right) if isinstance(x, int | float)
     ):
         raise SecurityError(f"the {operator} operator would make too large a value")
     if operator == "*":
-        check_text(sizes * MAX_WIDTH)
+        times = max((x for x in (left, right) if isinstance(x, int)), default=1)
+        sequences = [x for x in (left, right) if isinstance(x, str | list | tuple)]
+        budget.check_size(sum(budget.spread(x)[0] for x in sequences) * max(1, times))
+    if operator == "+" and not isinstance(left, int | float):
+        budget.check_size(budget.spread(left)[0] + budget.spread(right)[0])
+    return budget.made(apply(left, right))
 
 
-def size_of(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
+def called(function: Any, args: tuple, apply: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result of a function, macro or method that the template calls."""
+    budget = _budget.get()
+    budget.check_clock()
+    args = settled(args)
+    method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format in a function of its own
+    owner, name = getattr(method, "__self__", None), str(getattr(method, "__name__", ""))
+    if owner is not None and type(owner).__module__ in ("builtins", "markupsafe"):
+        if not any(isinstance(owner, kind) and name in names for kind, names in METHODS.items()):
+            raise SecurityError(f"the method {name!r} is not known")
+        if isinstance(owner, str):
+            check_work(name, owner, args, kwargs)
+    result = apply(*args, **kwargs)
+    if isinstance(owner, str) and isinstance(result, list | tuple):
+        budget.take(sum(map(len, result)))  # new texts
+    return budget.made(result)
 
 
-def check_call(name: str, subject: Any, args: tuple, kwargs: dict) -> None:
-    """A text method or a filter that could make a long text out of a short one."""
-    check_clock()
-    given = (*args, *kwargs.values())
+def check_work(name: str, subject: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a text method or a filter that would make a long text out of a short one, or run for long."""
+    budget, given = _budget.get(), (*args, *kwargs.values())
     if name in _WIDENING and any(isinstance(x, int) and abs(x) > MAX_WIDTH for x in given):
         raise SecurityError(f"{name} with a width above {MAX_WIDTH}")
-    if name in _FORMATTING:
-        check_format(subject, given)
+    if name in _STRIPPING and any(isinstance(x, str) and len(x) > MAX_WIDTH for x in given):
+        raise SecurityError(f"{name} of more than {MAX_WIDTH} characters")
+    if name in ("format", "format_map"):
+        _check_format(subject, given)
+    if name == "round" and any(isinstance(x, int) and abs(x) > MAX_DIGITS for x in given):
+        raise SecurityError(f"round to more than {MAX_DIGITS} digits")
     if name == "replace" and len(given) >= 2:
-        check_text(len(str(subject)) // max(1, len(str(given[0]))) * len(str(given[1])) + len(str(subject)))
+        old, new, whole = (len(str(x)) for x in (given[0], given[1], subject))
+        budget.check_size((whole // max(1, old) + 1) * new + whole)
+    if name == "indent":
+        budget.check_size(str(subject).count("\n") * max((_width(x) for x in given), default=4))
     if name == "join":
-        parts = [str(x) for x in (given[0] if isinstance(subject, str) and given else subject)]
-        between = subject if isinstance(subject, str) else str(given[0]) if given else ""
-        check_text(sum(map(len, parts)) + len(parts) * len(between))
+        parts, between = (
+            (given[0] if given else (), subject) if isinstance(subject, str) else (subject, given)
+        )
+        if isinstance(parts, Iterable) and not isinstance(parts, str):
+            sizes = [budget.spread(part)[0] for part in parts]
+            budget.check_size(sum(sizes) + len(sizes) * budget.spread(between)[0])
+    if name == "batch" and len(given) >= 2:
+        budget.check_size(budget.spread(subject)[0] + MAX_WIDTH * budget.spread(given[1])[0])
+    if name == "slice" and len(given) >= 2:
+        budget.check_size(budget.spread(subject)[0] + MAX_WIDTH * budget.spread(given[1])[0])
 
 
-def check_format(form: Any, given: tuple) -> None:
+def _width(given: Any) -> int:
+    if isinstance(given, int) and abs(given) > MAX_WIDTH:
+        raise SecurityError(f"indent with a width above {MAX_WIDTH}")
+    return len(given) if isinstance(given, str) else int(given) if isinstance(given, int) else 0
+
+
+def _check_format(form: Any, given: Any) -> None:
     """Widths are numbers in the form, or numbers handed over where it has a "*" or a nested "{"."""
-    digits = [c if c.isdigit() else " " for c in str(form)]
-    if any(len(run) > 3 for run in "".join(digits).split()) or "*" in str(form) or str(form).count("{:{"):
+    text, budget = str(form), _budget.get()
+    digits = "".join(c if c.isdigit() else " " for c in text).split()
+    if any(len(run) > 3 for run in digits) or "*" in text or _NESTED.search(text.replace("{{", "")):
         raise SecurityError("a format with a width above 999")
-    fields = str(form).count("{") + str(form).count("%")  # each may name the longest value
-    check_text(fields * text_size(given) + len(str(form)))
+    escaping = _ESCAPING.search(text) or not all(isinstance(x, str | int | float) for x in given)
+    fields = text.count("{") + text.count("%")  # each may name the longest value
+    budget.check_size(fields * ((10 if escaping else 1) * budget.spread(given)[0] + 1000) + len(text))
 
 
-def text_size(value: Any) -> int:
-    """About as many characters as a value has when it is written out."""
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(text_size, value.values()))
-    return sum(map(text_size, value)) if isinstance(value, list | tuple) else 64
-
-
-def text_method(function: Any) -> tuple[str, Any]:
-    """-> name and text of a bound text method; ("", None) for any other function."""
-    method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format in a function of its own
-    owner = getattr(method, "__self__", None)
-    return (str(getattr(method, "__name__", "")), owner) if isinstance(owner, str) else ("", None)
-
-
-def settled(args: tuple) -> tuple:
+def settled(args: Iterable[Any]) -> tuple[Any, ...]:
     """Iterators as lists: they are looked at before they are used, and can be stepped through only once."""
-    return tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+    return tuple(made(list(ticking(arg))) if isinstance(arg, Iterator) else arg for arg in args)
+
+
+def ticking(values: Iterable[Any]) -> Iterator[Any]:
+    budget = _budget.get()
+    for value in values:
+        budget.check_clock()
+        yield value
+
+
+class Loop:
+    """What a {% for %} goes through: the same values, with a look at the clock at each."""
+
+    def __init__(self, values: Any):
+        self._values = values
+
+    def __iter__(self) -> Iterator[Any]:
+        return ticking(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)  # TypeError if they have no length, as Jinja expects it
 
 
 class Steps:
@@ -124,30 +271,64 @@ class Steps:
         return self._steps[at]
 
     def __iter__(self) -> Iterator[int]:
-        for step in self._steps:
-            check_clock()
-            yield step
+        return ticking(self._steps)
 
 
-def concat(parts: list) -> str:
-    """a ~ b ~ c."""
-    check_clock()
-    texts = [str(part) for part in parts]
-    check_text(sum(map(len, texts)))
+class Variables(Namespace):
+    """namespace(). It can hold itself, and others many times over, so it has no text of its own."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+def concatenated(parts: Iterable[Any]) -> str:
+    """a ~ b ~ c, and what a macro or a block has written. Looks at the sizes before the texts are made."""
+    budget, texts = _budget.get(), list(parts)
+    budget.check_clock()
+    budget.check_size(sum(budget.spread(part)[0] - 2 for part in texts if isinstance(part, str)))
+    return budget.made("".join([part if isinstance(part, str) else str(made(part)) for part in texts]))
+
+
+def sliced(values: Any, start: Any, stop: Any, step: Any) -> Any:
+    """values[start:stop:step]."""
+    found = values[start:stop:step]
+    _budget.get().take(len(found) if isinstance(found, str) else 8 * len(found))
+    return found
+
+
+def grown(pieces: Iterable[str]) -> str:
+    """A text of pieces, looked at while it grows."""
+    budget, texts, size = _budget.get(), [], 0
+    for piece in pieces:
+        budget.check_clock()
+        size += len(piece)
+        budget.check_size(size)
+        texts.append(piece)
     return "".join(texts)
 
 
-def bounded_filter(name: str, plain: Callable) -> Callable:
-    """The same filter behind `check_call`. Jinja hands some filters a context first; it stays where it is."""
-    from functools import wraps
+def summed(values: Iterable[Any], getter: Callable[[Any], Any], start: Any) -> Any:
+    """The filter sum, one addition at a time: sums of lists grow with the square."""
+    total = start
+    for value in ticking(values):
+        total = operated("+", total, getter(value), lambda a, b: a + b)
+    return total
 
+
+def bounded_filter(name: str, plain: Callable) -> Callable:
+    """The same filter behind `check_work`. Jinja hands some filters a context first; it stays where it is.
+
+    A lazy filter does its work at once, but its result is still stepped through only once, and is true.
+    """
     skip = 1 if hasattr(plain, "jinja_pass_arg") else 0
 
     @wraps(plain)  # keeps the mark that makes Jinja pass the context
     def checked(*args: Any, **kwargs: Any) -> Any:
+        check_clock()
         args = args[:skip] + settled(args[skip:])
         if len(args) > skip:
-            check_call(name, args[skip], args[skip + 1 :], kwargs)
-        return plain(*args, **kwargs)
+            check_work(name, args[skip], args[skip + 1 :], kwargs)
+        found = plain(*args, **kwargs)
+        return iter(made(list(ticking(found)))) if isinstance(found, Iterator) else made(found)
 
     return checked

@@ -1,7 +1,9 @@
 """Templates that try to get out, or to never end."""
 
+import json
 import resource
 
+import jinja2
 import pytest
 
 from ruvmlx.errors import RuvmlxError, UnsupportedModel
@@ -87,6 +89,46 @@ RUNAWAYS = [
 ]
 
 
+def doubled(step: str, then: str) -> str:
+    """Sixty steps, each of which puts x into a value twice: small in memory, endless when written."""
+    loop = f"{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+    return "{% set n = namespace(x=[[1, [1]]]) %}" + loop + then
+
+
+LISTED = "range(100000) | list"
+RUNAWAYS += [
+    # Loops that look nothing up, and calls of C functions that take hours or all memory.
+    f"{{% for a in {LISTED} %}}{{% for b in {LISTED} %}}{{% endfor %}}{{% endfor %}}",
+    "{{ 1.5 | round(1000000000, 'ceil') }}",
+    "{% set x = 1.5 | round(1000000000, 'ceil') %}",
+    "{{ messages | tojson(indent=1500000000) }}",
+    "{{ 'a\tb'.expandtabs(1500000000) }}",
+    "{{ ('a\n' * 1000) | indent('b' * 1000 * 1000) }}",
+    "{{ ('a' * 1000 * 1000) | wordwrap(1) }}",
+    "{{ ('http://a ' * 1000 * 100) | urlize }}",
+    "{{ (range(90000) | batch(1) | list) | sum(start=[]) | length }}",
+    "{{ ('a' * 1000 * 1000).translate({97: 'b' * 1000}) }}",
+    "{{ 1 }}" * 400_000,
+    "{% set d = {'k': 'a' * 1000 * 1000} %}{{ [d.items()] * 1000 }}",
+    "{% set a = 'a' * 1000 * 700 %}{{ a.strip('b' * 1000 * 700) }}",
+    "{{ (1).to_bytes(1000000000, 'big') }}",
+    "{{ {}.fromkeys(range(100000), 'a' * 1000) }}",
+    "{{ '{0:{1}}'.format('a', 1000000000) }}",
+    "{% set a = ('f' * 1000 * 800) | int(0, 16) %}{{ a // 3 }}",
+    "{% macro m() %}{% for a in range(99999) %}{{ 'a' * 1000 }}{% endfor %}{% endmacro %}{{ m() }}",
+    "{% macro m(x) %}{{ m(x) ~ m(x) }}{% endmacro %}{{ m(1) }}",
+    "".join(f"{{% set a{i} = 'a' * 1000 * 900 %}}" for i in range(2000)),
+    doubled("[n.x, n.x]", "{{ n.x }}"),
+    doubled("[n.x, n.x]", "{{ n.x | join }}"),
+    doubled("[n.x, n.x]", "{{ n.x | tojson }}"),
+    doubled("(n.x, n.x)", "{{ '%s' | format(n.x) }}"),
+    doubled("{'a': n.x, 'b': n.x}", "{{ n.x }}"),
+    doubled("dict(a=n.x, b=n.x)", "{{ n.x }}"),
+    doubled("n.x | groupby(1) | list", "{{ n.x }}"),
+    doubled("[n.x, n.x]", "{% set m = n.x %}" + doubled("[n.x, n.x]", "{{ m == n.x }}")),
+]
+
+
 @pytest.mark.parametrize("template", RUNAWAYS)
 def test_runaway_templates_are_stopped(template, monkeypatch):
     """Loops, repetitions, doublings and widths end within the bounds, in little memory."""
@@ -96,3 +138,53 @@ def test_runaway_templates_are_stopped(template, monkeypatch):
         ChatTemplate(template, []).render([Message("user", "x")])
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 300 * 1024
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (
+            "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ m.role[0:2] }}{% endfor %}",
+            "1/2us2/2as",
+        ),
+        ("{{ messages | selectattr('role', 'equalto', 'tool') and 'lazy' }}", "lazy"),
+        ("{{ messages | map(attribute='role') | join(',') }}", "user,assistant"),
+        (
+            "{{ [1, 2] + [3] }}{{ (1, 2) }}{{ {'a': [1]} }}{{ 'a' ~ 1 ~ none }}",
+            "[1, 2, 3](1, 2){'a': [1]}a1None",
+        ),
+        (
+            "{{ [1, 2, 3] | sum }}{{ [{'n': 2}, {'n': 3}] | sum('n', 1) }}{{ [[1], [2]] | sum(start=[]) }}",
+            "66[1, 2]",
+        ),
+        ("{{ '%s=%d' | format('a', 3) }}{{ '{:>4}'.format('b') }}{{ '%-3s|' % 'c' }}", "a=3   bc  |"),
+        ("{{ [{'a': 1}] | tojson(indent=2) }}", '[\n  {\n    "a": 1\n  }\n]'),
+        (
+            "{% set n = namespace(x=1) %}{% for i in [1, 2] %}{% set n.x = n.x + i %}{% endfor %}{{ n.x }}",
+            "4",
+        ),
+        (
+            "{% for a, b in {'k': 1}.items() %}{{ a }}{{ b }}{% endfor %}{{ 'abc'[::-1] }}{{ 'abc'[-1] }}",
+            "k1cbac",
+        ),
+        ("{% macro m(x, y=2) %}{{ x }}{{ caller() }}{% endmacro %}{% call m(3) %}{{ 4 }}{% endcall %}", "34"),
+        ("{% for x in [[1, [2]]] recursive %}{{ x[0] }}{{ loop(x[1:]) if x[1:] else '' }}{% endfor %}", "12"),
+    ],
+)
+def test_bounds_change_no_text(template, text):
+    """What is put in a template's way renders as Jinja alone does."""
+    chat = [Message("user", "a"), Message("assistant", "b")]
+    assert ChatTemplate(template, []).render(chat) == text
+    plain = jinja2.Environment().from_string(template)
+    plain.environment.filters["tojson"] = lambda value, indent: json.dumps(value, indent=indent)
+    assert plain.render(messages=[{"role": m.role, "content": m.content} for m in chat]) == text
+
+
+def test_a_long_conversation_fits():
+    """The bounds grow with the conversation: 1,000 turns can be gathered piece by piece."""
+    gathered = (
+        "{% set n = namespace(all='', kept=[]) %}{% for m in messages %}{% set n.all = n.all ~ m.content %}"
+        "{% set n.kept = n.kept + [m] %}{% endfor %}{{ n.all }}{{ n.kept | length }}"
+    )
+    chat = [Message("user", "word " * 100) for _ in range(1000)]
+    assert ChatTemplate(gathered, []).render(chat) == "word " * 100_000 + "1000"
