@@ -22,7 +22,7 @@ from ..errors import CorruptFile, UnsupportedModel
 from .byte_level import byte_chars, piece_to_bytes
 from .json_fields import Fields
 from .json_files import read_object
-from .messages import one_line
+from .messages import library, one_line
 from .mistral_template import EFFORTS, VERSIONS, Efforts, mistral_template
 from .tokenizer_base import BaseTokenizer, is_special
 from .tokenizer_bpe import byte_level_bpe
@@ -61,7 +61,8 @@ class TekkenTokenizer(BaseTokenizer):
         self._bpe = _build(self._pieces, offset, config, {text: i for i, text in self._added.items()})
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        return self._bpe.encode(text, add_special_tokens=False).ids
+        with library("tekken.json"):
+            return self._bpe.encode(text, add_special_tokens=False).ids
 
     def _piece_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:

@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import CorruptFile
 from .byte_level import byte_chars, piece_to_bytes
 from .gguf_vocab import GGUFVocab
-from .messages import one_line
+from .messages import library
 from .pretokenizers import ADDS_BOS, WHOLE_WORDS, patterns
 from .tokenizer_base import BaseTokenizer
 
@@ -77,7 +77,7 @@ def byte_level_bpe(
     """
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
-    try:
+    with library(where):
         steps: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         if missing := [c for c in byte_chars() if c not in ids]:
@@ -86,8 +86,6 @@ def byte_level_bpe(
         tokenizer = Tokenizer(models.BPE(dict(ids), merges, ignore_merges=whole_words))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
-    except Exception as error:  # noqa: BLE001 - tokenizers raises no narrower class
-        raise CorruptFile(f"{where}: the vocabulary does not add up: {one_line(error)}.") from None
     return tokenizer
 
 

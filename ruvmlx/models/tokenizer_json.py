@@ -13,7 +13,7 @@ from ..errors import CorruptFile, UnsupportedModel
 from .byte_level import piece_to_bytes
 from .chat_template import pick
 from .json_files import read_object
-from .messages import one_line
+from .messages import library
 from .tokenizer_base import BaseTokenizer, is_special
 
 SPACE = "\u2581"
@@ -89,7 +89,8 @@ class JsonTokenizer(BaseTokenizer):
         self._later = self._steps.tokenizer(full, plain, first=False)
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        ids = (self._first if first else self._later).encode(text, add_special_tokens=False).ids
+        with library("tokenizer.json"):
+            ids = (self._first if first else self._later).encode(text, add_special_tokens=False).ids
         return ids if self._forbidden.isdisjoint(ids) else self._spelled_out(ids)
 
     def _spelled_out(self, ids: list[int]) -> list[int]:
@@ -110,10 +111,8 @@ class JsonTokenizer(BaseTokenizer):
 def _read(path: Path) -> Any:
     from tokenizers import Tokenizer
 
-    try:
+    with library(path.name):
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - tokenizers raises no narrower class
-        raise CorruptFile(f"{path.name} is not a sound tokenizer: {one_line(error)}.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
