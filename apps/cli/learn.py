@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from .interrupt import ctrl_c_sets
 from .learning_words import preference_line, rating_line, status_lines
 from .options import load_model, model_options, open_runtime, resolve
 from .output import json_option, print_json, show
+
+DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 
 
 @click.command()
@@ -136,12 +139,29 @@ def undo(as_json: bool, **flags: Any) -> None:
 
 
 @learn.command()
-@click.argument("version", type=click.IntRange(min=0))
+@click.argument("version", type=click.IntRange(min=0), required=False)
+@click.option(
+    "--before", type=click.DateTime(DATES), metavar="DATE",
+    help="Instead of VERSION: as it was at this date, 2026-11-20 or '2026-11-20 18:30', local time.",
+)  # fmt: skip
 @model_options
 @json_option
-def rollback(version: int, as_json: bool, **flags: Any) -> None:
-    """Return to an earlier VERSION (0 is the original model)."""
-    _show_status(_history(flags).rollback(version), as_json)
+def rollback(version: int | None, before: datetime | None, as_json: bool, **flags: Any) -> None:
+    """Return to an earlier VERSION (0 is the original model), or to what was learned before a date."""
+    if (version is None) == (before is None):
+        raise UsageError("give a version, as in `learn rollback 12`, or a date with --before.")
+    history = _history(flags)
+    found = history.rollback(version) if version is not None else _before(history, before)
+    _show_status(found, as_json)
+
+
+def _before(history: Any, date: datetime | None) -> Any:
+    assert date is not None
+    try:
+        when = date.timestamp()
+    except (OverflowError, OSError, ValueError):
+        raise UsageError(f"--before {date.date()}: this date is out of range.") from None
+    return history.rollback_before(when)
 
 
 @learn.command()

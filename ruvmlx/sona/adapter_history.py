@@ -156,16 +156,16 @@ class AdapterHistory:
 
     def missing(self) -> int:
         """How many more ratings or preferences the background loop waits for."""
-        given, attempts = self._versions_given(), self.attempts()
+        given, attempts = [version for version, _ in self._given()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
         enough = 1 if self._store.checkpoints.has_training(*self._key) else DUE
         return max(MINIMUM - len(given), enough - new, 0)
 
-    def _versions_given(self) -> list[int]:
-        """The versions that the ratings and preferences in force made."""
-        rated = [rating.version_after for rating in self.ratings()]
-        return rated + [preference.version for preference in self.pairs.in_force()]
+    def _given(self) -> list[tuple[int, float]]:
+        """(version, weight) of the ratings and preferences in force: ratings first, oldest first."""
+        pairs = [(preference.version, preference.weight) for preference in self.pairs.in_force()]
+        return self._store.ratings.weights(*self._key) + pairs
 
     def training(self) -> bytes | None:
         return self._store.checkpoints.training(*self._key)
@@ -202,15 +202,22 @@ class AdapterHistory:
             self._store.versions.move_head(*self._key, version)
         return self.status()
 
+    def rollback_before(self, when: float) -> LearnStatus:
+        """Use what led to today's version and was there before a time, seconds since 1970."""
+        with self._store.transaction():
+            version = self._store.versions.newest_before(*self._key, self.version(), when)
+            self._store.versions.move_head(*self._key, version)
+        return self.status()
+
     def status(self) -> LearnStatus:
-        ratings, pairs, version = self.ratings(), self.pairs.in_force(), self.version()
+        given, pairs, version = self._given(), len(self.pairs.in_force()), self.version()
         row = self.adapter(version) if version else None
         promotions, attempts = self._store.versions.promotions(*self._key, version), self.attempts()
         read = promotions[-1] if promotions else 0
         return LearnStatus(
-            ratings=len(ratings),
-            updates=sum(r.weight != 0 for r in ratings) + sum(p.weight != 0 for p in pairs),
-            pending=sum(given > read for given in self._versions_given()) if self.trains else 0,
+            ratings=len(given) - pairs,
+            updates=sum(weight != 0 for _, weight in given),
+            pending=sum(made > read for made, _ in given) if self.trains else 0,
             consolidations=len(promotions),
             adapter_version=version,
             kl=row.kl if row else 0.0,
@@ -218,5 +225,5 @@ class AdapterHistory:
             micro_norm=row.norm if row else 0.0,
             versions=self._store.versions.kept(*self._key),
             last=attempts[-1] if attempts else None,
-            preferences=len(pairs),
+            preferences=pairs,
         )

@@ -8,7 +8,7 @@ WITH_ANCESTORS = (
     "WITH RECURSIVE ancestors(version, step) AS (SELECT ?3, 1 UNION ALL"
     " SELECT a.parent, ancestors.step + 1 FROM ancestors JOIN adapters a"
     " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = ancestors.version"
-    " WHERE ancestors.version > 0 AND ancestors.step < ?4) "
+    " WHERE a.parent < a.version AND ancestors.step < ?4) "  # a damaged store may have a circle
 )
 ALL_STEPS = 1 << 62
 
@@ -18,11 +18,11 @@ def enforce(db: Database, table: str, subject: str, fingerprint: str, name: str,
 
     subject: SQL columns that say what a row is about; only the newest row about one subject is in force.
     """
-    db.execute(f"UPDATE {table} SET in_force = 0 WHERE fingerprint = ? AND adapter = ?", fingerprint, name)
     db.execute(
-        WITH_ANCESTORS + f"UPDATE {table} SET in_force = 1 WHERE id IN (SELECT max(id) FROM {table}"
+        WITH_ANCESTORS + f", led AS MATERIALIZED (SELECT max(id) AS id FROM {table}"
         " WHERE fingerprint = ?1 AND adapter = ?2 AND version IN (SELECT version FROM ancestors)"
-        f" GROUP BY {subject})",
+        f" GROUP BY {subject}) UPDATE {table} SET in_force = NOT in_force"
+        " WHERE fingerprint = ?1 AND adapter = ?2 AND in_force != (id IN (SELECT id FROM led))",
         fingerprint,
         name,
         head,

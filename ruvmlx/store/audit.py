@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from ..errors import CorruptFile
 from ..tiers import LENGTHS, filled
 from .store import Store
+from .versions import unpacked
 from .witness import digest
 
 _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version in use
@@ -25,14 +27,25 @@ def disagreement(store: Store) -> str:
 def _weights(store: Store, kind: str, table: str, number: str) -> str:
     """Compare the bytes of versions or bases with the digests in the log."""
     known = {_key(row.body, number): row.body["state"] for row in store.witness.rows(kind)}
-    for row in store.db.rows(f"SELECT fingerprint, name, {number} AS number, state FROM {table}"):
+    packed = "packed" if table == "adapters" else "0"
+    for row in store.db.rows(f"SELECT rowid, fingerprint, name, {number} AS number FROM {table}"):
         key = (row["fingerprint"], row["name"], row["number"])
         what = f"{kind} {row['number']} of adapter {row['name']!r}"
         if key not in known:
             return f"{what} is not in the log"
-        if row["state"] is not None and digest(row["state"]) != known[key]:
+        if not _as_written(
+            store.db.row(f"SELECT state, {packed} FROM {table} WHERE rowid = ?", row["rowid"]), known[key]
+        ):
             return f"{what} is not what was written"
     return ""
+
+
+def _as_written(weights: Any, written: str | None) -> bool:
+    try:
+        state = unpacked(*weights)
+    except CorruptFile:
+        return False
+    return state is None or digest(state) == written
 
 
 def _ratings(store: Store) -> str:

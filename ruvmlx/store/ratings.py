@@ -59,10 +59,11 @@ class Ratings:
         Call inside a transaction.
         """
         self._db.execute(
-            "UPDATE ratings SET in_force = 0 WHERE fingerprint = ? AND adapter = ? AND reply_id = ?",
+            "UPDATE ratings INDEXED BY ratings_by_reply SET in_force = 0"
+            " WHERE reply_id = ? AND fingerprint = ? AND adapter = ?",
+            reply_id,
             fingerprint,
             name,
-            reply_id,
         )
         id_ = self._db.insert(
             "ratings",
@@ -102,6 +103,16 @@ class Ratings:
             name,
         )
         return [RatingRow(**dict(row) | {"query": to_vector(row["query"])}) for row in rows]
+
+    def weights(self, fingerprint: str, name: str) -> list[tuple[int, float]]:
+        """(version that it made, weight) of the ratings in force, oldest first."""
+        rows = self._db.rows(
+            "SELECT version, weight FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
+            " ORDER BY id",
+            fingerprint,
+            name,
+        )
+        return [(version, weight) for version, weight in rows]
 
     def labels(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
         """(reply id, rating, version that it made) of the ratings in force, oldest first: `in_force` without

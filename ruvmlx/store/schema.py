@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 8
+VERSION = 9
 
 # Token ids are little-endian int32; vectors and matrices little-endian float32.
 _V1 = """
@@ -176,7 +176,13 @@ _V8 = """
 ALTER TABLE replies  -- a digest of the API key that asked for it; empty: asked for without one
   ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
 """
-_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)  # from each version to the next
+_V9 = """
+ALTER TABLE adapters  -- 1: state is compressed, see versions.py
+  ADD COLUMN packed INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX adapters_with_weights ON adapters(fingerprint, name, packed, version) WHERE state IS NOT NULL;
+CREATE INDEX adapters_by_base ON adapters(fingerprint, name, base) WHERE state IS NOT NULL;
+"""
+_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:

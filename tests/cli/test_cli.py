@@ -328,6 +328,12 @@ def test_learn_and_models_as_json(run, tiny_folder):
     assert (status["ratings"], status["adapter_version"], status["versions"]) == (1, 1, [1])
     assert json.loads(run("learn", "reset", "--json", *model)[1])["adapter_version"] == 0
     assert json.loads(run("learn", "rollback", "1", "--json", *model)[1])["ratings"] == 1
+    back = ("learn", "rollback", "--json", *model, "--before")
+    assert json.loads(run(*back, "2100-01-01 10:00")[1])["adapter_version"] == 1
+    assert json.loads(run(*back, "2020-11-23")[1])["adapter_version"] == 0
+    for wrong in (back[:-1], ("learn", "rollback", "1", "--before", "2020-11-23", *model), (*back, "soon")):
+        code, _, err = run(*wrong)
+        assert code == 2 and len(err.splitlines()) == 1
     shown = json.loads(run("show", str(tiny_folder), "--json")[1])
     assert {"name", "path", "format", "bits", "parameters", "bytes"} <= set(shown)
     assert isinstance(json.loads(run("ls", "--json")[1]), list)

@@ -304,7 +304,8 @@ def test_an_anchors_base_is_kept(learned, monkeypatch):
     assert learned.learning.loops.deepen()["anchored"]
     from ruvmlx.store import versions
 
-    monkeypatch.setattr(versions, "KEEP_VERSIONS", 2)
+    monkeypatch.setattr(versions, "KEEP_PLAIN", 2)
+    monkeypatch.setattr(versions, "KEEP_PACKED", 2)
     base = learned.learner.base.to_bytes()
     promote(learned, seed=4)
     for i in range(14, 19):

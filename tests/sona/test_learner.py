@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy, StoreError
+from ruvmlx.errors import AdapterMismatch, CorruptFile, NotFound, RuvmlxError, StoreBusy, StoreError
 from ruvmlx.sona import learner as learner_module
 from ruvmlx.sona import objective
 from ruvmlx.store import Store
 from ruvmlx.store import traces as traces_module
 from ruvmlx.store import versions as versions_module
+from ruvmlx.store.audit import disagreement
 
 
 def reply(runtime, text="hello there", seed=1, settle=True) -> str:
@@ -249,7 +250,8 @@ def test_a_rating_that_changed_nothing_can_be_undone_and_rolled_back_like_any(op
 
 def test_what_undo_needs_is_never_thrown_away(open_tiny, monkeypatch):
     """Roll back to the oldest version that is kept, rate once more: that rating can be undone."""
-    monkeypatch.setattr(versions_module, "KEEP_VERSIONS", 5)
+    monkeypatch.setattr(versions_module, "KEEP_PLAIN", 5)
+    monkeypatch.setattr(versions_module, "KEEP_PACKED", 5)
     with open_tiny() as runtime:
         for i in range(12):
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
@@ -260,6 +262,56 @@ def test_what_undo_needs_is_never_thrown_away(open_tiny, monkeypatch):
         runtime.rate(reply(runtime, seed=50), "up")
         runtime.undo()
         assert weights(runtime) == state
+
+
+def test_every_version_can_be_gone_back_to(open_tiny, monkeypatch):
+    """Older ones are compressed: their weights are bit for bit what they were, in the audit, too."""
+    monkeypatch.setattr(versions_module, "KEEP_PLAIN", 3)
+    with open_tiny() as runtime:
+        known = {0: weights(runtime)}
+        for i in range(12):
+            runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
+            known[runtime.learner.version] = weights(runtime)
+        assert runtime.status().versions == list(range(1, 13))
+        packed = runtime.store.db.rows("SELECT version, length(state) AS size FROM adapters WHERE packed")
+        assert [row["version"] for row in packed] == list(range(1, 10))
+        plain = runtime.store.db.value("SELECT min(length(state)) FROM adapters WHERE NOT packed")
+        assert max(row["size"] for row in packed) < plain
+        assert disagreement(runtime.store) == ""
+        for version in (1, 12, 5, 0, 9):
+            runtime.rollback(version)
+            assert weights(runtime) == known[version]
+        runtime.store.db.execute("UPDATE adapters SET state = substr(state, 1, 50) WHERE version = 4")
+        assert disagreement(runtime.store) == "version 4 of adapter 'default' is not what was written"
+        with pytest.raises(CorruptFile, match="damaged"):
+            runtime.rollback(4)
+
+
+def test_back_to_a_date(open_tiny):
+    """What led to today's version, up to that time; versions that were undone do not count."""
+    with open_tiny() as runtime:
+        for i in range(5):
+            runtime.rate(reply(runtime, seed=i), "up")
+        runtime.rollback(3)
+        sixth = runtime.rate(reply(runtime, seed=9), "up").adapter_version
+        for version in range(1, sixth + 1):
+            runtime.store.db.execute(
+                "UPDATE adapters SET created = ? WHERE version = ?", 1000.0 + 10 * version, version
+            )
+        history = runtime.learner.history
+        for when, version in ((1055, 3), (1035, 3), (1025, 2), (1000, 0)):
+            runtime.rollback(sixth)
+            assert history.rollback_before(when).adapter_version == version
+
+
+def test_a_circle_of_versions_ends(open_tiny):
+    """In a damaged store a version may be its own grandparent: ratings and undo come to an end."""
+    with open_tiny() as runtime:
+        for i in range(3):
+            runtime.rate(reply(runtime, seed=i), "up")
+        runtime.store.db.execute("UPDATE adapters SET parent = 3 WHERE version = 2")
+        runtime.rate(reply(runtime, seed=9), "up")
+        assert runtime.undo().adapter_version == 3
 
 
 def test_random_walks_through_ratings_undos_and_rollbacks(open_tiny):
