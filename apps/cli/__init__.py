@@ -48,6 +48,7 @@ FILES = [
     "models",
     "perplexity",
     "prove",
+    "rate",
     "serve",
     "sessions",
     "settings",

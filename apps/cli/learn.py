@@ -1,4 +1,4 @@
-"""`rate` and `learn`: rate replies, see what was learned, take it back."""
+"""`learn`: what was learned from ratings, and the ways back."""
 
 import sys
 import threading
@@ -13,50 +13,14 @@ import click
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING
-from ruvmlx.sona.objective import check_rating
 from ruvmlx.tiers import LENGTHS, TIERS
 
 from .interrupt import ctrl_c_sets
-from .learning_words import preference_line, rating_line, status_lines
+from .learning_words import status_lines
 from .options import load_model, model_options, open_runtime, resolve
 from .output import json_option, print_json, show
 
 DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
-
-
-@click.command()
-@click.argument("reply_id", required=False)
-@click.argument("rating", metavar="[up|down|1..5]", required=False)
-@click.option("--note", default="", help="Your reason, kept with the rating.")
-@click.option("--better", metavar="REPLY_ID", help="Instead of a rating: the better of two replies.")
-@click.option("--worse", metavar="REPLY_ID", help="The worse one. Both answer one question.")
-@model_options
-@json_option
-def rate(
-    reply_id: str | None, rating: str | None, note: str, better: str | None, worse: str | None,
-    as_json: bool, **flags: Any,
-) -> None:  # fmt: skip
-    """Rate a reply (its id, or last), or say which of two is better: the weights change at once."""
-    line: str
-    if better is not None and worse is not None:
-        if reply_id or note:
-            raise UsageError("--better and --worse take neither a rating nor a note.")
-        with open_runtime(resolve(flags)) as runtime:
-            result: Any = runtime.choices.prefer(better, worse)
-        line = preference_line(result)
-    else:
-        if better or worse or reply_id is None or rating is None:
-            raise UsageError(
-                "give a reply and its rating, as in `rate last up`; or both --better and --worse."
-            )
-        check_rating(rating)
-        with open_runtime(resolve(flags)) as runtime:
-            result = runtime.rate(reply_id, rating, note)
-        line = rating_line(result)
-    if as_json:
-        print_json(result)
-    else:
-        show(line)
 
 
 @click.group()
@@ -399,4 +363,4 @@ def _named(lengths: dict[str, Any]) -> str:
     return f"{said}, then {TIERS[0].bits}"
 
 
-VERBS = [rate, learn]
+VERBS = [learn]

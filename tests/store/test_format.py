@@ -1,8 +1,8 @@
 """The format of the store: older files open with everything in them, and the log's bytes stay the same.
 
 store_v3.db.gz was written by `fill` before the store was split into parts, store_v6.db.gz before there were
-preferences, store_v7.db.gz and store_v8.db.gz by `fill` and `prefer`; the .json files are what was read from them then. A change
-of the schema adds new files; these stay as they are.
+preferences, store_v7.db.gz and store_v8.db.gz by `fill` and `prefer`; the .json files are what was read from
+them then. A change of the schema adds new files; these stay as they are.
 """
 
 import gzip

@@ -1,0 +1,50 @@
+"""`rate`: rate a reply, or say which of two is better."""
+
+from typing import Any
+
+import click
+
+from ruvmlx.errors import UsageError
+from ruvmlx.sona.objective import check_rating
+
+from .learning_words import preference_line, rating_line
+from .options import model_options, open_runtime, resolve
+from .output import json_option, print_json, show
+
+
+@click.command()
+@click.argument("reply_id", required=False)
+@click.argument("rating", metavar="[up|down|1..5]", required=False)
+@click.option("--note", default="", help="Your reason, kept with the rating.")
+@click.option("--better", metavar="REPLY_ID", help="Instead of a rating: the better of two replies.")
+@click.option("--worse", metavar="REPLY_ID", help="The worse one. Both answer one question.")
+@model_options
+@json_option
+def rate(
+    reply_id: str | None, rating: str | None, note: str, better: str | None, worse: str | None,
+    as_json: bool, **flags: Any,
+) -> None:  # fmt: skip
+    """Rate a reply (its id, or last), or say which of two is better: the weights change at once."""
+    line: str
+    if better is not None and worse is not None:
+        if reply_id or note:
+            raise UsageError("--better and --worse take neither a rating nor a note.")
+        with open_runtime(resolve(flags)) as runtime:
+            result: Any = runtime.choices.prefer(better, worse)
+        line = preference_line(result)
+    else:
+        if better or worse or reply_id is None or rating is None:
+            raise UsageError(
+                "give a reply and its rating, as in `rate last up`; or both --better and --worse."
+            )
+        check_rating(rating)
+        with open_runtime(resolve(flags)) as runtime:
+            result = runtime.rate(reply_id, rating, note)
+        line = rating_line(result)
+    if as_json:
+        print_json(result)
+    else:
+        show(line)
+
+
+VERBS = [rate]
