@@ -40,6 +40,7 @@ def cli() -> None:
 
 FILES = [
     "adapters",
+    "backup",
     "bench",
     "chat",
     "doctor",

@@ -21,3 +21,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def synced_folder(folder: Path) -> None:
+    """Make renames in a folder durable. Raises OSError."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,5 +1,6 @@
 """Verbs as scripts call them: JSON fields, exit codes, one line for every error."""
 
+import gc
 import json
 import os
 import signal
@@ -318,6 +319,27 @@ def test_examples_are_named_and_can_be_switched_on_for_good(run, tiny_folder, ho
     monkeypatch.setenv("RUVMLX_EXAMPLES", "9")
     code, _, err = run(*call, *model)
     assert code == 2 and "examples = '9'" in err and len(err.splitlines()) == 1
+
+
+def test_backup_and_restore(run, home, tmp_path, tiny_folder):
+    """What was rated after the backup is gone after the restore, and kept beside it."""
+    model, file = ("--model", str(tiny_folder)), str(tmp_path / "saved.db")
+    assert run("backup", file)[0] == 1
+    for rating in ("up", "down"):
+        assert run("generate", "hello", "--max-tokens", "5", "--ignore-eos", *model)[0] == 0
+        if rating == "down":
+            code, out, _ = run("backup", file)
+            assert code == 0 and "1 rating and 1 adapter are in" in out
+        assert run("rate", "last", rating, *model)[0] == 0
+    assert run("backup", file)[0] == 2
+    code, out, _ = run("restore", file)
+    assert code == 0 and out.startswith("0 chats, 1 rating and 1 adapter are in use now.")
+    assert json.loads(run("learn", "status", "--json", *model)[1])["ratings"] == 1
+    kept = home / "ruvmlx.db.before-restore-1"
+    gc.collect()  # `run` stays in this process, and the verb's store with it
+    assert json.loads(run("restore", str(kept), "--json")[1])["ratings"] == 2
+    assert json.loads(run("backup", file, "--replace", "--json")[1])["ratings"] == 2
+    assert json.loads(run("learn", "status", "--json", *model)[1])["ratings"] == 2
 
 
 def test_learn_and_models_as_json(run, tiny_folder):

@@ -1,0 +1,54 @@
+"""`backup` and `restore`: a copy of all chats, ratings and adapters, and the way back."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from ruvmlx import settings as config
+
+from .output import json_option, print_json, show
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--replace", is_flag=True, help="FILE may exist: it is replaced when the new one is checked.")
+@json_option
+def backup(file: Path, replace: bool, as_json: bool) -> None:
+    """Copy all chats, ratings and adapters to FILE, also while ruvmlx runs, and check the copy.
+
+    Models, settings and API keys are not in it. Keep it as private as the data folder.
+    """
+    from ruvmlx.store.backup import back_up
+
+    facts = back_up(config.store_file(), file.absolute(), replace)
+    if as_json:
+        print_json(facts)
+    else:
+        show(f"{_held(facts)} are in {file} ({facts.bytes / 1e6:.1f} MB), read back and sound.")
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+def restore(file: Path, as_json: bool) -> None:
+    """Use a backup FILE from now on. What was there before is kept beside it; no other ruvmlx may run."""
+    from ruvmlx.store.backup import restore as restored
+
+    facts, kept = restored(config.store_file(), file.absolute())
+    if as_json:
+        print_json(asdict(facts) | {"kept": str(kept) if kept else None})
+        return
+    show(f"{_held(facts)} are in use now.")
+    if kept:
+        show(f"What was there before is {kept}; `ruvmlx restore` takes it back, or delete it.")
+
+
+def _held(facts) -> str:
+    """ "3 chats, 12 ratings and 1 adapter"."""
+    counts = {"chat": facts.chats, "rating": facts.ratings, "adapter": facts.adapters}
+    words = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+VERBS = [backup, restore]
