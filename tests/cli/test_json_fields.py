@@ -3,6 +3,7 @@
 `pytest tests/cli/test_json_fields.py --write-fields` adds new ones.
 """
 
+import gc
 import json
 from pathlib import Path
 
@@ -71,6 +72,9 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("sessions export", "sessions", "export", last)
         say("sessions search", "sessions", "search", "hi")
         say("sessions fork", "sessions", "fork", last)
+        say("backup", "backup", str(tmp_path / "saved.db"))
+        gc.collect()  # earlier verbs' stores: `run` stays in this process
+        say("restore", "restore", str(tmp_path / "saved.db"))
         say("perplexity", "perplexity", str(text))
         say("ls", "ls")
         say("show", "show", str(tiny_folder))
