@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import CorruptFile, UsageError
+from .platform.files import open_ordinary
 from .store import MessageRow, Store
 from .text import one_line, sanitize
 
@@ -162,17 +163,18 @@ def read_bytes(path: Path) -> bytes:
     """The bytes of a file to import; UsageError if it cannot be read or is too large."""
     name = one_line(str(path))
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             return read_limited(file, name)
     except OSError as e:
         raise UsageError(f"cannot read {name}: {e.strerror}.") from e
 
 
-def read_limited(file: BinaryIO, name: str) -> bytes:
+def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
     """All bytes of a file or of a pipe, which may be endless; UsageError if there are too many."""
-    data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise UsageError(f"{name} is over {LARGEST >> 20} MiB; no chat is that long.")
+    limit = LARGEST if limit is None else limit
+    data = file.read(limit + 1)
+    if len(data) > limit:
+        raise UsageError(f"{name} is over {limit >> 20} MiB, which is too long to read.")
     return data
 
 

@@ -19,6 +19,8 @@ from . import tiers
 from .errors import StoreError, UsageError
 from .platform import files
 
+LARGEST = 1 << 20  # bytes of a file of settings
+
 _LENGTHS = ",".join(tiers.LENGTHS)  # hot,warm
 _CODES = " and ".join(f"{tier.bits} bits" for tier in reversed(tiers.TIERS[1:-1]))
 _MODULE = "(q|k|v|o|gate|up|down)_proj"
@@ -112,7 +114,7 @@ class Settings:
         str, "auto", "what computes", choices=("auto", "mlx", "native", "reference"), public=True
     )
     threads: int | None = _setting(
-        int, None, "CPU threads; all physical cores by default", least=1, public=True
+        int, None, "CPU threads; all physical cores by default", least=1, most=1024, public=True
     )
     max_context: int | None = _setting(
         int, None, "longest prompt and reply together, in tokens; the model's own by default", least=64
@@ -350,11 +352,12 @@ def _environment() -> dict[str, str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(files.read_ordinary(path, LARGEST).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # opening the store reports an unusable folder
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise UsageError(f"cannot read {path}: {e}. Mend or remove it.") from e
+        why = getattr(e, "strerror", None) or e
+        raise UsageError(f"cannot read {path}: {why}. Mend or remove it.") from e
     for name in values:
         _spec(name, f"{path}: ")
     return values

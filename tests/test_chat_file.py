@@ -118,8 +118,12 @@ def test_a_file_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(chat_file, "LARGEST", 1000)
     endless = tmp_path / "chat.json"
     endless.symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match=r"chat\.json is over"):
+    with pytest.raises(UsageError, match=r"chat\.json: it is not an ordinary file"):
         read_bytes(endless)
+    long = tmp_path / "long.json"
+    long.write_text("x" * 1001)
+    with pytest.raises(UsageError, match=r"long\.json is over"):
+        read_bytes(long)
 
 
 # -- files that are written ------------------------------------------------------------------------------

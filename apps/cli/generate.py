@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ruvmlx.chat_file import read_limited
 from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
 from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.models.model import Message
@@ -16,6 +17,8 @@ from ruvmlx.text import Sanitizer
 from .interrupt import ctrl_c_sets
 from .options import model_options, open_runtime, resolve, sampling_options
 from .output import json_option, log, print_json
+
+LONGEST = 8 << 20  # bytes of standard input; no context is that long
 
 
 @click.command()
@@ -61,7 +64,7 @@ def _read_stdin() -> str:
     if sys.stdin is None:
         raise UsageError("standard input is closed; give the prompt as an argument.")
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return read_limited(sys.stdin.buffer, "standard input", LONGEST).decode("utf-8")
     except UnicodeDecodeError as e:
         raise UsageError(f"standard input is not UTF-8 text (byte {e.start}).") from e
 

@@ -2,15 +2,18 @@
 
 import sys
 import time
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import click
 
+from ruvmlx.chat_file import read_limited
 from ruvmlx.errors import UsageError
 
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show_facts
+
+LONGEST = 16 << 20  # bytes: its tokens take 150 times as much memory
 
 
 @click.command()
@@ -54,8 +57,8 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
 
 def _read(file: str) -> str:
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return data.decode("utf-8")
+        with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as opened:
+            return read_limited(opened, file, LONGEST).decode("utf-8")
     except OSError as e:
         raise UsageError(f"cannot read {file}: {e.strerror}.") from e
     except UnicodeDecodeError as e:

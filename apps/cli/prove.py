@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ruvmlx.chat_file import read_limited
 from ruvmlx.errors import UsageError
 from ruvmlx.settings import Settings
 
@@ -259,7 +260,8 @@ def _lines(path: str | None, own: str) -> list[str]:
     if path is None:
         return prompts.own(own)
     try:
-        found = prompts.lines(Path(path).read_text(encoding="utf-8"))
+        with open(path, "rb") as opened:
+            found = prompts.lines(read_limited(opened, path).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}.") from e
     if not found:

@@ -16,10 +16,10 @@ from .output import json_option, log, print_json, show
 chat_id = click.argument("session_id", metavar="ID|last")
 
 
-def _store():
+def _store(reading: bool = False):
     from ruvmlx.store import Store
 
-    return Store(settings.store_file())
+    return Store(settings.store_file(), reading)
 
 
 def _facts(session) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def sessions() -> None:
 @json_option
 def list_sessions(as_json: bool) -> None:
     """List all chats, the newest first."""
-    rows = [_facts(s) for s in _store().chats.all()]
+    rows = [_facts(s) for s in _store(reading=True).chats.all()]
     if as_json:
         print_json(rows)
         return
@@ -53,7 +53,7 @@ def list_sessions(as_json: bool) -> None:
 @json_option
 def show_session(session_id: str, as_json: bool) -> None:
     """Print one chat: the branch in use."""
-    store = _store()
+    store = _store(reading=True)
     session_id = store.chats.find(session_id)
     session, messages = store.chats.get(session_id), store.messages.branch(session_id)
     if as_json:
@@ -71,7 +71,7 @@ def show_session(session_id: str, as_json: bool) -> None:
 def search_sessions(words: tuple[str, ...], as_json: bool) -> None:
     """Find messages, titles and system prompts that contain all WORDS; parts of words count."""
     wanted = " ".join(words)
-    found = _store().search.find(wanted)
+    found = _store(reading=True).search.find(wanted)
     if as_json:
         print_json(
             [
@@ -102,7 +102,7 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
     from ruvmlx.chat_file import as_json as whole
     from ruvmlx.chat_file import as_markdown, write_new
 
-    store = _store()
+    store = _store(reading=True)
     session_id = store.chats.find(session_id)
     if as_json or form == "json" or (form is None and out is not None and out.suffix == ".json"):
         text = json.dumps(whole(store, session_id), indent=1) + "\n"

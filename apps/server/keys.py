@@ -9,6 +9,9 @@ from pathlib import Path
 
 from ruvmlx import settings
 from ruvmlx.errors import StoreError, UsageError
+from ruvmlx.platform.files import read_ordinary
+
+LARGEST = 1 << 20  # bytes of the file
 
 _LEAST = 16  # characters of a key that somebody chose
 
@@ -60,7 +63,8 @@ def _saved() -> list[tuple[str, str | None]]:
     try:
         if path.stat().st_mode & 0o077:
             raise StoreError(f"others can read {path}; run `chmod 600 {path}`, or delete it for a new key.")
-        return [_parsed(line) for line in path.read_text(encoding="ascii").splitlines() if line.strip()]
+        lines = read_ordinary(path, LARGEST).decode("ascii").splitlines()
+        return [_parsed(line) for line in lines if line.strip()]
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:

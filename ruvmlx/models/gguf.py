@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
+from ..platform.files import open_ordinary
 from .gguf_types import SUPPORTED, TENSOR_TYPES, TensorType, name_of
 from .messages import one_line
 
@@ -115,7 +116,7 @@ def read_gguf(path: Path | str) -> GGUFFile:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelNotFound(f"no such file: {path}. Check the path.") from None

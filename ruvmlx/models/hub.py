@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelNotFound, RuvmlxError
 from ..platform import cpu
+from ..platform.files import read_ordinary
 from ..progress import QUIET, Watch, Worker
 from .facts import Facts
 from .families import families_of
 from .hf_config import config_from_json
-from .json_files import read_object
+from .json_files import MAX_BYTES, read_object
 from .layout import parameter_count
 from .messages import one_line
 from .other_models import runs, runs_elsewhere, shape_from_json
@@ -134,7 +135,7 @@ def _snapshot(repo: Path) -> Path | None:
 def _snapshots(repo: Path) -> list[Path]:
     """That of refs/main, then the newest first."""
     try:
-        main = [repo / "snapshots" / (repo / "refs" / "main").read_text().strip()]
+        main = [repo / "snapshots" / read_ordinary(repo / "refs" / "main", 1024).decode().strip()]
     except (OSError, UnicodeDecodeError):
         main = []
     return main + sorted(_folders(repo / "snapshots"), key=lambda p: p.stat().st_mtime, reverse=True)
@@ -152,7 +153,7 @@ def complete(path: Path) -> bool:
     if not (path / "config.json").is_file():
         return False
     try:
-        index = json.loads((path / "model.safetensors.index.json").read_bytes())
+        index = json.loads(read_ordinary(path / "model.safetensors.index.json", MAX_BYTES))
         return all((path / str(name)).is_file() for name in set(index["weight_map"].values()))
     except OSError:
         return any(p.is_file() for p in path.glob("*.safetensors"))
@@ -239,7 +240,7 @@ def cached_repositories() -> Iterator[tuple[str, Path]]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((path / "config.json").read_bytes())
+        found = json.loads(read_ordinary(path / "config.json", MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {}

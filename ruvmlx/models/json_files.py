@@ -1,10 +1,12 @@
 """JSON files of a model folder, read with one-line errors."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptFile, RuvmlxError
+from ..platform.files import read_ordinary
 from .messages import one_line
 
 MAX_BYTES = 200_000_000
@@ -13,15 +15,15 @@ MAX_BYTES = 200_000_000
 def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> dict[str, Any]:
     """A JSON object; {} for a file that may be missing and is. limit: bytes; a larger file is not read."""
     try:
-        if path.stat().st_size > limit:
-            raise CorruptFile(f"{path.name} is {path.stat().st_size} bytes; at most {limit} were expected.")
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_ordinary(path, limit))
     except FileNotFoundError:
         if missing_ok:
             return {}
         raise CorruptFile(f"{path.name} is missing from {path.parent}. Fetch the model again.") from None
     except OSError as error:
-        raise RuvmlxError(f"{path.name} cannot be read: {error.strerror}.") from None
+        odd = error.errno in (errno.EFBIG, errno.EINVAL)  # too large, or a pipe or a device
+        kind = CorruptFile if odd else RuvmlxError
+        raise kind(f"{path.name} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise CorruptFile(
             f"{path.name} is not sound JSON: {one_line(error)}. Fetch the model again."

@@ -23,6 +23,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from ..errors import CorruptFile, RuvmlxError, UnsupportedModel
+from ..platform.files import open_ordinary
 from .messages import one_line
 
 MAX_HEADER = 100_000_000  # the reference implementation's own limit
@@ -87,7 +88,7 @@ def bad(where: str, what: str) -> CorruptFile:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise bad(path.name, "it is empty") from None

@@ -1,10 +1,11 @@
 """The sampling settings that a model's own files advise."""
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from ..settings import SAMPLING
+
+LARGEST = 1e9  # of a number that is meant
 
 
 def sampling_defaults(values: Mapping[str, Any]) -> dict[str, float]:
@@ -13,5 +14,5 @@ def sampling_defaults(values: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: value
         for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
     }

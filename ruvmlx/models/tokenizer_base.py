@@ -52,7 +52,8 @@ class BaseTokenizer(ABC):
         self.adds_bos = adds_bos and bos_id is not None
         ends = {i for text, i in self.special_tokens.items() if text in END_TOKENS}
         self.eos_id = eos_id  # the one that templates know as eos_token
-        self.eos_ids = frozenset(ends.union(more_eos_ids, () if eos_id is None else (eos_id,)))
+        known = (i for i in more_eos_ids if 0 <= i < vocab_size)
+        self.eos_ids = frozenset(ends.union(known, () if eos_id is None else (eos_id,)))
         self.chat_template = chat_template
         self.strips_leading_space = strips_leading_space
         self._special_ids = frozenset(self.special_tokens.values()) | self.eos_ids

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
+from ..platform.files import read_ordinary
 from .byte_level import piece_to_bytes
 from .chat_template import pick
 from .json_files import read_object
@@ -17,6 +18,7 @@ from .messages import library
 from .tokenizer_base import BaseTokenizer, is_special
 
 SPACE = "\u2581"
+MAX_TEMPLATE = 1 << 22  # bytes of a file of one
 
 
 def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
@@ -45,7 +47,7 @@ def _ids(entry: Any) -> list[int]:
 def _template(path: Path, config: dict[str, Any]) -> str | None:
     """chat_template.jinja, else chat_template.json, else tokenizer_config.json."""
     try:
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+        return read_ordinary(path / "chat_template.jinja", MAX_TEMPLATE).decode("utf-8")
     except FileNotFoundError:
         own = read_object(path / "chat_template.json").get("chat_template")
         found = own if own is not None else config.get("chat_template")

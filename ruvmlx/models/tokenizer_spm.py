@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptFile
+from ..platform.files import read_ordinary
 from .gguf_vocab import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, GGUFVocab
+from .json_files import MAX_BYTES
 from .messages import one_line
 from .tokenizer_base import BaseTokenizer
 
@@ -120,9 +122,16 @@ def _bytes_field(number: int, data: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
+def _read(path: Path) -> bytes:
+    try:
+        return read_ordinary(path, MAX_BYTES)
+    except OSError as error:
+        raise CorruptFile(f"{path.name} cannot be read: {error.strerror}. Fetch the model again.") from None
+
+
 def read_tokenizer_model(path: Path, common: dict[str, Any], added: dict[str, int]) -> SentencePieceTokenizer:
     """A tokenizer.model beside a safetensors model. `common`: what the folder's other files say."""
-    processor = load_processor(path.read_bytes(), path.name)
+    processor = load_processor(_read(path), path.name)
     special = {
         processor.id_to_piece(i): i
         for i in range(processor.vocab_size())

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .. import errors
 from ..errors import CorruptFile, RuvmlxError
+from ..platform.files import open_ordinary
 from ..settings import home
 from .json_files import MAX_BYTES
 from .messages import one_line
@@ -59,12 +60,14 @@ def _digest(folder: Path, path: Path) -> str:
     total = hashlib.sha256(f"{VERSION} {path.name} {version(libraries)}".encode())
     for file in (path, *(folder / name for name in BESIDE)):
         try:
-            with open(file, "rb") as opened:
-                total.update(b"\0" + hashlib.file_digest(opened, "sha256").digest())
+            with open_ordinary(file) as opened:
+                total.update(b"\0" + hashlib.sha256(opened.read(MAX_BYTES)).digest())
         except FileNotFoundError:
             total.update(b"\0")
         except OSError as error:
-            raise RuvmlxError(f"{file.name} cannot be read: {error.strerror}.") from None
+            raise CorruptFile(
+                f"{file.name} cannot be read: {error.strerror}. Fetch the model again."
+            ) from None
     return total.hexdigest()
 
 

@@ -1,10 +1,31 @@
-"""Files that only the user can read."""
+"""Files that only the user can read, and files that may be anything."""
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+
+def open_ordinary(path: Path) -> BinaryIO:
+    """A file opened for reading. OSError for a pipe or a device, which may be endless, and for a folder."""
+    # NONBLOCK: a pipe that nobody writes into would wait for ever.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not an ordinary file")
+    return open(handle, "rb")
+
+
+def read_ordinary(path: Path, limit: int) -> bytes:
+    """All bytes of a file; OSError as `open_ordinary`, and if there are more than `limit`."""
+    with open_ordinary(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
+    return data
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, StoreBusy, StoreError
-from .schema import migrate
+from .schema import VERSION, migrate
 
 _BUSY_SECONDS = 5.0
 
@@ -22,22 +22,39 @@ _BUSY_SECONDS = 5.0
 class Database:
     """The connection, for the thread that opened it. Read the columns of a row by name."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, reading: bool = False):
+        """reading: a disk that is full, or cannot be written, is no error while nothing is written."""
         self.path = path
-        with _readable_errors(path):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            self._connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-            self._connection.row_factory = sqlite3.Row
-            self._configure()
-            migrate(self._connection)
+        try:
+            self._connection = self._open()
+        except StoreBusy:
+            raise
+        except StoreError:
+            found = _read_only(path) if reading else None
+            if found is None:
+                raise
+            self._connection = found
+        self._connection.row_factory = sqlite3.Row
 
-    def _configure(self) -> None:
+    def _open(self) -> sqlite3.Connection:
+        with _readable_errors(self.path):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.touch(mode=0o600)
+            connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+            try:
+                self._configure(connection)
+                migrate(connection)
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def _configure(self, connection: sqlite3.Connection) -> None:
         pragmas = ["journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"]
         if sys.platform == "darwin":
             pragmas += ["fullfsync = ON", "checkpoint_fullfsync = ON"]
         for pragma in pragmas:
-            self._connection.execute(f"PRAGMA {pragma}")
+            connection.execute(f"PRAGMA {pragma}")
 
     def close(self) -> None:
         self._connection.close()
@@ -140,6 +157,29 @@ def to_vector(blob: bytes | None) -> np.ndarray | None:
 def from_vector(vector: np.ndarray | None) -> bytes | None:
     """A column's value from [D] of any float type; NULL for None."""
     return None if vector is None else vector.astype("<f4").tobytes()
+
+
+def _read_only(path: Path) -> sqlite3.Connection | None:
+    """The file of today's format as it is, without anything being written; None if that does not work."""
+    log = Path(f"{path}-wal")
+    whole = not log.exists() or not log.stat().st_size
+    # Without shared memory, which is a file: in this process alone, or not at all, if nothing is in the log.
+    for options, pragma in (("", "locking_mode = EXCLUSIVE"), ("?mode=ro", "query_only = ON"), (
+        "?mode=ro&immutable=1", "query_only = ON"
+    )):  # fmt: skip
+        if "immutable" in options and not whole:
+            continue
+        connection = sqlite3.connect(f"{path.as_uri()}{options}", uri=True, timeout=1, isolation_level=None)
+        try:
+            connection.execute(f"PRAGMA {pragma}")
+            connection.execute("SELECT count(*) FROM sessions").fetchone()
+            if connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
+                connection.execute("PRAGMA query_only = ON")
+                return connection
+        except sqlite3.Error:
+            pass
+        connection.close()
+    return None
 
 
 @contextmanager

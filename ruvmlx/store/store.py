@@ -37,9 +37,10 @@ class Store:
     StoreError if the file cannot be written or is of a newer format, CorruptFile if it is no database.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, reading: bool = False):
+        """reading: only reads will follow, which work on a disk that is full or cannot be written, too."""
         self.path = path
-        self.db = db = Database(path)
+        self.db = db = Database(path, reading)
         self.witness = Witness(db)
         self.messages = Messages(db)
         self.kv = KVRecords(db, self.witness)

@@ -2,6 +2,11 @@
 # ruff: noqa: F811 - fixtures of another file
 
 import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -123,3 +128,32 @@ def test_doctor_tells_of_a_deleted_chat_that_cannot_be_erased(run, home):
 def deleted_chats(run):
     checks = json.loads(run("doctor", "--json")[1])["checks"]
     return next(check for check in checks if check["name"] == "deleted chats")
+
+
+@pytest.mark.parametrize("log", ["empty", "full"])
+def test_reading_on_a_full_disk(home, tmp_path, log):
+    """Chats can be listed, shown, searched and exported when nothing can be written."""
+    store = Store(home / "ruvmlx.db")
+    chat = store.chats.new("tiny", title="rivers")
+    store.messages.add_user(chat, "where is the Danube?")
+    if log == "full":  # as after a kill: a copy of the files while they are open
+        shutil.copytree(home, tmp_path / "killed")
+        assert (tmp_path / "killed" / "ruvmlx.db-wal").stat().st_size
+    store.close()
+    folder = tmp_path / "killed" if log == "full" else home
+    for leftover in folder.glob("*-shm"):
+        leftover.unlink()
+
+    def run(*args: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", "ruvmlx", *args],
+            capture_output=True, text=True, check=False, env={**os.environ, "RUVMLX_HOME": str(folder)},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)),
+        )  # fmt: skip
+
+    for args in (("ls",), ("show", "last"), ("search", "Danube"), ("export", "last")):
+        done = run("sessions", *args)
+        assert done.returncode == 0 and "anube" in done.stdout + "anube" * (args == ("ls",)), done.stderr
+    done = run("sessions", "rename", "last", "streams")
+    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1
+    assert run("sessions", "ls").stdout.count("rivers") == 1
