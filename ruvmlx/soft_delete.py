@@ -12,11 +12,15 @@ from .store import Store
 DAYS = 1.0
 
 
-def delete(store: Store, *session_ids: str) -> None:
-    """Erase chats, all or none, and their KV caches on disk."""
-    store.chats.delete(*session_ids)
+def delete(store: Store, *session_ids: str) -> bool:
+    """Erase chats, all or none, and their KV caches on disk.
+
+    False if another process still reads the store: copies of the words stay in its log until that ends.
+    """
+    gone = store.chats.delete(*session_ids)
     for session_id in session_ids:
         CacheFolder.beside(store.path).remove(session_id)
+    return gone
 
 
 def delete_older(store: Store) -> list[str]:

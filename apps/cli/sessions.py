@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ruvmlx import settings
+from ruvmlx.errors import UsageError
 from ruvmlx.text import excerpt, one_line
 
 from .output import json_option, log, print_json, show
@@ -165,11 +166,38 @@ def remove_session(session_id: str, now: bool) -> None:
     title = one_line(store.chats.get(session_id).title) or "Untitled"
     soft_delete.delete_older(store)
     if now:
-        soft_delete.delete(store, session_id)
+        gone = soft_delete.delete(store, session_id)
         log(f"Deleted for good: {title}")
+        _warn_of_readers(gone)
     else:
         store.chats.soft_delete(session_id)
         log(f"Deleted: {title} · `ruvmlx sessions restore {session_id}` brings it back for a day.")
+
+
+def _warn_of_readers(gone: bool) -> None:
+    if not gone:
+        log("Another ruvmlx reads the store: copies of the words stay in its log until that program ends.")
+
+
+@sessions.command("forget")
+@click.argument("reply_id", metavar="REPLY_ID|last", required=False)
+@click.option("--all", "every", is_flag=True, help="All replies that belong to no chat.")
+@json_option
+def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
+    """Delete the words of a reply outside chats: of `generate`, or to a program. What was learned stays."""
+    if every == (reply_id is not None):
+        raise UsageError("give a reply, as in `sessions forget last`, or --all.")
+    store = _store()
+    known = store.replies.outside_chats()
+    chosen = known if reply_id is None else [store.replies.get(reply_id).id]
+    if not set(chosen) <= set(known):
+        raise UsageError(f"reply {chosen[0]} belongs to a chat, or is gone; `sessions rm` deletes a chat.")
+    gone = store.replies.forget(chosen)
+    if as_json:
+        print_json({"forgotten": chosen})
+    else:
+        log(f"Deleted the words of {len(chosen)} repl{'y' if len(chosen) == 1 else 'ies'}.")
+    _warn_of_readers(gone)
 
 
 @sessions.command("restore")

@@ -105,7 +105,7 @@ class ReplyTraces:
 
     def replay(self, reply: ReplyRow, state: LearnerState) -> Trace:
         """Compute the trace again: one prefill over the reply's prompt and tokens."""
-        if not reply.rated_ids:
+        if not reply.rated_ids or not reply.prompt_ids:
             raise NotFound(f"reply {reply.id} is empty: it was stopped at once, or its chat was deleted.")
         backend = self._active.backend
         with under(backend, self._active.replay_lora(state)):

@@ -146,22 +146,21 @@ class Chats:
         """Ids of the chats that were soft-deleted before a time (seconds since 1970)."""
         return [row["id"] for row in self._db.rows("SELECT id FROM sessions WHERE deleted < ?", when)]
 
-    def delete(self, *session_ids: str) -> None:
+    def delete(self, *session_ids: str) -> bool:
         """Delete chats and their replies for good; replies that another chat (a fork) shows stay.
 
         A reply with a rating or preference loses its words and notes and keeps that. The witness log keeps
-        every reply's id and length.
+        every reply's id and length. Returns as `Database.truncate_log`.
         """
         with self._db.transaction():
             for session_id in session_ids:
                 self._delete(session_id)
             self._messages.rebuild_index()  # seconds in a large store, so once for all
-        self._db.truncate_log()
+        return self._db.truncate_log()
 
     def _delete(self, session_id: str) -> None:
         self.get(session_id)
         reply_ids = self._messages.replies_of_only(session_id)
         self._messages.unlink(session_id)
         self._db.execute("DELETE FROM sessions WHERE id = ?", session_id)
-        for reply_id in reply_ids:
-            self._replies.erase(reply_id)
+        self._replies.erase(*reply_ids)

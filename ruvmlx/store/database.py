@@ -133,10 +133,14 @@ class Database:
 
     # -- the file ------------------------------------------------------------------------------------
 
-    def truncate_log(self) -> None:
-        """Move the write-ahead log into the file, so that no copy of deleted data remains in the log."""
+    def truncate_log(self) -> bool:
+        """Move the write-ahead log into the file, so that no copy of deleted data remains in the log.
+
+        False while another process still reads it: a later call, or the last to close the file, does it.
+        """
         with _readable_errors(self.path):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            ((blocked, _, _),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return not blocked
 
     def integrity(self) -> str:
         """SQLite's quick check: "ok", or a description of the damage."""

@@ -93,7 +93,8 @@ class KVRecords:
     def long_replies(self, fingerprint: str, tokens: int) -> list[str]:
         """Ids of the newest KEEP_MEASURED replies with at least `tokens` tokens, prompt included."""
         rows = self._db.rows(
-            "SELECT id FROM replies WHERE fingerprint = ? AND length(prompt_ids) + length(sampled_ids) >= ?"
+            "SELECT id FROM replies WHERE fingerprint = ? AND length(prompt_ids) > 0"
+            " AND length(prompt_ids) + length(sampled_ids) >= ?"
             " ORDER BY seq DESC LIMIT ?",
             fingerprint,
             4 * tokens,

@@ -152,6 +152,7 @@ class Ratings:
             " r.logprob"
             " FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND length(r.sampled_ids) > 0"
+            " AND length(r.prompt_ids) > 0"
             " ORDER BY t.id DESC LIMIT ?",
             fingerprint,
             name,

@@ -1,6 +1,7 @@
 """Generated replies."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -181,9 +182,34 @@ class Replies:
         )
         return [(row["prompt"], row["query"]) for row in rows]
 
-    def erase(self, reply_id: str) -> None:
-        """Delete a reply. One with a rating or preference only loses its words, tokens and notes. Call inside
-        a transaction."""
+    def erase(self, *reply_ids: str) -> None:
+        """Delete replies. One with a rating or preference only loses its words, tokens and notes. Others that
+        were shown one of them as an example lose their prompts. Call inside a transaction."""
+        for reply_id in reply_ids:
+            self._erase(reply_id)
+        gone = set(reply_ids)
+        shown = self._db.rows("SELECT id, examples FROM replies WHERE examples != ''") if gone else []
+        for reply_id in [row["id"] for row in shown if not gone.isdisjoint(row["examples"].split())]:
+            self._traces.delete(reply_id)
+            self._db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply_id)
+
+    def outside_chats(self) -> list[str]:
+        """Ids of the replies that no chat shows and that still have words, oldest first."""
+        rows = self._db.rows(
+            "WITH shown AS MATERIALIZED (SELECT reply_id FROM messages WHERE reply_id IS NOT NULL)"
+            " SELECT id FROM replies WHERE (text != '' OR prompt != '' OR length(sampled_ids) > 0)"
+            " AND id NOT IN (SELECT reply_id FROM shown)"
+            " AND coalesce(beside, '') NOT IN (SELECT reply_id FROM shown) ORDER BY seq"
+        )
+        return [row["id"] for row in rows]
+
+    def forget(self, reply_ids: Sequence[str]) -> bool:
+        """Commit the deletion of replies outside chats. Returns as `Database.truncate_log`."""
+        with self._db.transaction():
+            self.erase(*reply_ids)
+        return self._db.truncate_log()
+
+    def _erase(self, reply_id: str) -> None:
         self._traces.delete(reply_id)
         self._routes.delete(reply_id)
         self._db.execute(

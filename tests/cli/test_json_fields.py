@@ -72,6 +72,7 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("sessions export", "sessions", "export", last)
         say("sessions search", "sessions", "search", "hi")
         say("sessions fork", "sessions", "fork", last)
+        say("sessions forget", "sessions", "forget", "--all")
         say("backup", "backup", str(tmp_path / "saved.db"))
         gc.collect()  # earlier verbs' stores: `run` stays in this process
         say("restore", "restore", str(tmp_path / "saved.db"))

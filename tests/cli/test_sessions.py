@@ -1,6 +1,7 @@
 """Saved chats on the command line."""
 # ruff: noqa: F811 - fixtures of another file
 
+import gc
 import json
 import os
 import resource
@@ -91,6 +92,31 @@ def test_sessions_rm_can_be_undone(run, chats, home):
         store.db.execute("UPDATE sessions SET deleted = deleted - 90000")
     assert json.loads(run("sessions", "restore", "--json")[1]) == []
     assert store.chats.ids() == set()
+
+
+def test_replies_outside_chats_can_be_forgotten(run, chats, home, tiny_folder):
+    """One by its id, or all; what was learned from them stays, and chats are not touched."""
+    model = ("--model", str(tiny_folder))
+    ids = []
+    for word in ("zanzibar77", "zanzibar78"):
+        said = run("generate", word, "--max-tokens", "4", "--ignore-eos", "--json", *model)[1]
+        ids.append(json.loads(said)["reply_id"])
+        assert run("rate", "last", "up", *model)[0] == 0
+    store = Store(home / "ruvmlx.db")
+    in_chat = store.db.value("SELECT reply_id FROM messages WHERE reply_id IS NOT NULL")
+    for wrong in ((), ("last", "--all"), (in_chat,), ("nothing",)):
+        code, _, err = run("sessions", "forget", *wrong)
+        assert code in (1, 2) and err.count("\n") == 1
+    before = store.replies.get(in_chat)
+    assert json.loads(run("sessions", "forget", ids[0], "--json")[1]) == {"forgotten": [ids[0]]}
+    assert run("sessions", "forget", "--all")[2] == "Deleted the words of 1 reply.\n"
+    assert run("sessions", "forget", "--all")[2] == "Deleted the words of 0 replies.\n"
+    assert store.replies.get(in_chat) == before
+    assert json.loads(run("learn", "status", "--json", *model)[1])["ratings"] == 2
+    store.close()
+    gc.collect()
+    Store(home / "ruvmlx.db").close()
+    assert b"zanzibar7" not in (home / "ruvmlx.db").read_bytes()
 
 
 def test_sessions_to_files_and_back(run, chats, tmp_path):

@@ -107,6 +107,35 @@ def test_a_deleted_chat_leaves_no_words_behind(store, home):
     assert store.ratings.texts("f", "default") == []
 
 
+def test_words_that_were_shown_as_examples_are_gone_too(store, home):
+    """A reply whose prompt showed the deleted one keeps its own words and rating, and trains no more."""
+    chat, secret = store.chats.new("m"), [90210, 90211, 90212]
+    store.replies.add(a_reply("told", text="zanzibar77", prompt_ids=[1], sampled_ids=secret), chat)
+    for name, examples in (("shown", ("other", "told")), ("not shown", ("other",)), ("toldx", ("toldx",))):
+        store.replies.add(a_reply(name, prompt_ids=[5, *secret], sampled_ids=[6], examples=examples), None)
+        store.traces.put(name, b"hidden")
+        with store.transaction():
+            version = store.versions.add("f", "default", store.versions.head("f", "default"), b"s", 0.0, 0.0)
+            store.ratings.add("f", "default", version, name, "up", "", 1.0)
+    assert store.chats.delete(chat)
+    assert store.replies.get("shown").prompt_ids == [] and store.traces.get("shown") is None
+    assert store.replies.get("shown").sampled_ids == [6] and store.traces.get("not shown") == b"hidden"
+    assert len(store.ratings.in_force("f", "default")) == 3
+    assert [r.reply_id for r in store.ratings.replies("f", "default", 9)] == ["not shown", "toldx"]
+
+
+def test_a_reader_keeps_the_log(store, home):
+    """What is deleted is still in the log while another process reads an older state; the caller is told."""
+    chat = store.chats.new("m")
+    store.messages.add_user(chat, "my secret zanzibar77")
+    reader = Store(home / "ruvmlx.db")
+    with reader.snapshot():
+        assert reader.chats.all()
+        assert not store.chats.delete(chat)
+    assert store.db.truncate_log()
+    assert all(b"zanzibar77" not in path.read_bytes() for path in home.iterdir())
+
+
 def test_only_the_user_may_read_the_store(store, home):
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     assert stat.S_IMODE((home / "ruvmlx.db").stat().st_mode) == 0o600
