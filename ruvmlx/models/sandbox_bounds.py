@@ -152,6 +152,10 @@ def operated(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], A
     small."""
     budget = _budget.get()
     budget.check_clock()
+    if operator == "+" and isinstance(left, str) and isinstance(right, str):  # nearly all of them
+        budget.check_size(len(left) + len(right))
+        budget.take(len(left) + len(right))
+        return apply(left, right)
     if operator == "%" and isinstance(left, str | bytes):
         _check_format(left, right if isinstance(right, tuple) else (right,))
     if operator in ("*", "**") and any(

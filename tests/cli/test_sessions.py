@@ -107,11 +107,11 @@ def test_replies_outside_chats_can_be_forgotten(run, chats, home, tiny_folder):
     for wrong in ((), ("last", "--all"), (in_chat,), ("nothing",)):
         code, _, err = run("sessions", "forget", *wrong)
         assert code in (1, 2) and err.count("\n") == 1
-    before = store.replies.get(in_chat)
+    before = store.replies.get(in_chat).text
     assert json.loads(run("sessions", "forget", ids[0], "--json")[1]) == {"forgotten": [ids[0]]}
     assert run("sessions", "forget", "--all")[2] == "Deleted the words of 1 reply.\n"
     assert run("sessions", "forget", "--all")[2] == "Deleted the words of 0 replies.\n"
-    assert store.replies.get(in_chat) == before
+    assert store.replies.get(in_chat).text == before
     assert json.loads(run("learn", "status", "--json", *model)[1])["ratings"] == 2
     store.close()
     gc.collect()

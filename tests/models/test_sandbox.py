@@ -10,6 +10,8 @@ from ruvmlx.errors import RuvmlxError, UnsupportedModel
 from ruvmlx.models.chat_template import ChatTemplate
 from ruvmlx.models.model import Message
 
+from . import template_mutants
+
 ESCAPES = [
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "{{ ().__class__.__base__.__subclasses__() | length }}",
@@ -188,3 +190,8 @@ def test_a_long_conversation_fits():
     )
     chat = [Message("user", "word " * 100) for _ in range(1000)]
     assert ChatTemplate(gathered, []).render(chat) == "word " * 100_000 + "1000"
+
+
+def test_random_templates_stay_within_the_bounds(full):
+    """2,000 with --full; each may take two seconds, and no memory to speak of."""
+    assert template_mutants.campaign(2000 if full else 30) == []
