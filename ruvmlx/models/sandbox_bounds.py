@@ -20,7 +20,7 @@ from jinja2.utils import Namespace
 
 MAX_SECONDS = 2.0
 MAX_STEPS = 100_000  # of one range()
-MAX_SOURCE = 1 << 17  # characters of a template; the longest known one has about 60,000
+MAX_SOURCE = 1 << 17  # characters of a template; those of models have some thousands
 LEAST, PER_CHARACTER = 1 << 20, 16  # longest value: LEAST + PER_CHARACTER times the size of the conversation
 TIMES = 32  # all text and lists made in one render, in longest values
 MAX_WIDTH = 1024  # of padding, indentation, repetition

@@ -140,7 +140,7 @@ def test_what_float16_cannot_hold_is_said(tmp_path):
     a, b = np.full((64, 1), 1e3, np.float32), np.full((1, 320), 1e3, np.float32)
     with pytest.raises(UsageError, match=r"lm_head does not fit into float16.*--dtype"):
         fuse(model, BaseLoRA({HEAD: (a, b)}), tmp_path / "fused")
-    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    assert not (tmp_path / "fused").exists()
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path):
