@@ -77,6 +77,8 @@ def home(tmp_path, monkeypatch, request, tried):
     if "tiny_folder" in request.fixturenames:
         (tmp_path / "home").mkdir(mode=0o700)
         (tmp_path / "home" / tokenizer_trial.PASSED).symlink_to(tried, target_is_directory=True)
+    else:
+        monkeypatch.setattr(tokenizer_trial, "PASSED", str(tried))
     return tmp_path / "home"
 
 
