@@ -1,6 +1,7 @@
 """Deletes chats in two steps: hidden at once, erased when the app that hid them ends, or after DAYS."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable
 
@@ -10,14 +11,17 @@ from .kv.disk import CacheFolder
 from .store import Store
 
 DAYS = 1.0
+AT_START = 0.1  # seconds for the search index at each start
+AT_END = 0.3  # when the app erases a chat
 
 
-def delete(store: Store, *session_ids: str) -> bool:
+def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
     """Erase chats, all or none, and their KV caches on disk.
 
-    False if another process still reads the store: copies of the words stay in its log until that ends.
+    False if the words are not gone from all files: another process still reads the store, and they stay in
+    its log until that ends; or the search index needs longer than `seconds`, and the next start continues.
     """
-    gone = store.chats.delete(*session_ids)
+    gone = store.chats.delete(*session_ids, seconds=seconds)
     for session_id in session_ids:
         CacheFolder.beside(store.path).remove(session_id)
     return gone
@@ -30,23 +34,17 @@ def delete_older(store: Store) -> list[str]:
     lines. StoreBusy if another process has locked the store.
     """
     failed, old = [], store.chats.soft_deleted_before(time.time() - DAYS * 86400)
-    if len(old) > 1:
-        try:
-            delete(store, *old)
-            return []
-        except StoreBusy:
-            raise
-        except RuvmlxError:  # one after the other, to find out which
-            pass
     for session_id in old:
         try:
-            delete(store, session_id)
+            delete(store, session_id, seconds=0)
         except NotFound:  # another process deleted it first
             continue
         except StoreBusy:
             raise
         except RuvmlxError as e:
             failed.append(f"chat {session_id} cannot be deleted: {e}")
+    if old or not store.search_index.is_clean():
+        store.chats.clean_index(AT_START)
     return failed
 
 
@@ -95,5 +93,5 @@ class DeletedChats:
         for session_id in ids & {row.id for row in self._store.chats.soft_deleted()}:
             with contextlib.suppress(NotFound):  # another process erased it first
                 self._sessions.drop(session_id)
-                delete(self._store, session_id)
+                delete(self._store, session_id, seconds=AT_END)
         self._ids -= ids

@@ -1,15 +1,19 @@
 """Saved chats: create, find, name, fork, soft-delete and delete them."""
 
+import math
 import time
 import uuid
 from dataclasses import dataclass
 
 from ..errors import NotFound
 from .database import Database
-from .messages import Messages
+from .messages import ERASING, Messages
 from .replies import Replies
+from .search_index import SearchIndex
 
 TITLE = 200  # longest title, in characters
+_SLICE = 50  # messages that one transaction erases: about 30 ms
+_LONGEST_PAUSE = 0.1  # seconds between two of them
 _SELECT = (
     "SELECT s.id, s.title, s.system, s.model, s.updated, s.created,"
     " (SELECT count(*) FROM messages WHERE session_id = s.id) AS turns FROM sessions s "
@@ -30,10 +34,11 @@ class SessionRow:
 
 
 class Chats:
-    """The table `sessions`. A soft-deleted chat has the time of its deletion in `deleted`."""
+    """The table `sessions`. A soft-deleted chat has the time of its deletion in `deleted`, one that is being
+    erased has ERASING there."""
 
-    def __init__(self, db: Database, messages: Messages, replies: Replies):
-        self._db, self._messages, self._replies = db, messages, replies
+    def __init__(self, db: Database, messages: Messages, replies: Replies, index: SearchIndex):
+        self._db, self._messages, self._replies, self._index = db, messages, replies, index
 
     def new(self, model: str, system: str | None = None, title: str = "") -> str:
         """Create an empty chat; returns its id."""
@@ -118,16 +123,22 @@ class Chats:
 
     def soft_delete(self, session_id: str) -> None:
         """Hide a chat. `restore` shows it again, until `delete` removes it."""
-        self.get(session_id)
-        self._set(session_id, "deleted", time.time())
+        self._hide(session_id, time.time())
 
     def restore(self, session_id: str) -> None:
-        self.get(session_id)
-        self._set(session_id, "deleted", None)
+        """Show a hidden chat again. NotFound if `delete` has begun to erase it."""
+        self._hide(session_id, None)
+
+    def _hide(self, session_id: str, when: float | None) -> None:
+        with self._db.transaction():
+            self.get(session_id)
+            if self._db.value("SELECT deleted FROM sessions WHERE id = ?", session_id) == ERASING:
+                raise NotFound(f"chat {session_id!r} is being deleted for good.")
+            self._set(session_id, "deleted", when)
 
     def soft_deleted(self) -> list[SessionRow]:
         """The chats that `restore` can show again, the one deleted last first."""
-        rows = self._db.rows(_SELECT + "WHERE s.deleted IS NOT NULL ORDER BY s.deleted DESC")
+        rows = self._db.rows(_SELECT + "WHERE s.deleted > ? ORDER BY s.deleted DESC", ERASING)
         return [SessionRow(**row) for row in rows]
 
     def find_soft_deleted(self, beginning: str) -> str:
@@ -135,7 +146,7 @@ class Chats:
         if beginning == "last":
             found = [row.id for row in self.soft_deleted()[:1]]
         else:
-            found = self._ids_beginning_with(beginning, "deleted IS NOT NULL")
+            found = self._ids_beginning_with(beginning, f"deleted > {ERASING}")
         if not found:
             raise NotFound(
                 f"no deleted chat {beginning!r}; `ruvmlx sessions restore` lists what can come back."
@@ -143,24 +154,43 @@ class Chats:
         return found[0]
 
     def soft_deleted_before(self, when: float) -> list[str]:
-        """Ids of the chats that were soft-deleted before a time (seconds since 1970)."""
+        """Ids of the chats that were soft-deleted before a time (seconds since 1970), and of those that a
+        killed process has not erased to the end."""
         return [row["id"] for row in self._db.rows("SELECT id FROM sessions WHERE deleted < ?", when)]
 
-    def delete(self, *session_ids: str) -> bool:
+    # -- deletion ------------------------------------------------------------------------------------
+
+    def delete(self, *session_ids: str, seconds: float = math.inf) -> bool:
         """Delete chats and their replies for good; replies that another chat (a fork) shows stay.
 
         A reply with a rating or preference loses its words and notes and keeps that. The witness log keeps
-        every reply's id and length. Returns as `Database.truncate_log`.
+        every reply's id and length. seconds: for the search index, which may need longer; a later call
+        continues. Returns whether the words are gone from all files, as `Database.truncate_log` does.
+
+        All chats are hidden in one transaction. Then many short ones erase them, so that other processes can
+        write meanwhile; after a kill, the next start finds them by `soft_deleted_before`.
         """
         with self._db.transaction():
             for session_id in session_ids:
-                self._delete(session_id)
-            self._messages.rebuild_index()  # seconds in a large store, so once for all
-        return self._db.truncate_log()
+                self.get(session_id)
+                self._set(session_id, "deleted", ERASING)
+        for session_id in session_ids:
+            while self._erase_some(session_id):
+                pass
+        return self.clean_index(seconds)
 
-    def _delete(self, session_id: str) -> None:
-        self.get(session_id)
-        reply_ids = self._messages.replies_of_only(session_id)
-        self._messages.unlink(session_id)
-        self._db.execute("DELETE FROM sessions WHERE id = ?", session_id)
-        self._replies.erase(*reply_ids)
+    def clean_index(self, seconds: float) -> bool:
+        """Continue with the search index for about this long; returns as `delete`."""
+        return self._index.clean(seconds) and self._db.truncate_log()
+
+    def _erase_some(self, session_id: str) -> bool:
+        """Commit the deletion of the newest messages; of the chat itself if it has none, then False."""
+        began = time.monotonic()
+        with self._db.transaction():
+            unseen = self._messages.delete_newest(session_id, _SLICE)
+            if unseen is None:
+                self._db.execute("DELETE FROM sessions WHERE id = ?", session_id)
+                return False
+            self._replies.erase(*unseen)
+        time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))  # see SearchIndex.clean
+        return True

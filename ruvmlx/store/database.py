@@ -127,6 +127,11 @@ class Database:
         ((rowid,),) = self.execute(sql, *values.values()).fetchall()
         return int(rowid)
 
+    @property
+    def changes(self) -> int:
+        """Rows that this connection has written since it was opened, those of triggers included."""
+        return self._connection.total_changes
+
     def open_blob(self, table: str, column: str, rowid: int) -> sqlite3.Blob:
         """One value as a file: write a long one in pieces."""
         return self._connection.blobopen(table, column, rowid)

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 from ..errors import NotFound
 from .database import Database
+from .search_index import SearchIndex
 from .tree import Node, Tree
 
+ERASING = 0.0  # in `sessions.deleted`: the chat is being erased, it cannot be restored
 HEAD = -1  # in place of a message's id: the last message of the current branch
 _TITLE = 60  # characters of the first message that become the chat's title
 
@@ -31,8 +33,8 @@ class MessageRow:
 class Messages:
     """Each chat's messages form a tree (tree.py). sessions.head is the last message of the current branch."""
 
-    def __init__(self, db: Database):
-        self._db = db
+    def __init__(self, db: Database, index: SearchIndex):
+        self._db, self._index = db, index
 
     def branch(self, session_id: str) -> list[MessageRow]:
         """The current branch, from its first message to its last."""
@@ -85,8 +87,8 @@ class Messages:
     ) -> int:
         """Add a message after another one, as in `add_user`, and make it the head; returns its id. Call
         inside a transaction. Another process may have moved the head since the question was read."""
-        chat = self._db.row("SELECT head FROM sessions WHERE id = ?", session_id)
-        if chat is None:
+        chat = self._db.row("SELECT head, deleted FROM sessions WHERE id = ?", session_id)
+        if chat is None or chat["deleted"] == ERASING:
             raise NotFound(f"the chat {session_id!r} was deleted meanwhile.")
         if after is not None and after != HEAD:
             self._require(session_id, after)
@@ -190,26 +192,27 @@ class Messages:
 
     # -- deleting a chat -----------------------------------------------------------------------------
 
-    def replies_of_only(self, session_id: str) -> list[str]:
-        """Ids of the replies that this chat shows and no other chat (a fork) does."""
-        rows = self._db.rows(
-            "SELECT DISTINCT reply_id FROM messages WHERE session_id = ?1 AND reply_id IS NOT NULL"
-            " AND reply_id NOT IN"
-            " (SELECT reply_id FROM messages WHERE session_id != ?1 AND reply_id IS NOT NULL)",
-            session_id,
-        )
-        return [row["reply_id"] for row in rows]
+    def delete_newest(self, session_id: str, count: int) -> list[str] | None:
+        """Delete a chat's newest messages, at most `count`; returns the ids of replies that no chat shows any
+        more, or None if there was no message. Call inside a transaction.
 
-    def unlink(self, session_id: str) -> None:
-        """Remove the links between a chat's messages before the chat is deleted. Call inside a transaction.
-
-        Deleting a message deletes its children, one trigger level each, and SQLite stops at level 1,000.
+        Children are newer than their parents, so nothing is left to ON DELETE CASCADE, whose nesting ends at
+        1,000 levels.
         """
-        self._db.execute("UPDATE messages SET parent = NULL WHERE session_id = ?", session_id)
+        rows = self._db.rows(
+            "SELECT id, reply_id FROM messages WHERE session_id = ? ORDER BY id DESC LIMIT ?",
+            session_id,
+            count,
+        )
+        for row in rows:
+            self._db.execute("DELETE FROM messages WHERE id = ?", row["id"])
+        if rows:
+            self._index.mark()
+        shown = dict.fromkeys(row["reply_id"] for row in rows if row["reply_id"] is not None)
+        return [id_ for id_ in shown if not self._is_shown(id_)] if rows else None
 
-    def rebuild_index(self) -> None:
-        """Remove deleted words from the search index, which only marks them. Call inside a transaction."""
-        self._db.execute("INSERT INTO messages_text(messages_text) VALUES ('rebuild')")
+    def _is_shown(self, reply_id: str) -> bool:
+        return self._db.row("SELECT 1 FROM messages WHERE reply_id = ?", reply_id) is not None
 
 
 def _tree(rows: Iterable[MessageRow]) -> Tree:

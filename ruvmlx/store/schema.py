@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 9
+VERSION = 10
 
 # Token ids are little-endian int32; vectors and matrices little-endian float32.
 _V1 = """
@@ -182,7 +182,15 @@ ALTER TABLE adapters  -- 1: state is compressed, see versions.py
 CREATE INDEX adapters_with_weights ON adapters(fingerprint, name, packed, version) WHERE state IS NOT NULL;
 CREATE INDEX adapters_by_base ON adapters(fingerprint, name, base) WHERE state IS NOT NULL;
 """
-_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9)  # from each version to the next
+_V10 = """
+CREATE TABLE index_cleaning (  -- one row, see search_index.py
+  deleted INTEGER NOT NULL, merging INTEGER NOT NULL
+);
+INSERT INTO index_cleaning VALUES (0, 0);
+CREATE INDEX messages_by_reply ON messages(reply_id) WHERE reply_id IS NOT NULL;
+CREATE INDEX replies_with_examples ON replies(id, examples) WHERE examples != '';
+"""
+_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10)  # from each version to the next
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -25,6 +25,7 @@ from .ratings import Ratings
 from .replies import Replies
 from .routes import Routes
 from .search import Search
+from .search_index import SearchIndex
 from .signals import Signals
 from .traces import Traces
 from .versions import Versions
@@ -42,13 +43,14 @@ class Store:
         self.path = path
         self.db = db = Database(path, reading)
         self.witness = Witness(db)
-        self.messages = Messages(db)
+        self.search_index = SearchIndex(db)
+        self.messages = Messages(db, self.search_index)
         self.kv = KVRecords(db, self.witness)
         self.routes = Routes(db, self.witness)
         self.traces = Traces(db)
         self.replies = Replies(db, self.witness, self.messages, self.kv, self.routes, self.traces)
         self.drafts = Drafts(db, self.replies)
-        self.chats = Chats(db, self.messages, self.replies)
+        self.chats = Chats(db, self.messages, self.replies, self.search_index)
         self.search = Search(db, self.chats)
         self.signals = Signals(db)
         self.ratings = Ratings(db, self.witness)

@@ -2,12 +2,14 @@
 
 import os
 import random
+import time
+from contextlib import closing
 
 import pytest
 
 from ruvmlx import soft_delete
 from ruvmlx.errors import NotFound
-from ruvmlx.store import MessageRow, Store
+from ruvmlx.store import MessageRow, Store, search_index
 from ruvmlx.store.tree import Node, Tree
 
 from .test_store import a_reply
@@ -206,16 +208,24 @@ def test_a_reply_stays_as_long_as_a_chat_shows_it(store):
         store.replies.get(f"{chat}-kept")
 
 
-def test_the_index_forgets_what_is_deleted(store, home):
-    """Its own table of word pieces has none of the deleted chat's."""
+def test_the_index_forgets_what_is_deleted(store):
+    """Its pages have no letter of the deleted words, though FTS5 itself only marks them."""
     chat, other = store.chats.new("m"), store.chats.new("m")
-    store.messages.add_user(chat, "zanzibar")
+    store.messages.add_user(
+        chat, "Щюф"
+    )  # a term is stored without the letters that it shares with the one before
     store.messages.add_user(other, "london")
-    store.db.execute("CREATE VIRTUAL TABLE temp.terms USING fts5vocab('main', 'messages_text', 'row')")
-    pieces = lambda: {row[0] for row in store.db.rows("SELECT term FROM temp.terms")}  # noqa: E731
-    assert {"zan", "lon"} <= pieces()
-    store.chats.delete(chat)
-    assert "lon" in pieces() and "zan" not in pieces()
+    assert in_index(store, "щюф") and in_index(store, "lon")
+    store.chats.delete(chat, seconds=0)
+    assert in_index(store, "щюф") and store.search.find("щюф") == []
+    store.chats.clean_index(60)
+    assert not in_index(store, "щюф") and in_index(store, "lon")
+
+
+def in_index(store, letters):
+    """Do the pages of the index have these letters anywhere?"""
+    pages = store.db.rows("SELECT block FROM messages_text_data")
+    return any(letters.encode() in row["block"] for row in pages)
 
 
 def long_chat(store, messages):
@@ -255,14 +265,66 @@ def test_a_chat_that_cannot_be_deleted_stops_nothing_and_is_reported(store):
     assert store.chats.ids() == {stuck} and due not in store.chats.ids()
 
 
-def test_all_that_is_due_is_erased_at_once(store, monkeypatch):
-    """The search index is made anew once: seconds in a large store, under the write lock."""
-    due, rebuilt = [long_chat(store, 2) for _ in range(5)], []
-    rebuild = store.messages.rebuild_index
-    monkeypatch.setattr(store.messages, "rebuild_index", lambda: (rebuilt.append(1), rebuild()))
-    kept = store.chats.new("m")
-    assert len(due) == 5 and soft_delete.delete_older(store) == []
-    assert store.chats.ids() == {kept} and rebuilt == [1] and store.search.find("long") == []
+def test_others_write_while_chats_are_erased(store, monkeypatch):
+    """Deletion is many short transactions, and nobody holds the lock between them."""
+    mine, kept = [long_chat(store, 300) for _ in range(3)], store.chats.new("m")
+    other, written = Store(store.path), []
+
+    def write(seconds):
+        assert 0 <= seconds <= 0.1
+        written.append(other.messages.add_user(kept, f"message {len(written)}"))
+
+    monkeypatch.setattr(time, "sleep", write)
+    with closing(other):
+        assert soft_delete.delete(store, *mine)
+        assert len(written) >= 20 and len(said(store, kept)) == len(written)
+    assert store.chats.ids() == {kept} and store.search.find("long") == [] and store.search_index.is_clean()
+    store.db.execute("INSERT INTO messages_text(messages_text) VALUES ('integrity-check')")
+
+
+def test_a_deletion_that_was_killed_goes_on_at_the_next_start(store, home, monkeypatch):
+    """What is half erased is shown nowhere, cannot be restored or written to, and goes at the next start."""
+    chat, kept = long_chat(store, 200), store.chats.new("m")
+    store.messages.add_user(kept, "words that stay")
+    erase_some = store.chats._erase_some
+    monkeypatch.setattr(store.chats, "_erase_some", lambda id_: erase_some(id_) and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.chats.delete(chat)
+    assert 0 < store.db.value("SELECT count(*) FROM messages WHERE session_id = ?", chat) < 200
+    assert [row.id for row in store.chats.all()] == [kept] and store.chats.soft_deleted() == []
+    assert store.search.find("long") == []
+    for change in (
+        store.chats.restore,
+        store.chats.soft_delete,
+        lambda id_: store.messages.add_user(id_, "x"),
+    ):
+        with pytest.raises(NotFound, match="delete"):
+            change(chat)
+    with closing(Store(store.path)) as later:
+        assert soft_delete.delete_older(later) == [] and later.chats.ids() == {kept}
+
+
+def test_an_index_that_is_not_clean_is_cleaned_later(store, monkeypatch):
+    """In steps, by whoever starts next; words deleted meanwhile go, too."""
+    monkeypatch.setattr(search_index, "_PAGES", 1)
+    monkeypatch.setattr(soft_delete, "AT_START", 0.001)
+    chats = [store.chats.new("m") for _ in range(2)]
+    store.messages.add_user(chats[0], "Щюф")  # the oldest is deleted last
+    store.messages.add_user(chats[1], "Ыюф")
+    for i in range(300):
+        store.messages.add_user(chats[i % 2], " ".join(f"word{i}x{j}" for j in range(200)))
+    store.messages.add_user(store.chats.new("m"), "london")
+    assert store.chats.delete(chats[0], seconds=0) is False and not store.search_index.is_clean()
+    store.search_index._step()
+    store.chats.delete(chats[1], seconds=0)
+    assert in_index(store, "щюф") and in_index(store, "ыюф")
+    starts = 0
+    while not store.search_index.is_clean():
+        with closing(Store(store.path)) as later:
+            soft_delete.delete_older(later)
+        starts += 1
+    assert starts > 1 and not in_index(store, "щюф") and not in_index(store, "ыюф")
+    assert in_index(store, "lon")
 
 
 def test_put_away_and_back(store):

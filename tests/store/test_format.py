@@ -1,7 +1,7 @@
 """The format of the store: older files open with everything in them, and the log's bytes stay the same.
 
 store_v3.db.gz was written by `fill` before the store was split into parts, store_v6.db.gz before there were
-preferences, store_v7.db.gz and store_v8.db.gz by `fill` and `prefer`; the .json files are what was read from
+preferences, store_v7.db.gz to store_v9.db.gz by `fill` and `prefer`; the .json files are what was read from
 them then. A change of the schema adds new files; these stay as they are.
 """
 
@@ -284,7 +284,7 @@ def written_by(version: int, folder: Path) -> Store:
     return Store(path)
 
 
-@pytest.mark.parametrize("version", [3, 6, 7, 8])
+@pytest.mark.parametrize("version", [3, 6, 7, 8, 9])
 def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock, version):
     store, then = written_by(version, tmp_path), known(version)
     assert disagreement(store) == ""
