@@ -11,8 +11,8 @@ from .kv.disk import CacheFolder
 from .store import Store
 
 DAYS = 1.0
-AT_START = 0.1  # seconds for the search index at each start
-AT_END = 0.3  # when the app erases a chat
+AT_START = 0.2  # seconds for the search index at each start
+AT_END = 0.5  # at each end
 
 
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
@@ -43,9 +43,15 @@ def delete_older(store: Store) -> list[str]:
             raise
         except RuvmlxError as e:
             failed.append(f"chat {session_id} cannot be deleted: {e}")
-    if old or not store.search_index.is_clean():
-        store.chats.clean_index(AT_START)
+    clean_index(store, AT_START)
     return failed
+
+
+def clean_index(store: Store, seconds: float) -> None:
+    """Remove deleted words from the search index, for about this long; a later call continues."""
+    with contextlib.suppress(StoreBusy):
+        if not store.search_index.is_clean():
+            store.chats.clean_index(seconds)
 
 
 def tidy(store: Store, folder: CacheFolder | None) -> None:
@@ -93,5 +99,6 @@ class DeletedChats:
         for session_id in ids & {row.id for row in self._store.chats.soft_deleted()}:
             with contextlib.suppress(NotFound):  # another process erased it first
                 self._sessions.drop(session_id)
-                delete(self._store, session_id, seconds=AT_END)
+                delete(self._store, session_id, seconds=0)
         self._ids -= ids
+        clean_index(self._store, AT_END)

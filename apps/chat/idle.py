@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ruvmlx import soft_delete
 from ruvmlx.errors import error_line
 from ruvmlx.runtime import Runtime
 
@@ -21,6 +22,7 @@ from .gc_policy import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating
 LOOK_EVERY = 0.5  # seconds
+CLEANING = 0.02  # seconds for the search index until it looks whether a key was pressed
 LONGEST_WAIT = 10  # doublings of IDLE_AFTER while work keeps failing: six hours
 
 
@@ -37,6 +39,8 @@ class Lesson:
 
 def learn(runtime: Runtime, cancel: threading.Event, show: Callable[[str], None]) -> Lesson:
     """Do what is due, in the runtime's thread, until `cancel` is set. show: shows a line about the work."""
+    while not cancel.is_set() and not runtime.store.search_index.is_clean():
+        soft_delete.clean_index(runtime.store, CLEANING)
     if cancel.is_set():
         return Lesson()
     if runtime.learning.due():
