@@ -47,11 +47,16 @@ def delete_older(store: Store) -> list[str]:
     return failed
 
 
-def clean_index(store: Store, seconds: float) -> None:
-    """Remove deleted words from the search index, for about this long; a later call continues."""
+def clean_index(store: Store, seconds: float) -> bool:
+    """Remove deleted words from the search index, for about this long; True if none is left.
+
+    A later call continues, also if another process has locked the store.
+    """
     with contextlib.suppress(StoreBusy):
         if not store.search_index.is_clean():
             store.chats.clean_index(seconds)
+        return store.search_index.is_clean()
+    return False
 
 
 def tidy(store: Store, folder: CacheFolder | None) -> None:
@@ -101,4 +106,8 @@ class DeletedChats:
                 self._sessions.drop(session_id)
                 delete(self._store, session_id, seconds=0)
         self._ids -= ids
-        clean_index(self._store, AT_END)
+        self.clean_index(AT_END)
+
+    def clean_index(self, seconds: float) -> bool:
+        """Remove deleted words from the search index: `clean_index`."""
+        return clean_index(self._store, seconds)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ruvmlx import soft_delete
 from ruvmlx.errors import error_line
 from ruvmlx.runtime import Runtime
 
@@ -39,8 +38,8 @@ class Lesson:
 
 def learn(runtime: Runtime, cancel: threading.Event, show: Callable[[str], None]) -> Lesson:
     """Do what is due, in the runtime's thread, until `cancel` is set. show: shows a line about the work."""
-    while not cancel.is_set() and not runtime.store.search_index.is_clean():
-        soft_delete.clean_index(runtime.store, CLEANING)
+    while not runtime.deleted_chats.clean_index(CLEANING) and not cancel.is_set():
+        pass
     if cancel.is_set():
         return Lesson()
     if runtime.learning.due():
