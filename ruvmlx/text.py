@@ -14,6 +14,7 @@ detect homoglyphs or remove combining marks.
 """
 
 import re
+from collections.abc import Iterable
 from enum import Enum, auto
 
 _DROPPED = (
@@ -133,6 +134,14 @@ def sanitize(text: str) -> str:
 def one_line(text: str) -> str:
     """Sanitised text on a single line, for errors, titles and status texts."""
     return " ".join(sanitize(text).split())
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ " Did you mean 'learn'?", for the end of an error; "" if no known word is similar."""
+    from difflib import get_close_matches
+
+    similar = get_close_matches(word, list(known), n=1)
+    return f" Did you mean {similar[0]!r}?" if similar else ""
 
 
 def excerpt(text: str, words: list[str], width: int = 60) -> str:

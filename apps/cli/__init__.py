@@ -4,56 +4,70 @@ Nothing heavy is imported here: `ruvmlx --help` answers in a fraction of a secon
 """
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 
 import click
+from click.shell_completion import CompletionItem
 
 from ruvmlx import __version__
+from ruvmlx.text import did_you_mean
 
+from .help_pages import PAGES, SECTIONS
 from .output import run_plainly
 
 
 class Verbs(click.Group):
-    """Imports the file that has a verb's name for that verb alone; for any other, and for help, all files."""
+    """Imports the file that has a verb, for that verb alone; help and completion list verbs from a table."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.commands:
-            self._add([cmd_name] if cmd_name in FILES else FILES)
+        if cmd_name not in self.commands and cmd_name in FILES:
+            for verb in import_module(f".{FILES[cmd_name]}", __package__).VERBS:
+                self.add_command(verb)
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in FILES and not args[0].startswith("-"):
+            raise click.UsageError(f"there is no command {args[0]!r}.{did_you_mean(args[0], FILES)}", ctx)
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        self._add(FILES)
-        return super().list_commands(ctx)
+        return sorted(FILES)
 
-    def _add(self, files: Sequence[str]) -> None:
-        for file in files:
-            for verb in import_module(f".{file}", __package__).VERBS:
-                self.add_command(verb)
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, verbs in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(verb, PAGES[verb].short) for verb in verbs], col_max=12)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        formatter.write_text("`ruvmlx VERB --help` has examples and all options of a verb.")
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs from the table; options as everywhere."""
+        verbs = [
+            CompletionItem(verb, help=PAGES[verb].short) for verb in FILES if verb.startswith(incomplete)
+        ]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="ruvmlx", message="%(prog)s %(version)s")
 def cli() -> None:
     """Chat with a local model that learns from your ratings."""
 
 
-FILES = [
-    "adapters",
-    "backup",
-    "bench",
-    "chat",
-    "doctor",
-    "generate",
-    "learn",
-    "models",
-    "perplexity",
-    "prove",
-    "rate",
-    "serve",
-    "sessions",
-    "settings",
-]
+_OWN_FILE = "adapters bench chat completion doctor generate learn perplexity prove rate serve sessions"
+FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # verb -> file
+    "backup": "backup",
+    "restore": "backup",
+    "config": "settings",
+    "ls": "models",
+    "pull": "models",
+    "rm": "models",
+    "show": "models",
+}
 
 
 def run() -> int:

@@ -9,15 +9,17 @@ import click
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 
+from .completion_values import complete_adapters
 from .options import load_model, resolve, setting_option
 from .output import json_option, log, print_json, show, show_facts
 from .settings import note_setting
+from .verb import VerbGroup
 
 _model = setting_option("model", "Model that the adapter belongs to; the starter model by default.")
 _adapter = setting_option("adapter", "Use this adapter instead of the one in use.")
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def adapters() -> None:
     """What was learned, kept under names: adapters."""
 
@@ -107,7 +109,7 @@ def list_adapters(as_json: bool) -> None:
 
 
 @adapters.command("use")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_adapters)
 @_model
 @json_option
 def use_adapter(name: str, as_json: bool, **flags: Any) -> None:
@@ -215,7 +217,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
 
 
 @adapters.command("rm")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_adapters)
 @click.option("--force", is_flag=True, help="Delete it even if it is in use.")
 @_model
 @json_option

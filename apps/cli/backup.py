@@ -8,9 +8,10 @@ import click
 from ruvmlx import settings as config
 
 from .output import json_option, print_json, show
+from .verb import Verb
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--replace", is_flag=True, help="FILE may exist: it is replaced when the new one is checked.")
 @json_option
@@ -28,7 +29,7 @@ def backup(file: Path, replace: bool, as_json: bool) -> None:
         show(f"{_held(facts)} are in {file} ({facts.bytes / 1e6:.1f} MB), read back and sound.")
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def restore(file: Path, as_json: bool) -> None:

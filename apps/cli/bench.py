@@ -10,11 +10,12 @@ from ruvmlx.errors import UsageError
 
 from .options import model_options, resolve
 from .output import json_option, log, print_json, show
+from .verb import Verb
 
 SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat", "compare")
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("suite", type=click.Choice(SUITES), default="all")
 @click.argument("reports", nargs=-1, type=click.Path())
 @click.option("--vs", default="", help="Also measure llama.cpp or mlx-lm, in turns (both: llama.cpp,mlx-lm).")

@@ -10,7 +10,9 @@ from click.core import ParameterSource
 from ruvmlx.errors import UsageError
 from ruvmlx.progress import Watch
 
+from .completion_values import complete_chats
 from .options import SERVER, model_options, open_runtime, resolve, sampling_options, setting_options
+from .verb import Verb
 
 if TYPE_CHECKING:
     from ruvmlx.settings import Settings
@@ -19,11 +21,16 @@ if TYPE_CHECKING:
 _THE_CLIENTS = {"server", "api_key", "continue_", "session", "system", "theme", "motion"}
 
 
-@click.command()
+@click.command(cls=Verb)
 @model_options
 @sampling_options
 @click.option("--continue", "-c", "continue_", is_flag=True, help="Continue the last chat.")
-@click.option("--session", metavar="ID", help="Continue this chat; `sessions ls` lists them.")
+@click.option(
+    "--session",
+    metavar="ID",
+    help="Continue this chat; `sessions ls` lists them.",
+    shell_complete=complete_chats,
+)
 @click.option("--plain", is_flag=True, help="Line by line, for pipes and screen readers.")
 @setting_options("learn_when_idle", "theme", "motion")
 @click.option(

@@ -11,6 +11,7 @@ from ruvmlx import __version__, settings
 from ruvmlx.errors import RuvmlxError, UsageError
 
 from .output import json_option, log, print_json, show
+from .verb import Verb
 
 
 def _python() -> str:
@@ -158,7 +159,7 @@ _CHECKS: dict[str, Callable[[], str]] = {
 }
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.option(
     "--report",
     "file",

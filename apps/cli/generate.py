@@ -2,26 +2,26 @@
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ruvmlx.chat_file import read_limited
-from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
 from ruvmlx.errors import Interrupted, UsageError
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import AnswerFilter
-from ruvmlx.platform import memory
 from ruvmlx.text import Sanitizer
 
 from .interrupt import ctrl_c_sets
 from .options import model_options, open_runtime, resolve, sampling_options
 from .output import json_option, log, print_json
+from .verb import Verb
+
+if TYPE_CHECKING:
+    from ruvmlx.engine.types import Chunk, GenerationResponse
+    from ruvmlx.models.model import Message
 
 LONGEST = 8 << 20  # bytes of standard input; no context is that long
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("prompt")
 @model_options
 @sampling_options
@@ -35,6 +35,8 @@ LONGEST = 8 << 20  # bytes of standard input; no context is that long
 @json_option
 def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: Any) -> None:
     """Write one reply to PROMPT (- is standard input), or the best of several."""
+    from ruvmlx.engine.types import GenerationRequest
+
     settings = resolve(flags)
     text = _read_stdin() if prompt == "-" else prompt
     if not text.strip():
@@ -61,6 +63,8 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
 
 
 def _read_stdin() -> str:
+    from ruvmlx.chat_file import read_limited
+
     if sys.stdin is None:
         raise UsageError("standard input is closed; give the prompt as an argument.")
     try:
@@ -69,11 +73,15 @@ def _read_stdin() -> str:
         raise UsageError(f"standard input is not UTF-8 text (byte {e.start}).") from e
 
 
-def _messages(text: str, system: str | None) -> list[Message]:
+def _messages(text: str, system: str | None) -> "list[Message]":
+    from ruvmlx.models.model import Message
+
     return [*([Message("system", system)] if system else []), Message("user", text)]
 
 
-def _print_reply(chunks: Iterator[Chunk], quiet: bool) -> GenerationResponse:
+def _print_reply(chunks: "Iterator[Chunk]", quiet: bool) -> "GenerationResponse":
+    from ruvmlx.models.thinking import AnswerFilter
+
     sanitizer, answer, several = Sanitizer(), AnswerFilter(), False
     for chunk in chunks:
         if chunk.replies > 1 and not (several or quiet):
@@ -92,8 +100,10 @@ def _print_reply(chunks: Iterator[Chunk], quiet: bool) -> GenerationResponse:
     return response
 
 
-def _report(runtime: Any, response: GenerationResponse) -> dict[str, Any]:
+def _report(runtime: Any, response: "GenerationResponse") -> dict[str, Any]:
     """The fields that docs/scripts.md lists, for --json."""
+    from ruvmlx.platform import memory
+
     report = {
         "reply_id": response.request_id,
         "text": response.text,

@@ -19,11 +19,12 @@ from .interrupt import ctrl_c_sets
 from .learning_words import status_lines
 from .options import load_model, model_options, open_runtime, resolve
 from .output import json_option, print_json, show
+from .verb import VerbGroup
 
 DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def learn() -> None:
     """Show what was learned, take it back, or train on it."""
 
@@ -214,13 +215,15 @@ def export(format_: str, **flags: Any) -> None:
 @json_option
 def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
     """Compare each of your ratings with what was predicted before you gave it, from earlier ratings."""
+    from ruvmlx.models.safetensors_writer import replacing
     from ruvmlx.sona.user_taste import UserTaste
 
     from . import taste_chart as chart
 
     record = UserTaste(_history(flags)).record()
     if svg:
-        Path(svg).write_text(chart.svg(record), encoding="utf-8")
+        with replacing(Path(svg)) as file:
+            file.write(chart.svg(record).encode())
     if as_json:
         names = ("error", "usual_error", "correlation")
         print_json(asdict(record) | {name: getattr(record, name) for name in names})

@@ -1,8 +1,9 @@
 """What was learned, in sentences for people; technical figures follow in brackets."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ruvmlx.runtime import PreferenceResult, RatingResult
+if TYPE_CHECKING:
+    from ruvmlx.runtime import PreferenceResult, RatingResult
 
 # (share of the allowed distance, how much replies differ below it)
 DIFFERENCE = (
@@ -23,7 +24,7 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     return [line for line in lines if line]
 
 
-def rating_line(result: RatingResult) -> str:
+def rating_line(result: "RatingResult") -> str:
     """What one rating did."""
     if not result.applied:
         return f"Kept your rating ({result.rating}); it changed nothing. {_version(result.adapter_version)}"
@@ -35,7 +36,7 @@ def rating_line(result: RatingResult) -> str:
     )
 
 
-def preference_line(result: PreferenceResult) -> str:
+def preference_line(result: "PreferenceResult") -> str:
     """What one preference did."""
     if not result.applied:
         return f"Kept your preference; it changed nothing. {_version(result.adapter_version)}"

@@ -7,8 +7,10 @@ import click
 
 from ruvmlx.errors import UsageError
 
+from .completion_values import complete_fetched, complete_models
 from .output import json_option, print_json, show_facts
 from .output import show as show_line
+from .verb import Verb
 
 if TYPE_CHECKING:
     from ruvmlx.models.facts import Facts
@@ -27,7 +29,7 @@ def _facts(model: "Model | Facts") -> dict[str, Any]:
     }
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("name")
 @json_option
 def pull(name: str, as_json: bool) -> None:
@@ -49,7 +51,7 @@ def pull(name: str, as_json: bool) -> None:
         show_facts(facts | {"memory": fit.words()})
 
 
-@click.command("ls")
+@click.command("ls", cls=Verb)
 @json_option
 def list_models(as_json: bool) -> None:
     """List the models on this machine, those of ollama and LM Studio included."""
@@ -98,8 +100,8 @@ def _fit_facts(fit: "Fit | None") -> dict[str, Any] | None:
     return None if fit is None else asdict(fit) | {"fits": fit.fits}
 
 
-@click.command("show")
-@click.argument("name", default="starter")
+@click.command("show", cls=Verb)
+@click.argument("name", default="starter", shell_complete=complete_models)
 @click.option(
     "--memory", is_flag=True, help="Open it, and show its memory by purpose: planned, in use, limit."
 )
@@ -166,8 +168,8 @@ def _config_words(shape: "ModelShape") -> str:
     return f"{words}, {shape.n_heads} query heads, {shape.n_kv_heads} key and value heads of {shape.head_dim}"
 
 
-@click.command("rm")
-@click.argument("name")
+@click.command("rm", cls=Verb)
+@click.argument("name", shell_complete=complete_fetched)
 def remove_model(name: str) -> None:
     """Delete a fetched model (owner/name) from the Hugging Face cache."""
     from huggingface_hub import scan_cache_dir

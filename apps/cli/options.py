@@ -9,6 +9,7 @@ from ruvmlx import settings as config
 from ruvmlx.progress import Watch
 from ruvmlx.settings import Settings
 
+from .completion_values import complete_adapters, complete_models
 from .output import log
 
 if TYPE_CHECKING:
@@ -16,18 +17,20 @@ if TYPE_CHECKING:
     from ruvmlx.models.model import Model
     from ruvmlx.runtime import Runtime
 
+COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # settings whose values are looked up
 F = TypeVar("F", bound=Callable[..., Any])
 
 SERVER = "http://127.0.0.1:8642"  # where `serve` listens unless told otherwise
-_MODEL = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
-_REPLY = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples")
+MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
+REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples")
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:
     """The flag of a setting: its name, type and help text come from the list of settings."""
     spec = config.SPECS[name]
     flags = spec.flag.split() or [f"--{name.replace('_', '-')}"]
-    return click.option(*flags, name, type=_click_type(spec), help=help or f"{spec.doc}.")
+    said, shown = help or f"{spec.doc[0].upper()}{spec.doc[1:]}.", COMPLETED.get(name)
+    return click.option(*flags, name, type=_click_type(spec), help=said, shell_complete=shown)
 
 
 def _click_type(spec: config.SettingSpec) -> click.ParamType:
@@ -51,8 +54,8 @@ def setting_options(*names: str) -> Callable[[F], F]:
     return decorate
 
 
-model_options = setting_options(*_MODEL)
-sampling_options = setting_options(*_REPLY)
+model_options = setting_options(*MODEL_SETTINGS)
+sampling_options = setting_options(*REPLY_SETTINGS)
 
 
 def resolve(flags: dict[str, Any]) -> Settings:

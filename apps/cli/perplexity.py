@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from ruvmlx.chat_file import read_limited
 from ruvmlx.errors import UsageError
 
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show_facts
+from .verb import Verb
 
 LONGEST = 16 << 20  # bytes: its tokens take 150 times as much memory
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.argument("file")
 @click.option("--ctx", type=click.IntRange(min=2), help="Window, in tokens; the model's context by default.")
 @model_options
@@ -56,6 +56,8 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
 
 
 def _read(file: str) -> str:
+    from ruvmlx.chat_file import read_limited
+
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as opened:
             return read_limited(opened, file, LONGEST).decode("utf-8")

@@ -10,16 +10,16 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ruvmlx.chat_file import read_limited
 from ruvmlx.errors import UsageError
 from ruvmlx.settings import Settings
 
 from ..prove.raters import RATERS
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show
+from .verb import Verb
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.option("--user", help="Simulated user; brevity by default.  `--user list` names them.")
 @click.option("--scorer", help="Your own user: FILE.py:function, (prompt, reply, finished) -> 1..5.")
 @click.option("--prompts", type=click.Path(dir_okay=False), help="Prompts to rate on, one a line.")
@@ -255,6 +255,8 @@ def _arm(flags: dict[str, Any]):
 
 def _lines(path: str | None, own: str) -> list[str]:
     """The prompts of a file, or our own."""
+    from ruvmlx.chat_file import read_limited
+
     from ..prove import prompts
 
     if path is None:

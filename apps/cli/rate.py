@@ -5,16 +5,17 @@ from typing import Any
 import click
 
 from ruvmlx.errors import UsageError
-from ruvmlx.sona.objective import check_rating
 
+from .completion_values import complete_ratings, complete_replies
 from .learning_words import preference_line, rating_line
 from .options import model_options, open_runtime, resolve
 from .output import json_option, print_json, show
+from .verb import Verb
 
 
-@click.command()
-@click.argument("reply_id", required=False)
-@click.argument("rating", metavar="[up|down|1..5]", required=False)
+@click.command(cls=Verb)
+@click.argument("reply_id", required=False, shell_complete=complete_replies)
+@click.argument("rating", metavar="[up|down|1..5]", required=False, shell_complete=complete_ratings)
 @click.option("--note", default="", help="Your reason, kept with the rating.")
 @click.option("--better", metavar="REPLY_ID", help="Instead of a rating: the better of two replies.")
 @click.option("--worse", metavar="REPLY_ID", help="The worse one. Both answer one question.")
@@ -25,6 +26,8 @@ def rate(
     as_json: bool, **flags: Any,
 ) -> None:  # fmt: skip
     """Rate a reply (its id, or last), or say which of two is better: the weights change at once."""
+    from ruvmlx.sona.objective import check_rating
+
     line: str
     if better is not None and worse is not None:
         if reply_id or note:

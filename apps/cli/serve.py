@@ -20,6 +20,7 @@ from ruvmlx.progress import Watch
 from . import service
 from .options import SERVER, model_options, open_runtime, resolve, setting_options
 from .output import json_option, log, print_json, show
+from .verb import Verb
 
 if TYPE_CHECKING:
     from ruvmlx.host import Host
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 PORT = int(SERVER.rpartition(":")[2])
 
 
-@click.command()
+@click.command(cls=Verb)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any free one."

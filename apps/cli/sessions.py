@@ -12,9 +12,11 @@ from ruvmlx import settings
 from ruvmlx.errors import UsageError
 from ruvmlx.text import excerpt, one_line
 
+from .completion_values import complete_chats, complete_deleted_chats, complete_replies
 from .output import json_option, log, print_json, show
+from .verb import VerbGroup
 
-chat_id = click.argument("session_id", metavar="ID|last")
+chat_id = click.argument("session_id", metavar="ID|last", shell_complete=complete_chats)
 
 
 def _store(reading: bool = False):
@@ -32,7 +34,7 @@ def _show_row(row: dict[str, Any]) -> None:
     show(f"{row['id']}  {when}  {row['turns']:>4}  {one_line(row['title'])}")
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def sessions() -> None:
     """Saved chats. An ID may be shortened; `last` is the chat used last."""
 
@@ -180,7 +182,7 @@ def _warn_of_readers(gone: bool) -> None:
 
 
 @sessions.command("forget")
-@click.argument("reply_id", metavar="REPLY_ID|last", required=False)
+@click.argument("reply_id", metavar="REPLY_ID|last", required=False, shell_complete=complete_replies)
 @click.option("--all", "every", is_flag=True, help="All replies that belong to no chat.")
 @json_option
 def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
@@ -201,7 +203,7 @@ def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
 
 
 @sessions.command("restore")
-@click.argument("session_id", metavar="ID|last", required=False)
+@click.argument("session_id", metavar="ID|last", required=False, shell_complete=complete_deleted_chats)
 @json_option
 def restore_session(session_id: str | None, as_json: bool) -> None:
     """Restore a deleted chat; without an ID, list the deleted chats, the newest deletion first."""

@@ -5,10 +5,12 @@ import click
 from ruvmlx import settings
 from ruvmlx.errors import RuvmlxError
 
+from .completion_values import complete_setting_names, complete_setting_values
 from .output import json_option, log, print_json, show, show_facts
+from .verb import VerbGroup
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def config() -> None:
     """Show and change settings."""
 
@@ -28,8 +30,8 @@ def show_settings(origin: bool, as_json: bool) -> None:
 
 
 @config.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value
-@click.argument("name")
-@click.argument("value")
+@click.argument("name", shell_complete=complete_setting_names)
+@click.argument("value", shell_complete=complete_setting_values)
 def set_setting(name: str, value: str) -> None:
     """Save one value in your settings file."""
     show(f"{name} = {value} in {settings.save(name, value)}")

@@ -1,0 +1,127 @@
+"""`completion`: lets bash, zsh and fish complete verbs, options, models, adapters, chats and settings."""
+
+import os
+from pathlib import Path
+
+import click
+
+from ruvmlx.errors import RuvmlxError, UsageError
+
+from .output import json_option, print_json, show
+from .text_output import hint, say, short_path
+from .verb import VerbGroup
+
+SHELLS = ("bash", "zsh", "fish")
+ANSWER = "_RUVMLX_COMPLETE"  # the variable with which click is asked for completions
+_shell = click.option("--shell", type=click.Choice(SHELLS), help="The shell; yours ($SHELL) by default.")
+
+
+@click.group(cls=VerbGroup)
+def completion() -> None:
+    """Let the shell complete verbs, options, models, adapters, chats and settings on Tab."""
+
+
+@completion.command()
+@_shell
+@click.option("--print", "only_print", is_flag=True, help="Print the file, and write nothing.")
+@json_option
+def install(shell: str | None, only_print: bool, as_json: bool) -> None:
+    """Write the completion file of a shell, where that shell looks for a user's own. Asks nothing."""
+    shell = shell or _used()
+    if only_print:
+        click.echo(script(shell), nl=False)
+        return
+    path = place(shell)
+    _write(path, script(shell))
+    if as_json:
+        print_json({"shell": shell, "path": str(path), "add": line_to_add(shell)})
+        return
+    say(f"Completion for {shell} is written to {short_path(path)}.")
+    if line := line_to_add(shell):
+        say(f"Add this line to {_startup(shell)}, if it is not there:")
+        show(f"    {line}")
+    hint(
+        f"Open a new {shell}, then try: ruvmlx learn, a space, and Tab. `ruvmlx completion remove` undoes it."
+    )
+
+
+@completion.command()
+@_shell
+@json_option
+def remove(shell: str | None, as_json: bool) -> None:
+    """Delete the file that `completion install` wrote."""
+    shell = shell or _used()
+    path = place(shell)
+    there = path.is_file()
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RuvmlxError(f"cannot remove {path}: {error.strerror}.") from None
+    if as_json:
+        print_json({"shell": shell, "path": str(path), "removed": there})
+        return
+    say(f"Removed {short_path(path)}." if there else f"Nothing to remove: there is no {short_path(path)}.")
+    if there and line_to_add(shell):
+        hint(f"If you added a line to {_startup(shell)} for it, delete that, too.")
+
+
+def _used() -> str:
+    name = Path(os.environ.get("SHELL", "")).name
+    if name not in SHELLS:
+        raise UsageError(
+            f"your shell ({name or 'not known'}) is not one of {', '.join(SHELLS)}; give --shell."
+        )
+    return name
+
+
+def place(shell: str) -> Path:
+    """The file's path: where the shell, or its completion package, looks for a user's own completions."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    if shell == "bash":
+        own = os.environ.get("BASH_COMPLETION_USER_DIR") or str(data / "bash-completion")
+        return Path(own) / "completions" / "ruvmlx"
+    if shell == "zsh":
+        return data / "zsh" / "site-functions" / "_ruvmlx"
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return base / "fish" / "completions" / "ruvmlx.fish"
+
+
+def line_to_add(shell: str) -> str:
+    """What the shell's start-up file needs; "" for fish, which finds the file by itself."""
+    path = str(place(shell))
+    if shell == "bash":  # not every bash has the package bash-completion, which would find it
+        return f'source "{path}"'
+    if shell == "zsh":
+        return f'fpath=("{Path(path).parent}" $fpath) && autoload -Uz compinit && compinit'
+    return ""
+
+
+def _startup(shell: str) -> str:
+    return {"bash": "~/.bashrc", "zsh": "~/.zshrc"}[shell]
+
+
+def script(shell: str) -> str:
+    """The shell's completion file, as click makes it."""
+    from click.shell_completion import get_completion_class
+
+    from . import cli
+
+    found = get_completion_class(shell)
+    assert found is not None
+    made = found(cli, {}, "ruvmlx", ANSWER)
+    return made.source_template % made.source_vars()
+
+
+def _write(path: Path, text: str) -> None:
+    """Beside the target, then renamed: a shell that starts now never reads half a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        hint_ = "`ruvmlx completion install --print` prints the file instead."
+        raise RuvmlxError(f"cannot write {path}: {error.strerror}. {hint_}") from None
+
+
+VERBS = [completion]

@@ -1,0 +1,116 @@
+"""What the shell completes beyond verbs and options: models, adapters, chats and settings.
+
+A shell waits for each answer, so nothing heavy is imported: files are listed and the store's tables are read
+with sqlite3 alone, read-only. Whatever fails completes nothing.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from ruvmlx import settings
+from ruvmlx.text import one_line
+
+_BUSY = 0.1  # seconds to wait for another process that writes
+_CHATS = (
+    "SELECT id, title FROM sessions WHERE deleted IS {}"
+    " AND (id LIKE ? ESCAPE '\\' OR title LIKE ? ESCAPE '\\')"
+    " ORDER BY updated DESC LIMIT 50"
+)
+
+
+def rows(sql: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Rows of the store, [] if there is none. The store's own code checks and upgrades it; this reads it."""
+    path = settings.store_file()
+    if not path.exists():
+        return []
+    with contextlib.suppress(sqlite3.Error):
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY)
+        with contextlib.closing(db):
+            return list(db.execute(sql, values))
+    return []
+
+
+def complete_adapters(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    found = [name for (name,) in rows("SELECT DISTINCT name FROM adapters ORDER BY name")]
+    return _beginning([*found, *({"default", "none"} - {*found})], incomplete)
+
+
+def complete_models(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of fetched models; for a path, files."""
+    if incomplete.startswith((".", "/", "~")):
+        return [CompletionItem(incomplete, type="file")]
+    return _beginning(["starter", *fetched()], incomplete)
+
+
+def complete_fetched(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _beginning(fetched(), incomplete)
+
+
+def fetched() -> list[str]:
+    """owner/name of the repositories in the Hugging Face cache, as its folders are called."""
+    default = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(default) / "hub")
+    with contextlib.suppress(OSError):
+        return sorted(p.name[8:].replace("--", "/", 1) for p in cache.glob("models--*--*"))
+    return []
+
+
+def complete_chats(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids of chats, newest first. What is typed may also be a part of the title, which is shown beside."""
+    last = [CompletionItem("last", help="the chat used last")] if "last".startswith(incomplete) else []
+    return [*last, *_chats("NULL", incomplete)]
+
+
+def complete_deleted_chats(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _chats("NOT NULL", incomplete)
+
+
+def _chats(deleted: str, incomplete: str) -> list[CompletionItem]:
+    typed = "".join("\\" + c if c in "%_\\" else c for c in incomplete)
+    found = rows(_CHATS.format(deleted), f"{typed}%", f"%{typed}%")
+    return [CompletionItem(id_, help=one_line(title) or None) for id_, title in found]
+
+
+def complete_setting_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    specs = settings.SPECS.items()
+    return [CompletionItem(name, help=spec.doc) for name, spec in specs if name.startswith(incomplete)]
+
+
+def complete_setting_values(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Values of the setting that was named before, as far as there is a list of them."""
+    name = context.params.get("name")
+    if name == "adapter":
+        return complete_adapters(context, _, incomplete)
+    if name == "model":
+        return complete_models(context, _, incomplete)
+    spec = settings.SPECS.get(name or "")
+    if spec is None:
+        return []
+    word = (spec.word,) if spec.word else ()
+    return _beginning(spec.choices or (("on", "off") if spec.kind is bool else word), incomplete)
+
+
+def complete_replies(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """`last`, and ids of the newest replies."""
+    found = rows("SELECT id, text FROM replies ORDER BY seq DESC LIMIT 20")
+    items = [("last", "the newest reply"), *((id_, one_line(text)[:60]) for id_, text in found)]
+    return [CompletionItem(id_, help=said or None) for id_, said in items if id_.startswith(incomplete)]
+
+
+def complete_ratings(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from ruvmlx.ratings import RATINGS
+
+    return _beginning(RATINGS, incomplete)
+
+
+def _beginning(names: Sequence[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]

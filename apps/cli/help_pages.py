@@ -1,0 +1,294 @@
+"""What `--help` says beyond the options: one line, and two or more examples, for each verb.
+
+The one place of examples. tests/cli/test_help.py checks that each verb has them and that each parses.
+"""
+
+from dataclasses import dataclass
+
+# Exit codes of every verb (docs/scripts.md).
+EXIT_CODES = (
+    (0, "ok"),
+    (1, "failed"),
+    (2, "wrong usage"),
+    (3, "the model is not here and cannot be fetched"),
+    (4, "a file is damaged"),
+    (5, "another process holds the data"),
+    (130, "interrupted"),
+)
+
+
+@dataclass(frozen=True)
+class HelpPage:
+    """short: one line, in lists of verbs. examples: (words after `ruvmlx`, what they do)."""
+
+    short: str
+    examples: tuple[tuple[str, str], ...]
+
+
+def _page(short: str, *examples: tuple[str, str]) -> HelpPage:
+    return HelpPage(short, examples)
+
+
+SECTIONS = {
+    "Chat": ("chat", "generate", "rate"),
+    "What was learned": ("learn", "adapters", "prove"),
+    "Your chats and settings": ("sessions", "backup", "restore", "config"),
+    "Models": ("ls", "pull", "show", "rm", "perplexity"),
+    "Programs and this machine": ("serve", "doctor", "bench", "completion"),
+}
+
+PAGES = {
+    "chat": _page(
+        "Chat, and rate the replies",
+        ("chat --continue", "go on with the last chat"),
+        ("chat --model owner/name --max-tokens 200", "another model, shorter replies"),
+        ("chat --plain", "line by line, for screen readers and pipes"),
+    ),
+    "generate": _page(
+        "Write one reply to a prompt",
+        ('generate "Name three rivers."', "one reply"),
+        ("generate - --max-tokens 60 --json", "the prompt from standard input, for a script"),
+    ),
+    "rate": _page(
+        "Rate a reply; the model learns from it at once",
+        ("rate last up", "the newest reply was good"),
+        ('rate last 2 --note "too long"', "two of five stars, and why"),
+    ),
+    "learn": _page(
+        "Show what was learned, take it back, or train on it",
+        ("learn status", "what your ratings changed"),
+        ("learn undo", "take the last rating back"),
+    ),
+    "learn status": _page(
+        "What your ratings changed, and how far",
+        ("learn status", "in sentences"),
+        ("learn status --adapter work --json", "another adapter, for a script"),
+    ),
+    "learn undo": _page(
+        "Take the last rating back",
+        ("learn undo", "one rating; call it again for the one before"),
+        ("learn undo --adapter work", "the last rating of another adapter"),
+    ),
+    "learn rollback": _page(
+        "Return to an earlier version, or to a date",
+        ("learn rollback 12", "`learn status` names the version in use"),
+        ("learn rollback --before 2026-11-20", "as it was when that day began"),
+    ),
+    "learn consolidate": _page(
+        "Train on all your ratings now",
+        ("learn consolidate", "takes minutes; Ctrl-C stops it, the next call continues"),
+        ("learn consolidate --steps 24", "train for longer"),
+    ),
+    "learn reset": _page(
+        "Start over from the original model",
+        ("learn reset", "`learn rollback` takes this back"),
+        ("learn reset --adapter work", "another adapter"),
+    ),
+    "learn export": _page(
+        "Print your rated replies as JSON lines",
+        ("learn export", "a prompt, a reply and its label on each line"),
+        ("learn export --format dpo", "pairs of a better and a worse reply"),
+    ),
+    "learn chart": _page(
+        "Predicted against given ratings",
+        ("learn chart", "as text"),
+        ("learn chart --svg taste.svg", "as a picture"),
+    ),
+    "learn kv": _page(
+        "The precision of the model's short-term memory (KV cache)",
+        ("learn kv", "what is used, and why"),
+        ("learn kv --measure", "measure again on your longest replies"),
+    ),
+    "learn router": _page(
+        "How often replies were written with and without what was learned",
+        ("learn router", "counts and mean rewards"),
+        ("learn router --train", "train the network that reads conversations"),
+    ),
+    "adapters": _page(
+        "Several tastes under names, to switch between",
+        ("adapters ls", "all of them; * is the one in use"),
+        ("adapters use work", "switch; a new name starts from the original model"),
+    ),
+    "adapters ls": _page(
+        "List the adapters",
+        ("adapters ls", "of all models"),
+        ("adapters ls --json", "for a script"),
+    ),
+    "adapters use": _page(
+        "Use another adapter from now on",
+        ("adapters use work", "a new name starts from the original model"),
+        ("adapters use none", "the original model; ratings change nothing"),
+    ),
+    "adapters save": _page(
+        "Copy the adapter in use under a new name",
+        ("adapters save before-trip", "a copy to return to"),
+        ("adapters save short --adapter work", "a copy of another one"),
+    ),
+    "adapters export": _page(
+        "Write an adapter as files for mlx-lm or PEFT",
+        ("adapters export my-adapter", "a new folder of that name"),
+        ("adapters export small --bits 4", "an eighth of the size, for `adapters import`"),
+    ),
+    "adapters import": _page(
+        "Read an adapter from files",
+        ("adapters import my-adapter work", "a folder, and the name that it gets here"),
+        ("adapters import my-adapter work --model owner/name", "for another model"),
+    ),
+    "adapters rm": _page(
+        "Delete an adapter and its ratings",
+        ("adapters rm work", "for good"),
+        ("adapters rm default --force", "though it is in use"),
+    ),
+    "adapters fuse": _page(
+        "Write the model with what it learned, for other programs",
+        ("adapters fuse my-model", "a new folder that mlx-lm loads"),
+        ("adapters fuse my-model --dequantize", "for programs other than MLX"),
+    ),
+    "prove": _page(
+        "Measure whether ratings help, with a simulated user",
+        ("prove --ratings 10 --heldout questions.txt", "quick; your own questions, one a line"),
+        ("prove --user list", "the tastes that can be simulated; the default likes short replies"),
+        ("prove --scorer taste.py:score --seeds 3", "a taste of your own, as a function"),
+    ),
+    "sessions": _page(
+        "List, search, export and delete saved chats",
+        ("sessions ls", "all chats, the newest first"),
+        ("sessions search paris", "chats with that word"),
+    ),
+    "sessions ls": _page(
+        "List all chats",
+        ("sessions ls", "the newest first"),
+        ("sessions ls --json", "for a script"),
+    ),
+    "sessions show": _page(
+        "Print one chat",
+        ("sessions show last", "the chat that was used last"),
+        ("sessions show 3f2a --json", "an id may be shortened"),
+    ),
+    "sessions search": _page(
+        "Find chats by their words",
+        ("sessions search paris", "a word, or a part of one"),
+        ('sessions search "train to" paris', "all of these"),
+    ),
+    "sessions export": _page(
+        "Write a chat as Markdown or JSON",
+        ("sessions export last --out trip.md", "to read"),
+        ("sessions export last --out trip.json", "all branches, for `sessions import`"),
+    ),
+    "sessions import": _page(
+        "Read a chat from a JSON file",
+        ("sessions import trip.json", "an export, or a list of role and content"),
+        ("sessions import - --json", "from standard input"),
+    ),
+    "sessions rename": _page(
+        "Give a chat another title",
+        ('sessions rename last "Trip to Paris"', "the chat that was used last"),
+        ("sessions rename 3f2a Cooking", "an id may be shortened"),
+    ),
+    "sessions fork": _page(
+        "Copy a chat, to continue it differently",
+        ("sessions fork last", "the chat that was used last"),
+        ("sessions fork 3f2a --json", "an id may be shortened"),
+    ),
+    "sessions rm": _page(
+        "Delete a chat",
+        ("sessions rm 3f2a", "`sessions restore 3f2a` brings it back for a day"),
+        ("sessions rm 3f2a --now", "for good"),
+    ),
+    "sessions forget": _page(
+        "Delete the words of replies outside chats",
+        ("sessions forget last", "the newest reply of `generate` or the server"),
+        ("sessions forget --all", "all replies that belong to no chat"),
+    ),
+    "sessions restore": _page(
+        "Bring a deleted chat back",
+        ("sessions restore", "which chats can come back"),
+        ("sessions restore 3f2a", "one of them"),
+    ),
+    "backup": _page(
+        "Copy all chats, ratings and adapters to a file",
+        ("backup ruvmlx-backup.db", "a new file, checked"),
+        ("backup ruvmlx-backup.db --replace", "over the old one, as for every night"),
+    ),
+    "restore": _page(
+        "Use a backup from now on, also of another computer",
+        ("restore ruvmlx-backup.db", "what was here is kept beside it"),
+        ("restore ruvmlx-backup.db --json", "for a script"),
+    ),
+    "config": _page(
+        "Show and change settings",
+        ("config show", "all settings"),
+        ("config set max_tokens 200", "shorter replies from now on"),
+    ),
+    "config show": _page(
+        "Show all settings",
+        ("config show", "values and meanings"),
+        ("config show --origin", "and what decided each: a flag, the environment, a file"),
+    ),
+    "config set": _page(
+        "Change a setting for good",
+        ("config set max_tokens 200", "shorter replies"),
+        ("config set temperature 0.2", "replies that vary less"),
+    ),
+    "config path": _page(
+        "Where your data and settings are",
+        ("config path", "the folder and its main files"),
+        ("config path --json", "for a script"),
+    ),
+    "ls": _page(
+        "List the models on this machine",
+        ("ls", "those of ollama and LM Studio, too"),
+        ("ls --json", "for a script"),
+    ),
+    "pull": _page(
+        "Fetch a model from Hugging Face",
+        ("pull mlx-community/Qwen3-4B-4bit", "then `chat --model mlx-community/Qwen3-4B-4bit`"),
+        ("pull owner/name:Q5_K_M", "one of several GGUF files"),
+    ),
+    "show": _page(
+        "Show one model's size and shape, and whether it fits",
+        ("show starter", "the model that comes with ruvmlx"),
+        ("show owner/name --memory", "open it, and show what takes memory"),
+    ),
+    "rm": _page(
+        "Delete a fetched model",
+        ("rm owner/name", "with all its files"),
+        ("rm mlx-community/Qwen3-4B-4bit", "`ls` names those that are here"),
+    ),
+    "perplexity": _page(
+        "Measure how well a model predicts a text",
+        ("perplexity book.txt", "lower is better"),
+        ("perplexity - --ctx 512 --kv f16", "from standard input, with a short window"),
+    ),
+    "serve": _page(
+        "Answer other programs over HTTP",
+        ("serve", "for programs on this machine"),
+        ("serve --host 0.0.0.0 --port 9000", "for others, too; a key is made and asked for"),
+        ("serve --install", "start it at every login; asks first"),
+    ),
+    "doctor": _page(
+        "Check the installation, your data and the model",
+        ("doctor", "a line for each check"),
+        ("doctor --report report.md", "also measure, and write a report for others"),
+    ),
+    "bench": _page(
+        "Measure speed, memory and learning",
+        ("bench --quick", "a few minutes"),
+        ("bench model --vs llama.cpp --report speed.html", "one part, beside another program"),
+    ),
+    "completion": _page(
+        "Let the shell complete verbs, models, chats and settings",
+        ("completion install", "for the shell that you use"),
+        ("completion remove", "take it back"),
+    ),
+    "completion install": _page(
+        "Write the completion file of a shell",
+        ("completion install", "for the shell that you use"),
+        ("completion install --shell zsh --print", "print it, write nothing"),
+    ),
+    "completion remove": _page(
+        "Delete that file",
+        ("completion remove", "for the shell that you use"),
+        ("completion remove --shell fish", "for another one"),
+    ),
+}

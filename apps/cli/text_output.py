@@ -1,0 +1,186 @@
+"""Text for people: sentences, tables and hints that fit the terminal.
+
+On a terminal, text is wrapped at its width and has colours, unless NO_COLOR is set. Elsewhere a sentence or a
+row is one line of any length, so that grep and cut work; COLUMNS sets a width there, too.
+"""
+
+import io
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ruvmlx.text import one_line, sanitize
+
+from .output import log
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+UNLIMITED = 2000  # columns, where no terminal sets a limit
+_COMMAND = r"`[^`\n]+`"
+_TRAILING = re.compile(r"[ \t]+((?:\x1b\[0m)?)[ \t]*$", re.MULTILINE)  # spaces at the ends of lines
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. right: numbers. cut: shorten its cells to one line, so that the others fit. keep:
+    never narrower than its text. style: as rich names it."""
+
+    name: str
+    right: bool = False
+    cut: bool = False
+    keep: bool = True
+    style: str = ""
+
+
+def say(text: str, style: str = "") -> None:
+    """Print sentences; a command in backticks stands out."""
+    _print(_text(text, style))
+
+
+def hint(text: str) -> None:
+    """Print what the reader may do next."""
+    _print(_text(text, "dim"))
+
+
+def heading(text: str) -> None:
+    _print(_text(text, "bold"))
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under their columns' names. A cell may not contain a line end."""
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        justify: Any = "right" if column.right else "left"
+        grid.add_column(column.name, justify=justify, no_wrap=column.keep and not column.cut, overflow="fold")
+    for row in rows:
+        grid.add_row(*(_cell(cell, column) for cell, column in zip(row, columns, strict=True)))
+    _print(grid)
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Print one fact a line: its name, and its value, which is wrapped beside the name."""
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(_text(one_line(name), "bold"), _cell(value, Column("")))
+    _print(grid)
+
+
+def note(text: str) -> None:
+    """A remark on stderr, for people at a terminal only."""
+    if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
+        log(text)
+
+
+# -- words -------------------------------------------------------------------------------------------
+
+
+def count(number: int, name: str, plural: str = "") -> str:
+    """ "1 chat", "1,204 chats" """
+    return f"{number:,} {name if number == 1 else plural or name + 's'}"
+
+
+def size(nbytes: float) -> str:
+    """Decimal units, as files and disks are sold: "900 B", "2.8 MB", "97 MB", "1.2 GB"."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= step:
+            amount = nbytes / step
+            return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def ago(then: float) -> str:
+    """How long ago a time was, seconds since 1970: "2 minutes ago"; after two weeks its date."""
+    passed = time.time() - then
+    if passed < _MINUTE:
+        return "just now"
+    for unit, seconds, limit in (
+        ("minute", _MINUTE, _HOUR),
+        ("hour", _HOUR, _DAY),
+        ("day", _DAY, 14 * _DAY),
+    ):
+        if passed < limit:
+            return f"{count(int(passed // seconds), unit)} ago"
+    return time.strftime("%Y-%m-%d", time.localtime(then))
+
+
+def short_path(path: str | Path) -> str:
+    """A path with ~ for the home folder."""
+    home, text = str(Path.home()), str(path)
+    return "~" + text[len(home) :] if home != "/" and text.startswith(home + os.sep) else text
+
+
+# -- printing ----------------------------------------------------------------------------------------
+
+
+def _cell(text: str, column: Column) -> "Text":
+    cell = _text(one_line(text), column.style)
+    cell.no_wrap, cell.overflow = (True, "ellipsis") if column.cut else (None, "fold")
+    return cell
+
+
+def _text(text: str, style: str = "") -> "Text":
+    """Sanitised: what it quotes cannot control the terminal. A long word, such as a path, stays whole."""
+    from rich.text import Text
+
+    shown = Text(sanitize(text), style=style, overflow="ignore")
+    shown.highlight_regex(_COMMAND, "not dim cyan")
+    return shown
+
+
+def _print(shown: "RenderableType") -> None:
+    """Render and write through click, which knows closed and redirected outputs."""
+    from rich.console import Console
+    from rich.text import Text
+
+    file, colour = io.StringIO(), _colour()
+    console = Console(
+        file=file,
+        width=width(),
+        force_terminal=bool(colour),
+        color_system="standard" if colour else None,
+        legacy_windows=False,
+        highlight=False,
+    )
+    for part in shown.wrap(console, width()) if isinstance(shown, Text) else [shown]:
+        console.print(part, soft_wrap=isinstance(shown, Text), crop=False)
+    lines = _TRAILING.sub(r"\1", file.getvalue())
+    click.echo(lines, nl=False, color=colour)
+
+
+def _colour() -> bool:
+    """Colours only on a terminal that has them, and never against NO_COLOR (no-color.org)."""
+    dumb = os.environ.get("TERM") in ("dumb", "")
+    return _is_terminal() and not os.environ.get("NO_COLOR") and not dumb
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def width() -> int:
+    """Columns to write in."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return max(20, int(asked))
+    if not _is_terminal():
+        return UNLIMITED
+    try:
+        return max(20, os.get_terminal_size(sys.stdout.fileno()).columns or 80)
+    except (OSError, ValueError):
+        return 80

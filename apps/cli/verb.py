@@ -1,0 +1,85 @@
+"""Verbs with help for people: grouped options, examples and exit codes, from one table (help_pages.py)."""
+
+from collections.abc import Iterator
+
+import click
+
+from .help_pages import EXIT_CODES, PAGES, HelpPage
+from .options import MODEL_SETTINGS, REPLY_SETTINGS
+
+_REPLY = (*REPLY_SETTINGS, "seed", "stop", "raw", "ignore_eos", "logprobs")
+_SERVER = ("host", "port", "api_key", "allow_host", "allow_origin", "server", "install", "uninstall")
+_DRAWN = ("drawn", "held_out", "rater", "as_chat", "thumbs", "questions")
+_FLAWED = ("shuffle", "flip", "reverse", "oracle")
+GROUPS = {  # heading -> names of options; all others are in the first group
+    "Options": (),
+    "Server": _SERVER,
+    "Other kinds of trial": _DRAWN,
+    "Compare with": _FLAWED,
+    "Reply": _REPLY,
+    "Model and machine": MODEL_SETTINGS,
+    "Output and help": ("as_json",),
+}
+
+
+def page_of(context: click.Context) -> HelpPage | None:
+    """The page of a verb by its path below `ruvmlx`."""
+    return PAGES.get(context.command_path.partition(" ")[2])
+
+
+class Verb(click.Command):
+    """A command whose help has groups of options, examples and exit codes."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, records in grouped(self, ctx):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(page_of(ctx), formatter)
+
+
+class VerbGroup(click.Group):
+    """A verb with verbs of its own: `@group.command` makes a Verb."""
+
+    command_class = Verb
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        for heading, records in grouped(self, ctx):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        path = ctx.command_path.partition(" ")[2]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, PAGES[f"{path} {name}"].short) for name in self.list_commands(ctx)])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(page_of(ctx), formatter)
+
+
+def grouped(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """(heading, [(flag, help)]) of the groups that have options."""
+    found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in GROUPS}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record and isinstance(parameter, click.Option):
+            found[_group(parameter)].append(record)
+    return ((heading, records) for heading, records in found.items() if records)
+
+
+def _group(option: click.Option) -> str:
+    if "--help" in option.opts:
+        return "Output and help"
+    return next((heading for heading, names in GROUPS.items() if option.name in names), "Options")
+
+
+def write_examples(page: HelpPage | None, formatter: click.HelpFormatter) -> None:
+    """Examples, each with what it does, and the exit codes."""
+    if page:
+        with formatter.section("Examples"):
+            formatter.write_dl([(f"ruvmlx {words}", does) for words, does in page.examples], col_max=44)
+    formatter.write_paragraph()
+    codes = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES)
+    formatter.write_text(f"Exit codes: {codes}.")
