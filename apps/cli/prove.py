@@ -2,14 +2,16 @@
 
 import importlib.util
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 from ruvmlx.settings import Settings
 
@@ -17,6 +19,8 @@ from ..prove.raters import RATERS
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show
 from .verb import Verb
+
+KEPT_REPLIES = "prove-replies.db"  # in the data folder: the untouched model's replies
 
 
 @click.command(cls=Verb)
@@ -57,6 +61,11 @@ from .verb import Verb
     default=4,
     show_default=True,
     help="Replies among which the taste model picks, with --drawn.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Processes, each with a model of its own; by default one for each core, if memory allows.",
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), default=96, show_default=True)
 @click.option("--temp", "temperature", type=float, default=0.7, show_default=True)
@@ -104,8 +113,11 @@ def prove(as_json: bool, **flags: Any) -> None:
     reach = trial.within_reach(bench, setting, 0)
     if not reach:
         log("the original model never meets this taste in 64 samples: ratings cannot teach it.")
-    trials = [list(trial.run(bench, setting, arm, seed, log)) for seed in range(flags["seeds"])]
-    points = report.joined(trials)
+    for seed in range(flags["seeds"]):
+        bench.base_replies(setting, seed)  # kept: the other processes only read them
+    parts = [trial.TrialPart(setting, arm, seed, log) for seed in range(flags["seeds"])]
+    found = dict(workers(flags, bench).results(trial.run_part, parts))
+    points = report.joined([found[seed] for seed in range(flags["seeds"])])
     facts = {
         "checkpoints": [asdict(p) for p in points],
         "arm": arm.name,
@@ -183,7 +195,7 @@ def _drawn(flags: dict[str, Any], as_json: bool) -> None:
     users = [drawn_users.DrawnUser.draw(n, flags["held_out"], flags["rater"]) for n in range(flags["drawn"])]
     wanted = drawn_suite.DrawnRun(setup, users, flags["seeds"], flags["rater"])
     bench = open_bench(resolve(flags), log)
-    found = drawn_suite.run_missing(bench, wanted, file, _machine(bench), log)
+    found = drawn_suite.run_missing(bench, wanted, file, _machine(bench), log, workers(flags, bench))
     if as_json:
         print_json(drawn_report.facts(found) | {"seconds": round(time.monotonic() - started, 1)})
     else:
@@ -315,12 +327,29 @@ def _checked(function, given: str):
     return score
 
 
-def open_bench(settings: Settings, say):
+def open_bench(settings: Settings, say, measured=None):
+    """The model with what all trials share. measured: facts of the model, if another process has them."""
     from ..prove.trial import Bench
 
     model, backend = load_and_open(settings)
     say(f"{backend.name}: {backend.kernels}")
-    return Bench(model, backend, settings.kv, settings.learn_targets)
+    kept = config.home() / KEPT_REPLIES
+    return Bench(model, backend, settings.kv, settings.learn_targets, kept, measured)
+
+
+def workers(flags: dict[str, Any], bench: Any) -> Any:
+    """The processes for independent trials. On a GPU, with a scorer of the user's own, or with a model of
+    which two do not fit into memory, it is this process alone."""
+    from ruvmlx.platform import cpu
+
+    from ..prove.processes import Workers
+
+    fit = int(cpu.total_memory() / 2 // max(1, 2 * bench.backend.nbytes))
+    usual = min(cpu.physical_cores(), fit) if bench.backend.name == "native" else 1
+    count = 1 if flags["scorer"] else flags["jobs"] or max(1, usual)
+    if count == 1:
+        return Workers(lambda: bench, 1)
+    return Workers(partial(open_bench, replace(resolve(flags), threads=1), log, bench.measured), count)
 
 
 VERBS: list[click.Command] = [prove]

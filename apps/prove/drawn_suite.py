@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from . import suite
 from .drawn_trial import DrawnSetup, FrozenReplies, reach, run
 from .drawn_users import DrawnStars, DrawnUser
+from .processes import Workers
 from .trial import Bench
 
 Log = Callable[[str], None]
-ALONE = 2.5  # time for a reply that is written alone, divided by the time per reply in a full batch
+ROUNDS = 2  # parts for each process: the last ones to finish leave the others idle for less time
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,26 @@ def results(path: Path) -> list[dict[str, Any]]:
     return suite.results(path, of="user")
 
 
+@dataclass(frozen=True)
+class DrawnPart:
+    """Users of one seed that one process runs as one batch."""
+
+    setup: DrawnSetup
+    users: Sequence[DrawnUser]
+    seed: int
+    frozen: FrozenReplies
+    scale: FrozenReplies
+    log: Log
+
+    def run(self, bench: Bench) -> list[dict[str, Any]]:
+        return list(run(bench, self.setup, self.users, self.seed, self.frozen, self.scale, self.log))
+
+
 def run_missing(
-    bench: Bench, wanted: DrawnRun, path: Path | None, machine: str, log: Log
+    bench: Bench, wanted: DrawnRun, path: Path | None, machine: str, log: Log, workers: Workers | None = None
 ) -> list[dict[str, Any]]:
     """Run the trials that the file lacks and add them to it; returns the results of all of them. path: None:
-    no file. machine: machine and day, kept with each result."""
+    no file. machine: machine and day, kept with each result. workers: None: this process runs all trials."""
     setting = wanted.setting(bench.model.name)
     old = {_key(r): r for r in results(path)} if path else {}
     keys = {
@@ -55,31 +72,24 @@ def run_missing(
     scale = FrozenReplies.sample(bench, wanted.setup, 0)
     reached = {u.number: reach(DrawnStars(u, scale.texts), scale) for u in wanted.users}
     missing = [[u for u in wanted.users if keys[u.number, seed] not in old] for seed in range(wanted.seeds)]
-    log(estimate(wanted, sum(map(len, missing)), scale.seconds))
+    workers = workers or Workers(lambda: bench, 1)
+    parts = []
     for seed, users in enumerate(missing):
         frozen = FrozenReplies.sample(bench, wanted.setup, seed) if seed and users else scale
-        for facts in run(bench, wanted.setup, users, seed, frozen, scale, log):
-            facts |= {
-                "reach": round(reached[facts["user"]], 3),
-                "setting": setting,
-                "machine": machine,
-            }
-            found.append(facts)
-            if path:
-                suite.append(path, facts)
-    return found
+        size = min(wanted.setup.group, -(-len(users) // (ROUNDS * workers.count)) or 1)
+        for at in range(0, len(users), size):
+            parts.append(DrawnPart(wanted.setup, users[at : at + size], seed, frozen, scale, log))
+    log(f"{sum(map(len, missing))} trials in {len(parts)} parts, {workers.count} at a time")
+    for facts in chain.from_iterable(workers.results(_run_part, parts)):
+        facts |= {"reach": round(reached[facts["user"]], 3), "setting": setting, "machine": machine}
+        found.append(facts)
+        if path:
+            suite.append(path, facts)
+    return sorted(found, key=lambda facts: (facts["seed"], facts["user"]))
 
 
-def estimate(wanted: DrawnRun, trials: int, seconds: float) -> str:
-    """About how long the trials take. seconds: for one reply of a full batch."""
-    chat, full = wanted.setup.chat, wanted.setup.learn == "full"
-    # 1.3 replies are read for each rating, over all kinds of raters; a batch of people is not always full.
-    read = chat.presses[-1] * 1.3 * (ALONE if full else 1.5)
-    tested = len(chat.presses) * len(chat.heldout) * wanted.setup.best_of
-    minutes = trials * (read + tested) * seconds / 60
-    return (
-        f"{trials} trials: about {minutes:.0f} minutes on this machine{', and the training' if full else ''}"
-    )
+def _run_part(bench: Bench, part: DrawnPart) -> list[dict[str, Any]]:
+    return part.run(bench)
 
 
 def _of(user: DrawnUser, setup: DrawnSetup, seed: int) -> dict[str, Any]:

@@ -27,14 +27,15 @@ from .drawn_users import DrawnStars, DrawnUser
 from .readers import learner_of, next_replies
 from .statistics import judged_wins
 from .trial import Arm, Bench, seed_for
+from .untouched_replies import WrittenReply
 
 REACH_BEST_OF = 8  # untouched replies to each unseen question, among which a perfect judge picks
 SCALE_REPLIES = 4  # untouched replies to each question that is rated on
-GROUP = 8  # users in one batch
+GROUP = 16  # users in one batch
 _FIRST, _RATED, _SCALE = 3, 0, 5  # purposes of seeds, see seed_for
 
 Requests = dict[str, list[GenerationRequest]]  # by question
-Answers = dict[str, list[GenerationResponse]]
+Answers = dict[str, list[WrittenReply]]  # by question
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,10 @@ class DrawnSetup:
 @dataclass(frozen=True)
 class FrozenReplies:
     """The untouched model's replies. unseen: REACH_BEST_OF to each unseen question; the first is what others
-    are compared with. rated: SCALE_REPLIES to each question that is rated on. seconds: for one of them."""
+    are compared with. rated: SCALE_REPLIES to each question that is rated on."""
 
     unseen: Answers
     rated: Answers
-    seconds: float
 
     @property
     def texts(self) -> dict[str, list[str]]:
@@ -90,13 +90,11 @@ class FrozenReplies:
             runtime.learner.rating_index.whitening  # noqa: B018 - measured once, then kept for all users
             unseen, rated = setup.unseen(runtime, seed, REACH_BEST_OF), setup.rated(runtime, seed)
             every = [request for of in (*unseen.values(), *rated.values()) for request in of]
-            started = time.perf_counter()
-            found = _written(runtime, every, lambda request: None)
-            seconds = (time.perf_counter() - started) / len(every)
-        return cls(_answers(unseen, found), _answers(rated, found), seconds)
+            found = bench.untouched.to(runtime.engine, every)
+        return cls(_answers(unseen, found), _answers(rated, found))
 
 
-def _answers(requests: Requests, found: dict[str, GenerationResponse]) -> Answers:
+def _answers(requests: Requests, found: dict[str, WrittenReply]) -> Answers:
     return {question: [found[r.request_id] for r in of] for question, of in requests.items()}
 
 
@@ -104,9 +102,9 @@ def _written(
     runtime: Runtime,
     requests: Sequence[GenerationRequest],
     adapter: Callable[[GenerationRequest], HeadAdapter | None],
-) -> dict[str, GenerationResponse]:
-    """Responses by request id."""
-    return {r.request_id: r for r in generate_many(runtime.engine, requests, adapter)}
+) -> dict[str, WrittenReply]:
+    """Replies by request id."""
+    return {r.request_id: WrittenReply.of(r) for r in generate_many(runtime.engine, requests, adapter)}
 
 
 @dataclass
@@ -150,14 +148,14 @@ class _Drawn:
     def receive(self, question: str, response: GenerationResponse) -> None:
         """Read a reply, and rate it or not."""
         self.read += 1
-        rating = self.user.rating(self.worth(question, response), self._rng)
+        rating = self.user.rating(self.worth(question, WrittenReply.of(response)), self._rng)
         if rating is not None:
             self.runtime.settle()
             self.runtime.rate(response.request_id, rating)
             self.given += 1
 
-    def worth(self, question: str, response: GenerationResponse) -> int:
-        return self.stars(question, response.text, response.finish_reason == "stop")
+    def worth(self, question: str, reply: WrittenReply) -> int:
+        return self.stars(question, reply.text, reply.finished)
 
     def due(self, chat: ChatSetup) -> bool:
         """Are there ratings enough for the next checkpoint, or has this user read enough replies to stop?"""
@@ -211,7 +209,7 @@ def _test(bench: Bench, setup: DrawnSetup, people: Sequence[_Drawn], frozen: Fro
         learner_of(person).sync()
         wanted.append(setup.unseen(person.runtime, person.seed, setup.best_of))
         micro |= {r.request_id: learner_of(person).micro for of in wanted[-1].values() for r in of}
-    found = dict[str, GenerationResponse]()
+    found = dict[str, WrittenReply]()
     for which, first in ((slice(0, 1), True), (slice(1, None), False)):
         started = time.perf_counter()
         requests = [r for requests in wanted for of in requests.values() for r in of[which]]
@@ -256,7 +254,7 @@ def _picked(person: _Drawn, count: int, answers: Answers) -> list[int]:
 
 def reach(stars: DrawnStars, frozen: FrozenReplies) -> float:
     """How often a perfect judge's pick among the untouched model's replies beats a random one of them."""
-    worth = [[stars(q, r.text, r.finish_reason == "stop") for r in of] for q, of in frozen.unseen.items()]
+    worth = [[stars(q, r.text, r.finished) for r in of] for q, of in frozen.unseen.items()]
     return judged_wins(np.array(worth), np.array(worth))
 
 

@@ -6,10 +6,11 @@ from importlib import resources
 
 import numpy as np
 
-from ruvmlx.backends.base import Backend, HeadAdapter
-from ruvmlx.sampling import log_softmax
+from ruvmlx.backends.base import Backend, HeadAdapter, untouched
+from ruvmlx.sona.kl_probe import log_softmax_rows
 
 _LIMIT = 1024  # tokens of the neutral text
+_ROWS = 64  # tokens whose logits are in memory at a time
 
 
 class NeutralText:
@@ -18,21 +19,27 @@ class NeutralText:
     def __init__(self, backend: Backend, tokenizer):
         text = resources.files(__package__).joinpath("data/neutral.txt").read_text(encoding="utf-8")
         self._backend, self._tokens = backend, tokenizer.encode(text)[:_LIMIT]
-        self._frozen = self._logprobs(None)
-
-    def _logprobs(self, adapter: HeadAdapter | None) -> np.ndarray:
-        """[T - 1, V] log-probabilities of the token after each token."""
-        logits = self._backend.verify(self._tokens[:-1], self._backend.new_cache(), adapter)
-        return np.stack([log_softmax(row) for row in logits])
+        with untouched(backend):
+            self._frozen = backend.hidden_states(self._tokens[:-1])  # [T - 1, D]
 
     def compare(self, adapter: HeadAdapter | None) -> tuple[float, float]:
         """(mean KL(new || frozen) in nats per token, relative change of perplexity) of the model with this
-        adapter."""
-        new = self._logprobs(adapter)
-        kl = np.sum(np.exp(new) * (new - self._frozen), axis=1, dtype=np.float64).mean()
-        index = np.arange(len(new)), np.asarray(self._tokens[1:])
-        change = float((self._frozen[index] - new[index]).mean(dtype=np.float64))
-        return float(kl), float(np.expm1(change))
+        adapter and the backend's base LoRA."""
+        hidden = self._frozen if self._backend.lora is None else self._backend.hidden_states(self._tokens[:-1])
+        said, kl, change = np.asarray(self._tokens[1:]), 0.0, 0.0
+        for at in range(0, len(hidden), _ROWS):
+            part, index = slice(at, at + _ROWS), said[at : at + _ROWS, None]
+            with untouched(self._backend):
+                logits = self._backend.head(self._frozen[part])
+            old = log_softmax_rows(logits)
+            if self._backend.lora is not None:
+                logits = self._backend.head(np.ascontiguousarray(hidden[part]))
+            if adapter is not None:
+                adapter.add_to_logits(logits, np.ascontiguousarray(hidden[part]))
+            new = log_softmax_rows(logits)
+            kl += float(np.sum(np.exp(new) * (new - old), dtype=np.float64))
+            change += float(np.sum(np.take_along_axis(old - new, index, axis=1), dtype=np.float64))
+        return kl / len(hidden), float(np.expm1(change / len(hidden)))
 
 
 def distinct_2(replies: Sequence[Sequence[int]]) -> float:

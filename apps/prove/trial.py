@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.engine import GenerationRequest, GenerationResponse
+from ruvmlx.engine import GenerationRequest
 from ruvmlx.engine.best_of import requests_for
 from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
@@ -20,6 +20,7 @@ from ruvmlx.sona.judge import CandidateReply, TasteJudge
 from ruvmlx.store import Store
 
 from .retention import NeutralText, variety_ratio
+from .untouched_replies import UntouchedReplies, WrittenReply
 from .users import Scorer
 
 CONSOLIDATE_EVERY = 32  # ratings, in the full arm
@@ -100,11 +101,17 @@ class Checkpoint:
 class Bench:
     """The model, and the frozen model's answers: shared by all trials."""
 
-    def __init__(self, model, backend, kv: str | None = None, targets: str = "head"):
+    def __init__(
+        self, model, backend, kv: str | None = None, targets: str = "head",
+        kept_replies: Path | None = None, measured: tuple[bytes, bytes] | None = None,
+    ):  # fmt: skip
+        """kept_replies: file for the untouched model's replies; None: each run writes them again. measured:
+        the model's reference text and whitening; None: the first runtime measures them."""
         self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
+        self.untouched = UntouchedReplies(backend, model.fingerprint, kept_replies)
         self._base: dict[tuple, list[TrialReply]] = {}
-        self._read: tuple[bytes, bytes] | None = None  # reference text and whitening: measured once per model
+        self.measured = measured
 
     @contextmanager
     def runtime(self, arm: "Arm | None" = None) -> Iterator[Runtime]:
@@ -112,9 +119,9 @@ class Bench:
         examples, learn = (arm.examples, arm.learn != "off") if arm else (0, True)
         with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
             store, model = Store(Path(folder) / "prove.db"), self.model.fingerprint
-            if self._read:
-                store.model_data.put_reference_text(model, self._read[0])
-                store.model_data.put_whitening(model, self._read[1])
+            if self.measured:
+                store.model_data.put_reference_text(model, self.measured[0])
+                store.model_data.put_whitening(model, self.measured[1])
             with Runtime(
                 store,
                 self.model,
@@ -130,18 +137,23 @@ class Bench:
             ) as runtime:
                 yield runtime
                 if (
-                    not self._read
+                    not self.measured
                     and (neutral := store.model_data.reference_text(model))
                     and (mean := store.model_data.whitening(model))
                 ):
-                    self._read = neutral, mean
+                    self.measured = neutral, mean
 
     def base_replies(self, setting: TrialSetup, seed: int) -> list[TrialReply]:
         """The frozen model's answers to the held-out prompts."""
         key = (tuple(setting.heldout), setting.max_tokens, setting.temperature, seed)
         if key not in self._base:
             with self.runtime() as runtime:
-                self._base[key] = _first(heldout_replies(runtime, setting, Arm("off"), seed))
+                requests = _heldout_requests(runtime, setting, Arm("off"), seed)
+                found = self.untouched.to(runtime.engine, requests)
+                self._base[key] = [
+                    _reply(prompt, request.request_id, found[request.request_id])
+                    for prompt, request in zip(setting.heldout, requests, strict=True)
+                ]
         return self._base[key]
 
 
@@ -151,9 +163,9 @@ def within_reach(bench: Bench, setting: TrialSetup, seed: int) -> bool:
     asked = [p for p in setting.prompts[:REACH_PROMPTS] for _ in range(REACH_SAMPLES)]
     with bench.runtime() as runtime:
         requests = [request_for(runtime, setting, p, seed_for(seed, 2, i)) for i, p in enumerate(asked)]
-        prompts = {r.request_id: p for r, p in zip(requests, asked, strict=True)}
-        replies = (_reply(prompts[r.request_id], r) for r in runtime.answers(requests))
-        return any(setting.score(r) >= 3 for r in replies)
+        found = bench.untouched.to(runtime.engine, requests)
+        pairs = zip(asked, requests, strict=True)
+        return any(setting.score(_reply(p, r.request_id, found[r.request_id])) >= 3 for p, r in pairs)
 
 
 def run(
@@ -171,6 +183,21 @@ def run(
             if done in setting.checkpoints:
                 yield _checkpoint(bench, runtime, setting, arm, seed, done)
                 log(f"{arm.name}, seed {seed}: {done} of {setting.ratings} ratings")
+
+
+@dataclass(frozen=True)
+class TrialPart:
+    """One seed of one arm, for a process."""
+
+    setting: TrialSetup
+    arm: Arm
+    seed: int
+    log: Callable[[str], None]
+
+
+def run_part(bench: Bench, part: TrialPart) -> tuple[int, list[Checkpoint]]:
+    """(seed, checkpoints)"""
+    return part.seed, list(run(bench, part.setting, part.arm, part.seed, part.log))
 
 
 def _rated(runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int) -> None:
@@ -229,14 +256,20 @@ def heldout_replies(
 ) -> list[list[TrialReply]]:
     """`count` answers to each prompt with what was learned so far. Nothing is stored or rated. The first one
     does not depend on the count."""
-    asked = [
-        requests_for(request_for(runtime, setting, p, seed_for(seed, 3, i), arm.system), count)
-        for i, p in enumerate(setting.heldout)
-    ]
+    asked = [requests_for(first, count) for first in _heldout_requests(runtime, setting, arm, seed)]
     responses = {r.request_id: r for r in runtime.answers([r for of in asked for r in of])}
     return [
-        [_reply(prompt, responses[request.request_id]) for request in of]
+        [_reply(prompt, r.request_id, WrittenReply.of(responses[r.request_id])) for r in of]
         for prompt, of in zip(setting.heldout, asked, strict=True)
+    ]
+
+
+def _heldout_requests(
+    runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int
+) -> list[GenerationRequest]:
+    return [
+        request_for(runtime, setting, prompt, seed_for(seed, 3, i), arm.system)
+        for i, prompt in enumerate(setting.heldout)
     ]
 
 
@@ -267,7 +300,7 @@ def _kept_reply(
         response = chunk.response
     runtime.settle()
     assert response is not None
-    return _reply(prompt, response)
+    return _reply(prompt, response.request_id, WrittenReply.of(response))
 
 
 def request_for(
@@ -281,9 +314,8 @@ def request_for(
     )
 
 
-def _reply(prompt: str, response: GenerationResponse) -> TrialReply:
-    finished = response.finish_reason == "stop"
-    return TrialReply(response.request_id, prompt, response.text, finished, response.token_ids)
+def _reply(prompt: str, id_: str, reply: WrittenReply) -> TrialReply:
+    return TrialReply(id_, prompt, reply.text, reply.finished, reply.token_ids)
 
 
 def seed_for(seed: int, purpose: int, i: int) -> int:

@@ -12,6 +12,7 @@ a token stands; those are learned by the gradients alone (instant.py).
 """
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -111,7 +112,6 @@ class TastePush:
 
     def __init__(self, tokenizer: Tokenizer, taste: UserTaste):
         self._tokenizer, self._taste = tokenizer, taste
-        self._effects: tuple[np.ndarray, TokenEffects] | None = None  # of the tokens that ratings may move
         self._push = np.zeros(0, np.float32)
         self._versions: list[int] = []  # of the adapter: that of the push, and those made by ratings since
 
@@ -137,13 +137,21 @@ class TastePush:
         logits = np.zeros(probe.tokens.size, np.float32)
         if taste.ratings < FIRST_END:
             return logits
-        effects = self._token_effects(probe)
+        effects = token_effects(self._tokenizer, probe.tokens)
         if taste.ratings >= FIRST:
             logits[:] = np.clip(LOGIT * effects.stars(taste, probe.likely), -LEAST, MOST)
         logits[probe.coordinates.ends] = np.clip(END_LOGIT * effects.end_stars(taste), -MOST_END, MOST_END)
         return (logits / probe.reading).astype(np.float32)
 
-    def _token_effects(self, probe: KLProbe) -> TokenEffects:
-        if self._effects is None or self._effects[0] is not probe.tokens:
-            self._effects = probe.tokens, TokenEffects.of(self._tokenizer, probe.tokens)
-        return self._effects[1]
+
+_known: "WeakKeyDictionary[Tokenizer, tuple[bytes, TokenEffects]]" = WeakKeyDictionary()
+
+
+def token_effects(tokenizer: Tokenizer, tokens: np.ndarray) -> TokenEffects:
+    """The effects of the tokens [A] that ratings may move. They are measured once for each tokenizer, because
+    all adapters of a model move the same tokens."""
+    name = tokens.tobytes()
+    known = _known.get(tokenizer)
+    if known is None or known[0] != name:
+        known = _known[tokenizer] = name, TokenEffects.of(tokenizer, tokens)
+    return known[1]

@@ -1,0 +1,60 @@
+"""Runs independent parts of an experiment in several processes, each with a model of its own.
+
+One process decodes a batch with all cores, but it fits tastes and commits ratings with one core. Two
+processes with one core each do both at once.
+"""
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+_opened: list[Any] = []  # what this process works with
+
+
+@dataclass(frozen=True)
+class Workers:
+    """open: makes what a process works with; it is called once in each of at most `count` processes."""
+
+    open: Callable[[], Any]
+    count: int
+
+    def results(self, work: Callable[[Any, Part], Result], parts: Sequence[Part]) -> Iterator[Result]:
+        """work(open(), part) for each part, as the parts finish. `open`, `work`, parts and results are
+        pickled if there are several processes. The first error ends all of them."""
+        count = min(self.count, len(parts))
+        if count <= 1:
+            opened = self.open() if parts else None
+            yield from (work(opened, part) for part in parts)
+            return
+        context = get_context("spawn")  # a fork would copy locks of threads that the child does not have
+        with ProcessPoolExecutor(count, context, _open, (self.open,)) as pool:
+            waiting = [pool.submit(_work, work, part) for part in parts]
+            try:
+                for done in as_completed(waiting):
+                    yield done.result()
+            except BaseException:
+                _stop(pool)
+                raise
+
+
+def _open(open_worker: Callable[[], Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process gets it, too, and ends this one
+    _opened.append(open_worker())
+
+
+def _work(work: Callable[[Any, Part], Result], part: Part) -> Result:
+    return work(_opened[0], part)
+
+
+def _stop(pool: ProcessPoolExecutor) -> None:
+    """End the processes now; they hold nothing that must be saved."""
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()

@@ -1,0 +1,102 @@
+"""Replies of the untouched model, kept in a file between runs.
+
+Each trial compares learned replies with the untouched model's replies to the same questions. Those replies do
+not depend on the trial, so a run reads them from the file and writes only those that the file lacks.
+"""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ruvmlx.backends.base import Backend, untouched
+from ruvmlx.engine import GenerationRequest, GenerationResponse
+from ruvmlx.engine.batch import generate_many
+from ruvmlx.engine.run import EngineParts
+
+KEPT_REPLIES = 200_000  # about 1 kB each; the oldest replies beyond these are deleted
+_LOOKED_UP = 500  # keys in one SQL statement
+_SCHEMA = "CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, reply TEXT NOT NULL)"
+
+
+@dataclass(frozen=True)
+class WrittenReply:
+    """A reply as trials judge it. finish_reason: "stop" or "length"."""
+
+    text: str
+    finish_reason: str
+    token_ids: Sequence[int]
+
+    @classmethod
+    def of(cls, response: GenerationResponse) -> "WrittenReply":
+        return cls(response.text, response.finish_reason, list(response.token_ids))
+
+    @property
+    def finished(self) -> bool:
+        """True if the reply ended by itself, and not at the length limit."""
+        return self.finish_reason == "stop"
+
+
+class UntouchedReplies:
+    """Replies of one backend's model without any adapter. file: None keeps nothing."""
+
+    def __init__(self, backend: Backend, fingerprint: str, file: Path | None = None):
+        self._backend, self._file = backend, file
+        # Threads do not change a reply; other kernels round differently.
+        self._model = [fingerprint, backend.name, backend.kernels.partition(",")[0]]
+
+    def to(self, engine: EngineParts, requests: Sequence[GenerationRequest]) -> dict[str, WrittenReply]:
+        """The reply to each request, by request id."""
+        keys = {request.request_id: self._key(engine, request) for request in requests}
+        known = self._read(keys.values())
+        missing = [request for request in requests if keys[request.request_id] not in known]
+        new = {r.request_id: WrittenReply.of(r) for r in self._write(engine, missing)}
+        self._keep({keys[id_]: reply for id_, reply in new.items()})
+        return {id_: new.get(id_) or known[key] for id_, key in keys.items()}
+
+    def _write(
+        self, engine: EngineParts, requests: Sequence[GenerationRequest]
+    ) -> Iterator[GenerationResponse]:
+        if not requests:
+            return
+        with untouched(self._backend):
+            yield from generate_many(engine, requests)
+
+    def _key(self, engine: EngineParts, request: GenerationRequest) -> bytes:
+        """A hash of all that decides the reply."""
+        wanted = [
+            *self._model, engine.prompt_ids(request), request.max_new_tokens, asdict(request.sampling),
+            list(request.stop), request.ignore_eos,
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(wanted).encode()).digest()
+
+    # -- the file ------------------------------------------------------------------------------------
+
+    def _read(self, keys: Iterable[bytes]) -> dict[bytes, WrittenReply]:
+        if self._file is None or not self._file.exists():
+            return {}
+        wanted, found = list(dict.fromkeys(keys)), dict[bytes, WrittenReply]()
+        with closing(sqlite3.connect(self._file)) as db:
+            db.execute(_SCHEMA)
+            for at in range(0, len(wanted), _LOOKED_UP):
+                some = wanted[at : at + _LOOKED_UP]
+                marks = ",".join("?" * len(some))
+                rows = db.execute(f"SELECT key, reply FROM replies WHERE key IN ({marks})", some)
+                found |= {key: WrittenReply(**json.loads(reply)) for key, reply in rows}
+        return found
+
+    def _keep(self, replies: dict[bytes, WrittenReply]) -> None:
+        if self._file is None or not replies:
+            return
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file.touch(mode=0o600)
+        with closing(sqlite3.connect(self._file)) as db, db:
+            db.execute(_SCHEMA)
+            rows = [(key, json.dumps(asdict(reply))) for key, reply in replies.items()]
+            db.executemany("INSERT OR REPLACE INTO replies VALUES (?, ?)", rows)
+            db.execute(
+                "DELETE FROM replies WHERE rowid <= (SELECT max(rowid) FROM replies) - ?", (KEPT_REPLIES,)
+            )
