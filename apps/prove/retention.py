@@ -25,7 +25,9 @@ class NeutralText:
     def compare(self, adapter: HeadAdapter | None) -> tuple[float, float]:
         """(mean KL(new || frozen) in nats per token, relative change of perplexity) of the model with this
         adapter and the backend's base LoRA."""
-        hidden = self._frozen if self._backend.lora is None else self._backend.hidden_states(self._tokens[:-1])
+        hidden = (
+            self._frozen if self._backend.lora is None else self._backend.hidden_states(self._tokens[:-1])
+        )
         said, kl, change = np.asarray(self._tokens[1:]), 0.0, 0.0
         for at in range(0, len(hidden), _ROWS):
             part, index = slice(at, at + _ROWS), said[at : at + _ROWS, None]

@@ -264,9 +264,7 @@ def heldout_replies(
     ]
 
 
-def _heldout_requests(
-    runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int
-) -> list[GenerationRequest]:
+def _heldout_requests(runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int) -> list[GenerationRequest]:
     return [
         request_for(runtime, setting, prompt, seed_for(seed, 3, i), arm.system)
         for i, prompt in enumerate(setting.heldout)
