@@ -242,12 +242,16 @@ class Verdicts:
 
 
 def kernel_verdicts() -> list[dict[str, Any]]:
-    """[{"name", "ok", "why", "ratio"}] of the kernels' self-check, made afresh; none without a GPU."""
+    """Results of the kernels' self-check, made afresh; none without a GPU.
+
+    Each has the fields of `CheckResult`; "message" is a list of lines, so that each is cleaned alone.
+    """
     from ruvmlx.backends.mlx.check_results import STARTER
     from ruvmlx.backends.mlx.gpu_check import check
     from ruvmlx.platform.gpu import gpu
 
-    return [asdict(result) for result in check(STARTER, fresh=True).results] if gpu.kind else []
+    results = check(STARTER, fresh=True).results if gpu.kind else ()
+    return [asdict(result) | {"message": result.message.splitlines()} for result in results]
 
 
 KINDS: dict[str, Any] = {

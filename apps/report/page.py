@@ -57,9 +57,19 @@ def _kernels(report: Facts) -> str:
     verdicts = report.get("kernels")
     if not verdicts:
         return "## GPU kernels\n\nNo kernel was checked on this machine."
-    columns = list(dict.fromkeys(name for verdict in verdicts for name in verdict))
+    columns = list(dict.fromkeys(name for verdict in verdicts for name in verdict if name != "message"))
     rows = [[verdict.get(name, "") for name in columns] for verdict in verdicts]
-    return "## GPU kernels\n\n" + _table(columns, rows)
+    return "\n\n".join(["## GPU kernels", _table(columns, rows), *_messages(verdicts)])
+
+
+def _messages(verdicts: Sequence[Facts]) -> Iterator[str]:
+    """What a compiler says in many lines, once for all kernels that it says it of."""
+    kernels: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if len(lines := verdict.get("message", [])) > 1:
+            kernels.setdefault("\n".join(lines), []).append(verdict["name"])
+    for message, names in kernels.items():
+        yield f"{', '.join(names)}:\n\n" + "\n".join(f"    {line}" for line in message.splitlines())
 
 
 def _speed(speed: Facts) -> str:

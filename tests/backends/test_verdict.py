@@ -215,9 +215,10 @@ def test_a_death_is_the_running_kernel_s(monkeypatch):
     found = gpu_check.ask(SHAPES)
     assert found.results == (
         CheckResult("mlx", True),
-        CheckResult("append", False, "the process died of SIGABRT: boom: here"),
+        CheckResult.of_error("append", "the process died of SIGABRT: boom: here\nmore"),
         CheckResult("demote", False, SKIPPED),
     )
+    assert found.results[1].why == "the process died of SIGABRT: boom: here"
     assert found.told and not found.kernels_work and not found.graph_fails
     assert found.caveat.startswith("Our GPU kernels are not used on this machine (append: the process died")
 
@@ -225,6 +226,26 @@ def test_a_death_is_the_running_kernel_s(monkeypatch):
 def test_a_traceback_s_last_line_is_the_reason(monkeypatch):
     child(monkeypatch, BEGIN + "raise ValueError('no such thing')")
     assert gpu_check.ask(SHAPES).graph_fails == "the process ended with code 1: ValueError: no such thing"
+
+
+COMPILER = (
+    "[metal::Device] Unable to build metal library from source\n"
+    + "program_source:7:3: warning: unused variable 'n'\n"
+    + "".join(
+        f"program_source:{i}:15: error: use of undeclared identifier 'x{i}'\n    x{i} = 1;\n    ^\n"
+        for i in range(9, 14)
+    )
+)
+
+
+@pytest.mark.parametrize("started", ["raise RuntimeError({!r})", "os.write(2, {!r}.encode()); os.abort()"])
+def test_a_compiler_s_own_lines_are_the_reason_and_all_of_them_are_kept(monkeypatch, started):
+    """Metal's first line says only that the library was not built."""
+    child(monkeypatch, BEGIN + MLX_OK + started.format(COMPILER))
+    result = gpu_check.ask(SHAPES).results[1]
+    assert [f"'x{i}'" in result.why for i in range(9, 14)] == [True, True, True, False, False]
+    assert "warning" not in result.why and "\n" not in result.why
+    assert all(line in result.message for line in COMPILER.split("\n") if line.strip())
 
 
 def test_a_torn_line_and_others_words_are_passed_over(monkeypatch):
@@ -261,7 +282,7 @@ def test_a_hang_ends_at_the_limit(monkeypatch):
     real = gpu_check._events
     monkeypatch.setattr(gpu_check, "_events", lambda out: seen.extend(real(out)) or seen)
     found = gpu_check.ask(SHAPES)
-    assert found.results[1] == CheckResult("append", False, "did not end within 1.5 s")
+    assert found.results[1] == CheckResult.of_error("append", "did not end within 1.5 s")
     assert found.seconds < 10
     _wait_until_gone(seen[0]["pid"])
 

@@ -114,6 +114,20 @@ def test_a_report_is_made_where_nothing_works(monkeypatch):
     assert "NO GPU" in page.markdown(told) and not tells(page.markdown(told)) and not tells("".join(log))
 
 
+def test_a_compiler_s_whole_message_is_in_the_report_and_no_path_of_it(monkeypatch):
+    """Each line is cleaned alone: an apostrophe in one and a slash in another are no quoted path."""
+    lines = [
+        f"/Users/{PERSON}/a.metal:9: error: unknown type 'half4'",
+        "    x = a / b;",
+        "note: 'x' declared here",
+    ]
+    found = [{"name": name, "ok": False, "why": "w", "message": lines} for name in ("append", "gather")]
+    monkeypatch.setattr(make, "_verdicts", lambda _: [*found, {"name": "demote", "ok": True, "message": []}])
+    text = page.markdown(make.make([], None, 10, lambda _: None))
+    shown = "<removed> error: unknown type 'half4'\n        x = a / b;\n    note: 'x' declared"
+    assert f"append, gather:\n\n    {shown}" in text and not tells(text)
+
+
 def test_a_report_that_cannot_be_written_is_refused_at_once(run, tmp_path):  # noqa: F811
     code, _, err = run("doctor", "--report", str(tmp_path / "none" / "r.md"))
     assert code == 2 and "there is no folder" in err

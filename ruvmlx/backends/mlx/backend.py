@@ -21,7 +21,7 @@ from ...platform import cpu
 from ...platform.mx import BLAS, mx, nn
 from ..base import Adapters, KVCache, Step, check_tokens, each, finite
 from . import cpu_layers, graph, lora_layers, plain_batch, tiered, tiered_cpu
-from .check_results import CheckResult, KernelVerdict, Shapes, reason
+from .check_results import CheckResult, KernelVerdict, Shapes
 from .gpu_memory import GPUMemory
 from .plain_cache import MLXCache
 from .runner import MLXRunner, default_device
@@ -102,7 +102,7 @@ class MLXBackend(MLXRunner):
             try:
                 selfcheck.warm_up(self._shapes)
             except (RuntimeError, ValueError, MemoryError) as error:
-                failed = CheckResult("warming up", False, reason(str(error)))
+                failed = CheckResult.of_error("warming up", str(error))
                 self._do_without_kernels(KernelVerdict((failed,)).caveat)
 
     def set_lora(self, base: BaseLoRA | None) -> None:

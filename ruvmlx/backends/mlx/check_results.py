@@ -9,6 +9,8 @@ GRAPH = "mlx"  # name of the check of mlx-lm's own graph, without our kernels
 SKIPPED = "not checked: the check ended before it"
 GPU_ERRORS = RuntimeError, ValueError, MemoryError  # what MLX raises where a GPU cannot compute
 LONGEST, BRIEF = 160, 70  # longest reason, in characters: in a row of `doctor`, in the chat's line
+ERROR_LINES = 3  # of a compiler that are shown, each of at most LONGEST characters
+WHOLE = 20_000  # longest message that is kept for the report, in characters
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,22 @@ STARTER = Shapes(64, 9, 3, "float16")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result for one kernel. why: what is wrong; ratio: its time divided by plain MLX's, None where it was
-    not timed."""
+    """Result for one kernel.
+
+    why: what is wrong, on one line. ratio: its time divided by plain MLX's, None where it was not timed.
+    message: the whole error that `why` is made of, for the report; a compiler's has many lines.
+    """
 
     name: str
     ok: bool
     why: str = ""
     ratio: float | None = None
+    message: str = ""
+
+    @classmethod
+    def of_error(cls, name: str, message: str, otherwise: str = "failed without a message") -> "CheckResult":
+        """A failure with this message. otherwise: the reason where the message is empty."""
+        return cls(name, False, reason(message) or otherwise, message=message[:WHOLE])
 
     @property
     def words(self) -> str:
@@ -79,9 +90,13 @@ class KernelVerdict:
 
 
 def reason(text: str) -> str:
-    """The first line with content, cut to LONGEST characters."""
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return shortened(one_line(first), LONGEST)
+    """An error's message on one line, made of lines of at most LONGEST characters.
+
+    A compiler says what is wrong in its `error:` lines: the first three of them. Without any, the first line.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "error:" in line][:ERROR_LINES]
+    return "; ".join(shortened(one_line(line), LONGEST) for line in errors or lines[:1])
 
 
 def shortened(text: str, length: int) -> str:

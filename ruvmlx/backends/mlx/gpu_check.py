@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from itertools import dropwhile
 from typing import IO, Any
 
 from ...progress import QUIET, TICK, Progress, Watch
-from .check_results import SKIPPED, CheckResult, KernelVerdict, Shapes, reason
+from .check_results import SKIPPED, CheckResult, KernelVerdict, Shapes
 from .verdict import keep, kept, key
 
 # -P: do not import a file of the user's working folder in place of ours.
@@ -51,18 +52,19 @@ def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
 
 
 def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelVerdict:
-    """The verdict from the child's JSON lines. ended: why the child failed; empty if it did not."""
+    """The verdict from the child's JSON lines. ended: why the child failed, with its output; empty if it did
+    not."""
     names: list[str] = next((event["cases"] for event in events if "cases" in event), [])
     results = {
         event["result"]["name"]: CheckResult(**event["result"]) for event in events if "result" in event
     }
     if not names:
         return KernelVerdict(
-            (CheckResult("the check", False, ended or "it said nothing"),), seconds, told=False
+            (CheckResult.of_error("the check", ended, "it said nothing"),), seconds, told=False
         )
     begun = [event["begun"] for event in events if "begun" in event]
     if begun and (begun[-1] not in results or ended):
-        results[begun[-1]] = CheckResult(begun[-1], False, ended or "the check ended in the middle of it")
+        results[begun[-1]] = CheckResult.of_error(begun[-1], ended, "the check ended in the middle of it")
     return KernelVerdict(tuple(results.get(n, CheckResult(n, False, SKIPPED)) for n in names), seconds)
 
 
@@ -110,12 +112,13 @@ def _signal_name(number: int) -> str:
 
 
 def _why(ended: str, said: str) -> str:
-    """How the child ended, with its last line of output if Python wrote a traceback, else with its first."""
+    """How the child ended, with its output; of a traceback only the error, which may have several lines."""
     lines = [line for line in said.splitlines() if line.strip()]
     if not ended or not lines:
         return ended
-    told = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return reason(f"{ended}: {told}")
+    if lines[0].startswith("Traceback"):
+        lines = list(dropwhile(lambda line: line.startswith(" "), lines[1:]))
+    return "\n".join([f"{ended}: {lines[0]}", *lines[1:]])
 
 
 def _events(out: IO[bytes]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from ruvmlx.backends.mlx.check_results import GRAPH, CheckResult, Shapes, reason
+from ruvmlx.backends.mlx.check_results import GRAPH, CheckResult, Shapes
 from ruvmlx.models.model import ModelConfig
 from ruvmlx.platform.gpu import gpu
 from ruvmlx.platform.mx import mx, nn
@@ -268,7 +268,7 @@ def judged(case: Case) -> CheckResult:
         why = difference(_numbers(case.run, gpu.device), _numbers(case.twin, mx.cpu), case)
         ratio = None if why or not case.timed else slowness(*(case.race or (case.run, case.twin)))
     except Exception as error:  # noqa: BLE001 - the check is there to meet them
-        return CheckResult(case.name, False, reason(str(error)) or type(error).__name__)
+        return CheckResult.of_error(case.name, str(error), type(error).__name__)
     if ratio is not None and not ratio <= SLOWEST:
         why = f"takes {ratio:.1f} times as long as plain MLX; {SLOWEST:g} times is the limit"
     return CheckResult(case.name, not why, why, ratio and round(ratio, 3))

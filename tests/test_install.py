@@ -1,0 +1,78 @@
+"""The README's section "Install", and .ci/readme_install.py, which runs its lines as they stand there."""
+
+import importlib.util
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+_SPEC = importlib.util.spec_from_file_location("readme_install", ROOT / ".ci/readme_install.py")
+assert _SPEC and _SPEC.loader
+readme_install = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(readme_install)
+WAYS, COMMANDS = readme_install.install_lines(README)
+
+
+def test_a_line_for_each_system_installs_uv_and_two_commands_follow():
+    assert list(WAYS) == ["brew", "pipx", "python3"]
+    assert [command.split()[:3] for command in COMMANDS] == [["uv", "run", "ruvmlx"], ["uv", "run", "pytest"]]
+
+
+@pytest.mark.parametrize("line", [*WAYS.values(), *COMMANDS])
+def test_the_page_has_the_same_line(line):
+    assert f"\n    {line}\n" in (ROOT / "docs/install.md").read_text("utf-8")
+
+
+def test_no_line_installs_into_an_externally_managed_python():
+    """Homebrew's and Debian's Python refuse `pip install` outside a virtual environment (PEP 668)."""
+    for line in WAYS.values():
+        assert "pip install" not in line or "~/.uv/bin/pip install" in line
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """Runs the script with programs in the place of uv and its installers; (exit code, their calls)."""
+    tools, calls = tmp_path / "tools", tmp_path / "calls"
+    (tmp_path / "home/ruvmlx").mkdir(parents=True), tools.mkdir()
+
+    def run(way: str, answer: str) -> tuple[int, list[str]]:
+        said = f'[ "$2" != ruvmlx ] || {{ cat; echo "{answer}"; }}'
+        for name in ("brew", "pipx", "uv"):
+            body = f'#!/bin/sh\necho "{name} $* $PYTEST_ADDOPTS" >> {calls}\n'
+            (tools / name).write_text(body + (said if name == "uv" else ""))
+            (tools / name).chmod(0o755)
+        text = readme_install.script(way, all_tests=False)
+        env = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path / "home")}
+        done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, check=False)
+        return done.returncode, [line.rstrip() for line in calls.read_text().splitlines()]
+
+    return run
+
+
+@pytest.mark.parametrize("way", ["brew", "pipx"])
+def test_the_script_runs_the_lines_as_they_stand(stranger, way):
+    code, calls = stranger(way, "It is Paris.")
+    assert code == 0
+    bare = [command.partition("#")[0].strip() for command in COMMANDS]
+    assert calls == [f"{way} install uv", "uv --version", bare[0], f"{bare[1]} -m unit"]
+
+
+def test_the_script_fails_where_the_chat_does_not_answer(stranger):
+    code, calls = stranger("brew", "I do not know.")
+    assert code != 0 and not any("pytest" in call for call in calls)
+
+
+def test_no_lock_file_needs_the_source_of_a_package_to_be_made():
+    """A package without a wheel is downloaded whole, only to read its requirements, unless they are in
+    pyproject.toml."""
+    lock = ROOT / "uv.lock"
+    if not lock.exists():
+        pytest.skip("uv.lock does not exist: nothing has run `uv sync` here")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    described = {row["name"] for row in project["tool"]["uv"]["dependency-metadata"]}
+    packages = tomllib.loads(lock.read_text())["package"]
+    assert {row["name"] for row in packages if "sdist" in row and not row.get("wheels")} <= described
