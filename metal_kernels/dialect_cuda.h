@@ -68,5 +68,6 @@ FN uint4 load_u32x4(const uchar *p, uint at) { return __ldg((const uint4 *)(p + 
 FN uint load_u16(const uchar *p, uint at) { return __ldg((const ushort *)(p + at)); }
 FN void store_u16(uchar *p, uint at, uint x) { *(ushort *)(p + at) = (ushort)x; }
 FN void store_u32(uchar *p, uint at, uint x) { *(uint *)(p + at) = x; }
+FN void store_u32x4(uchar *p, uint at, uint4 x) { *(uint4 *)(p + at) = x; }
 
 #endif

@@ -32,3 +32,4 @@ FN uint4 load_u32x4(const device uchar *p, uint at) { return *(const device uint
 FN uint load_u16(const device uchar *p, uint at) { return *(const device ushort *)(p + at); }
 FN void store_u16(device uchar *p, uint at, uint x) { *(device ushort *)(p + at) = ushort(x); }
 FN void store_u32(device uchar *p, uint at, uint x) { *(device uint *)(p + at) = x; }
+FN void store_u32x4(device uchar *p, uint at, uint4 x) { *(device uint4 *)(p + at) = x; }

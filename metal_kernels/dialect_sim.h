@@ -10,6 +10,11 @@
 //
 // It does not know memory order between threadgroups, nor how long anything takes.
 #pragma once
+#ifdef __APPLE__ // there <ucontext.h> is an error without the first, and the first hides the rest without the second
+#define _XOPEN_SOURCE 700
+#define _DARWIN_C_SOURCE
+#pragma clang diagnostic ignored "-Wdeprecated-declarations"
+#endif
 #include <csetjmp>
 #include <cmath>
 #include <cstdarg>
@@ -44,6 +49,7 @@ struct Fiber {
     uint words[6];
     float *product;
     unsigned simd_epoch, group_epoch; // barriers passed
+    size_t accesses;                  // to device memory
 };
 
 struct State {
@@ -52,7 +58,7 @@ struct State {
     int threads, current;
     unsigned serial; // of the threadgroup that runs
     uint3 group;
-    size_t local_bytes, most_local_bytes;
+    size_t local_bytes, most_local_bytes, most_accesses;
     uint64_t random;
     jmp_buf scheduler, failed;
     char *message;
@@ -177,6 +183,7 @@ template <typename T> struct Global {
     Global operator+(int64_t n) const { return {base, bytes, at + n * (int64_t)sizeof(T)}; }
     template <typename W> W *word(int64_t offset) const {
         int64_t a = at + offset;
+        S.fiber[S.current].accesses++;
         if (a < 0 || a + (int64_t)sizeof(W) > (int64_t)bytes)
             fail("byte %lld of a buffer of %zu bytes", (long long)a, bytes);
         if (a % sizeof(W)) fail("byte %lld read or written as %zu bytes: not aligned", (long long)a, sizeof(W));
@@ -296,7 +303,7 @@ inline void run_group(uint3 at) {
     S.group = at, S.serial++, S.local_bytes = 0;
     for (int i = 0; i < S.threads; i++) {
         Fiber &f = S.fiber[i];
-        f.started = false, f.wait = READY, f.collectives = 0, f.simd_epoch = f.group_epoch = 0, f.from = -1;
+        f.started = false, f.wait = READY, f.collectives = 0, f.simd_epoch = f.group_epoch = 0, f.from = -1, f.accesses = 0;
     }
     for (int left = S.threads; left > 0;) {
         bool moved = false;
@@ -309,14 +316,17 @@ inline void run_group(uint3 at) {
         }
         if (!moved) stuck();
     }
+    for (int i = 0; i < S.threads; i++)
+        if (S.fiber[i].accesses > S.most_accesses) S.most_accesses = S.fiber[i].accesses;
 }
 
-// 0, or 1 with a message. groups: threadgroups in x, y, z.
+// 0, or 1 with a message. groups: threadgroups in x, y, z. used: bytes of threadgroup memory, the most of any threadgroup;
+// accesses to device memory, the most of any thread.
 inline int run(void (*body)(void *), void *arguments, const uint *groups, int threads, uint64_t seed, char *message,
-               size_t message_size, size_t *local_bytes) {
+               size_t message_size, size_t *used) {
     if (!S.stacks) S.stacks = (char *)malloc((size_t)MAX_THREADS * STACK);
     S.body = body, S.arguments = arguments, S.threads = threads, S.random = seed;
-    S.message = message, S.message_size = message_size, S.most_local_bytes = 0;
+    S.message = message, S.message_size = message_size, S.most_local_bytes = S.most_accesses = 0;
     int n = (int)(groups[0] * groups[1] * groups[2]);
     int *order = (int *)malloc(n * sizeof(int));
     shuffled(order, n);
@@ -327,7 +337,7 @@ inline int run(void (*body)(void *), void *arguments, const uint *groups, int th
             run_group({i % groups[0], i / groups[0] % groups[1], i / groups[0] / groups[1]});
         }
     free(order);
-    *local_bytes = S.most_local_bytes;
+    used[0] = S.most_local_bytes, used[1] = S.most_accesses;
     return failed;
 }
 
@@ -443,3 +453,7 @@ FN uint4 load_u32x4(sim::Global<uchar> p, int64_t at) {
 FN uint load_u16(sim::Global<uchar> p, int64_t at) { return *p.word<ushort>(at); }
 FN void store_u16(sim::Global<uchar> p, int64_t at, uint x) { *p.word<ushort>(at) = (ushort)x; }
 FN void store_u32(sim::Global<uchar> p, int64_t at, uint x) { *p.word<uint>(at) = x; }
+FN void store_u32x4(sim::Global<uchar> p, int64_t at, uint4 x) {
+    struct alignas(16) W { uint4 v; };
+    memcpy((char *)p.word<W>(at), &x, 16);
+}

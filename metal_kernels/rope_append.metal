@@ -2,14 +2,19 @@
 //   rotated as rotated keys are, and the open page (the one that is being filled) with the token's turned key and its value as a new row.
 //   q: T [sequences][n_heads][D]   k, v: T [sequences][n_kv_heads][D]   turn: f32 [sequences][D], as for append
 //   open: hot pages [sequences][n_kv_heads][256 D bytes]   params: int32 [sequences][PARAMS], pages.h: the new token is N_TOKENS - 1
-//   q_out, q_rotated: f32 [sequences][n_heads][D]   open_out: as open
-//   grid: (n_heads + n_kv_heads, sequences, 1) threadgroups of 2 simdgroups: one for each head of q, then of k and v
+//   q_out, q_rotated: f32 [sequences][n_heads][D]   open_out: as open; rows behind the new one are zeros
+//   grid: (ceil(n_heads * blocks_of(D) / 8) + n_kv_heads, sequences, 1) threadgroups of 8 simdgroups: of the first ones each
+//   simdgroup takes a block of a head's query; then one threadgroup for each KV head
 //   MLX kernels write fresh arrays: a copied page is 64 rows, where a changed pool would be copied whole while a step that reads
-//   it is still running.   Templates: D, TRADITIONAL, T.   Twin: backends/mlx/kernels/rope_append.py::rope_append_ops
+//   it is still running. Rows that hold nothing are not read. The loads of a thread do not wait for each other.
+//   Templates: D, TRADITIONAL, T.   Twin: backends/mlx/kernels/rope_append.py::rope_append_ops
 KERNEL_START
+constexpr int SIMDS = 8, N = blocks_of(D), WORDS = D / 8; // of 16 bytes in a row
 const int b = group_at.y, n_kv = params[b * PARAMS + KV_HEADS], n_heads = n_kv * params[b * PARAMS + GROUP];
-if ((int)group_at.x < n_heads) {
-    const int from = (b * n_heads + (int)group_at.x) * D, d = 128 * (int)simd_at + 4 * (int)lane;
+const int q_groups = (n_heads * N + SIMDS - 1) / SIMDS;
+if ((int)group_at.x < q_groups) {
+    const int block = (int)group_at.x * SIMDS + (int)simd_at, from = (b * n_heads + block / N) * D;
+    const int d = block < n_heads * N ? 128 * (block % N) + 4 * (int)lane : D;
     float x[4] = {0, 0, 0, 0};
     if (d < D)
         UNROLL for (int i = 0; i < 4; i++) {
@@ -19,17 +24,20 @@ if ((int)group_at.x < n_heads) {
     hadamard<D>(x, lane);
     if (d < D) UNROLL for (int i = 0; i < 4; i++) q_rotated[from + d + i] = x[i];
 } else {
-    const int kv = b * n_kv + (int)group_at.x - n_heads, from = kv * D, row = (params[b * PARAMS + N_TOKENS] - 1) % PAGE;
+    const int kv = b * n_kv + (int)group_at.x - q_groups, from = kv * D, row = (params[b * PARAMS + N_TOKENS] - 1) % PAGE;
     const auto old_page = open + (ulong)kv * (ulong)page_bytes(HOT, D);
     const auto new_page = open_out + (ulong)kv * (ulong)page_bytes(HOT, D);
-    for (int i = thread_at; i < 64 * D; i += 64) { // words of two numbers: K, then V
-        const int t = i / (D / 2) % PAGE, d = i % (D / 2) * 2, value = i >= 32 * D;
-        uint word = load_u32(old_page, 4 * i);
-        if (t == row) {
-            const float low = value ? (float)v[from + d] : turned<D, TRADITIONAL>(k, from, turn, b * D, d);
-            const float high = value ? (float)v[from + d + 1] : turned<D, TRADITIONAL>(k, from, turn, b * D, d + 1);
-            word = f32_to_half(low) | f32_to_half(high) << 16;
-        }
-        store_u32(new_page, 4 * i, word);
+    UNROLL for (int n = 0; n < 2 * PAGE * WORDS / (32 * SIMDS); n++) { // K's rows, then V's
+        const int i = 32 * SIMDS * n + (int)thread_at, t = i / WORDS % PAGE;
+        uint4 w;
+        w.x = 0, w.y = 0, w.z = 0, w.w = 0;
+        if (t < row) w = load_u32x4(old_page, 16 * i);
+        if (t != row) store_u32x4(new_page, 16 * i, w);
+    }
+    if (thread_at < D) { // two numbers of the new row: K's, then V's
+        const int value = (int)thread_at / (D / 2), d = (int)thread_at % (D / 2) * 2;
+        const float low = value ? (float)v[from + d] : turned<D, TRADITIONAL>(k, from, turn, b * D, d);
+        const float high = value ? (float)v[from + d + 1] : turned<D, TRADITIONAL>(k, from, turn, b * D, d + 1);
+        store_u32(new_page, (value ? v_at(16, D) : 0) + 2 * (row * D + d), f32_to_half(low) | f32_to_half(high) << 16);
     }
 }

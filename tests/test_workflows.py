@@ -64,7 +64,7 @@ def test_a_job_ends_and_says_where_it_runs(job):
     if where == ["${{ matrix.os }}"]:
         matrix = job["strategy"]["matrix"]
         where = matrix.get("os") or [row["os"] for row in matrix["include"]]
-    hosted = {"macos-14", "macos-15", "ubuntu-24.04", "ubuntu-24.04-arm"}
+    hosted = {"macos-15", "macos-26", "ubuntu-24.04", "ubuntu-24.04-arm"}
     assert set(where) <= hosted or where == ["self-hosted", "macOS", "ARM64", "metal"]
 
 
@@ -82,6 +82,35 @@ def test_only_what_is_asked_for_runs_on_ones_own_mac(job):
 def test_only_information_may_fail(job):
     assert bool(job.get("continue-on-error")) == job["name"].startswith("For information")
     assert not any(step.get("continue-on-error") for step in job["steps"])
+
+
+@pytest.mark.parametrize("job", list(jobs()))
+def test_a_report_is_made_after_failed_tests_too(job):
+    """Where a kernel fails, the report is what is wanted."""
+    for step in job["steps"]:
+        made = "doctor --report" in step.get("run", "") or "upload-artifact" in step.get("uses", "")
+        tested = any("pytest" in earlier.get("run", "") for earlier in job["steps"])
+        assert not (made and tested) or step["if"] == "${{ !cancelled() }}"
+
+
+def test_the_readme_s_lines_run_on_a_hosted_machine_of_each_system():
+    """Where nothing has installed uv before."""
+    ways: dict[str, str] = {}
+    for job in (param.values[0] for param in jobs()):
+        for i, step in enumerate(job["steps"]):
+            if found := re.search(r"readme_install\.py here (.+)", step.get("run", "")):
+                assert not any("setup-uv" in earlier.get("uses", "") for earlier in job["steps"][:i])
+                named = job.get("strategy", {}).get("matrix", {}).get("way", [found[1]])
+                ways |= dict.fromkeys(named, job["runs-on"].partition("-")[0])
+    assert ways == {"brew": "macos", "pipx": "ubuntu", "python3": "ubuntu"}
+
+
+def test_metal_s_compiler_is_fetched_before_it_is_called():
+    """Xcode 26 does not bring it."""
+    for param in jobs():
+        said = [step.get("run", "") for step in param.values[0]["steps"]]
+        if (at := next((i for i, run in enumerate(said) if "compile-metal" in run), None)) is not None:
+            assert any("-downloadComponent MetalToolchain" in run for run in said[:at])
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
@@ -133,14 +162,14 @@ def compile_metal(tmp_path):
 def test_every_source_is_compiled_alone_and_behind_mlx_s_header(compile_metal):
     code, said, calls = compile_metal({"a.metal": "", "b b.metal": ""})
     assert code == 0 and "2 sources, 0 failures" in said
-    assert len(calls) == 8 and sum("-include" in call for call in calls) == 4
-    assert all(sum(f"-std=metal{v}" in call for call in calls) == 4 for v in ("3.1", "3.2"))
+    assert len(calls) == 12 and sum("-include" in call for call in calls) == 6
+    assert all(sum(f"-std=metal{v}" in call for call in calls) == 4 for v in ("3.1", "3.2", "4.0"))
 
 
 def test_a_source_that_fails_fails_the_job_and_hides_no_other(compile_metal):
     code, said, calls = compile_metal({"a.metal": "BROKEN", "b.metal": "", "c.metal": "BROKEN"})
     assert (
-        code == 1 and len(calls) == 12 and said.count("FAILED: a.metal") == said.count("FAILED: c.metal") == 4
+        code == 1 and len(calls) == 18 and said.count("FAILED: a.metal") == said.count("FAILED: c.metal") == 6
     )
     assert "FAILED: b.metal" not in said
 

@@ -112,7 +112,23 @@ typedef struct {
     const uint8_t *buffer;
 } job;
 
-static pthread_barrier_t barrier;
+/* macOS has no pthread_barrier_t. The threads of a round pass together; `passed` counts the rounds. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t all;
+    int waiting, passed;
+} barrier = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0};
+
+static void meet(void) {
+    pthread_mutex_lock(&barrier.lock);
+    const int round = barrier.passed;
+    if (++barrier.waiting == n_threads) {
+        barrier.waiting = 0, barrier.passed++;
+        pthread_cond_broadcast(&barrier.all);
+    }
+    while (round == barrier.passed) pthread_cond_wait(&barrier.all, &barrier.lock);
+    pthread_mutex_unlock(&barrier.lock);
+}
 
 static void *work(void *arg) {
     job *j = arg;
@@ -120,11 +136,11 @@ static void *work(void *arg) {
     const size_t begin = tiles * (size_t)j->thread / (size_t)n_threads,
                  end = tiles * (size_t)(j->thread + 1) / (size_t)n_threads;
     if (j->buffer) {
-        pthread_barrier_wait(&barrier);
+        meet();
         const size_t share = WORKING_SET / (size_t)n_threads / 128 * 128;
         j->read = read_rate(j->buffer + share * (size_t)j->thread, share);
     }
-    pthread_barrier_wait(&barrier);
+    meet();
     const double start = cpu_time();
     for (size_t i = 0; i < j->count; i++)
         j->impl->matmul(j->w[i], j->kind, j->acts, j->tokens, begin, end, j->y, rows);
@@ -138,7 +154,6 @@ static double measure(job proto, double *read) {
     job jobs[MAX_THREADS];
     double slowest = 0;
     *read = 0;
-    pthread_barrier_init(&barrier, NULL, (unsigned)n_threads);
     for (int i = 0; i < n_threads; i++) {
         jobs[i] = proto;
         jobs[i].thread = i;
@@ -149,7 +164,6 @@ static double measure(job proto, double *read) {
         if (jobs[i].seconds > slowest) slowest = jobs[i].seconds;
         *read += jobs[i].read;
     }
-    pthread_barrier_destroy(&barrier);
     return slowest;
 }
 

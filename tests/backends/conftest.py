@@ -7,6 +7,7 @@ from ruvmlx.platform import mx as _door  # noqa: F401
 
 @pytest.fixture(scope="session")
 def starter_backend(starter):
-    from ruvmlx.backends.select import open_backend
+    """On the CPU everywhere: a GPU computes in float16, and the tests compare with float32."""
+    from ruvmlx.backends.mlx.backend import MLXBackend
 
-    return open_backend("mlx", starter)
+    return MLXBackend(starter, device="cpu")

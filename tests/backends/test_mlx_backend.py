@@ -9,7 +9,6 @@ import pytest
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
-from ruvmlx.backends.select import open_backend
 from ruvmlx.errors import CorruptFile, RuvmlxError, UsageError
 from ruvmlx.kv.policy import F16
 from ruvmlx.models.load import load_model
@@ -191,7 +190,7 @@ def test_sliding_cache_is_bounded(sliding, kind):
 def test_one_thread_after_another(model):
     """A backend made in one thread works in another; calls come one at a time."""
     made = []
-    maker = threading.Thread(target=lambda: made.append(open_backend("mlx", model)))
+    maker = threading.Thread(target=lambda: made.append(MLXBackend(model, device="cpu")))
     maker.start()
     maker.join()
     backend = made[0]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import limit_memory
+
 MODEL = [
     "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
     "chat_template.json", "added_tokens.json", "model.safetensors", "model.safetensors.index.json",
@@ -28,9 +30,7 @@ def replaced(path: Path, kind: str) -> None:
 
 
 def limited() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
+    limit_memory(LIMIT)
 
 
 def run(*args: object, cwd: Path) -> tuple[int, str]:

@@ -214,8 +214,8 @@ def test_what_failed_is_not_reused(packed_engine, monkeypatch):
 KINDS = {
     "reference": lambda m: (ReferenceBackend(m), None),
     "native-plain": lambda m: (NativeBackend(m, threads=1), None),
-    "mlx-plain": lambda m: (MLXBackend(m, threads=1), None),
-    "mlx-tiered": lambda m: (MLXBackend(m, threads=1), SMALL),
+    "mlx-plain": lambda m: (MLXBackend(m, device="cpu", threads=1), None),
+    "mlx-tiered": lambda m: (MLXBackend(m, device="cpu", threads=1), SMALL),
 }
 
 

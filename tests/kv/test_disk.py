@@ -57,7 +57,7 @@ def bytes_of(cache) -> list[bytes]:
 
 BACKENDS = {
     "native": (lambda m: NativeBackend(m, threads=1, chunk=64), (SMALL, F16)),
-    "mlx": (lambda m: MLXBackend(m, threads=1), (SMALL, None)),
+    "mlx": (lambda m: MLXBackend(m, device="cpu", threads=1), (SMALL, None)),
     "reference": (ReferenceBackend, (None,)),
 }
 

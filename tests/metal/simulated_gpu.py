@@ -21,7 +21,7 @@ from ruvmlx.backends.mlx.kernels.export import title
 from ruvmlx.platform.gpu import GPU
 from ruvmlx.platform.mx import mx
 
-from .simulator import Simulated, to_mx, to_numpy
+from .simulator import Simulated, compiler, to_mx, to_numpy
 
 ROOT = Path(__file__).resolve().parents[2]
 MODES = "raise", "wrong", "nan", "slow", "hang", "abort"
@@ -44,6 +44,7 @@ class SimulatedGPU:
     ran: list[str] = field(default_factory=list)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
+        compiler()  # here, for a skip in the self-check's process would be a failure
         self._take_over(patch)
         start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {__name__} import child; child()"
         told = {"folder": str(self.folder), "broken": self.broken, "name": self.name, "system": self.system}

@@ -1,8 +1,10 @@
 """Compiles kernel bodies against dialect_sim.h and runs them, thread by thread, on NumPy arrays."""
 
 import ctypes as C
+import functools
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,11 +33,59 @@ class KernelFault(AssertionError):
     """The simulator stopped a kernel."""
 
 
+# What the simulator does with each thread of a kernel: start it on a stack of its own, leave it, come back.
+CONTEXTS = r"""
+#ifdef __APPLE__
+#define _XOPEN_SOURCE 700
+#define _DARWIN_C_SOURCE
+#endif
+#include <csetjmp>
+#include <cstdlib>
+#include <ucontext.h>
+static ucontext_t start;
+static jmp_buf outside, inside;
+static volatile int steps;
+static void enter() {
+    steps = steps + 1;
+    if (!_setjmp(inside)) _longjmp(outside, 1);
+    steps = steps + 10;
+    _longjmp(outside, 2);
+}
+int main() {
+    const int came = _setjmp(outside);
+    if (came == 1) _longjmp(inside, 1);
+    if (came == 2) return steps == 11 ? 0 : 1;
+    getcontext(&start);
+    start.uc_stack.ss_sp = malloc(128 * 1024), start.uc_stack.ss_size = 128 * 1024, start.uc_link = nullptr;
+    makecontext(&start, enter, 0);
+    setcontext(&start);
+    return 2;
+}
+"""
+
+
 def compiler() -> str:
+    """A C++ compiler that can build the simulator; without one the test is skipped, with the reason."""
     found = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if not found:
         pytest.skip("no C++ compiler: the kernels' simulator cannot be built")
+    if why := contexts_fail(found):
+        pytest.skip(f"makecontext does not work here, so the kernels' simulator cannot run: {why}")
     return found
+
+
+@functools.cache
+def contexts_fail(found: str, source: str = CONTEXTS) -> str:
+    """Why contexts of <ucontext.h> do not work on this system; "" where they do."""
+    flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
+    with tempfile.TemporaryDirectory() as folder:
+        file, program = Path(folder, "contexts.cpp"), Path(folder, "contexts")
+        file.write_text(source)
+        for command in ([found, *flags, "-w", str(file), "-o", str(program)], [str(program)]):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            if done.returncode:
+                return f"{Path(command[0]).name} ended with {done.returncode} {done.stderr[:200]}".strip()
+    return ""
 
 
 def constants(kernel: Kernel, chosen: Sequence, names: Mapping[mx.Dtype, str] = NAMES) -> str:
@@ -66,10 +116,10 @@ def program(kernel: Kernel, body: str, templates: Sequence[Sequence[int]]) -> st
         out
         + f"""
 extern "C" int sim_run(int which, void **data, const size_t *bytes, const uint *groups, int threads,
-                       uint64_t seed, char *message, size_t size, size_t *local) {{
+                       uint64_t seed, char *message, size_t size, size_t *used) {{
     static void (*const bodies[])(void *) = {{{bodies}}};
     sim_data = data, sim_bytes = bytes;
-    return sim::run(bodies[which], nullptr, groups, threads, seed, message, size, local);
+    return sim::run(bodies[which], nullptr, groups, threads, seed, message, size, used);
 }}
 """
     )
@@ -113,6 +163,7 @@ class Simulated:
             _build(source, library)
         self._run = C.CDLL(str(library)).sim_run
         self.local_bytes = 0  # threadgroup memory, the most of any run
+        self.accesses = 0  # to device memory by the busiest thread of any run
 
     def __call__(self, inputs, shapes, groups, templates=(), seed: int = 0) -> list[np.ndarray]:
         """As Kernel.__call__. Outputs start as 0xff bytes: what a kernel forgets to write stays NaN."""
@@ -123,7 +174,7 @@ class Simulated:
         everything = arrays + outputs
         data = (C.c_void_p * len(everything))(*[a.ctypes.data for a in everything])
         sizes = (C.c_size_t * len(everything))(*[a.nbytes for a in everything])
-        message, local = C.create_string_buffer(512), C.c_size_t()
+        message, used = C.create_string_buffer(512), (C.c_size_t * 2)()
         which = self.templates.index(tuple(templates))
         counts = (C.c_uint * 3)(*groups)
         rc = self._run(
@@ -135,9 +186,9 @@ class Simulated:
             C.c_uint64(seed),
             message,
             C.c_size_t(512),
-            C.byref(local),
+            used,
         )
-        self.local_bytes = max(self.local_bytes, local.value)
+        self.local_bytes, self.accesses = max(self.local_bytes, used[0]), max(self.accesses, used[1])
         if rc:
             raise KernelFault(f"{self.kernel.name}{tuple(templates)}: {message.value.decode()}")
         for array, old in zip(arrays, before, strict=True):

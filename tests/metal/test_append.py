@@ -57,13 +57,16 @@ def test_append_matches_its_twin(run, rng, d, traditional, kind, tokens):
 @pytest.mark.parametrize("lengths", [[1], [65, 128, 70]], ids=["one", "several"])
 @pytest.mark.parametrize("d,traditional,kind", KERNELS[rope_append.ROPE_APPEND])
 def test_rope_append_matches_its_twin(run, rng, d, traditional, kind, lengths):
-    """Turned queries, the same rotated, and an open page that differs in the new row alone."""
+    """Turned queries, the same rotated, and an open page with a new row: those before it as they were, those
+    behind it zeros whatever they held."""
     b, n_kv, heads = len(lengths), 2, 6
     views = [SequencePages([[], [], range(-(-n // PAGE))], n) for n in lengths]
     table = GPUPageTable(views, heads, n_kv, d)
     q = rng.normal(size=(b, heads, d)).astype(NUMPY[kind])
     k, v = rng.normal(size=(2, b, n_kv, d)).astype(NUMPY[kind])
     opened = rng.normal(size=(b, n_kv, 2, PAGE, d)).astype(np.float16)
+    for i, n in enumerate(lengths):
+        opened[i, :, :, (n - 1) % PAGE :] = np.nan
     turn, array = angles_of(rng, b, d)
     flat = [to_mx(x.reshape(b, -1)) for x in (q, k, v)]
     arguments = (*flat, mx.array(array), mx.array(opened.view(np.uint8)), table, bool(traditional))
@@ -78,8 +81,8 @@ def test_rope_append_matches_its_twin(run, rng, d, traditional, kind, lengths):
             row = (n - 1) % PAGE
             np.testing.assert_allclose(got[i, :, 0, row], turned(k, turn, traditional)[i], atol=3e-3)
             np.testing.assert_array_equal(got[i, :, 1, row], v[i].astype(np.float16))
-            others = np.arange(PAGE) != row
-            np.testing.assert_array_equal(got[i][:, :, others], opened[i][:, :, others])
+            np.testing.assert_array_equal(got[i, :, :, :row], opened[i, :, :, :row])
+            assert not got[i, :, :, row + 1 :].any()
 
 
 def test_order_of_threads_does_not_matter(run, rng):

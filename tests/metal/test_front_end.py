@@ -1,12 +1,13 @@
 """Every Metal source, compiled by a clang that thinks like Metal's; and mistakes that it must refuse."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ruvmlx.backends.mlx.kernels import decode
 from ruvmlx.backends.mlx.kernels.export import KERNELS, source, title
-from ruvmlx.backends.mlx.kernels.source import folder
+from ruvmlx.backends.mlx.kernels.source import Kernel, Template, folder, text
 from ruvmlx.platform.mx import mx
 
 from .front_end import clang, complaints, concrete, size
@@ -153,9 +154,17 @@ MISTAKES = [pytest.param(HELPER, *mistake, id=f"header: {name}") for name, mista
 MISTAKES += [pytest.param(SHARED, *mistake, id=f"body: {name}") for name, mistake in IN_BODY.items()]
 
 
+def with_whole_headers(kernel: Kernel, chosen: Sequence[Template]) -> str:
+    """The source of a kernel with all words of the dialect, of which it may use a few."""
+    pruned = kernel.header("metal").strip()
+    whole = source(kernel, tuple(chosen))
+    assert whole.count(pruned) == 1
+    return whole.replace(pruned, "".join(text(name) for name in ("dialect_metal.h", *kernel.headers)))
+
+
 @pytest.mark.parametrize("at,wrong,complaint", MISTAKES)
 def test_a_planted_mistake_is_refused(at, wrong, complaint):
-    whole = source(decode.MERGE, MERGED)
+    whole = with_whole_headers(decode.MERGE, MERGED)
     assert whole.count(at) == 1
     said = complaints(whole.replace(at, f"{wrong}\n{at}"))
     assert complaint in "\n".join(said)
@@ -163,7 +172,7 @@ def test_a_planted_mistake_is_refused(at, wrong, complaint):
 
 def test_what_is_right_is_taken():
     """The mistakes' nearest right relatives, all at once: no check refuses everything of its kind."""
-    whole = source(decode.MERGE, MERGED)
+    whole = with_whole_headers(decode.MERGE, MERGED)
     right = """CONSTANT int LIMIT = 3, TABLE_OF[2] = {1, 2};
         FN float one(THREAD float *x, LOCAL(float) y, GLOBAL_IN(float) z, constant int &n) {
             float rows[2][2] = {{x[0], y[n]}, {z[0], 1}};

@@ -64,7 +64,7 @@ def complaints(tmp_path):
 
     def complaints(text: str) -> str:
         # C++ knows no automatic variables in an address space, and no [[kernel]] there.
-        assert "threadgroup T name[n]" in text
+        assert ("threadgroup T name[n]" in text) == ("SHARED(" in text)
         text = text.replace("threadgroup T name[n]", "static threadgroup T name[n]")
         text = re.sub(r'template \[\[host_name\("\w+"\)\]\] \[\[kernel\]\]', "template", text)
         file = tmp_path / "kernel.cpp"

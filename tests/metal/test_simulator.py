@@ -5,6 +5,7 @@ import pytest
 
 from ruvmlx.backends.mlx.kernels.source import Kernel
 
+from . import simulator
 from .simulator import KernelFault, Simulated
 
 START = "KERNEL_START SHARED(float, shared, 64); (void)shared;\n"
@@ -133,3 +134,20 @@ def test_halves_convert_like_numpy(tmp_path):
     np.testing.assert_array_equal(bits[~nan], want[~nan].view(np.uint16))
     np.testing.assert_array_equal(back[~nan], want[~nan].astype(np.float32))
     assert nan.sum() > 1000 and np.isnan(back[nan]).all()
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [("abort();", "contexts ended with -6"), ("#error no contexts", "no contexts")],
+)
+def test_a_system_whose_contexts_fail_skips_with_the_reason(monkeypatch, broken, why):
+    """As on a system where makecontext crashes, or is gone: the reason is there, and it is a skip."""
+    program = simulator.CONTEXTS.replace("steps = steps + 10;", broken)
+    if broken.startswith("#"):
+        program = f"{broken}\n{program}"
+    monkeypatch.setattr(simulator, "contexts_fail", lambda found: real(found, program))
+    with pytest.raises(pytest.skip.Exception, match=f"makecontext does not work here.*{why}"):
+        simulator.compiler()
+
+
+real = simulator.contexts_fail

@@ -14,6 +14,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+from tests.limits import limit_memory, peak_memory
+
 SECONDS = 3.0  # 2 for the template, and what a check is late
 COMPILED = 3.0  # more, to compile
 BYTES = 200 << 20
@@ -151,13 +153,13 @@ def run(seed: int) -> str:
     from ruvmlx.models.model import Message
 
     source = Maker(random.Random(seed)).template()
-    before, started, said = resource.getrusage(resource.RUSAGE_SELF), time.process_time(), ""
+    before, started, said = peak_memory(), time.process_time(), ""
     try:
         ChatTemplate(source, []).render([Message("user", "Where is it?"), Message("assistant", "There.")])
     except RuvmlxError as error:
         said = str(error)
     taken = time.process_time() - started
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before.ru_maxrss) << 10
+    grown = peak_memory() - before
     limit = SECONDS + COMPILED * len(source) / 100_000
     if "\n" in said or taken > limit or grown > BYTES:
         return f"seed {seed}: {taken:.1f} s, {grown >> 20} MB, {said[:100]!r}: {source[:300]}"
@@ -165,7 +167,7 @@ def run(seed: int) -> str:
 
 
 def _child(seeds: range, out: "multiprocessing.Queue[tuple[int, str]]") -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    limit_memory(4 << 30)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for seed in seeds:
         out.put((seed, run(seed)))

@@ -1,7 +1,6 @@
 """Mutated GGUF files: each loads to sound arrays or raises one RuvmlxError, quickly and in little memory."""
 
 import random
-import resource
 import struct
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
 from ruvmlx.models.model import Message, Model
 from ruvmlx.models.stored import stored_matrix
+from tests.limits import peak_memory
 
 from .gguf_writer import gguf_bytes
 from .make_models import Shape, gguf_metadata, gguf_spm_keys, gguf_tensors
@@ -99,7 +99,7 @@ def test_mutants_of_every_block_format(first, tmp_path):
 def run_mutants(data: bytes, count: int, tmp_path: Path) -> tuple[int, int]:
     """-> how many loaded, how many were refused; none slowly or in much memory."""
     rng, path = random.Random(7), tmp_path / "mutant.gguf"
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     loaded = refused = 0
     for _ in range(count):
         path.unlink(missing_ok=True)
@@ -110,8 +110,7 @@ def run_mutants(data: bytes, count: int, tmp_path: Path) -> tuple[int, int]:
         else:
             refused += 1
         assert time.process_time() - start < MAX_SECONDS
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    assert grown < MAX_GROWTH_MB
+    assert peak_memory() - before < MAX_GROWTH_MB << 20
     return loaded, refused
 
 

@@ -1,7 +1,6 @@
 """Tokenizers that panic, never end or take all memory are refused in one line, by a process that may die."""
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from ruvmlx.models import tokenizer_trial
 from ruvmlx.models.load import load_model
 from ruvmlx.models.tokenizer_json import folder_tokenizer
 from ruvmlx.models.tokenizer_trial import PASSED, try_tokenizer
+from tests.limits import peak_memory
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_bad_tokenizers_are_refused(model, name, capfd):
     """In one line, with nothing on the screen and no memory taken here."""
     folder, change = model
     change(**BAD[name])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     with pytest.raises(CorruptFile, match=r"^tokenizer\.json") as refused:
         load_model(str(folder))
     assert "\n" not in str(refused.value)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10
+    assert peak_memory() - before < 50 << 20
     assert capfd.readouterr() == ("", "")
 
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import os
+import stat
+import sys
 import threading
 import time
 from collections import Counter
@@ -39,9 +42,18 @@ def what_stays(running: Any, before: Counter[str], seconds: float = 20) -> Count
 
 def _open_files() -> Iterator[str]:
     """Paths; of sockets and pipes the kind, without their numbers."""
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
-            yield os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0]
+    for fd in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # the folder itself, and what macOS has no path for
+            yield _open_file(int(fd))
+
+
+def _open_file(fd: int) -> str:
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
+        return "socket" if stat.S_ISSOCK(mode) else "pipe"
+    if sys.platform == "darwin":  # /dev/fd/N is no link there
+        return fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0").decode()
+    return os.readlink(f"/dev/fd/{fd}").partition(":[")[0]
 
 
 def _in(running: Any, work: Awaitable[Any]) -> Any:

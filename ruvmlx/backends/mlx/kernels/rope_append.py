@@ -1,7 +1,8 @@
 """One new token of each of B sequences: its queries turned by RoPE, its key and value in the open page.
 
 The open page is the hot page that is being filled. It lies apart from the pool, because a kernel cannot write
-into an array that exists: it makes a new page of 64 rows, 32 KB a head for D = 128.
+into an array that exists: it makes a new page of 64 rows, 32 KB a head for D = 128. Rows behind the new one
+are zeros: what the memory of an array held before must not reach a file.
 """
 
 from itertools import product
@@ -27,7 +28,7 @@ ROPE_APPEND = Kernel(
     ),
     (("q_out", "float"), ("q_rotated", "float"), ("open_out", "uchar")),
     ("D", "TRADITIONAL", "T"),
-    threads=64,
+    threads=256,
     headers=("pages.h", "quantise.h", "rope.h"),
     values=tuple(product(HEAD_DIMS, (0, 1), FLOATS)),
 )
@@ -64,7 +65,8 @@ def rope_append_gpu(
 ) -> Turned:
     b, heads, dim = opened.shape[0], table.n_heads, table.head_dim
     shapes = [(b, heads, dim), (b, heads, dim), opened.shape]
-    groups = (heads + table.n_kv_heads, b, 1)
+    simdgroups, blocks = ROPE_APPEND.threads // 32, -(-dim // 128)  # of 128 numbers, by head
+    groups = (-(-heads * blocks // simdgroups) + table.n_kv_heads, b, 1)
     inputs = [q, k, v, turn, opened, table.params]
     return Turned(*run(ROPE_APPEND, inputs, shapes, groups, (dim, int(traditional), q.dtype)))
 
@@ -85,4 +87,5 @@ def rope_append_ops(
     rows = mx.contiguous(rows).view(mx.uint8)[:, :, :, None]  # [B, n_kv_heads, 2, 1, 2 * D]
     at = mx.array([(view.n_tokens - 1) % PAGE for view in table.views]).reshape(-1, 1, 1, 1, 1)
     here = mx.arange(PAGE).reshape(1, 1, 1, PAGE, 1) == at
-    return Turned(q, rotate(q), mx.where(here, rows, opened))
+    before = mx.arange(PAGE).reshape(1, 1, 1, PAGE, 1) < at
+    return Turned(q, rotate(q), mx.where(here, rows, mx.where(before, opened, mx.array(0, mx.uint8))))

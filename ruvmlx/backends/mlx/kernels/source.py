@@ -14,6 +14,8 @@ from typing import Any
 from ruvmlx.platform.gpu import Template, gpu
 from ruvmlx.platform.mx import mx
 
+from .prune import Definition, definitions, joined, used
+
 # One line, so that the lines after it keep their numbers.
 START = (
     "const uint3 group_at = threadgroup_position_in_grid; "
@@ -40,12 +42,12 @@ _TOKEN = re.compile(
 
 
 def without_comments(code: str) -> str:
-    """C or Metal without comments and the spaces before line ends; each line keeps its number."""
+    """C or Metal without comments and the spaces at both ends of lines; each line keeps its number."""
 
     def short(match: re.Match[str]) -> str:
         return match["kept"] or "\n" * match[0].count("\n") or " "
 
-    return re.sub(r"[ \t]+$", "", _TOKEN.sub(short, code), flags=re.M)
+    return re.sub(r"^[ \t]+|[ \t]+$", "", _TOKEN.sub(short, code), flags=re.M)
 
 
 @cache
@@ -54,6 +56,12 @@ def text(name: str) -> str:
     code = without_comments((folder() / name).read_text())
     first = len(code) - len(code.lstrip("\n"))
     return f'#line {first + 1} "{name}"\n{code.strip()}\n'
+
+
+@cache
+def pieces(name: str) -> tuple[Definition, ...]:
+    """The definitions of a header."""
+    return tuple(definitions(name, without_comments((folder() / name).read_text())))
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: a launch must not hash all template values
@@ -72,8 +80,10 @@ class Kernel:
     values: tuple[tuple[Template, ...], ...] = ((),)  # of the templates, all that the backends may ask for
 
     def header(self, dialect: str) -> str:
+        """What the body needs of its headers."""
+        every = [piece for name in (f"dialect_{dialect}.h", *self.headers) for piece in pieces(name)]
         # Starts a line: what MLX puts before it may not end in one.
-        return "\n" + "".join(text(name) for name in (f"dialect_{dialect}.h", *self.headers))
+        return "\n" + joined(used(every, self.body()))
 
     def body(self) -> str:
         return text(f"{self.name}.metal")

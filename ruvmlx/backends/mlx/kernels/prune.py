@@ -1,0 +1,74 @@
+"""Leaves out of a kernel's headers what the kernel does not use.
+
+MLX builds and hashes the whole text of a kernel at every call, so each definition that no kernel needs costs
+time in every layer of every token. A definition stays if its name occurs in the body or in a definition that
+stays. A name may occur by chance; the text is then longer than it has to be, and no less right.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_MACRO = re.compile(r"#define\s+(\w+)")
+_FUNCTION = re.compile(r"\b(?:FN|CONST_FN)\b.*?(\w+)\s*(?:<[^<>]*>)?\s*\(", re.S)
+_TYPE = re.compile(r"\bstruct\s+(\w+)")
+_CONSTANT = re.compile(r"\bCONSTANT\s+\w+\s+(\w+)")
+GAP = 20  # empty lines that are written out: more of them are longer than a #line
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One piece of a header at its top level. names: what it defines; none: it always stays."""
+
+    file: str
+    line: int
+    code: str
+
+    @property
+    def names(self) -> set[str]:
+        if self.code.startswith("enum"):
+            return set(_WORD.findall(self.code)) - {"enum"}
+        patterns = (_MACRO,) if self.code.startswith("#") else (_FUNCTION, _TYPE, _CONSTANT)
+        return {found[1] for pattern in patterns if (found := pattern.search(self.code))}
+
+
+def definitions(file: str, code: str, first: int = 1) -> Iterator[Definition]:
+    """The pieces of a header without comments, whose first line has the number `first`."""
+    piece: list[str] = []
+    for number, line in enumerate(code.split("\n"), first):
+        if not piece and not line.strip():
+            continue
+        piece.append(line)
+        whole = "\n".join(piece)
+        if _is_whole(whole):
+            yield Definition(file, number + 1 - len(piece), whole)
+            piece = []
+    if piece:
+        raise ValueError(f"{file} ends within a definition: {piece[0]}")
+
+
+def _is_whole(piece: str) -> bool:
+    if piece.startswith("#"):
+        return not piece.endswith("\\")
+    return piece.count("{") == piece.count("}") and piece.rstrip().endswith(("}", ";"))
+
+
+def used(pieces: Sequence[Definition], body: str) -> list[Definition]:
+    """Those that a body needs, directly or not, in their order."""
+    words, kept = set(_WORD.findall(body)), set[Definition]()
+    while fresh := {p for p in pieces if p not in kept and (not p.names or p.names & words)}:
+        words |= {word for piece in fresh for word in _WORD.findall(piece.code)}
+        kept |= fresh
+    return [piece for piece in pieces if piece in kept]
+
+
+def joined(pieces: Sequence[Definition]) -> str:
+    """The text of these pieces. Compilers still name the files and their lines."""
+    out, file, line = "", "", 0
+    for piece in pieces:
+        gap = piece.line - line
+        out += "\n" * gap if piece.file == file and 0 <= gap < GAP else f'#line {piece.line} "{piece.file}"\n'
+        out += piece.code + "\n"
+        file, line = piece.file, piece.line + piece.code.count("\n") + 1
+    return out

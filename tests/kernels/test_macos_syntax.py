@@ -1,0 +1,82 @@
+"""Every C and C++ source that a Mac compiles, read by clang with Apple's headers (PyPI ziglang): no error, no
+warning. The library itself, its tests and tools, and the simulator of the GPU kernels."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ruvmlx.backends.mlx.kernels.source import folder
+from tests.metal import simulator
+from tests.metal.kernels import KERNELS
+
+from .c_programs import NEON
+
+X86 = {"matrix_amx", "matrix_avx2", "matrix_avx512", "matrix_avx512vnni", "matrix_avxvnni"}
+LINUX = {"blas_shim"}  # a Mac has Accelerate
+FEATURES = {"matrix_neon_dotprod": "generic+dotprod", "matrix_neon_i8mm": "generic+dotprod+i8mm"}
+C_FILES = sorted(
+    file
+    for part in ("src", "tests", "tools")
+    for file in (NEON / part).glob("*.c")
+    if file.stem not in X86 | LINUX
+)
+
+
+# Zig keeps what it has compiled without an error; not in the user's folder, where others wait for each other.
+CACHE = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(NEON.parent / "build/zig-cache"))
+
+
+def errors(driver: str, folder: Path, *words: object) -> str:
+    """What clang for arm64 macOS says of a file. Zig fails after -fsyntax-only, so an object is made."""
+    pytest.importorskip("ziglang", reason="PyPI ziglang is not installed (uv sync --group cross)")
+    strict = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument", "-c", "-O0"]
+    command = [sys.executable, "-m", "ziglang", driver, "-target", "aarch64-macos", *strict, *map(str, words)]
+    command += ["-o", str(folder / "made.o")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | CACHE, check=False)
+    return done.stderr or f"ended with {done.returncode}" * (done.returncode != 0)
+
+
+def c_errors(made: Path, *words: object) -> str:
+    return errors("cc", made, "-std=c11", "-I", NEON / "include", "-DRVM_IMPL=neon", *words)
+
+
+def cxx_errors(made: Path, *words: object) -> str:
+    flags = [flag for flag in simulator.FLAGS if flag not in ("-shared", "-O1")]
+    return errors("c++", made, *flags, "-I", folder(), *words)
+
+
+@pytest.mark.parametrize("file", C_FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_c(file, tmp_path):
+    assert c_errors(tmp_path, "-mcpu=" + FEATURES.get(file.stem, "generic"), file) == ""
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_the_simulator_s_kernels(kernel, tmp_path):
+    """One set of template values: the others differ in numbers alone."""
+    program = tmp_path / "kernel.cpp"
+    body = f'#include "{folder() / kernel.name}.metal"'
+    program.write_text(simulator.program(kernel, body, KERNELS[kernel][:1]))
+    assert cxx_errors(tmp_path, "-Wno-unused-function", program) == ""
+
+
+def test_the_simulator_s_probe(tmp_path):
+    program = tmp_path / "contexts.cpp"
+    program.write_text(simulator.CONTEXTS)
+    assert cxx_errors(tmp_path, "-Wno-deprecated-declarations", program) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("#include <pthread.h>\npthread_barrier_t barrier;\n", "pthread_barrier_t"),
+        ("#define _POSIX_C_SOURCE 200809L\n#include <ucontext.h>\n", "deprecated"),
+        ("#include <sys/epoll.h>\n", "not found"),
+    ],
+)
+def test_what_a_mac_lacks_is_found(tmp_path, source, said):
+    file = tmp_path / "wrong.c"
+    file.write_text(source)
+    assert said in c_errors(tmp_path, file)
