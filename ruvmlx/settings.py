@@ -267,7 +267,8 @@ SAMPLING = tuple(name for name, spec in SPECS.items() if spec.sampling)
 def home() -> Path:
     """The folder that holds all of the user's data."""
     moved = os.environ.get("RUVMLX_HOME")
-    return Path(moved).expanduser() if moved else Path(platformdirs.user_data_dir("ruvmlx", appauthor=False))
+    folder = Path(moved).expanduser() if moved else platformdirs.user_data_path("ruvmlx", appauthor=False)
+    return folder.absolute()
 
 
 def user_file() -> Path:

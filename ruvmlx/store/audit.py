@@ -1,111 +1,213 @@
 """Compares the tables with the witness log. The hash chain protects the log, this check the tables."""
 
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CorruptFile
 from ..tiers import LENGTHS, filled
 from .store import Store
 from .versions import unpacked
-from .witness import digest
+from .witness import WitnessRow, digest
 
 _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version in use
+_VERSION_FACTS = ("parent", "base", "kl", "norm")
+_PREFERENCE_FACTS = ("better", "worse", "kind", "strength", "weight")
+_SLACK = 60.0  # seconds between a row of a table and its row of the log, written in one transaction
+_ODD_LOG = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
+
+Body = dict[str, Any]
+Key = tuple[Any, ...]
 
 
 def disagreement(store: Store) -> str:
-    """The first version, base, rating, preference, head, KV policy or route that differs from the log; "" if
-    none does.
-
-    Missing rows are no disagreement: adapters and old weights may be deleted.
+    """The first version, base, rating, preference, head, KV policy or route that differs from the log, or
+    that is missing; "" if all agree. The weights of old versions may be gone.
     """
-    versions, bases = ("version", "adapters", "version"), ("base", "bases", "id")
     with store.snapshot():
-        weights = _weights(store, *versions) or _weights(store, *bases)
-        given = _ratings(store) or _preferences(store)
-        return weights or given or _heads(store) or _kv(store) or _routes(store)
+        try:
+            logged = _Logged.read(store.witness.rows())
+            return next(filter(None, (check(store, logged) for check in _CHECKS)), "")
+        except _ODD_LOG as error:
+            return f"the log holds a row of another form ({type(error).__name__})"
 
 
-def _weights(store: Store, kind: str, table: str, number: str) -> str:
-    """Compare the bytes of versions or bases with the digests in the log."""
-    known = {_key(row.body, number): row.body["state"] for row in store.witness.rows(kind)}
-    packed = "packed" if table == "adapters" else "0"
-    for row in store.db.rows(f"SELECT rowid, fingerprint, name, {number} AS number FROM {table}"):
-        key = (row["fingerprint"], row["name"], row["number"])
-        what = f"{kind} {row['number']} of adapter {row['name']!r}"
-        if key not in known:
+@dataclass
+class _Logged:
+    """What must be in the tables, by the log. Keys begin with the model and the adapter."""
+
+    versions: dict[Key, Body] = field(default_factory=dict)
+    times: dict[Key, tuple[float, float]] = field(default_factory=dict)  # of versions: (earliest, latest)
+    bases: dict[Key, Body] = field(default_factory=dict)
+    ratings: dict[Key, Body] = field(default_factory=dict)
+    preferences: dict[Key, Body] = field(default_factory=dict)
+    heads: dict[Key, int] = field(default_factory=dict)
+    policies: dict[Key, Key] = field(default_factory=dict)
+    routes: dict[str, Key] = field(default_factory=dict)
+    routers: dict[Key, str | None] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, rows: Iterable[WitnessRow]) -> "_Logged":
+        logged, before = cls(), math.inf
+        for row in rows:
+            now = row.time / 1e9
+            logged._add(row.kind, row.body)
+            if row.kind == "version":  # the machine may have slept in between, or its clock been set back
+                logged.times[_key(row.body, "version")] = min(before, now) - _SLACK, now + _SLACK
+            before = now
+        return logged
+
+    def _add(self, kind: str, body: Body) -> None:
+        match kind:
+            case "version":
+                self.versions[_key(body, "version")] = body
+            case "save":
+                self._copy_times(body)
+            case "base":
+                self.bases[_key(body, "id")] = body
+            case "rating":
+                self.ratings[_key(body, "id")] = body
+            case "preference":
+                self.preferences[_key(body, "id")] = body
+            case "kv_choice":  # a body from before a tier was added has no length of it
+                lengths = filled([body[name] for name in LENGTHS if name in body])
+                self.policies[body["model"], body["backend"]] = tuple(lengths)
+            case "route":
+                self.routes[body["reply"]] = body["arm"], body["probability"]
+            case "router":
+                self.routers[_adapter(body)] = body["state"]
+            case "remove":
+                self._remove(_adapter(body))
+        if kind in _MOVES:
+            self.heads[_adapter(body)] = body["version"]
+
+    def _copy_times(self, body: Body) -> None:
+        """A copy keeps the times of its source, which may be gone since."""
+        for key in [key for key in self.times if key[:2] == _adapter(body)]:
+            source = self.times.get((body["model"], body["from"], key[2]))
+            self.times[key] = source or (-math.inf, math.inf)
+
+    def _remove(self, adapter: Key) -> None:
+        tables: tuple[dict[Key, Any], ...] = (self.versions, self.times, self.bases)
+        for of_adapter in (*tables, self.ratings, self.preferences):
+            for key in [key for key in of_adapter if key[:2] == adapter]:
+                del of_adapter[key]
+        self.heads.pop(adapter, None)
+        self.routers.pop(adapter, None)
+
+
+def _adapter(body: Body) -> Key:
+    return body["model"], body["adapter"]
+
+
+def _key(body: Body, number: str) -> Key:
+    return *_adapter(body), body[number]
+
+
+# -- weights -----------------------------------------------------------------------------------------
+
+
+def _versions(store: Store, logged: _Logged) -> str:
+    missing = dict(logged.versions)
+    sql = "SELECT rowid, fingerprint, name, version, parent, base, kl, norm, created FROM adapters"
+    for rowid, model, name, number, *facts, created in store.db.rows(sql):
+        key, what = (model, name, number), f"version {number} of adapter {name!r}"
+        body = missing.pop(key, None)
+        if body is None:
             return f"{what} is not in the log"
-        if not _as_written(
-            store.db.row(f"SELECT state, {packed} FROM {table} WHERE rowid = ?", row["rowid"]), known[key]
-        ):
+        weights = store.db.row("SELECT state, packed FROM adapters WHERE rowid = ?", rowid)
+        earliest, latest = logged.times[key]
+        if facts != [body[name] for name in _VERSION_FACTS]:
             return f"{what} is not what was written"
-    return ""
+        if not earliest <= created <= latest:
+            return f"{what} has another time than was written"
+        if not _are_as_written(weights, body["state"], logged.heads.get(key[:2]) == number):
+            return f"{what} is not what was written"
+    return _first(missing, "version {2} of adapter {1!r} is gone")
 
 
-def _as_written(weights: Any, written: str | None) -> bool:
+def _bases(store: Store, logged: _Logged) -> str:
+    missing = dict(logged.bases)
+    for rowid, *key in store.db.rows("SELECT rowid, fingerprint, name, id FROM bases"):
+        body = missing.pop(tuple(key), None)
+        if body is None:
+            return f"base {key[2]} of adapter {key[1]!r} is not in the log"
+        weights = store.db.row("SELECT state, 0 FROM bases WHERE rowid = ?", rowid)
+        if not _are_as_written(weights, body["state"]):
+            return f"base {key[2]} of adapter {key[1]!r} is not what was written"
+    return _first(missing, "base {2} of adapter {1!r} is gone")
+
+
+def _are_as_written(weights: Any, written: str | None, are_needed: bool = False) -> bool:
+    """weights: (state, is it packed). written: their digest. are_needed: of the version in use."""
     try:
         state = unpacked(*weights)
     except CorruptFile:
         return False
-    return state is None or digest(state) == written
+    return digest(state) == written if state is not None else not are_needed
 
 
-def _ratings(store: Store) -> str:
-    logged = [row.body for row in store.witness.rows("rating")]
-    known = {b["id"]: (*_key(b, "version"), b["reply"], b["rating"], b["weight"]) for b in logged}
-    sql = "SELECT fingerprint, adapter, version, reply_id, rating, weight, id FROM ratings"
-    for *facts, rating_id in store.db.rows(sql):
-        if known.get(rating_id) != tuple(facts):
-            return f"rating {rating_id} is not what was written"
-    return ""
+def _first(missing: dict[Key, Body], words: str) -> str:
+    return next((words.format(*key) for key in missing), "")
 
 
-def _preferences(store: Store) -> str:
-    facts = ("better", "worse", "kind", "strength", "weight")
-    logged = [row.body for row in store.witness.rows("preference")]
-    known = {b["id"]: (*_key(b, "version"), *(b[fact] for fact in facts)) for b in logged}
-    sql = f"SELECT fingerprint, adapter, version, {', '.join(facts)}, id FROM preferences"
-    for *found, id_ in store.db.rows(sql):
-        if known.get(id_) != tuple(found):
+# -- feedback ----------------------------------------------------------------------------------------
+
+
+def _ratings(store: Store, logged: _Logged) -> str:
+    missing = dict(logged.ratings)
+    sql = "SELECT fingerprint, adapter, id, version, reply_id, rating, weight FROM ratings"
+    for model, adapter, id_, *facts in store.db.rows(sql):
+        body = missing.pop((model, adapter, id_), None)
+        if body is None or facts != [body[name] for name in ("version", "reply", "rating", "weight")]:
+            return f"rating {id_} is not what was written"
+    return _first(missing, "rating {2} of adapter {1!r} is gone")
+
+
+def _preferences(store: Store, logged: _Logged) -> str:
+    missing, names = dict(logged.preferences), ("version", *_PREFERENCE_FACTS)
+    sql = f"SELECT fingerprint, adapter, id, {', '.join(names)} FROM preferences"
+    for model, adapter, id_, *facts in store.db.rows(sql):
+        body = missing.pop((model, adapter, id_), None)
+        if body is None or facts != [body[name] for name in names]:
             return f"preference {id_} is not what was written"
-    return ""
+    return _first(missing, "preference {2} of adapter {1!r} is gone")
 
 
-def _heads(store: Store) -> str:
+def _heads(store: Store, logged: _Logged) -> str:
     """Is every head the version that was put in use last?"""
-    last: dict[tuple[str, str], int] = {}
-    for row in store.witness.rows():
-        if row.kind in _MOVES:
-            last[row.body["model"], row.body["adapter"]] = row.body["version"]
-    for fingerprint, name, version in store.db.rows("SELECT fingerprint, name, version FROM adapter_heads"):
-        if last.get((fingerprint, name)) != version:
+    missing = dict(logged.heads)
+    for model, name, version in store.db.rows("SELECT fingerprint, name, version FROM adapter_heads"):
+        if missing.pop((model, name), None) != version:
             return f"adapter {name!r} is at version {version}, which nothing in the log led to"
-    return ""
+    return next((f"nothing says which version of adapter {name!r} is in use" for _, name in missing), "")
 
 
-def _kv(store: Store) -> str:
+# -- choices -----------------------------------------------------------------------------------------
+
+
+def _policies(store: Store, logged: _Logged) -> str:
     """Is every KV policy in force the one that was chosen last?"""
-    logged = [row.body for row in store.witness.rows("kv_choice")]
-    # A body from before a tier was added has no length of it.
-    last = {(b["model"], b["backend"]): filled([b[n] for n in LENGTHS if n in b]) for b in logged}
     sql = f"SELECT fingerprint, backend, {', '.join(LENGTHS)} FROM kv_choices"
     for fingerprint, backend, *lengths in store.db.rows(sql):
-        if last.get((fingerprint, backend)) != tuple(lengths):
+        if logged.policies.get((fingerprint, backend)) != tuple(lengths):
             return f"the KV policy of the {backend} backend is not what was written"
     return ""
 
 
-def _routes(store: Store) -> str:
+def _routes(store: Store, logged: _Logged) -> str:
     """Are the router's choices and cells as they were written?"""
-    logged = [row.body for row in store.witness.rows("route")]
-    known = {b["reply"]: (b["arm"], b["probability"]) for b in logged}
     for reply_id, arm, probability in store.db.rows("SELECT reply_id, arm, probability FROM routes"):
-        if known.get(reply_id) != (arm, probability):
+        if logged.routes.get(reply_id) != (arm, probability):
             return f"the route of reply {reply_id} is not what was written"
-    last = {(r.body["model"], r.body["adapter"]): r.body["state"] for r in store.witness.rows("router")}
     for fingerprint, name, state in store.db.rows("SELECT fingerprint, name, state FROM router_cells"):
-        if last.get((fingerprint, name)) != (digest(state) if state is not None else None):
+        found = digest(state) if state is not None else None
+        if logged.routers.get((fingerprint, name), "none") != found:
             return f"the router of adapter {name!r} is not what was written"
     return ""
 
 
-def _key(body: dict[str, Any], number: str) -> tuple[Any, ...]:
-    return body["model"], body["adapter"], body[number]
+_CHECKS: tuple[Callable[[Store, _Logged], str], ...] = (
+    _versions, _bases, _ratings, _preferences, _heads, _policies, _routes,
+)  # fmt: skip

@@ -1,23 +1,28 @@
 """A copy of the store that is whole, even while other processes write; and the way back.
 
-SQLite's backup copies the state of one moment. The copy is checked before it gets its name: the whole file,
-and every version, rating and preference against the witness log.
+SQLite's backup copies the state of one moment. The copy is checked before it gets its name: the tables, the
+whole file, and every version, rating and preference against the witness log.
 """
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CorruptFile, NotFound, RuvmlxError, StoreBusy, UsageError
-from ..platform.files import synced_folder
+from ..errors import CorruptFile, NotFound, StoreBusy, StoreError, UsageError
+from ..platform.files import NO_LINKS, file_beside, open_ordinary, publish, sync_folder
+from ..text import one_line
 from .audit import disagreement
+from .database import is_locked, open_unchanged
 from .schema import VERSION
+from .soundness import difference
 from .store import Store
 
-_FILES = ("", "-wal", "-shm", "-journal")  # of one database
+_LOGS = ("-wal", "-shm", "-journal")  # what SQLite puts beside a database
+_MAGIC = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True)
@@ -41,21 +46,22 @@ def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
     """
     if not store.exists():
         raise NotFound(f"there is nothing to back up: {store} does not exist.")
-    if file.exists() and not replace:
-        raise UsageError(f"{file} exists; choose another name, or give --replace.")
-    if file.exists() and file.samefile(store):
-        raise UsageError(f"{file} is the store itself; choose another name.")
-    if not file.parent.is_dir():
-        raise UsageError(f"there is no folder {file.parent}; make it first.")
-    with _fresh(file) as fresh:
-        facts = _copied(store, fresh)
-        os.replace(fresh, file)
-        synced_folder(file.parent)
+    _check_ordinary(store)
+    with _writing(file):
+        _check_target(file, store, replace)
+        with file_beside(file) as fresh:
+            facts = _copied(store, fresh)
+            if replace:
+                os.replace(fresh, file)
+                sync_folder(file.parent)
+            else:
+                publish(fresh, file)
     return BackupFacts(str(file), file.stat().st_size, **facts)
 
 
 def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
-    """Use a backup as the store. Returns what it holds, and where the store of before is now.
+    """Use a backup as the store. Returns what it holds, and where the store of before is now: the database,
+    or its log if only that was there.
 
     The data folder must not be in use. A failure leaves the store as it was. NotFound if there is no such
     file, CorruptFile if it is no sound backup, StoreBusy while another process uses the store.
@@ -64,59 +70,81 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
         raise NotFound(f"there is no file {file}.")
     if store.exists() and file.samefile(store):
         raise UsageError(f"{file} is the store itself; choose a backup.")
-    store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _fresh(store) as fresh:
-        facts = _copied(file, fresh)
-        with _alone(store) as in_use:
-            kept = _put_aside(store) if in_use else None
+    store = store.resolve()
+    if store.exists():
+        _check_ordinary(store)
+    with _writing(store):
+        store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file_beside(store) as fresh:
+            facts = _copied(file, fresh)
             try:
-                os.replace(fresh, store)
-            except OSError:
-                if kept:
-                    kept.unlink()
-                raise
-            synced_folder(store.parent)
-        for cached in (store.parent / "kv").glob("*"):  # of versions that a later one may be numbered like
-            cached.unlink(missing_ok=True)
+                with _alone(store):
+                    kept = _exchange(store, fresh)
+            except FileExistsError:  # another process has made a store meanwhile
+                raise _in_use(store) from None
     return BackupFacts(str(file), store.stat().st_size, **facts), kept
 
 
+# -- what may be read and written --------------------------------------------------------------------
+
+
+def _check_ordinary(store: Path) -> None:
+    if not store.is_file():
+        raise StoreError(f"{store} is not an ordinary file, so it is no store. Move it away.")
+
+
+def _check_target(file: Path, store: Path, replace: bool) -> None:
+    """UsageError unless the file may be written: nothing but a backup is ever replaced."""
+    if file.name.endswith(_LOGS):
+        raise UsageError(f"{file.name} ends like the log of a database; choose another name.")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}; make it first.")
+    if os.path.lexists(file) and not replace:
+        raise UsageError(f"{file} exists; choose another name, or give --replace.")
+    if file.exists() and file.samefile(store):
+        raise UsageError(f"{file} is the store itself; choose another name.")
+    if os.path.lexists(file) and not _is_database(file):
+        raise UsageError(f"{file} is not a backup, so it is not replaced; choose another name.")
+
+
+def _is_database(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with open_ordinary(file) as opened:
+        return opened.read(len(_MAGIC)) == _MAGIC
+
+
 @contextmanager
-def _fresh(file: Path) -> Iterator[Path]:
-    """A name beside the file, for a database that is made there; nothing is left of it afterwards."""
-    fresh = file.with_name(f".{file.name}.new")
+def _writing(file: Path) -> Iterator[None]:
     try:
-        _remove(fresh)
-        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        yield fresh
+        yield
+    except FileExistsError:  # another process was faster
+        raise UsageError(f"{file} exists; choose another name, or give --replace.") from None
     except OSError as error:
-        raise RuvmlxError(f"cannot write {file}: {error.strerror}.") from None
-    finally:
-        _remove(fresh)
+        raise StoreError(f"cannot write {file}: {error.strerror}.") from None
 
 
-def _remove(file: Path) -> None:
-    for ending in _FILES:
-        Path(f"{file}{ending}").unlink(missing_ok=True)
+# -- copying -----------------------------------------------------------------------------------------
 
 
 def _copied(source: Path, target: Path) -> dict[str, int]:
     """Copy one database to another, check the copy, and count what is in it."""
-    try:
-        with _opened(f"{source.resolve().as_uri()}?mode=ro") as old, _opened(target.as_uri()) as new:
-            version = old.execute("PRAGMA user_version").fetchone()[0]
-            if not 0 < version <= VERSION:
-                raise CorruptFile(f"{source} is not a store of this ruvmlx (format {version}).")
-            old.backup(new)
-            new.execute("PRAGMA journal_mode = DELETE")  # one file
-            damage = new.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        if "locked" in str(error) or "busy" in str(error):
-            raise StoreBusy(f"{source} is locked by another process; try again.") from None
-        raise CorruptFile(f"{source} cannot be copied as a store: {error}.") from None
-    if damage != "ok":
+    with _readable_errors(source), _opened_source(source) as old, _opened(target, "") as new:
+        version = old.execute("PRAGMA user_version").fetchone()[0]
+        if not 0 < version <= VERSION:
+            raise CorruptFile(f"{source} is not a store of this ruvmlx (format {version}).")
+        old.backup(new)
+        new.execute("PRAGMA journal_mode = DELETE")  # one file
+        # First the tables: SQLite's own check computes what foreign ones ask for.
+        damage = difference(new, version) or _damage(new)
+    if damage:
         raise CorruptFile(f"{source} is damaged: {damage}. Nothing was written.")
     return _checked(target, source)
+
+
+def _damage(database: sqlite3.Connection) -> str:
+    found = one_line(str(database.execute("PRAGMA integrity_check(1)").fetchone()[0]))[:200]
+    return "" if found == "ok" else found
 
 
 def _checked(copy: Path, source: Path) -> dict[str, int]:
@@ -126,7 +154,8 @@ def _checked(copy: Path, source: Path) -> dict[str, int]:
         chain = store.witness.check()
         if wrong := chain.why or disagreement(store):
             raise CorruptFile(
-                f"{source} is not as it was written: {wrong}. `ruvmlx doctor` checks the store."
+                f"{source} is not as it was written: {one_line(wrong)[:200]}. "
+                "`ruvmlx doctor` checks the store."
             )
         counts = {
             "chats": "sessions WHERE deleted IS NULL", "messages": "messages", "replies": "replies",
@@ -135,42 +164,146 @@ def _checked(copy: Path, source: Path) -> dict[str, int]:
         found = {name: store.db.value(f"SELECT count(*) FROM {table}") for name, table in counts.items()}
     finally:
         store.close()
-    with _opened(copy.as_uri()) as alone:
+    with _readable_errors(source), _opened(copy, "") as alone:
         alone.execute("PRAGMA journal_mode = DELETE")
     return found
 
 
 @contextmanager
-def _opened(uri: str) -> Iterator[sqlite3.Connection]:
-    connection = sqlite3.connect(uri, uri=True, timeout=5, isolation_level=None)
+def _readable_errors(source: Path) -> Iterator[None]:
+    """Raise SQLite's errors as one line: of the disk, or of the file that is copied."""
     try:
+        yield
+    except sqlite3.OperationalError as error:
+        if is_locked(error):
+            raise StoreBusy(f"{source} is locked by another process; try again.") from None
+        raise StoreError(f"cannot copy {source}: {error}. Check the disk; nothing was changed.") from None
+    except sqlite3.DatabaseError as error:
+        raise CorruptFile(f"{source} cannot be copied as a store: {error}.") from None
+
+
+@contextmanager
+def _opened(file: Path, options: str) -> Iterator[sqlite3.Connection]:
+    uri = f"{file.absolute().as_uri()}{options}"
+    connection = sqlite3.connect(uri, uri=True, timeout=5, isolation_level=None)
+    connection.text_factory = _text
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
         yield connection
     finally:
         connection.close()
 
 
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
 @contextmanager
-def _alone(store: Path) -> Iterator[bool]:
-    """Keep every other process out of the store, which is one file inside; False if there is none."""
-    if not store.exists():
-        yield False
-        return
+def _opened_source(source: Path) -> Iterator[sqlite3.Connection]:
+    """The database to copy; its disk may be full, or not be written."""
+    with _opened(source, "?mode=ro") as connection:
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except sqlite3.OperationalError as error:
+            unchanged = None if is_locked(error) else open_unchanged(source)
+            if unchanged is None:
+                raise
+        else:
+            yield connection
+            return
     try:
-        with _opened(store.resolve().as_uri()) as connection:
+        yield unchanged
+    finally:
+        unchanged.close()
+
+
+# -- the exchange ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _alone(store: Path) -> Iterator[None]:
+    """Keep every other process out of the store, if there is one and it is a sound database."""
+    if not store.exists():
+        yield
+        return
+    with _opened(store, "") as connection:
+        try:
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()  # locked while another has it open
             connection.execute("BEGIN EXCLUSIVE")
-            yield True
-    except sqlite3.OperationalError:
-        raise StoreBusy(
-            f"{store} is in use by another ruvmlx; end it (chats and servers, too), then restore."
-        ) from None
-    except sqlite3.DatabaseError:  # damaged, perhaps the reason to restore
-        yield True
+        except sqlite3.OperationalError as error:
+            if not is_locked(error):
+                raise StoreError(f"cannot write {store}: {error}. Check the disk.") from None
+            raise _in_use(store) from None
+        except sqlite3.DatabaseError:  # damaged, perhaps the reason to restore
+            connection.close()
+        yield
 
 
-def _put_aside(store: Path) -> Path:
-    """Give the store a second name, under which it stays."""
-    names = (store.with_name(f"{store.name}.before-restore-{n}") for n in range(1, 10_000))
-    kept = next(name for name in names if not name.exists())
-    os.link(store, kept)
-    return kept
+def _in_use(store: Path) -> StoreBusy:
+    return StoreBusy(f"{store} is in use by another ruvmlx; end it (chats and servers, too), then restore.")
+
+
+def _exchange(store: Path, fresh: Path) -> Path | None:
+    """Put the new file in place of the store. Returns where the store of before is now.
+
+    SQLite would replay a log that it finds beside the new file, so the logs go first.
+    """
+    found = [ending for ending in ("", "-wal", "-journal") if os.path.lexists(f"{store}{ending}")]
+    kept = _free_name(store)
+    try:
+        for ending in found:
+            _name_again(Path(f"{store}{ending}"), Path(f"{kept}{ending}"))
+        sync_folder(store.parent)
+        _clear(store.parent / "kv")  # of versions that a later one may be numbered like
+        for ending in _LOGS:
+            Path(f"{store}{ending}").unlink(missing_ok=True)
+        sync_folder(store.parent)
+        if "" in found:
+            os.replace(fresh, store)
+            sync_folder(store.parent)
+        else:
+            publish(fresh, store)
+    except OSError:
+        _take_back(store, kept, found)
+        raise
+    return Path(f"{kept}{found[0]}") if found else None
+
+
+def _take_back(store: Path, kept: Path, found: list[str]) -> None:
+    """Undo what `_exchange` has done, as far as the disk allows. A log goes back only to its own store."""
+    if "" not in found and store.exists():
+        return
+    for ending in found:
+        if os.path.lexists(f"{store}{ending}"):
+            Path(f"{kept}{ending}").unlink(missing_ok=True)
+        else:
+            os.rename(f"{kept}{ending}", f"{store}{ending}")
+
+
+def _free_name(store: Path) -> Path:
+    """A name under which the store of before can stay."""
+    number = 1
+    while True:
+        kept = store.with_name(f"{store.name}.before-restore-{number}")
+        if not any(os.path.lexists(f"{kept}{ending}") for ending in ("", *_LOGS)):
+            return kept
+        number += 1
+
+
+def _name_again(file: Path, name: Path) -> None:
+    """Give a file a second name; a copy of it where the file system has no links."""
+    try:
+        os.link(file, name)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        shutil.copy2(file, name)
+
+
+def _clear(folder: Path) -> None:
+    """Remove all that a folder holds; nothing if there is no such folder."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -3,20 +3,31 @@
 WAL with synchronous=FULL (and F_FULLFSYNC on macOS): the data is on the disk when a call that writes returns.
 """
 
+import os
+import random
 import sqlite3
+import stat
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import CorruptFile, StoreBusy, StoreError
+from ..errors import CorruptFile, StoreBusy, StoreError, UsageError
 from .schema import VERSION, migrate
+from .soundness import difference
 
-_BUSY_SECONDS = 5.0
+_BUSY_SECONDS = 5.0  # how long one other process may keep the write lock
+_WAIT_SECONDS = 60.0  # how long many others may pass it to each other
+_REMEDY = (
+    "Use a backup: `ruvmlx restore FILE`. Or start afresh: move it away, with the files -wal and -shm beside "
+    "it, and keep them all if you want to recover chats."
+)
+_PAUSE_SECONDS = 0.001, 0.004  # between two tries, at random
 
 
 class Database:
@@ -38,8 +49,7 @@ class Database:
 
     def _open(self) -> sqlite3.Connection:
         with _readable_errors(self.path):
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.touch(mode=0o600)
+            _make_private(self.path)
             connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
             try:
                 self._configure(connection)
@@ -69,7 +79,7 @@ class Database:
             yield
             return
         with _readable_errors(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._begin_writing()
             try:
                 yield
                 self._connection.execute("COMMIT")
@@ -77,6 +87,42 @@ class Database:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+    def _begin_writing(self) -> None:
+        """Take the write lock. An error if one process keeps it, or if many pass it on for too long.
+
+        SQLite's own pauses grow to 100 ms: of many waiting processes, one that has waited long would lose to
+        those that come later.
+        """
+        began = changed = time.monotonic()
+        commits = self._commits_of_others(0)
+        self._connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            while not self._has_begun(time.monotonic() > min(changed + _BUSY_SECONDS, began + _WAIT_SECONDS)):
+                time.sleep(random.uniform(*_PAUSE_SECONDS))
+                if commits != (commits := self._commits_of_others(commits)):
+                    changed = time.monotonic()
+        finally:
+            self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
+
+    def _has_begun(self, is_last_try: bool) -> bool:
+        """Try once to begin; False if another process has the lock, an error on the last try."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as e:
+            if is_last_try or not is_locked(e):
+                raise
+            return False
+        return True
+
+    def _commits_of_others(self, known: int) -> int:
+        """A number that changes when another process commits; `known` if it cannot be read now."""
+        try:
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.OperationalError as e:
+            if not is_locked(e):
+                raise
+            return known
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -148,8 +194,9 @@ class Database:
         return not blocked
 
     def integrity(self) -> str:
-        """SQLite's quick check: "ok", or a description of the damage."""
-        return str(self.value("PRAGMA quick_check"))
+        """ "ok", or the first difference from a store that this program writes, or damage that SQLite finds."""
+        with _readable_errors(self.path):
+            return difference(self._connection, VERSION) or str(self.value("PRAGMA quick_check"))
 
 
 def columns(row_class: type, table: str = "") -> str:
@@ -168,27 +215,61 @@ def from_vector(vector: np.ndarray | None) -> bytes | None:
     return None if vector is None else vector.astype("<f4").tobytes()
 
 
+def _make_private(path: Path) -> None:
+    """Create the file if there is none, and let no other user read it or its log."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    if not path.is_file():
+        raise StoreError(
+            f"{path} is not an ordinary file. Move it away, or set RUVMLX_HOME to another folder."
+        )
+    for ending in ("", "-wal", "-shm"):
+        with suppress(OSError):  # not there, or a file system without modes
+            mode = stat.S_IMODE(os.stat(f"{path}{ending}").st_mode)
+            if mode & 0o077:
+                os.chmod(f"{path}{ending}", mode & 0o700)
+
+
 def _read_only(path: Path) -> sqlite3.Connection | None:
     """The file of today's format as it is, without anything being written; None if that does not work."""
+    connection = open_unchanged(path)
+    if connection is None or connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
+        return connection
+    connection.close()
+    return None
+
+
+def open_unchanged(path: Path) -> sqlite3.Connection | None:
+    """A database of any format, for reading alone, where its disk is full or cannot be written, too; None if
+    that does not work."""
+    if not path.is_file():
+        return None
     log = Path(f"{path}-wal")
-    whole = not log.exists() or not log.stat().st_size
+    is_whole = not log.exists() or not log.stat().st_size
     # Without shared memory, which is a file: in this process alone, or not at all, if nothing is in the log.
     for options, pragma in (("", "locking_mode = EXCLUSIVE"), ("?mode=ro", "query_only = ON"), (
         "?mode=ro&immutable=1", "query_only = ON"
     )):  # fmt: skip
-        if "immutable" in options and not whole:
+        if "immutable" in options and not is_whole:
             continue
-        connection = sqlite3.connect(f"{path.as_uri()}{options}", uri=True, timeout=1, isolation_level=None)
+        uri = f"{path.absolute().as_uri()}{options}"
         try:
-            connection.execute(f"PRAGMA {pragma}")
-            connection.execute("SELECT count(*) FROM sessions").fetchone()
-            if connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
-                connection.execute("PRAGMA query_only = ON")
-                return connection
+            connection = sqlite3.connect(uri, uri=True, timeout=1, isolation_level=None)
         except sqlite3.Error:
-            pass
+            continue
+        with suppress(sqlite3.Error):
+            connection.execute(f"PRAGMA {pragma}")
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            connection.execute("PRAGMA query_only = ON")
+            return connection
         connection.close()
     return None
+
+
+def is_locked(error: sqlite3.Error) -> bool:
+    """Does another process have the database?"""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
 @contextmanager
@@ -197,19 +278,21 @@ def _readable_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as e:
-        if "locked" in str(e) or "busy" in str(e):
+        if is_locked(e):
             raise StoreBusy(
                 f"{path} has been locked by another process for {_BUSY_SECONDS:.0f} s; try again."
             ) from e
+        if "decode" in str(e):  # the message quotes the text
+            raise CorruptFile(f"{path} is damaged: it holds text that is not UTF-8. {_REMEDY}") from e
         raise StoreError(
             f"cannot write {path}: {e}. Check the disk and its permissions, or set RUVMLX_HOME."
         ) from e
     except sqlite3.IntegrityError as e:  # of a value, not of the file
         raise StoreError(f"cannot store this in {path}: {e}. Nothing was changed.") from e
     except sqlite3.DatabaseError as e:
-        raise CorruptFile(
-            f"{path} is damaged: {e}. Move it away to start afresh; keep it if you want to recover chats."
-        ) from e
+        raise CorruptFile(f"{path} is damaged: {e}. {_REMEDY}") from e
+    except OverflowError as e:
+        raise UsageError("a number is too large: the store's numbers have 64 bits.") from e
     except OSError as e:
         raise StoreError(
             f"cannot use {path.parent}: {e.strerror}. Set RUVMLX_HOME to a folder you can write."

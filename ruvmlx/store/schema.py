@@ -193,6 +193,11 @@ CREATE INDEX replies_with_examples ON replies(id, examples) WHERE examples != ''
 _STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10)  # from each version to the next
 
 
+def statements(version: int, before: int = 0) -> list[str]:
+    """The statements that bring a file of format `before` to `version`."""
+    return [statement for step in _STEPS[before:version] for statement in step.split(";\n")]
+
+
 def migrate(db: sqlite3.Connection) -> None:
     """Bring the file to VERSION. StoreError for a file of a newer ruvmlx, which is left as it is."""
     found = db.execute("PRAGMA user_version").fetchone()[0]
@@ -210,9 +215,8 @@ def _upgrade(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
     try:
         found = db.execute("PRAGMA user_version").fetchone()[0]
-        for step in _STEPS[found:]:
-            for statement in step.split(";\n"):
-                db.execute(statement)
+        for statement in statements(VERSION, found):
+            db.execute(statement)
         db.execute(f"PRAGMA user_version = {max(found, VERSION)}")
         db.execute("COMMIT")
     except BaseException:

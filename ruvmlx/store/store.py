@@ -79,5 +79,5 @@ class Store:
         return self.db.snapshot()
 
     def integrity(self) -> str:
-        """SQLite's quick check: "ok", or a description of the damage."""
+        """ "ok", or the first difference from a store that this program writes, or damage that SQLite finds."""
         return self.db.integrity()

@@ -55,12 +55,16 @@ class Versions:
 
     def get(self, fingerprint: str, name: str, version: int) -> VersionRow:
         """NotFound if there is no such version, or its weights were deleted."""
-        row = self._db.row(
-            f"SELECT {columns(VersionRow)}, packed FROM adapters"
-            " WHERE fingerprint = ? AND name = ? AND version = ?",
-            fingerprint,
-            name,
-            version,
+        row = (
+            None
+            if version.bit_length() > 63
+            else self._db.row(
+                f"SELECT {columns(VersionRow)}, packed FROM adapters"
+                " WHERE fingerprint = ? AND name = ? AND version = ?",
+                fingerprint,
+                name,
+                version,
+            )
         )
         if row is None:
             raise NotFound(f"adapter {name!r} has no version {version}; `ruvmlx learn status` lists them.")
@@ -108,10 +112,16 @@ class Versions:
         return [row["version"] for row in rows]
 
     def newest_before(self, fingerprint: str, name: str, head: int, when: float) -> int:
-        """The version in use at a time, seconds since 1970, among the head and its ancestors; 0: none."""
+        """The version in use at a time, seconds since 1970, among the head and its ancestors; 0: none.
+
+        It is the one before the first that was made then or later. The clock may have been set back since,
+        so later versions may bear earlier times.
+        """
         found = self._db.value(
-            WITH_ANCESTORS + "SELECT max(version) FROM adapters WHERE fingerprint = ?1 AND name = ?2"
-            " AND created < ?5 AND version IN (SELECT version FROM ancestors)",
+            WITH_ANCESTORS + ", line AS (SELECT version, created FROM adapters WHERE fingerprint = ?1"
+            " AND name = ?2 AND version IN (SELECT version FROM ancestors))"
+            " SELECT max(version) FROM line WHERE version <"
+            " coalesce((SELECT min(version) FROM line WHERE created >= ?5), 1 << 62)",
             fingerprint,
             name,
             head,
