@@ -194,7 +194,7 @@ class Database:
         return not blocked
 
     def integrity(self) -> str:
-        """ "ok", or the first difference from a store that this program writes, or damage that SQLite finds."""
+        """ "ok", or how it differs from what this program writes, or what SQLite finds damaged."""
         with _readable_errors(self.path):
             return difference(self._connection, VERSION) or str(self.value("PRAGMA quick_check"))
 

@@ -79,5 +79,5 @@ class Store:
         return self.db.snapshot()
 
     def integrity(self) -> str:
-        """ "ok", or the first difference from a store that this program writes, or damage that SQLite finds."""
+        """ "ok", or how it differs from what this program writes, or what SQLite finds damaged."""
         return self.db.integrity()
