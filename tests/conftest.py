@@ -1,5 +1,6 @@
 """Every test has a data folder of its own; models are made on the spot, once a session."""
 
+import gc
 import signal
 
 import pytest
@@ -16,7 +17,7 @@ from ruvmlx.settings import Settings
 from ruvmlx.sona import calibration, embedding, reference_text
 from ruvmlx.store import Store
 
-from . import kinds
+from . import builds, cost, kinds, modules, selection
 from .models.make_models import make_safetensors_model
 
 
@@ -28,11 +29,20 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
+    if not hasattr(config, "workerinput"):
+        builds.drop_unused()
+        config.pluginmanager.register(cost.Costs(config.getoption("--cost")))
+
+
+def pytest_xdist_auto_num_workers(config):
+    """-n auto: two processes for the whole suite, none for a part of it, which starts at once."""
+    return 2 if config.args_source is not pytest.Config.ArgsSource.ARGS else 0
 
 
 def pytest_addoption(parser):
     parser.addoption("--write-fields", action="store_true", help="keep the fields of the verbs' JSON")
-    parser.addoption("--full", action="store_true", help="every text, every seed: minutes instead of seconds")
+    parser.addoption("--full", action="store_true", help="every case, text, seed and compiler (selection.py)")
+    parser.addoption("--cost", metavar="FILE", help="write the processor time of each test")
     parser.addoption(
         "--write-screens", action="store_true", help="keep the screens of the chat as they are now"
     )
@@ -42,14 +52,36 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     for item in items:
         kinds.mark(item)
+    selection.choose(config, items)
     if hasattr(config, "workerinput"):  # slow files first: no worker is left alone with one at the end
         slow = {item.path for item in items if kinds.is_slow(item)}
         items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_collection_finish():
+    """What is loaded now stays: the collections of tests, and those that the chat asks for, pass it by."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return modules.Module.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "teardown":
+        cost.ended(item, report)
+    if call.when == "call" and report.passed:
+        selection.passed(item)
+    return report
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Fixtures and the test itself."""
+    cost.started(item)
     with kinds.guarded(item.get_closest_marker("unit") is not None):
         return (yield)
 
@@ -126,7 +158,7 @@ def tiny_neutral(tiny, tiny_backend) -> bytes:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(reference_text, "texts", lambda: _SHORT)
         measured = calibration.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
-    return measured.to_bytes()
+        return measured.to_bytes()  # with the name of the text, so that no test measures again
 
 
 @pytest.fixture(scope="session")

@@ -112,6 +112,7 @@ def test_every_kernel_in_every_implementation_is_near_its_twin():
             assert kernels.distance(kernel, impl) < 1e-3, (kernel.name, impl)
 
 
+@pytest.mark.full("apps/bench")
 def test_llama_cpp_takes_part(run, starter_file):  # noqa: F811
     if importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("llama-cpp-python is not installed (uv sync --group oracle)")

@@ -133,7 +133,7 @@ async def test_a_growing_chat_holds_a_bounded_number_of_turns(monkeypatch, size,
     when the oldest go, and they are back where the reader goes there."""
     if size is WIDE and not full:
         pytest.skip("a narrow one is watched; --full watches both")
-    turns = 500 if full else 36
+    turns = 500 if full else 24
     monkeypatch.setattr(transcript, "NEWEST", 12)
     monkeypatch.setattr(transcript, "EARLIER", 8)
     runtime = ScriptedRuntime(*[[f"reply {n}\n\n" + "- a\n" * 9] for n in range(turns)])

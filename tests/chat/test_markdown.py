@@ -52,8 +52,8 @@ async def streamed(markdown, pilot, text, rng):
 
 
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
-async def test_documents_in_random_pieces_end_as_in_one_piece(number):
-    """200 and more cuts over all documents, compared widget by widget, row by row, style by style."""
+async def test_documents_in_random_pieces_end_as_in_one_piece(number, full):
+    """200 cuts and more over all documents (--full), compared widget by widget, row by row, in each style."""
     text, rng = DOCUMENTS[number], random.Random(number)
     async with Host().run_test(size=(80, 60)) as pilot:
         markdown = pilot.app.query_one(ReplyMarkdown)
@@ -61,7 +61,7 @@ async def test_documents_in_random_pieces_end_as_in_one_piece(number):
         await pilot.pause()
         wanted = rendered(markdown)
         assert len(wanted) > 1
-        for _ in range(19):
+        for _ in range(19 if full else 3):
             await markdown.update("")
             assert await streamed(markdown, pilot, text, rng) == wanted
 
@@ -73,7 +73,7 @@ async def test_random_documents_in_random_pieces_end_as_in_one_piece(full):
     """1,000 documents (--full) of every kind, cut anywhere: each ends as in one go, at two widths."""
     async with Host().run_test(size=SIZES[0]) as pilot:
         markdown = pilot.app.query_one(ReplyMarkdown)
-        for seed in range(1000 if full else 15):
+        for seed in range(1000 if full else 6):
             text, rng, size = document(seed), random.Random(seed), SIZES[seed % 2]
             await markdown.update(text)
             wanted = [await at(pilot, size, markdown) for size in SIZES]

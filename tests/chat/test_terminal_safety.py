@@ -57,7 +57,7 @@ def test_no_control_sequence_of_hostile_text_reaches_the_terminal(kind):
     assert not re.search("[\x80-\x9f\u2066]", raw)
 
 
-def shown(mode, full, few=120):
+def shown(mode, full, few=40):
     """The numbers of the shown texts (few; with --full all 10,000), and the bytes that the terminal
     received."""
     parts = [range(n, n + AT_ONCE) for n in range(0, 10_000, AT_ONCE)] if full else [range(few)]

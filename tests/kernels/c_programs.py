@@ -1,6 +1,7 @@
-"""The C library and its test programs, compiled from source: once for each set of options and session."""
+"""The C library and its test programs, compiled from source: a build for each set of options (builds.py)."""
 
 import functools
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
+from ..builds import build_folder, built_file, contents
 
 NEON = Path(__file__).parents[2] / "neon"
 KERNELS = "rvm_compare"
@@ -37,9 +40,14 @@ def compiler(*names):
 def build(program, cc, *options):
     """Compile a program of neon/tests with this compiler; returns it."""
     cmake = tool("cmake") or pytest.skip("no cmake")
-    folder = Path(_configured(cmake, cc, options).name)
-    _run(cmake, "--build", folder, "--target", program)
-    return folder / program
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"] if tool("ninja") else []
+    flags = ["-DRVM_TESTS=ON", f"-DCMAKE_C_COMPILER={cc}", *generator, *options]
+    # A warning is an error: an object with one would be taken by the next run, which compiles it no more.
+    flags.append("-DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
+    with build_folder("c", version(cc), *flags) as folder:
+        _run(cmake, "-S", NEON, "-B", folder, *flags)
+        _run(cmake, "--build", folder, "--target", program)
+        return folder / program
 
 
 def sanitized(program, cc, flags):
@@ -68,20 +76,16 @@ def for_apple_silicon(source, cpu, *flags):
     """neon/src/SOURCE.c as clang for arm64 macOS compiles it (PyPI ziglang has the headers): assembly."""
     pytest.importorskip("ziglang", reason="PyPI ziglang is not installed")
     target = ["cc", "-target", "aarch64-macos", f"-mcpu={cpu}", "-Wno-unused-command-line-argument"]
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, "made.s")
-        files = ["-I", NEON / "include", "-S", NEON / f"src/{source}.c", "-o", made]
-        _run(sys.executable, "-m", "ziglang", *target, "-std=c11", "-O3", "-Wall", "-Wextra", *flags, *files)
-        return made.read_bytes()
+    command = [sys.executable, "-m", "ziglang", *target, "-std=c11", "-O3", "-Wall", "-Wextra", *flags]
+    command += ["-I", NEON / "include", "-S", NEON / f"src/{source}.c", "-o"]
+    inputs = importlib.metadata.version("ziglang"), *command, contents(NEON)
+    return built_file("apple", lambda to: _run(*command, to), *inputs).read_bytes()
 
 
 @functools.cache
-def _configured(cmake, cc, options):
-    folder = tempfile.TemporaryDirectory(prefix="rvm-build-")
-    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"] if tool("ninja") else []
-    flags = ["-DRVM_TESTS=ON", f"-DCMAKE_C_COMPILER={cc}", *generator, *options]
-    _run(cmake, "-S", NEON, "-B", folder.name, *flags)
-    return folder
+def version(cc):
+    """What the compiler says of itself: another version builds anew."""
+    return subprocess.run([cc, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _run(*command):

@@ -8,10 +8,8 @@ import pytest
 from .c_programs import DECODER, KERNELS, MATRICES, compare, for_arm, implementations
 
 
-@pytest.fixture(params=["clang", "gcc"])
-def arm_compiler(request, full):
-    if request.param == "gcc" and not full:
-        pytest.skip("compiles for minutes: --full")
+@pytest.fixture(params=["clang", pytest.param("gcc", marks=pytest.mark.full("neon"))])
+def arm_compiler(request):
     return request.param
 
 

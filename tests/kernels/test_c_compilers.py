@@ -1,7 +1,6 @@
 """The C programs of neon/tests, built by gcc and by clang, and the library compiled for Apple Silicon.
 
-Tests of the same builds are in one file (test_c_*.py): pytest-xdist runs a file in one process, which makes
-each build once.
+Without --full the builds with sanitizers (test_c_sanitizers.py) and for ARM (test_c_arm.py) stand for them.
 """
 
 import pytest
@@ -18,12 +17,14 @@ from .c_programs import (
 )
 
 
+@pytest.mark.full("neon")
 @pytest.mark.parametrize("name", ["gcc", "clang"])
 def test_all_implementations_agree_with_either_compiler(name):
     """Each implementation agrees with the scalar one. The compiler prints no warning."""
     assert compare(build(KERNELS, compiler(name)))[-1] == "scalar"
 
 
+@pytest.mark.full("neon")
 @pytest.mark.parametrize("program", MATRICES)
 @pytest.mark.parametrize("name", ["gcc", "clang"])
 def test_all_implementations_return_the_same_bits(name, program, few):
@@ -31,6 +32,7 @@ def test_all_implementations_return_the_same_bits(name, program, few):
     assert compare(build(program, compiler(name)), **few)[-1] == "scalar"
 
 
+@pytest.mark.full("neon")
 def test_the_decoder_agrees_allocates_nothing_and_stops():
     """Implementations agree, threads change no bit, no allocation while decoding, cancel, fork."""
     assert implementations(build(DECODER, compiler("gcc", "clang")))[-1] == "scalar"
@@ -55,13 +57,11 @@ def test_it_compiles_for_apple_silicon_and_vectorises(source, instruction, least
 @pytest.mark.parametrize(
     "name, cpu, instruction",
     [
-        ("neon", "generic", b"smlal"),
-        ("neon_dotprod", "apple_m1", b"sdot"),
+        pytest.param("neon", "generic", b"smlal", marks=pytest.mark.full("neon")),
+        pytest.param("neon_dotprod", "apple_m1", b"sdot", marks=pytest.mark.full("neon")),
         ("neon_i8mm", "apple_m2", b"usmmla"),
     ],
 )
-def test_matrices_compile_for_apple_silicon(name, cpu, instruction, full):
+def test_matrices_compile_for_apple_silicon(name, cpu, instruction):
     """No warning, and the right instructions."""
-    if name != "neon_i8mm" and not full:
-        pytest.skip("compiles for half a minute: --full")
     assert instruction in for_apple_silicon(f"matrix_{name}", cpu, "-ffp-contract=off")

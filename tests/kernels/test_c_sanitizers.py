@@ -14,24 +14,30 @@ from .c_programs import (
     sanitized,
 )
 
+ONE = ["gcc", pytest.param("clang", marks=pytest.mark.full("neon"))]
 
-@pytest.mark.parametrize("name", ["gcc", "clang"])
+
+@pytest.mark.parametrize("name", ONE)
 def test_all_implementations_agree_under_sanitizers(name, few):
     """The sanitizers find no access outside an array, no undefined behaviour and no leak."""
     assert compare(sanitized(KERNELS, compiler(name), ADDRESS), **few)[-1] == "scalar"
 
 
 @pytest.mark.parametrize("program", MATRICES)
-@pytest.mark.parametrize("name", ["gcc", "clang"])
+@pytest.mark.parametrize("name", ONE)
 def test_no_access_outside_an_array_and_no_undefined_behaviour(name, program, few):
     assert compare(sanitized(program, compiler(name), ADDRESS), **few)[-1] == "scalar"
 
 
-@pytest.mark.parametrize("flags", [ADDRESS, THREAD], ids=["address", "thread"])
-def test_decoder_under_sanitizers(flags, few, full):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(ADDRESS, id="address"),
+        pytest.param(THREAD, id="thread", marks=pytest.mark.full("neon")),
+    ],
+)
+def test_decoder_under_sanitizers(flags, few):
     """The sanitizers find no bad access, no undefined behaviour, no leak and no race between threads."""
-    if flags is THREAD and not full:
-        pytest.skip("takes minutes: --full")
     # TSan kills forked children that start threads, and makes every access twenty times as slow.
     less = {"RVM_NO_FORK": "1", "RVM_FEW": "1"} if flags is THREAD else few
     assert implementations(sanitized(DECODER, compiler("gcc", "clang"), flags), **less)[-1] == "scalar"

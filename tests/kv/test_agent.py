@@ -11,7 +11,9 @@ from ruvmlx.kv.policy import F16, TIERED
 from .agent import Agent
 
 
-@pytest.mark.parametrize("policy", [TIERED, F16], ids=["tiered", "f16"])
+@pytest.mark.parametrize(
+    "policy", [TIERED, pytest.param(F16, marks=pytest.mark.full("ruvmlx/kv"))], ids=["tiered", "f16"]
+)
 def test_only_new_tokens_are_read(starter, policy, tmp_path, full):
     """A small one: 700 tokens, 4 turns, a restart after 2. Greedy replies are those without reuse; with tiers
     the distributions differ by less than what the tiers themselves cost."""

@@ -37,6 +37,7 @@ def texts(starter, tokens):
     return contexts(starter.tokenizer, tokens)
 
 
+@pytest.mark.full("ruvmlx/kv", "ruvmlx/tiers.py", "ruvmlx/backends/native", "neon")
 @pytest.mark.parametrize("name", list(TEXTS))
 def test_perplexity_and_kl(native, texts, tokens, name, full, record_property):
     """Token by token with the real cache: at most 0.4% in perplexity, 0.004 nats, and at 4,096 tokens 45% of

@@ -20,13 +20,13 @@ def twins_on_the_cpu():
 
 
 @pytest.fixture(scope="session")
-def simulated(tmp_path_factory):
-    """simulated(kernel) -> Simulated, compiled once a session."""
+def simulated():
+    """simulated(kernel) -> Simulated, loaded once a session."""
     made: dict = {}
 
     def get(kernel) -> Simulated:
         if kernel not in made:
-            made[kernel] = Simulated(kernel, KERNELS[kernel], tmp_path_factory.mktemp(kernel.name))
+            made[kernel] = Simulated(kernel, KERNELS[kernel])
         return made[kernel]
 
     return get

@@ -5,6 +5,7 @@ scope obey one set of rules. What the two languages hold differently is in READM
 checks some of that in the text.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ..builds import built_file, contents
+from ..kernels.c_programs import version
 from . import metal_rules
 from .simulator import LIMIT
 
@@ -56,6 +59,13 @@ def _knows_opencl(compiler: str) -> bool:
 
 def complaints(text: str) -> list[str]:
     """All that is wrong with a Metal source that MLX would compile; [] if nothing is."""
+    checker = contents(PRELUDE, Path(__file__), Path(metal_rules.__file__), metal_rules.NAMES)
+    inputs = version(clang()), *FLAGS, checker, text
+    found = built_file("front_end", lambda to: to.write_text(json.dumps(_complaints(text))), *inputs)
+    return json.loads(found.read_text())
+
+
+def _complaints(text: str) -> list[str]:
     kernel = concrete(text)
     said = [*metal_rules.broken(expanded(kernel)), *metal_rules.library_macros(text)]
     with tempfile.TemporaryDirectory() as folder:

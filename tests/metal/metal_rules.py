@@ -3,11 +3,9 @@
 import re
 from pathlib import Path
 
+NAMES = Path(__file__).parent / "library_names.txt"
 LIBRARY = {
-    name
-    for line in (Path(__file__).parent / "library_names.txt").read_text().splitlines()
-    for name in line.split()
-    if not line.startswith("#")
+    name for line in NAMES.read_text().splitlines() for name in line.split() if not line.startswith("#")
 }
 SPACES = {"device", "constant", "threadgroup", "thread"}
 TYPES = r"void|bool|(?:char|uchar|short|ushort|int|uint|half|float)[234]?|u?long|u?int\d+_t|b?float16_t"

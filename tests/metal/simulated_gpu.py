@@ -35,7 +35,7 @@ HANGS = "hangs"  # a file that says so
 
 @dataclass
 class SimulatedGPU:
-    """folder: for compiled kernels. ran: names of the kernels that this process launched."""
+    """folder: for the file HANGS. ran: names of the kernels that this process launched."""
 
     folder: Path
     broken: dict[str, str] = field(default_factory=dict)
@@ -81,10 +81,8 @@ class SimulatedGPU:
 
     def _simulated(self, kernel, templates: tuple) -> Simulated:
         key = title(kernel, templates)
-        build = self.folder / key
         if key not in _LOADED:
-            build.mkdir(exist_ok=True)
-            _LOADED[key] = Simulated(kernel, [templates], build, reuse=True)
+            _LOADED[key] = Simulated(kernel, [templates])
         return _LOADED[key]
 
     def _fail(self, name: str) -> None:

@@ -15,6 +15,9 @@ import pytest
 from ruvmlx.backends.mlx.kernels.source import Kernel, folder
 from ruvmlx.platform.mx import mx
 
+from ..builds import built_file, contents
+from ..kernels.c_programs import version
+
 TYPES = {"float": np.float32, "int": np.int32, "uchar": np.uint8, "ushort": np.uint16, "uint": np.uint32}
 NAMES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}  # of values of a template T
 FLAGS = [
@@ -133,35 +136,24 @@ def values_of(arguments: Sequence[tuple[str, str]], templated: str) -> str:
     )
 
 
-def _build(source: Path, library: Path) -> None:
-    done = subprocess.run(
-        [compiler(), *FLAGS, "-I", str(folder()), str(source), "-o", str(library)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[:8000]
+def _library(source: str) -> Path:
+    """The compiled C++; the same for all processes, and for the next run."""
+    command = [compiler(), *FLAGS, "-I", str(folder()), "-x", "c++", "-"]
+
+    def build(to: Path) -> None:
+        done = subprocess.run([*command, "-o", str(to)], input=source, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:8000]
+
+    return built_file("simulator", build, version(compiler()), *command, source, contents(folder()))
 
 
 class Simulated:
     """A kernel compiled for the simulator."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        templates: Sequence[tuple[int, ...]],
-        build: Path,
-        body: str | None = None,
-        reuse: bool = False,
-    ):
-        """reuse: take the library that another process has built there from the same files."""
+    def __init__(self, kernel: Kernel, templates: Sequence[tuple[int, ...]], body: str | None = None):
         self.kernel, self.templates = kernel, list(templates)
         body = f'#include "{folder() / kernel.name}.metal"' if body is None else body
-        source = build / f"{kernel.name}.cpp"
-        library = source.with_suffix(".so")
-        if not (reuse and library.exists()):
-            source.write_text(program(kernel, body, self.templates))
-            _build(source, library)
-        self._run = C.CDLL(str(library)).sim_run
+        self._run = C.CDLL(str(_library(program(kernel, body, self.templates)))).sim_run
         self.local_bytes = 0  # threadgroup memory, the most of any run
         self.accesses = 0  # to device memory by the busiest thread of any run
 

@@ -13,14 +13,14 @@ KERNEL = Kernel("small", (("x", "float"), ("b", "uchar")), (("y", "float"),), ()
 
 
 @pytest.fixture
-def outcome(tmp_path):
+def outcome():
     """Run a body on 64 threads, x = 0..63; returns y."""
 
     built: dict[str, Simulated] = {}
 
     def outcome(body, seed=0):
         if body not in built:
-            built[body] = Simulated(KERNEL, [()], tmp_path, START + body)
+            built[body] = Simulated(KERNEL, [()], START + body)
         x = np.arange(64, dtype=np.float32)
         return built[body]([x, np.zeros(64, np.uint8)], [(64,)], (1, 1, 1), (), seed)[0]
 
@@ -115,7 +115,7 @@ def test_writing_to_an_input_is_seen(outcome):
         outcome("x[thread_at] = 5; y[thread_at] = 0;")
 
 
-def test_halves_convert_like_numpy(tmp_path):
+def test_halves_convert_like_numpy():
     """All 65,536 halves, and floats around every boundary between two of them."""
     kernel = Kernel(
         "halves", (("x", "float"),), (("bits", "uint"), ("back", "float")), (), threads=32, headers=()
@@ -129,7 +129,7 @@ def test_halves_convert_like_numpy(tmp_path):
         middle = (every + np.roll(every, -1)) / 2  # ties
         x = np.concatenate([every, middle, np.nextafter(middle, np.float32(np.inf))])
         want = x.astype(np.float16)
-    bits, back = Simulated(kernel, [()], tmp_path, body)([x], [x.shape, x.shape], (1, 1, 1))
+    bits, back = Simulated(kernel, [()], body)([x], [x.shape, x.shape], (1, 1, 1))
     nan = np.isnan(want)
     np.testing.assert_array_equal(bits[~nan], want[~nan].view(np.uint16))
     np.testing.assert_array_equal(back[~nan], want[~nan].astype(np.float32))

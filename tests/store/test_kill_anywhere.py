@@ -111,7 +111,7 @@ def test_killed_at_any_moment(home, tiny_folder, tiny_whitening, whole_text, ful
     with closing(Store(path)) as store:
         store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
         open_learner(store, tiny, backend, "default")  # reads the reference text, once for all
-    acknowledged, promotions, lives = set(), 0, 1000 if full else 15
+    acknowledged, promotions, lives = set(), 0, 1000 if full else 6
     with Lives(tiny_folder, home) as processes:
         for life in range(lives):
             said = processes.one(life)
