@@ -49,17 +49,17 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
     return e / total, top + mx.log(total)
 
 
-def logprob(text: TrainingText) -> Measure:
-    """Mean log p of the answer's tokens. The Measure returns the sum over some rows, and the mean's gradient
-    by their logits."""
+def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
+    """Mean log p of the answer's tokens, p at a temperature. The Measure returns the sum over some rows, and
+    the mean's gradient by their logits."""
     tokens = mx.array(text.tokens[text.first :])
 
     def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
-        said = tokens[rows]
-        p, log_total = _distribution(logits)
-        value = (mx.take_along_axis(logits, said[:, None], axis=1) - log_total).sum()
+        said, scaled = tokens[rows], logits * (1 / temperature)
+        p, log_total = _distribution(scaled)
+        value = (mx.take_along_axis(scaled, said[:, None], axis=1) - log_total).sum()
         p[mx.arange(len(said)), said] -= 1.0
-        return value, p * (-1.0 / len(tokens))
+        return value, p * (-1.0 / (temperature * len(tokens)))
 
     return measure
 

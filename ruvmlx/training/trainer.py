@@ -20,7 +20,7 @@ from ..backends.mlx import cpu_layers, graph
 from ..backends.mlx.backend import MLXBackend, plan
 from ..backends.mlx.lora_layers import ChangedLinear
 from ..backends.mlx.runner import default_device
-from ..lora.base_lora import MODULES, BaseLoRA, Pair, Place, Squares
+from ..lora.base_lora import MODULES, BaseLoRA, Pair, Place, Squares, place_shape
 from ..lora.micro_lora import MicroLoRA
 from ..models.asking import AskingWeights
 from ..models.model import Model
@@ -80,7 +80,7 @@ class Trainer:
         with mx.stream(self._device):
             self._graph = lent or _built(model, kind, pause)
             mx.clear_cache()
-        self._vocab_size = model.config.vocab_size
+        self._vocab_size, self._config = model.config.vocab_size, model.config
         self._positions = cpu_layers.Positions(model.config)
         self._dtype = self._graph.model.norm.weight.dtype
         self._own = self._dtype == mx.float32 and kind == "cpu"
@@ -171,6 +171,59 @@ class Trainer:
             stops.add(*means.values())
             evaluate(stops.slices(), pause)
             return {(module, layer): np.array(means[f"{layer}.{module}"]) for module, layer in places}
+
+    def input_rows(
+        self, places: Sequence[Place], text: TrainingText, rows: np.ndarray, pause: Pause | None = None
+    ) -> dict[Place, np.ndarray]:
+        """Inputs [n, in] of each matrix at n positions of the answer, in the untouched model; float32."""
+        with mx.stream(self._device):
+            stops, inputs = Stops(), dict[str, mx.array]()
+            probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
+            self._forward(
+                self._layer_input(text, 0, pause), {}, text, stops, partial(_probed, probes, inputs)
+            )
+            at = mx.array(text.first - 1 + rows)
+            found = {name: x[at].astype(mx.float32) for name, x in inputs.items()}
+            inputs.clear()
+            stops.add(*found.values())
+            evaluate(stops.slices(), pause)
+            return {(module, layer): np.array(found[f"{layer}.{module}"]) for module, layer in places}
+
+    def scores(
+        self,
+        lora_a: Mapping[Place, np.ndarray],
+        text: TrainingText,
+        temperature: float,
+        pause: Pause | None = None,
+    ) -> dict[Place, np.ndarray]:
+        """Gradient [rank, out] of the answer's log-probability, at a temperature, by each matrix's lora_b,
+        where all lora_b are 0. lora_a [in, rank] of each matrix."""
+        BLAS.adapt(self._load.cores())
+        with mx.stream(self._device):
+            stops, zero = Stops(), {}
+            layer_input = self._layer_input(text, min(layer for _, layer in lora_a), pause)
+            fixed = {f"{layer}.{module}.a": mx.array(a) for (module, layer), a in lora_a.items()}
+            for (module, layer), a in lora_a.items():
+                zero[f"{layer}.{module}.b"] = mx.zeros((a.shape[1], self._width(module, layer)))
+
+            def loss(factors):
+                hidden = self._forward(layer_input, fixed | factors, text, stops)
+                _, slope = self._valued(mx.stop_gradient(hidden), logprob(text, temperature), stops)
+                return mx.sum(hidden.astype(mx.float32) * slope)
+
+            grads = mx.grad(loss)(zero)
+            evaluate(stops.slices(), pause)
+            evaluate(([grads[name]] for name in reversed(list(grads))), pause)
+            return {
+                (module, layer): np.array(grads[f"{layer}.{module}.b"]) * np.float32(text.said)
+                for module, layer in lora_a
+            }
+
+    def _width(self, module: str, layer: int) -> int:
+        """Number of outputs of a matrix."""
+        shape = place_shape(self._config, module, layer)
+        assert shape is not None
+        return shape[1]
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
         """Zeros [T, out] to add to each changed matrix's output: the gradient by them is the output's."""

@@ -1,1 +1,2 @@
-"""Learning that users switch on: layers below the head, the router, EWC, self-measured tiers."""
+"""Learning that is off by default: layers below the head, the router, EWC, self-measured tiers; and the style
+basis, which only `python -m ruvmlx.apps.prove.style_study` uses so far."""

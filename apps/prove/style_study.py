@@ -1,0 +1,205 @@
+"""What the style basis (ruvmlx/sona/optional/style_basis.py) gives drawn users. Nothing else uses it yet.
+
+    python -m ruvmlx.apps.prove.style_study BANK build      # sample and differentiate; may be stopped
+    python -m ruvmlx.apps.prove.style_study BANK measures   # what the basis moves, on questions left out
+    python -m ruvmlx.apps.prove.style_study BANK users --users 8 --ratings 30
+
+`users`: each user rates replies of the bank, which are the untouched model's. The taste model's weights are
+the coefficients of the basis. Unseen questions are then answered with the changed weights.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ruvmlx.backends.base import Backend, under
+from ruvmlx.backends.select import open_backend
+from ruvmlx.engine import GenerationRequest, LLMInferenceEngine
+from ruvmlx.engine.batch import generate_many
+from ruvmlx.engine.best_of import requests_for
+from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.models.load import load_model
+from ruvmlx.models.model import Message, Model
+from ruvmlx.models.starter import starter_path
+from ruvmlx.platform.files import replacing
+from ruvmlx.sampling import Sampling
+from ruvmlx.settings import home
+from ruvmlx.sona.optional.style_bank import BasisBuilder, StyleBank, texts
+from ruvmlx.sona.optional.style_basis import StyleBasis, centred
+from ruvmlx.sona.taste import RatedFeatures, TasteModel
+from ruvmlx.sona.taste_features import features_of
+from ruvmlx.sona.taste_measures import MEASURES
+
+from . import prompts
+from .drawn_users import DrawnStars, DrawnUser
+from .retention import NeutralText, variety_ratio
+from .statistics import mean_interval
+from .trial import seed_for
+from .untouched_replies import UntouchedReplies, WrittenReply
+
+KL = 0.08  # nats per token: the target of a change of weights
+FROZEN = 5  # untouched replies to each unseen question, which the changed reply is compared with
+FOLDS = 4
+SAVE_EVERY = 20.0  # seconds
+
+
+@dataclass(frozen=True)
+class BankReply:
+    question: str
+    text: str
+    finished: bool
+
+
+class StyleStudy:
+    """One model and its bank."""
+
+    def __init__(self, model: Model, backend: Backend, file: Path):
+        self.model, self.backend, self._file = model, backend, file
+        self.bank = StyleBank.from_bytes(file.read_bytes() if file.exists() else None)
+        self.builder = BasisBuilder(model, backend, self.bank, texts("style_questions"), texts("style_prose"))
+        self._saved = time.monotonic()
+
+    def build(self) -> StyleBasis:
+        try:
+            return self.builder.run(self._show, lambda: None)
+        finally:
+            self._save()
+
+    def _show(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            self._save()
+            print(f"{what}: {done} of {total}", flush=True)
+
+    def _save(self) -> None:
+        with replacing(self._file) as out:
+            out.write(self.bank.to_bytes())
+        self._saved = time.monotonic()
+
+    @property
+    def replies(self) -> list[BankReply]:
+        """The replies whose gradients are known."""
+        questions, decode = texts("style_questions"), self.model.tokenizer.decode
+        known = self.bank.replies[: len(self.bank.gradients)]
+        return [BankReply(questions[q], decode(ids), ended) for q, ids, ended in known]
+
+    # -- what the basis moves --------------------------------------------------------------------------
+
+    def correlations(self) -> np.ndarray:
+        """[M]: for each measure, the correlation of the change that its direction predicts with the measure,
+        among replies to one question. Directions are of other questions; mean of FOLDS folds."""
+        whole, found = self.builder.gradients(), []
+        for fold in range(FOLDS):
+            out = whole.question % FOLDS == fold
+            basis = StyleBasis.of(whole[~out], self.lora_a, range(len(self.lora_a)))
+            moved = whole.gradients[out] @ basis.directions.reshape(len(MEASURES), -1).T
+            a, b = (centred(x.astype(np.float64), whole.question[out]) for x in (moved, whole.measures[out]))
+            spread = np.sqrt((a * a).sum(axis=0) * (b * b).sum(axis=0))
+            found.append((a * b).sum(axis=0) / np.maximum(spread, 1e-12))
+        return np.mean(found, axis=0)
+
+    @property
+    def lora_a(self) -> np.ndarray:
+        assert self.bank.lora_a is not None
+        return self.bank.lora_a
+
+    # -- users -----------------------------------------------------------------------------------------
+
+    def users(self, count: int, ratings: int, questions: Sequence[str]) -> list[float]:
+        """The win-rate of each user; a line for each is printed."""
+        basis, engine = self.builder.basis(), LLMInferenceEngine(self.model, self.backend)
+        requests = {q: requests_for(_asked(q, seed_for(0, 3, i)), FROZEN) for i, q in enumerate(questions)}
+        kept = UntouchedReplies(self.backend, self.model.fingerprint, home() / "prove-replies.db")
+        found = kept.to(engine, [r for of in requests.values() for r in of])
+        frozen = {q: [found[r.request_id] for r in of] for q, of in requests.items()}
+        neutral, rates = NeutralText(self.backend, self.model.tokenizer), []
+        for number in range(count):
+            user = DrawnUser.draw(number, held_out=False)
+            stars = DrawnStars(user, self._texts(frozen))
+            lora = self._learned(basis, user, stars, ratings, neutral)
+            with under(self.backend, lora):
+                kl, ppl_change = neutral.compare(None)
+                first = [_asked(q, seed_for(0, 3, i)) for i, q in enumerate(questions)]
+                new = {r.request_id: WrittenReply.of(r) for r in generate_many(engine, first)}
+            written = {q: new[r.request_id] for q, r in zip(questions, first, strict=True)}
+            rates.append(_win_rate(stars, written, frozen))
+            variety = variety_ratio(
+                [w.token_ids for w in written.values()], [of[0].token_ids for of in frozen.values()]
+            )
+            print(
+                f"user {number}, {user.rater}: {rates[-1]:.0%}; KL {kl:.3f}, perplexity {ppl_change:+.1%}, "
+                f"distinct-2 {variety:.2f}; {user.words}",
+                flush=True,
+            )
+        return rates
+
+    def _texts(self, frozen: dict[str, list[WrittenReply]]) -> dict[str, list[str]]:
+        found = {q: [w.text for w in of] for q, of in frozen.items()}
+        for reply in self.replies:
+            found.setdefault(reply.question, []).append(reply.text)
+        return found
+
+    def _learned(
+        self, basis: StyleBasis, user: DrawnUser, stars: DrawnStars, ratings: int, neutral: NeutralText
+    ) -> BaseLoRA:
+        """The change of weights after so many ratings of the bank's replies, scaled to KL."""
+        rng, given = np.random.default_rng([user.number, 77]), list[RatedFeatures]()
+        for i in rng.permutation(len(self.replies)):
+            reply = self.replies[i]
+            rating = user.rating(stars(reply.question, reply.text, reply.finished), rng)
+            if rating is not None and len(given) < ratings:
+                given.append(RatedFeatures(features_of(reply.question, reply.text, reply.finished), rating))
+        weights = TasteModel.fit(given).token_weights().mean[: len(MEASURES)]
+        lora = basis.lora(weights * np.sqrt(KL / max(basis.kl(weights), 1e-12)))
+        with under(self.backend, lora):
+            kl, _ = neutral.compare(None)
+        return lora.shrunk(min(1.0, np.sqrt(KL / max(kl, 1e-12))))
+
+
+def _asked(question: str, seed: int) -> GenerationRequest:
+    sampling = Sampling(temperature=0.7, seed=seed)
+    return GenerationRequest(messages=[Message("user", question)], max_new_tokens=96, sampling=sampling)
+
+
+def _win_rate(
+    stars: DrawnStars, new: dict[str, WrittenReply], frozen: dict[str, list[WrittenReply]]
+) -> float:
+    """How often the new reply has more stars than an untouched one to its question; a tie is half a win."""
+    wins = []
+    for question, reply in new.items():
+        worth = stars(question, reply.text, reply.finished)
+        others = np.array([stars(question, w.text, w.finished) for w in frozen[question]])
+        wins.append(np.mean((worth > others) + 0.5 * (worth == others)))
+    return float(np.mean(wins))
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("bank", type=Path)
+    ask.add_argument("what", choices=("build", "measures", "users"))
+    ask.add_argument("--users", type=int, default=8)
+    ask.add_argument("--ratings", type=int, default=30)
+    ask.add_argument("--questions", type=int, default=24)
+    ask.add_argument("--threads", type=int)
+    given = ask.parse_args()
+    model = load_model(str(starter_path()))
+    study = StyleStudy(model, open_backend("native", model, given.threads), given.bank)
+    if given.what == "build":
+        study.build()
+        print(f"{len(study.bank.gradients)} replies, {given.bank}")
+    elif given.what == "measures":
+        found = study.correlations()
+        for k in np.argsort(-found):
+            print(f"{found[k]:5.2f}  {MEASURES[k].more}")
+        print(f"{found.mean():5.2f}  mean")
+    else:
+        rates = study.users(given.users, given.ratings, prompts.own("heldout")[: given.questions])
+        low, high = mean_interval(np.array(rates))
+        print(f"mean {np.mean(rates):.1%} ({low:.1%} to {high:.1%}), worst {min(rates):.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Computes a model's style basis: samples the bank of replies, then takes the gradient of each reply.
+
+    questions (style_questions.json) -> REPLIES replies to each -> gradients -> StyleBasis
+
+The work takes minutes for a small model, so it can be stopped at any pause. A StyleBank keeps what is done,
+and a later run continues it.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+
+import numpy as np
+
+from ...backends.base import Backend, untouched
+from ...lora.base_lora import Place
+from ...models.model import Message, Model, Tokenizer
+from ...pausing import Pause
+from ...training.slices import TrainingText
+from ...training.trainer import Trainer
+from ..taste_measures import measured
+from .style_basis import MODULE, BankGradients, StyleBasis
+
+REPLIES = 8  # to each question
+LONGEST = 96  # tokens of a reply
+TEMPERATURE = 0.7
+RANK = 2
+_INPUT_TEXTS, _INPUT_ROWS = 40, 8  # texts, and positions in each, whose inputs give lora_a
+_PROSE_TOKENS = 160  # of each plain text
+
+Progress = Callable[[str, int, int], None]  # what is done, how many of them, of how many
+
+
+def texts(name: str) -> list[str]:
+    """The neutral questions ("style_questions"), or plain texts that must not change ("style_prose")."""
+    text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text)
+
+
+@dataclass
+class StyleBank:
+    """What is done so far. replies: (index of the question, token ids, ended by itself). lora_a [L, in, r].
+    gradients: one [P] float16 for each reply, in order. prose: one for each plain text."""
+
+    replies: list[tuple[int, list[int], bool]] = field(default_factory=list)
+    lora_a: np.ndarray | None = None
+    gradients: list[np.ndarray] = field(default_factory=list)
+    prose: list[np.ndarray] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        out = io.BytesIO()
+        np.savez(
+            out, replies=np.array(json.dumps(self.replies)), gradients=_stacked(self.gradients),
+            prose=_stacked(self.prose), lora_a=np.zeros(0) if self.lora_a is None else self.lora_a,
+        )  # fmt: skip
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes | None) -> "StyleBank":
+        """An empty bank if there are no data, or if they are damaged."""
+        try:
+            with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
+                replies = [(int(q), ids, bool(ended)) for q, ids, ended in json.loads(str(f["replies"]))]
+                lora_a = f["lora_a"].astype(np.float32)
+                return cls(replies, lora_a if lora_a.size else None, [*f["gradients"]], [*f["prose"]])
+        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile):
+            return cls()
+
+
+def _stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
+    return np.stack(rows) if rows else np.zeros((0, 0), np.float16)
+
+
+class BasisBuilder:
+    """Continues a bank to its end. Lives in the backend's thread; leaves the backend's LoRA as it is."""
+
+    def __init__(
+        self, model: Model, backend: Backend, bank: StyleBank, questions: Sequence[str], prose: Sequence[str]
+    ):
+        """prose: plain texts, which the basis must not change."""
+        self._model, self._backend, self.bank = model, backend, bank
+        self._questions, self._prose = questions, prose
+        self._layers = tuple(range(model.config.n_layers))
+
+    def run(self, progress: Progress, pause: Pause) -> StyleBasis:
+        """`pause` may raise to stop; the bank then holds what is done."""
+        self._sample(progress, pause)
+        trainer = Trainer(self._model, backend=self._backend, pause=pause)
+        try:
+            if self.bank.lora_a is None:
+                self.bank.lora_a = self._directions(trainer, pause)
+            self._differentiate(trainer, progress, pause)
+        finally:
+            trainer.close()
+        return self.basis()
+
+    # -- replies -------------------------------------------------------------------------------------
+
+    def _sample(self, progress: Progress, pause: Pause) -> None:
+        for i in range(len(self.bank.replies) // REPLIES, len(self._questions)):
+            progress("replies to learn your style from", i * REPLIES, len(self._questions) * REPLIES)
+            prompt = self._model.tokenizer.encode_chat([Message("user", self._questions[i])])
+            with untouched(self._backend):
+                found = sample_replies(self._backend, self._model.tokenizer, prompt, i, pause)
+            self.bank.replies += [(i, ids, ended) for ids, ended in found]
+
+    def _text(self, reply: tuple[int, list[int], bool]) -> TrainingText:
+        """The end token belongs to the reply: a direction may change the length."""
+        question, ids, ended = reply
+        tokenizer = self._model.tokenizer
+        prompt = tokenizer.encode_chat([Message("user", self._questions[question])])
+        return TrainingText.cut(prompt, [*ids, *([min(tokenizer.eos_ids)] if ended else [])])
+
+    # -- gradients -----------------------------------------------------------------------------------
+
+    def _places(self) -> list[Place]:
+        return [(MODULE, layer) for layer in self._layers]
+
+    def _directions(self, trainer: Trainer, pause: Pause) -> np.ndarray:
+        """lora_a [L, in, RANK]: the leading eigenvectors of E[x x^T] over the roots of their eigenvalues."""
+        rng, rows = np.random.default_rng(0), dict[Place, list[np.ndarray]]()
+        chosen = rng.permutation(len(self.bank.replies))[:_INPUT_TEXTS]
+        for at in chosen:
+            text = self._text(self.bank.replies[at])
+            picks = np.sort(rng.permutation(text.said)[:_INPUT_ROWS])
+            for place, x in trainer.input_rows(self._places(), text, picks, pause).items():
+                rows.setdefault(place, []).append(x)
+        return np.stack([leading(np.concatenate(rows[place]), RANK) for place in self._places()])
+
+    def _differentiate(self, trainer: Trainer, progress: Progress, pause: Pause) -> None:
+        assert self.bank.lora_a is not None
+        lora_a = dict(zip(self._places(), self.bank.lora_a, strict=True))
+        for prose in self._prose[len(self.bank.prose) :]:
+            text = TrainingText(tuple(self._model.tokenizer.encode(prose)[:_PROSE_TOKENS]), 1)
+            self.bank.prose.append(self._gradient(trainer, lora_a, text, 1.0, pause))
+        for reply in self.bank.replies[len(self.bank.gradients) :]:
+            progress("gradients of them", len(self.bank.gradients), len(self.bank.replies))
+            found = self._gradient(trainer, lora_a, self._text(reply), TEMPERATURE, pause)
+            self.bank.gradients.append(found)
+
+    def _gradient(
+        self, trainer: Trainer, lora_a: dict[Place, np.ndarray], text: TrainingText, at: float, pause: Pause
+    ) -> np.ndarray:
+        found = trainer.scores(lora_a, text, at, pause)
+        return np.concatenate([found[place].ravel() for place in self._places()]).astype(np.float16)
+
+    # -- the basis -----------------------------------------------------------------------------------
+
+    def gradients(self) -> BankGradients:
+        """Of the replies that are done."""
+        bank, decode = self.bank, self._model.tokenizer.decode
+        rows, known = np.stack(bank.gradients).astype(np.float32), bank.replies[: len(bank.gradients)]
+        return BankGradients(
+            rows,
+            np.stack([measured(decode(ids), ended) for _, ids, ended in known]),
+            np.array([question for question, *_ in known]),
+            np.array([len(ids) for _, ids, _ in known]),
+            np.stack(bank.prose).astype(np.float32) if bank.prose else np.zeros((0, rows.shape[1])),
+        )
+
+    def basis(self) -> StyleBasis:
+        assert self.bank.lora_a is not None
+        return StyleBasis.of(self.gradients(), self.bank.lora_a, self._layers)
+
+
+def leading(rows: np.ndarray, rank: int) -> np.ndarray:
+    """[in, rank]: the leading eigenvectors of rows^T rows / n, each divided by the root of its eigenvalue.
+    rows [n, in]; n may be far smaller than `in`."""
+    _, sigma, axes = np.linalg.svd(rows.astype(np.float64), full_matrices=False)
+    scale = sigma[:rank] / np.sqrt(len(rows))
+    return (axes[:rank] / np.maximum(scale, 1e-12)[:, None]).T.astype(np.float32)
+
+
+def sample_replies(
+    backend: Backend, tokenizer: Tokenizer, prompt: Sequence[int], seed: int, pause: Pause
+) -> list[tuple[list[int], bool]]:
+    """(token ids without the end token, ended by itself) of REPLIES replies to one prompt, as one batch."""
+    rng, cache = np.random.default_rng([seed, 31]), backend.new_cache()
+    logits = [backend.prefill(list(prompt), cache).logits] * REPLIES
+    caches = [cache, *(cache.fork() for _ in range(REPLIES - 1))]
+    ids, going = [list[int]() for _ in range(REPLIES)], list(range(REPLIES))
+    ended = [False] * REPLIES
+    while going:
+        pause()
+        for i in list(going):
+            token = _sampled(logits[i], rng)
+            ended[i] = token in tokenizer.eos_ids
+            if not ended[i]:
+                ids[i].append(token)
+            if ended[i] or len(ids[i]) >= LONGEST:
+                going.remove(i)
+        if going:
+            steps = backend.decode_batch([ids[i][-1] for i in going], [caches[i] for i in going])
+            for i, step in zip(going, steps, strict=True):
+                logits[i] = step.logits
+    return list(zip(ids, ended, strict=True))
+
+
+def _sampled(logits: np.ndarray, rng: np.random.Generator) -> int:
+    """A token drawn at TEMPERATURE: the largest of logits with Gumbel noise."""
+    return int(np.argmax(logits / TEMPERATURE + rng.gumbel(size=logits.shape)))

@@ -1,0 +1,158 @@
+"""The style basis: for each measure of a text, a direction in the weights that raises the measure in replies.
+
+The basis is computed once for each model, from a bank of unrated replies to neutral questions. Ratings then
+choose one coefficient for each direction, so thirty ratings suffice: they choose 39 numbers, not thousands.
+
+For reply i with text y_i, g_i is the gradient of log p(y_i) by lora_b at lora_b = 0. A small change d of
+lora_b changes log p(y_i) by g_i . d, so the expectation of any function f of replies changes by
+Cov(f, g . d). The direction that raises f most for a given KL is proportional to W sum_i f_i g_i, where
+W = 1 / E[g^2] stands for the inverse Fisher information. n replies are far fewer than weights, so the sum is
+a ridge regression over replies (kernel form):
+
+    K = G W G^T      alpha = C (C K C + lambda tr(C K C) / n)^-1 C f      d = W G^T alpha
+
+C subtracts the mean over the replies to one question: a direction must tell styles apart, not topics. The
+direction of a weighted sum of measures is the same sum of their directions.
+
+Plain prose must not change. So each direction is projected: d -= W P^T (P W P^T)^-1 P d, where the rows of P
+are gradients of log p of prose.
+"""
+
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...lora.base_lora import BaseLoRA, Pair, Place
+
+RIDGE = 0.5  # lambda
+MODULE = "down_proj"
+_VERSION = 1  # of the stored form and of the measures' order
+
+
+@dataclass(frozen=True)
+class BankGradients:
+    """G [n, P] float32: a gradient for each reply of the bank. measures [n, M]. question [n]: index of the
+    reply's question. tokens [n]: length. prose [m, P]: gradients of the log-probability of plain texts."""
+
+    gradients: np.ndarray
+    measures: np.ndarray
+    question: np.ndarray
+    tokens: np.ndarray
+    prose: np.ndarray
+
+    def __getitem__(self, rows: np.ndarray) -> "BankGradients":
+        """Some of the replies."""
+        chosen = {name: getattr(self, name)[rows] for name in ("gradients", "measures", "question", "tokens")}
+        return replace(self, **chosen)
+
+
+@dataclass(frozen=True)
+class StyleBasis:
+    """lora_a [L, in, r] float32: the same for all directions, for down_proj of each layer. directions
+    [M, L, r, out] float32: lora_b of each measure. information [M, M]: Fisher information per token along the
+    directions; a change with coefficients beta has a KL of about beta^T information beta / 2 nats per token.
+    covariance [M, M]: of the measures among replies to one question. layers: indices of the L layers."""
+
+    lora_a: np.ndarray
+    directions: np.ndarray
+    information: np.ndarray
+    covariance: np.ndarray
+    layers: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, bank: BankGradients, lora_a: np.ndarray, layers: Sequence[int], ridge: float = RIDGE
+    ) -> "StyleBasis":
+        count, rank = lora_a.shape[0], lora_a.shape[2]
+        width = bank.gradients.shape[1] // (count * rank)
+        weight = inverse_information(bank.gradients, count * rank)
+        measures = centred(bank.measures.astype(np.float64), bank.question)
+        directions = ridge_directions(bank, weight, measures, ridge)
+        directions = without_prose(directions, bank.prose, weight)
+        along = bank.gradients @ directions.T / np.sqrt(np.maximum(1, bank.tokens))[:, None]
+        return cls(
+            lora_a,
+            directions.reshape(len(directions), count, rank, width).astype(np.float32),
+            along.T @ along / len(along),
+            measures.T @ measures / len(measures),
+            tuple(layers),
+        )
+
+    def lora(self, coefficients: np.ndarray) -> BaseLoRA:
+        """The change of weights with these coefficients [M]."""
+        b = np.tensordot(coefficients.astype(np.float32), self.directions, axes=1)
+        pairs: Mapping[Place, Pair] = {
+            (MODULE, layer): (np.ascontiguousarray(self.lora_a[i]), np.ascontiguousarray(b[i]))
+            for i, layer in enumerate(self.layers)
+        }
+        return BaseLoRA(pairs)
+
+    def kl(self, coefficients: np.ndarray) -> float:
+        """The expected KL of `lora(coefficients)`, nats per token, for small changes."""
+        return 0.5 * float(coefficients @ self.information @ coefficients)
+
+    def to_bytes(self) -> bytes:
+        out = io.BytesIO()
+        np.savez(
+            out, version=_VERSION, lora_a=self.lora_a.astype(np.float16), layers=np.array(self.layers),
+            directions=self.directions.astype(np.float16), information=self.information,
+            covariance=self.covariance,
+        )  # fmt: skip
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "StyleBasis | None":
+        """None if the data are damaged or of another version: the basis must then be computed again."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as f:
+                if int(f["version"]) != _VERSION:
+                    return None
+                lora_a, directions = (f[name].astype(np.float32) for name in ("lora_a", "directions"))
+                found = cls(
+                    lora_a, directions, f["information"], f["covariance"], tuple(map(int, f["layers"]))
+                )
+        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile):
+            return None
+        arrays = (found.lora_a, found.directions, found.information, found.covariance)
+        return found if all(np.isfinite(a).all() for a in arrays) else None
+
+
+def centred(values: np.ndarray, question: np.ndarray) -> np.ndarray:
+    """values [n, M] less the mean over the replies to the same question."""
+    out = values.copy()
+    for one in np.unique(question):
+        rows = question == one
+        out[rows] -= out[rows].mean(axis=0)
+    return out
+
+
+def inverse_information(gradients: np.ndarray, rows: int) -> np.ndarray:
+    """W [P]: 1 / mean g^2, one value for each of `rows` rows of lora_b. One for each weight would be noise:
+    there are more weights than replies."""
+    square = np.einsum("np,np->p", gradients, gradients, dtype=np.float64) / len(gradients)
+    mean = square.reshape(rows, -1).mean(axis=1)
+    return np.repeat(1 / np.maximum(mean, 1e-12), square.size // rows).astype(np.float32)
+
+
+def ridge_directions(
+    bank: BankGradients, weight: np.ndarray, measures: np.ndarray, ridge: float
+) -> np.ndarray:
+    """[M, P]: d of each column of measures [n, M], which are centred."""
+    count = len(bank.gradients)
+    kernel = (bank.gradients * weight) @ bank.gradients.T
+    kernel = centred(centred(kernel.astype(np.float64), bank.question).T, bank.question)
+    kernel += ridge * np.trace(kernel) / count * np.eye(count)
+    alpha = centred(np.linalg.solve(kernel, measures), bank.question)
+    return (alpha.T.astype(np.float32) @ bank.gradients) * weight
+
+
+def without_prose(directions: np.ndarray, prose: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The directions [M, P] projected so that the log-probability of each prose text stays the same."""
+    if not len(prose):
+        return directions
+    changes = (prose * weight) @ prose.T
+    changes += 1e-6 * np.trace(changes) / len(changes) * np.eye(len(changes))
+    return directions - np.linalg.solve(changes, prose @ directions.T).T.astype(np.float32) @ (prose * weight)

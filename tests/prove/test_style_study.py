@@ -1,0 +1,46 @@
+"""The study of the style basis, from an empty file to the users' win-rates."""
+
+import numpy as np
+import pytest
+
+from apps.prove import style_study
+from apps.prove.style_study import StyleStudy
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.sona.optional import style_bank
+from ruvmlx.sona.taste_measures import MEASURES
+
+QUESTIONS = [f"What is number {i}?" for i in range(4)]
+
+
+@pytest.fixture
+def study(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(style_bank, "REPLIES", 3)
+    monkeypatch.setattr(style_bank, "LONGEST", 9)
+    given = {"style_questions": QUESTIONS, "style_prose": ["A plain text."]}
+    monkeypatch.setattr(style_study, "texts", given.__getitem__)
+    monkeypatch.setattr("apps.prove.retention._LIMIT", 40)
+    return lambda: StyleStudy(tiny, NativeBackend(tiny, threads=1), tmp_path / "bank.npz")
+
+
+def test_a_study_continues_its_file_and_tests_users(study, capsys):
+    study().build()
+    again = study()
+    assert len(again.bank.gradients) == len(again.replies) == 12 and again.bank.lora_a is not None
+    assert again.correlations().shape == (len(MEASURES),)
+    rates = again.users(2, 5, ["Why?", "How do I go?"])
+    said = capsys.readouterr().out
+    assert len(rates) == 2 and all(0 <= rate <= 1 for rate in rates)
+    assert said.count("user ") == 2 and again.backend.lora is None
+
+
+def test_the_change_of_weights_is_scaled_to_the_target(study):
+    """KL on plain text is at most the target, and a user without ratings changes nothing."""
+    one = study()
+    one.build()
+    basis, neutral = one.builder.basis(), style_study.NeutralText(one.backend, one.model.tokenizer)
+    user = style_study.DrawnUser.draw(0, held_out=False, rater="stars")
+    lora = one._learned(basis, user, lambda q, text, ended: 1 + len(text) % 5, 12, neutral)
+    with style_study.under(one.backend, lora):
+        assert 0 < neutral.compare(None)[0] <= 1.3 * style_study.KL
+    silent = one._learned(basis, user, lambda *_: 3, 0, neutral)
+    assert all(np.allclose(b, 0) for _, b in silent.pairs.values())
