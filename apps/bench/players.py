@@ -238,20 +238,19 @@ class Verdicts:
     """Checks each GPU kernel against its twin, in its own process, which a bad kernel may crash."""
 
     def __init__(self) -> None:
-        self.facts = {"name": "kernels", "verdicts": kernel_verdicts()}
+        self.facts = {"name": "kernels"}
 
+    def verdicts(self, head_dim: int, n_heads: int, n_kv_heads: int, dtype: str) -> list[dict[str, Any]]:
+        """Results of the kernels' self-check for such heads, made afresh; none without a GPU.
 
-def kernel_verdicts() -> list[dict[str, Any]]:
-    """Results of the kernels' self-check, made afresh; none without a GPU.
+        Each has the fields of `CheckResult`; "message" is a list of lines, so that each is cleaned alone.
+        """
+        from ruvmlx.backends.mlx.check_results import Shapes
+        from ruvmlx.backends.mlx.gpu_check import ask
+        from ruvmlx.platform.gpu import gpu
 
-    Each has the fields of `CheckResult`; "message" is a list of lines, so that each is cleaned alone.
-    """
-    from ruvmlx.backends.mlx.check_results import STARTER
-    from ruvmlx.backends.mlx.gpu_check import check
-    from ruvmlx.platform.gpu import gpu
-
-    results = check(STARTER, fresh=True).results if gpu.kind else ()
-    return [asdict(result) | {"message": result.message.splitlines()} for result in results]
+        results = ask(Shapes(head_dim, n_heads, n_kv_heads, dtype)).results if gpu.kind else ()
+        return [asdict(result) | {"message": result.message.splitlines()} for result in results]
 
 
 KINDS: dict[str, Any] = {

@@ -13,6 +13,7 @@ import ruvmlx
 from ruvmlx import settings
 from ruvmlx.models.model import Model
 from ruvmlx.models.starter import starter_path
+from ruvmlx.platform import sensors
 from ruvmlx.platform.cpu import available_memory, physical_cores
 
 from ..bench import machine
@@ -58,7 +59,11 @@ def has_gpu() -> bool:
 def _system_build() -> str:
     """ "macOS 15.1 (24B83)", "Linux 6.1": the host's name is left out."""
     if sys.platform == "darwin":
-        return f"macOS {platform.mac_ver()[0]} ({machine.output('sw_vers', '-buildVersion')})"
+        # Not platform.mac_ver(): a Python that was built for an older macOS is told 16.0 on macOS 26.
+        version, build = (
+            machine.output("sw_vers", f"-{name}") for name in ("productVersion", "buildVersion")
+        )
+        return f"macOS {version} ({build})"
     return f"{platform.system()} {re.match(r'[0-9.]*', platform.release())[0]}"  # type: ignore[index]
 
 
@@ -97,6 +102,12 @@ def model_facts(model: Model) -> dict[str, Any]:
         "bits": round(model.bits, 2),
         "shape": shape,
     }
+
+
+def heat() -> dict[str, Any] | None:
+    """The thermal state and the low-power mode: both slow a machine. None where neither is told."""
+    told = {"thermal_state": sensors.thermal_state(), "low_power_mode": sensors.low_power_mode()}
+    return {name: value for name, value in told.items() if value not in ("", None)} or None
 
 
 def load_average() -> Mapping[str, float]:

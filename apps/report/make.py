@@ -11,7 +11,7 @@ from ruvmlx.platform.cpu import physical_cores
 
 from .. import privacy
 from ..bench.machine import Thermometer
-from . import facts, speed
+from . import facts, kernels, speed
 
 Log = Callable[[str], None]
 FORMAT = 1  # version of the JSON
@@ -42,7 +42,9 @@ def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seco
     report["checks"] = [_public(check) for check in checks]
     part("machine", facts.machine_facts)
     part("load_before", facts.load_average)
-    part("kernels", lambda: _verdicts(deadline.share(0.25)))
+    part("heat_before", facts.heat)
+    part("kernels", lambda: kernels.of_the_starter(deadline.share(0.2)) if gpu else None)
+    part("kernel_shapes", lambda: kernels.of_all(kernels.shapes(), deadline.share(0.35)) if gpu else None)
     part("clock", thermometer.read)
     opened: list[Model] = []
 
@@ -57,6 +59,7 @@ def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seco
         if opened:
             part(name, partial(_speed, opened[0], backends, peer, deadline.share(share), log))
     part("clock", thermometer.read)
+    part("heat_after", facts.heat)
     report["slower_at_the_end"] = round(thermometer.drift, 3)
     report["seconds"] = round(time.monotonic() - started, 1)
     return privacy.cleaned(report | {"failed": failed}, privacy.known_names())
@@ -66,14 +69,6 @@ def _speed(
     model: Model, backends: Sequence[str], peer: bool, deadline: speed.Deadline, log: Log
 ) -> dict[str, Any]:
     return speed.measure(model, backends, peer, physical_cores(), deadline, log)
-
-
-def _verdicts(deadline: speed.Deadline) -> list[dict[str, Any]]:
-    player = speed.PlayerProcess("kernels")
-    try:
-        return player.facts(deadline)["verdicts"]
-    finally:
-        player.leave()
 
 
 def _public(check: dict[str, Any]) -> dict[str, Any]:

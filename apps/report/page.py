@@ -38,7 +38,15 @@ def _head(report: Facts) -> str:
         f"Made on {report['made']} in {report['seconds']} s; {report['slower_at_the_end']:.0%} slower at the "
         f"end than at the beginning; load average before: {report.get('load_before', {}).get('load', '?')}."
     )
+    lines += [_heat(report)] if "heat_before" in report else []
     return "\n\n".join(lines)
+
+
+def _heat(report: Facts) -> str:
+    before, after = report["heat_before"], report.get("heat_after", {})
+    low = {True: "on", False: "off"}.get(before.get("low_power_mode"), "unknown")
+    states = [heat.get("thermal_state", "unknown") for heat in (before, after)]
+    return f"Thermal state: {states[0]} before, {states[1]} after; low-power mode: {low}."
 
 
 def _listed(facts: Facts) -> str:
@@ -59,7 +67,21 @@ def _kernels(report: Facts) -> str:
         return "## GPU kernels\n\nNo kernel was checked on this machine."
     columns = list(dict.fromkeys(name for verdict in verdicts for name in verdict if name != "message"))
     rows = [[verdict.get(name, "") for name in columns] for verdict in verdicts]
-    return "\n\n".join(["## GPU kernels", _table(columns, rows), *_messages(verdicts)])
+    shapes = report.get("kernel_shapes", [])
+    more = [_table(_SHAPE_COLUMNS, list(map(_shape_row, shapes)))] if shapes else []
+    every = [*verdicts, *(result for shape in shapes for result in shape.get("results", []))]
+    return "\n\n".join(["## GPU kernels", _table(columns, rows), *more, *_messages(every)])
+
+
+_SHAPE_COLUMNS = ("head size", "type", "group", "verdict", "attention x MLX's, 2,048 tokens", "256 tokens")
+
+
+def _shape_row(shape: Facts) -> Sequence[Any]:
+    results = {result["name"]: result for result in shape.get("results", [])}
+    wrong = "; ".join(f"{name}: {result['why']}" for name, result in results.items() if not result["ok"])
+    ratios = [results.get(name, {}).get("ratio") for name in ("attend_decode", "attend_decode_256")]
+    verdict = shape.get("error") or wrong or "ok"
+    return (shape["head_dim"], shape["dtype"], shape["group"], verdict, *(ratio or "" for ratio in ratios))
 
 
 def _messages(verdicts: Sequence[Facts]) -> Iterator[str]:
@@ -69,7 +91,9 @@ def _messages(verdicts: Sequence[Facts]) -> Iterator[str]:
         if len(lines := verdict.get("message", [])) > 1:
             kernels.setdefault("\n".join(lines), []).append(verdict["name"])
     for message, names in kernels.items():
-        yield f"{', '.join(names)}:\n\n" + "\n".join(f"    {line}" for line in message.splitlines())
+        yield f"{', '.join(dict.fromkeys(names))}:\n\n" + "\n".join(
+            f"    {line}" for line in message.splitlines()
+        )
 
 
 def _speed(speed: Facts) -> str:

@@ -145,19 +145,29 @@ def _text(path: Path) -> str:
 
 def thermal_state() -> str:
     """[[NSProcessInfo processInfo] thermalState] as one of HEAT; "" if it is not available."""
+    state = _process_info(b"thermalState", ctypes.c_long)
+    return HEAT[state] if state is not None and 0 <= state < len(HEAT) else ""
+
+
+def low_power_mode() -> bool | None:
+    """[[NSProcessInfo processInfo] isLowPowerModeEnabled]; None if it is not available."""
+    return _process_info(b"isLowPowerModeEnabled", ctypes.c_bool)
+
+
+def _process_info(question: bytes, kind: type) -> Any:
+    """[[NSProcessInfo processInfo] QUESTION], whose C type is `kind`; None if it is not available."""
     try:
         ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
         objc = ctypes.CDLL("/usr/lib/libobjc.dylib")
-        pointer, number = ctypes.c_void_p, ctypes.c_long
+        pointer = ctypes.c_void_p
         named = ctypes.CFUNCTYPE(pointer, ctypes.c_char_p)
         class_, selector = (named((name, objc)) for name in ("objc_getClass", "sel_registerName"))
         # objc_msgSend is declared once for each signature that it is called with.
         asked = ctypes.CFUNCTYPE(pointer, pointer, pointer)(("objc_msgSend", objc))
-        counted = ctypes.CFUNCTYPE(number, pointer, pointer)(("objc_msgSend", objc))
-        state = counted(asked(class_(b"NSProcessInfo"), selector(b"processInfo")), selector(b"thermalState"))
+        answered = ctypes.CFUNCTYPE(kind, pointer, pointer)(("objc_msgSend", objc))
+        return answered(asked(class_(b"NSProcessInfo"), selector(b"processInfo")), selector(question))
     except (OSError, AttributeError):
-        return ""
-    return HEAT[state] if 0 <= state < len(HEAT) else ""
+        return None
 
 
 def battery_watts(found: Any) -> float | None:

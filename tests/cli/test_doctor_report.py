@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ruvmlx.apps import privacy
 from ruvmlx.apps.bench import machine
 from ruvmlx.apps.bench.stage import PlayerError
 from ruvmlx.apps.cli import doctor
-from ruvmlx.apps.report import facts, make, page, speed
+from ruvmlx.apps.report import facts, kernels, make, page, speed
 
 from ruvmlx.errors import StoreError
 from ruvmlx.kernels.library import LibraryError
@@ -105,11 +106,11 @@ def test_a_report_is_made_where_nothing_works(monkeypatch):
     def missing(*_):
         raise LibraryError(CHAT)
 
-    for module, name in ((machine.matmul, "peak"), (facts, "has_gpu"), (make, "_verdicts")):
+    for module, name in ((machine.matmul, "peak"), (facts, "has_gpu")):
         monkeypatch.setattr(module, name, missing)
     log: list[str] = []
     told = make.make([], missing, 10, log.append)
-    assert told["failed"].keys() == {"gpu", "clock", "kernels", "model"}
+    assert told["failed"].keys() == {"gpu", "clock", "model"}
     assert told["machine"]["memory"] > 0 and told["slower_at_the_end"] == 0
     assert "NO GPU" in page.markdown(told) and not tells(page.markdown(told)) and not tells("".join(log))
 
@@ -122,10 +123,69 @@ def test_a_compiler_s_whole_message_is_in_the_report_and_no_path_of_it(monkeypat
         "note: 'x' declared here",
     ]
     found = [{"name": name, "ok": False, "why": "w", "message": lines} for name in ("append", "gather")]
-    monkeypatch.setattr(make, "_verdicts", lambda _: [*found, {"name": "demote", "ok": True, "message": []}])
+    found.append({"name": "demote", "ok": True, "message": []})
+    monkeypatch.setattr(facts, "has_gpu", lambda: True)
+    monkeypatch.setattr(kernels, "of_the_starter", lambda _: found)
+    monkeypatch.setattr(kernels, "of_all", lambda *_: [])
     text = page.markdown(make.make([], None, 10, lambda _: None))
     shown = "<removed> error: unknown type 'half4'\n        x = a / b;\n    note: 'x' declared"
     assert f"append, gather:\n\n    {shown}" in text and not tells(text)
+
+
+def test_every_kind_of_head_is_checked_and_each_pair_in_the_first_half():
+    wanted = [(s.head_dim, s.dtype, s.n_heads // s.n_kv_heads) for s in kernels.shapes()]
+    assert set(wanted) == set(product((64, 80, 128, 256), ("float16", "bfloat16"), (1, 3, 4, 7, 8)))
+    assert len(wanted) == 40
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert {(w[one], w[other]) for w in wanted[:20]} == {(w[one], w[other]) for w in wanted}
+
+
+class ShortOfTime:
+    """A player that checks one kind of head, crashes on the second, and uses up the time on the third."""
+
+    def __init__(self, kind: str):
+        self.calls = 0
+
+    def call(self, deadline, method, *shapes):
+        self.calls += 1
+        if self.calls == 2:
+            raise PlayerError("", "its process ended")
+        if self.calls == 3:
+            deadline._until = 0
+        ratio = {"name": "attend_decode_256", "ok": True, "why": "", "ratio": 1.5, "message": []}
+        return [ratio, {"name": "gather", "ok": False, "why": f"NaN {shapes[0]}", "message": []}]
+
+    def leave(self):
+        pass
+
+
+def test_a_shape_that_fails_or_has_no_time_hides_no_other(monkeypatch):
+    monkeypatch.setattr(kernels, "PlayerProcess", ShortOfTime)
+    found = kernels.of_all(kernels.shapes()[:5], speed.Deadline(60))
+    rows = [page._shape_row(shape) for shape in found]
+    assert [row[3] for row in rows] == [
+        "gather: NaN 64",
+        "its process ended",
+        "gather: NaN 64",
+        *["not checked: no time was left (--seconds)"] * 2,
+    ]
+    assert rows[0][-1] == 1.5 and rows[1][-1] == ""
+
+
+def test_heat_is_told_where_the_system_tells_it(monkeypatch):
+    monkeypatch.setattr(facts.sensors, "thermal_state", lambda: "fair")
+    monkeypatch.setattr(facts.sensors, "low_power_mode", lambda: True)
+    text = page.markdown(make.make([], None, 10, lambda _: None))
+    assert "Thermal state: fair before, fair after; low-power mode: on." in text
+
+
+def test_macos_is_named_by_sw_vers(monkeypatch):
+    """Python's own answer may be 16.0 on macOS 26."""
+    said = {"-productVersion": "26.1", "-buildVersion": "25B78"}
+    monkeypatch.setattr(facts.sys, "platform", "darwin")
+    monkeypatch.setattr(facts.machine, "output", lambda program, name: said[name])
+    monkeypatch.setattr(facts.platform, "mac_ver", lambda: ("16.0", ("", "", ""), "arm64"))
+    assert facts._system_build() == "macOS 26.1 (25B78)"
 
 
 def test_a_report_that_cannot_be_written_is_refused_at_once(run, tmp_path):  # noqa: F811

@@ -43,8 +43,8 @@ CASES = {  # kernel -> the cases that run it
     "append": ["append"],
     "rope_append": ["rope_append"],
     "demote": ["demote_warm", "demote_cold"],
-    "attend_decode": ["attend_decode"],
-    "attend_merge": ["attend_decode"],
+    "attend_decode": ["attend_decode", "attend_decode_256"],
+    "attend_merge": ["attend_decode", "attend_decode_256"],
     "gather": ["gather"],
 }
 NAMES = {GRAPH, *(name for names in CASES.values() for name in names)}
@@ -184,7 +184,10 @@ def test_a_broken_kernel_fails_its_case(machine, kernel, mode):
     """And no other's."""
     machine(**{kernel: mode})
     failed = [r for r in map(selfcheck.judged, selfcheck.cases(SHAPES)) if not r.ok]
-    assert [r.name for r in failed] == CASES[kernel]
+    # Over a few tokens the time is told, and no kernel fails for it.
+    assert [r.name for r in failed] == CASES[kernel][
+        : 1 if kernel.startswith("attend") and mode == "slow" else 2
+    ]
     said = {"raise": "program scope variable", "wrong": "wrong", "nan": "NaN", "slow": "times as long"}
     assert said[mode] in failed[0].why
     assert "\n" not in failed[0].why

@@ -1,0 +1,56 @@
+"""Verdicts on the GPU kernels: for the starter's heads, then for all shapes of heads that models have."""
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from itertools import product
+from typing import Any
+
+from ruvmlx.backends.mlx.check_results import STARTER, Shapes
+
+from ..bench.stage import PlayerError
+from .speed import Deadline, PlayerProcess
+
+HEAD_DIMS, DTYPES, GROUPS = (64, 80, 128, 256), ("float16", "bfloat16"), (1, 3, 4, 7, 8)
+N_KV_HEADS = 2
+
+
+def shapes() -> list[Shapes]:
+    """Each head size, type and group. The first half has each pair of two of these, should time end."""
+    pairs = list(product(HEAD_DIMS, GROUPS))
+    by_turns = [(turn + half) % 2 for half in range(2) for turn in range(len(pairs))]
+    return [
+        Shapes(head_dim, N_KV_HEADS * group, N_KV_HEADS, DTYPES[dtype])
+        for (head_dim, group), dtype in zip(pairs * 2, by_turns, strict=True)
+    ]
+
+
+def of_the_starter(deadline: Deadline) -> list[dict[str, Any]]:
+    """[{"name", "ok", "why", "ratio", "message"}]"""
+    player = PlayerProcess("kernels")
+    try:
+        return player.call(deadline, "verdicts", *astuple(STARTER))
+    finally:
+        player.leave()
+
+
+def of_all(wanted: Sequence[Shapes], deadline: Deadline) -> list[dict[str, Any]]:
+    """[{"head_dim", "dtype", "group", "results" or "error"}]; an error where no time is left."""
+    player = PlayerProcess("kernels")
+    try:
+        return [_named(shapes) | _results(player, shapes, deadline) for shapes in wanted]
+    finally:
+        player.leave()
+
+
+def _named(shapes: Shapes) -> dict[str, Any]:
+    group = shapes.n_heads // shapes.n_kv_heads
+    return {"head_dim": shapes.head_dim, "dtype": shapes.dtype, "group": group}
+
+
+def _results(player: PlayerProcess, shapes: Shapes, deadline: Deadline) -> dict[str, Any]:
+    if deadline.left() <= 0:
+        return {"error": "not checked: no time was left (--seconds)"}
+    try:
+        return {"results": player.call(deadline, "verdicts", *astuple(shapes))}
+    except PlayerError as error:
+        return {"error": error.public}
