@@ -1,9 +1,13 @@
-// What the 32 lanes of a simdgroup do with one page.   Needs pages.h
+// What the 32 lanes of a simdgroup do with half a page.   Needs pages.h
+//
+// Half a page, so that the four simdgroups of a threadgroup have work from two pages on.
 //
 // A token's D numbers lie over LANES lanes, 8 to a lane (a lane past D idles: D = 80), so ROWS tokens
 // are read at once. G query heads share what is read; STEPS such rows make LANES sums, which one transposing
 // butterfly adds over the lanes: sum i ends in lane i. Lane = row * LANES + step * HEADS + head owns the
 // scores of its head for one token of each of the BLOCKS blocks.
+
+CONSTANT int PART = PAGE / 2; // tokens
 
 template <int D, int G> struct Tile {
     enum {
@@ -11,7 +15,7 @@ template <int D, int G> struct Tile {
         LANES = D <= 64 ? 8 : D <= 128 ? 16 : 32,
         ROWS = 32 / LANES,
         STEPS = LANES / HEADS,
-        BLOCKS = PAGE / (ROWS * STEPS),
+        BLOCKS = PART / (ROWS * STEPS),
     };
 };
 
@@ -31,9 +35,9 @@ FN float dot8(float c, THREAD const float *x, THREAD const float *y) {
     return c;
 }
 
-// s[t][head] = q . k_t, without the scale and bias of token t
+// s[t][head] = q . k_t for token first + t of the page, without the scale and bias of the token
 template <int BITS, int D, int G>
-FN void page_scores(GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint lane) {
+FN void page_scores(GLOBAL_IN(uchar) page, uint first, LOCAL(float) q, LOCAL(float) s, uint lane) {
     typedef Tile<D, G> T;
     const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS, head = j % T::HEADS;
     const bool live = 8 * j < D;
@@ -44,7 +48,7 @@ FN void page_scores(GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint 
         float sum[T::LANES];
         UNROLL for (int u = 0; u < T::STEPS; u++) {
             float k[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-            if (live) load_numbers<BITS, D>(page, (b * T::STEPS + u) * T::ROWS + row, 8 * j, k);
+            if (live) load_numbers<BITS, D>(page, first + (b * T::STEPS + u) * T::ROWS + row, 8 * j, k);
             UNROLL for (int g = 0; g < T::HEADS; g++)
                 sum[u * T::HEADS + g] = g < G ? dot8(0, own[g < G ? g : 0], k) : 0.0f;
         }
@@ -53,19 +57,19 @@ FN void page_scores(GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint 
     }
 }
 
-// o[head][8] += sum over this lane's rows of p[t][head] * v_t; only tokens before `valid` hold numbers
+// o[head][8] += sum over this lane's rows of p[t][head] * v_t, t from `first` of the page on; tokens from `valid` on hold no numbers
 template <int BITS, int D, int G>
-FN void page_values(GLOBAL_IN(uchar) page, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
+FN void page_values(GLOBAL_IN(uchar) page, uint first, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
     typedef Tile<D, G> T;
     const uint j = lane % T::LANES, row = lane / T::LANES;
     if (8 * j >= D) return;
     const auto values = page + v_at(BITS, D);
-    for (int b = 0; b < PAGE / T::ROWS; b += 4) {
+    for (int b = 0; b < PART / T::ROWS; b += 4) {
         UNROLL for (int u = 0; u < 4; u++) {
             const int t = (b + u) * T::ROWS + row;
-            if (BITS == 16 && t >= valid) continue;
+            if (BITS == 16 && (int)first + t >= valid) continue;
             float v[8];
-            load_numbers<BITS, D>(values, t, 8 * j, v);
+            load_numbers<BITS, D>(values, first + t, 8 * j, v);
             UNROLL for (int g = 0; g < G; g++) {
                 const float pg = p[t * T::HEADS + g];
                 UNROLL for (int i = 0; i < 8; i++) o[g * 8 + i] = fma(pg, v[i], o[g * 8 + i]);
@@ -75,17 +79,17 @@ FN void page_values(GLOBAL_IN(uchar) page, LOCAL(float) p, THREAD float *o, uint
 }
 
 template <int D, int G>
-FN void scores_of(int bits, GLOBAL_IN(uchar) page, LOCAL(float) q, LOCAL(float) s, uint lane) {
-    if (bits == 4) page_scores<4, D, G>(page, q, s, lane);
-    else if (bits == 8) page_scores<8, D, G>(page, q, s, lane);
-    else page_scores<16, D, G>(page, q, s, lane);
+FN void scores_of(int bits, GLOBAL_IN(uchar) page, uint first, LOCAL(float) q, LOCAL(float) s, uint lane) {
+    if (bits == 4) page_scores<4, D, G>(page, first, q, s, lane);
+    else if (bits == 8) page_scores<8, D, G>(page, first, q, s, lane);
+    else page_scores<16, D, G>(page, first, q, s, lane);
 }
 
 template <int D, int G>
-FN void values_of(int bits, GLOBAL_IN(uchar) page, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
-    if (bits == 4) page_values<4, D, G>(page, p, o, lane, valid);
-    else if (bits == 8) page_values<8, D, G>(page, p, o, lane, valid);
-    else page_values<16, D, G>(page, p, o, lane, valid);
+FN void values_of(int bits, GLOBAL_IN(uchar) page, uint first, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
+    if (bits == 4) page_values<4, D, G>(page, first, p, o, lane, valid);
+    else if (bits == 8) page_values<8, D, G>(page, first, p, o, lane, valid);
+    else page_values<16, D, G>(page, first, p, o, lane, valid);
 }
 
 // The largest (the sum) over the lanes that share a head.

@@ -3,16 +3,16 @@
 //   pages: int32, page ids   cold, warm ..: a pool for each tier   open: a sequence's last hot page, [sequences][n_kv_heads][256 D bytes]
 //   o: f32 [sequences][n_heads][splits][D], ml: f32 [sequences][n_heads][splits][2]: what attend_merge joins,
 //     o = sum_t 2^(x_t - m) v_t, l = sum_t 2^(x_t - m), m = max_t x_t, x = q . k * log2(e) / sqrt(D)
-//   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth page
+//   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth half of a page
 //   G query heads of one KV head share each read.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
 //   Scales and biases stay out of the inner loops: those of a key go to its score, q . (s n + b) = s (q . n) + b sum(q),
 //   those of a value to its probability.
-//   Threadgroup memory: 4 * max(2GD + 4*64*HEADS, 4GD) + 40 HEADS bytes, 16.4 KB at most.
+//   Threadgroup memory: 4 * max(2GD + 4*32*HEADS, 4GD) + 40 HEADS bytes, 16.4 KB at most.
 //   Twin: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Tile<D, G> T;
 constexpr int SIMDS = 4;
-constexpr int WORK = 2 * G * D + SIMDS * PAGE * T::HEADS, JOIN = SIMDS * G * D;
+constexpr int WORK = 2 * G * D + SIMDS * PART * T::HEADS, JOIN = SIMDS * G * D;
 SHARED(float, memory, (WORK > JOIN ? WORK : JOIN));
 SHARED(float, ends, SIMDS * T::HEADS * 2);
 SHARED(float, sums, 2 * T::HEADS); // of each head's query, then of each rotated one
@@ -40,28 +40,30 @@ for (int g = simd_at; g < T::HEADS; g += SIMDS) {
 }
 BARRIER();
 
-const auto s = memory + (2 * G * D + (int)simd_at * PAGE * T::HEADS);
+const auto s = memory + (2 * G * D + (int)simd_at * PART * T::HEADS);
 const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS;
 const float q_sum = sums[j % T::HEADS], q_sum_rotated = sums[T::HEADS + j % T::HEADS];
 float m = NEG_INF, l = 0, biased = 0; // of this lane's head; l and biased: this lane's tokens only
 float acc[G * 8];
 UNROLL for (int i = 0; i < G * 8; i++) acc[i] = 0;
 
-for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
+const int parts = min(PAGE / PART * end, (n_tokens + PART - 1) / PART);
+for (int part = PAGE / PART * begin + (int)simd_at; part < parts; part += SIMDS) {
+    const int page = part / (PAGE / PART), start = part % (PAGE / PART) * PART;
     const int tier = tier_of(page, n), bits = bits_of(tier);
     const bool last = tier == HOT && page == n_pages - 1; // the page that is being filled lies apart
     const auto data = last ? open + (ulong)((int)group_at.z * n_kv + kv) * (ulong)page_bytes(HOT, D)
                            : POOL_OF(tier) + (ulong)(pages[P[TABLE] + page] * n_kv + kv) * (ulong)page_bytes(tier, D);
-    scores_of<D, G>(bits, data, memory + (is_rotated(tier) ? G * D : 0), s, lane);
+    scores_of<D, G>(bits, data, start, memory + (is_rotated(tier) ? G * D : 0), s, lane);
 
     float x[T::BLOCKS], top = NEG_INF;
     UNROLL for (int b = 0; b < T::BLOCKS; b++) {
-        const int t = (b * T::STEPS + step) * T::ROWS + row, token = page * PAGE + t;
+        const int t = (b * T::STEPS + step) * T::ROWS + row, token = part * PART + t;
         x[b] = s[t * T::HEADS + j % T::HEADS];
-        if (bits != 16) x[b] *= half_to_f32(load_u16(data, k_scale_at(bits, D) + 2 * t));
+        if (bits != 16) x[b] *= half_to_f32(load_u16(data, k_scale_at(bits, D) + 2 * (start + t)));
         if (has_bias(bits)) {
             const float sum = is_rotated(tier) ? q_sum_rotated : q_sum;
-            x[b] = fma(half_to_f32(load_u16(data, k_bias_at(bits, D) + 2 * t)), sum, x[b]);
+            x[b] = fma(half_to_f32(load_u16(data, k_bias_at(bits, D) + 2 * (start + t))), sum, x[b]);
         }
         if (token < first || token >= n_tokens) x[b] = NEG_INF;
         top = fmax(top, x[b]);
@@ -73,8 +75,8 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
         const int t = (b * T::STEPS + step) * T::ROWS + row;
         float p = exp2(x[b] - at);
         l += p;
-        if (has_bias(bits)) biased = fma(p, half_to_f32(load_u16(data, v_bias_at(bits, D) + 2 * t)), biased);
-        if (bits != 16) p *= half_to_f32(load_u16(data, v_scale_at(bits, D) + 2 * t));
+        if (has_bias(bits)) biased = fma(p, half_to_f32(load_u16(data, v_bias_at(bits, D) + 2 * (start + t))), biased);
+        if (bits != 16) p *= half_to_f32(load_u16(data, v_scale_at(bits, D) + 2 * (start + t)));
         s[t * T::HEADS + j % T::HEADS] = p;
     }
     UNROLL for (int g = 0; g < G; g++) {
@@ -82,7 +84,7 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
         UNROLL for (int i = 0; i < 8; i++) acc[g * 8 + i] *= shrink_g;
     }
     SIMD_BARRIER();
-    values_of<D, G>(bits, data, s, acc, lane, n_tokens - page * PAGE);
+    values_of<D, G>(bits, data, start, s, acc, lane, n_tokens - page * PAGE);
     SIMD_BARRIER();
 }
 

@@ -53,7 +53,7 @@ SLOW = {
     "backends/test_gguf_formats.py", "backends/test_matrix_types.py",
     "backends/test_native_starter.py", "backends/test_verdict.py", "bench/test_bench.py",
     "bench/test_compare.py", "kernels/test_c_arm.py", "kernels/test_c_compilers.py",
-    "kernels/test_c_sanitizers.py",
+    "kernels/test_c_sanitizers.py", "kernels/test_macos_syntax.py",
     "kv/test_quality.py", "metal/test_cuda.py", "metal/test_front_end.py",
     "metal/test_ladder.py", "prove/test_prove.py", "sona/test_background_starter.py",
     "server/test_instructor.py", "server/test_langchain.py", "server/test_limits.py",

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -17,6 +18,12 @@ from .c_programs import NEON
 X86 = {"matrix_amx", "matrix_avx2", "matrix_avx512", "matrix_avx512vnni", "matrix_avxvnni"}
 LINUX = {"blas_shim"}  # a Mac has Accelerate
 FEATURES = {"matrix_neon_dotprod": "generic+dotprod", "matrix_neon_i8mm": "generic+dotprod+i8mm"}
+# As neon/CMakeLists.txt defines them there.
+DEFINED = (
+    "-DRVM_IMPL=neon",
+    *("-DRVM_HAVE_SCALAR", "-DRVM_HAVE_NEON"),
+    *(f"-DRVM_HAVE_MATMUL_{name}" for name in ("SCALAR", "NEON", "NEON_DOTPROD", "NEON_I8MM")),
+)
 C_FILES = sorted(
     file
     for part in ("src", "tests", "tools")
@@ -37,13 +44,16 @@ def errors(driver: str, *words: object) -> str:
     strict = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument"]
     only = ["-target", "aarch64-macos", "-c", "-fsyntax-only"]  # -c: nothing is linked
     command = [sys.executable, "-m", "ziglang", driver, *only, *strict, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | CACHE, check=False)
+    with tempfile.TemporaryDirectory() as here:  # zig leaves an empty file there
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | CACHE, cwd=here, check=False
+        )
     looked_for, said = NO_OBJECT.search(done.stderr), NO_OBJECT.sub("", done.stderr)
     return said or f"ended with {done.returncode}" * (done.returncode != 0 and not looked_for)
 
 
 def c_errors(*words: object) -> str:
-    return errors("cc", "-std=c11", "-I", NEON / "include", "-DRVM_IMPL=neon", *words)
+    return errors("cc", "-std=c11", "-I", NEON / "include", *DEFINED, *words)
 
 
 def cxx_errors(*words: object) -> str:

@@ -11,7 +11,7 @@ from ruvmlx.platform.mx import mx
 from ruvmlx.tiers import PAGE
 
 from .kernels import KERNELS
-from .simulator import to_mx
+from .simulator import to_mx, to_numpy
 
 NUMPY = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: ml_dtypes.bfloat16}
 
@@ -95,3 +95,19 @@ def test_order_of_threads_does_not_matter(run, rng):
         out = rope_append.rope_append_gpu(q, k, v, turn, opened, table, run=seeded)
         results.add(b"".join(np.array(x).tobytes() for x in out))
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("d", [64, 80, 128, 256])
+def test_no_thread_of_rope_append_goes_to_memory_often(simulated, rng, d):
+    """A page has 16 D words of 16 bytes for 256 threads: one thread for all of them would wait 16 D times."""
+    kernel = simulated(rope_append.ROPE_APPEND)
+    kernel.accesses, table = 0, GPUPageTable([SequencePages([[], [], [0]], PAGE)], 6, 2, d)
+    heads = [mx.array(rng.normal(size=(1, n * d)).astype(np.float32)) for n in (6, 2, 2, 1)]
+    opened = mx.zeros((1, 2, 2, PAGE, 2 * d), mx.uint8)
+
+    def in_simulator(kernel, inputs, shapes, groups, chosen):
+        return simulated(kernel)([to_numpy(x) for x in inputs], shapes, groups, chosen)
+
+    rope_append.rope_append_gpu(*heads, opened, table, run=in_simulator)
+    words = 16 * d // 256
+    assert 2 * words - 1 <= kernel.accesses <= 2 * words + 24

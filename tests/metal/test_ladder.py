@@ -184,10 +184,8 @@ def test_a_broken_kernel_fails_its_case(machine, kernel, mode):
     """And no other's."""
     machine(**{kernel: mode})
     failed = [r for r in map(selfcheck.judged, selfcheck.cases(SHAPES)) if not r.ok]
-    # Over a few tokens the time is told, and no kernel fails for it.
-    assert [r.name for r in failed] == CASES[kernel][
-        : 1 if kernel.startswith("attend") and mode == "slow" else 2
-    ]
+    # The second case of attention has one or two parts, whose merging tells less, and its time is only told.
+    assert failed[0].name == CASES[kernel][0] and {r.name for r in failed} <= set(CASES[kernel])
     said = {"raise": "program scope variable", "wrong": "wrong", "nan": "NaN", "slow": "times as long"}
     assert said[mode] in failed[0].why
     assert "\n" not in failed[0].why
