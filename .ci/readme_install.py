@@ -51,7 +51,7 @@ uv --version
 printf '%s\\n' {shlex.quote(QUESTION)} /quit > ~/keys
 {{ {chat}
 }} < ~/keys | tee ~/said
-grep -q Paris ~/said
+grep -Eq '^Assistant: .{9}' ~/said
 {chosen}{tests}
 """
 

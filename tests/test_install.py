@@ -40,7 +40,7 @@ def stranger(tmp_path):
     (tmp_path / "home/ruvmlx").mkdir(parents=True), tools.mkdir()
 
     def run(way: str, answer: str) -> tuple[int, list[str]]:
-        said = f'[ "$2" != ruvmlx ] || {{ cat; echo "{answer}"; }}'
+        said = f'[ "$2" != ruvmlx ] || {{ cat; echo "Assistant: {answer}"; }}'
         for name in ("brew", "pipx", "uv"):
             body = f'#!/bin/sh\necho "{name} $* $PYTEST_ADDOPTS" >> {calls}\n'
             (tools / name).write_text(body + (said if name == "uv" else ""))
@@ -62,7 +62,7 @@ def test_the_script_runs_the_lines_as_they_stand(stranger, way):
 
 
 def test_the_script_fails_where_the_chat_does_not_answer(stranger):
-    code, calls = stranger("brew", "I do not know.")
+    code, calls = stranger("brew", "")
     assert code != 0 and not any("pytest" in call for call in calls)
 
 
