@@ -191,7 +191,7 @@ def test_what_is_right_is_taken():
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
 def test_bare_constants_are_refused(kernel):
     """pages.h as it was, with `constexpr int PAGE = 64;` at program scope; the file's line is named."""
-    whole = source(kernel, kernel.values[0])
+    whole = with_whole_headers(kernel, kernel.values[0])
     bare = whole.replace("#define CONSTANT constant constexpr", "#define CONSTANT constexpr")
     assert bare != whole
     said = [line for line in complaints(bare) if "must reside in constant address space" in line]
