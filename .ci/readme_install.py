@@ -51,7 +51,7 @@ uv --version
 printf '%s\\n' {shlex.quote(QUESTION)} /quit > ~/keys
 {{ {chat}
 }} < ~/keys | tee ~/said
-grep -Eq '^Assistant: .{9}' ~/said
+grep -q '^Assistant: [A-Z].' ~/said
 {chosen}{tests}
 """
 
