@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import CorruptFile, UsageError
-from .platform.files import open_ordinary
+from .platform.files import file_beside, open_ordinary, publish
 from .store import MessageRow, Store
 from .text import one_line, sanitize
 
@@ -181,29 +181,15 @@ def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
 def write_new(path: Path, text: str) -> None:
     """Write a new file that only the user can read; UsageError if it exists or cannot be written. It appears
     when it is whole."""
-    name, part = one_line(str(path)), path.with_name(f".ruvmlx-{os.getpid()}.part")
+    name = one_line(str(path))
     try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        _appear(part, path)
+        with file_beside(path) as fresh:
+            with open(fresh, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            publish(fresh, path)
     except FileExistsError as e:
         raise UsageError(f"{name} exists already; give another name.") from e
     except OSError as e:
         raise UsageError(f"cannot write {name}: {e.strerror}.") from e
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _appear(part: Path, path: Path) -> None:
-    """Give the file its name, unless another file has it: FileExistsError."""
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
-        if path.exists():
-            raise FileExistsError from None
-        part.rename(path)

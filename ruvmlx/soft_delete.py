@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from .engine.sessions import SessionManager
 from .errors import NotFound, RuvmlxError, StoreBusy
 from .kv.disk import CacheFolder
+from .kv.owners import REQUESTS
+from .platform import files
 from .store import Store
 
 DAYS = 1.0
@@ -24,6 +26,13 @@ def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
     gone = store.chats.delete(*session_ids, seconds=seconds)
     for session_id in session_ids:
         CacheFolder.beside(store.path).remove(session_id)
+    return gone
+
+
+def forget(store: Store, reply_ids: list[str]) -> bool:
+    """Erase the words of replies outside chats, and all KV caches of such replies. Returns as `delete`."""
+    gone = store.replies.forget(reply_ids)
+    CacheFolder.beside(store.path).remove(REQUESTS)
     return gone
 
 
@@ -60,7 +69,8 @@ def clean_index(store: Store, seconds: float) -> bool:
 
 
 def tidy(store: Store, folder: CacheFolder | None) -> None:
-    """Clean up after killed processes: recover unfinished replies, erase hidden chats, remove cache files.
+    """Clean up after killed processes: recover unfinished replies, erase hidden chats, remove cache files and
+    files that were not finished.
 
     If another process has locked the store, the next start does it.
     """
@@ -69,6 +79,7 @@ def tidy(store: Store, folder: CacheFolder | None) -> None:
         delete_older(store)
         if folder is not None:
             folder.tidy(store.chats.ids())
+    files.remove_abandoned(store.path.parent)
 
 
 class DeletedChats:

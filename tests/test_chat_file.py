@@ -149,6 +149,20 @@ def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
     write_new(tmp_path / "a.md", "words")
 
 
+def test_no_link_that_somebody_planted_is_followed(tmp_path):
+    """In a folder that others write, too, under every name that could be foreseen."""
+    treasure = tmp_path / "treasure"
+    treasure.write_text("mine")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    planted = [f".ruvmlx-{os.getpid()}.part", ".a.md.new", f".a.md.{os.getpid()}.new"]
+    for name in planted:
+        (folder / name).symlink_to(treasure)
+    write_new(folder / "a.md", "words")
+    assert treasure.read_text() == "mine" and (folder / "a.md").read_text() == "words"
+    assert not (folder / "a.md").is_symlink() and {p.name for p in folder.iterdir()} == {*planted, "a.md"}
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_file_is_written_where_links_are_unknown(tmp_path, monkeypatch, there):
     def unknown(*_):

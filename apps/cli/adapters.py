@@ -11,7 +11,7 @@ from ruvmlx.errors import UsageError
 
 from .completion_values import complete_adapters
 from .options import load_model, resolve, setting_option
-from .output import json_option, log, print_json, show, show_facts
+from .output import json_option, log, print_json, show, show_facts, show_row
 from .settings import note_setting
 from .verb import VerbGroup
 
@@ -105,7 +105,7 @@ def list_adapters(as_json: bool) -> None:
     for row in rows:
         mark = "*" if row["in_use"] else " "
         size = f"version {row['version']:>4}  rank {row['rank']:>2}  {row['bytes'] / 1e6:>7.1f} MB"
-        show(f"{mark} {row['name']:<20}  {size}  {row['base']}")
+        show_row(f"{mark} {row['name']:<20}  {size}  {row['base']}")
 
 
 @adapters.command("use")

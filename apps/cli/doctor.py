@@ -1,5 +1,7 @@
 """`doctor`: checks this installation, and writes a report about it for others."""
 
+import shlex
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +75,17 @@ def _store() -> str:
     if found != "ok":
         raise RuvmlxError(f"{store.path}: {found}")
     return f"{store.path}: {len(store.chats.all())} chats"
+
+
+def _privacy() -> str:
+    """Who can look into the data folder?"""
+    home = settings.home()
+    mode = stat.S_IMODE(home.stat().st_mode) if home.exists() else 0o700
+    if mode & 0o077:
+        raise RuvmlxError(
+            f"others can look into {home} (mode {mode:o}): `chmod 700 {shlex.quote(str(home))}`"
+        )
+    return f"only you can read {home}"
 
 
 def _deleted_chats() -> str:
@@ -150,6 +163,7 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "backend": _backend,
     "GPU kernels": _gpu_kernels,
     "store": _store,
+    "privacy": _privacy,
     "deleted chats": _deleted_chats,
     "witness log": _witness,
     "KV caches": _kv_caches,

@@ -8,7 +8,7 @@ import click
 from ruvmlx.errors import UsageError
 
 from .completion_values import complete_fetched, complete_models
-from .output import json_option, print_json, show_facts
+from .output import json_option, print_json, show_facts, show_row
 from .output import show as show_line
 from .verb import Verb
 
@@ -64,7 +64,7 @@ def list_models(as_json: bool) -> None:
         return
     for row in rows:
         fit = "cannot run" if row["problem"] else _fit_word(fits.get(row["name"]))
-        show_line(f"{row['name']:<40}  {row['bytes'] / 1e6:>8.0f} MB  {fit:<12}  {row['path']}")
+        show_row(f"{row['name']:<40}  {row['bytes'] / 1e6:>8.0f} MB  {fit:<12}  {row['path']}")
 
 
 def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":

@@ -35,11 +35,16 @@ def show(text: str) -> None:
     click.echo(sanitize(text))
 
 
+def show_row(text: str) -> None:
+    """Print a row of a list: a line end in a name must not look like another row."""
+    click.echo(sanitize(text).replace("\n", " "))
+
+
 def show_facts(facts: Mapping[str, Any]) -> None:
     """Print one fact a line: name, value."""
     width = max(map(len, facts))
     for name, value in facts.items():
-        show(f"{name:<{width}}  {value}")
+        show_row(f"{name:<{width}}  {value}")
 
 
 def log(text: str) -> None:

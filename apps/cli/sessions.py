@@ -13,7 +13,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.text import excerpt, one_line
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
-from .output import json_option, log, print_json, show
+from .output import json_option, log, print_json, show, show_row
 from .verb import VerbGroup
 
 chat_id = click.argument("session_id", metavar="ID|last", shell_complete=complete_chats)
@@ -31,7 +31,7 @@ def _facts(session) -> dict[str, Any]:
 
 def _show_row(row: dict[str, Any]) -> None:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["updated"]))
-    show(f"{row['id']}  {when}  {row['turns']:>4}  {one_line(row['title'])}")
+    show_row(f"{row['id']}  {when}  {row['turns']:>4}  {one_line(row['title'])}")
 
 
 @click.group(cls=VerbGroup)
@@ -187,6 +187,8 @@ def _warn_of_readers(gone: bool) -> None:
 @json_option
 def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
     """Delete the words of a reply outside chats: of `generate`, or to a program. What was learned stays."""
+    from ruvmlx import soft_delete
+
     if every == (reply_id is not None):
         raise UsageError("give a reply, as in `sessions forget last`, or --all.")
     store = _store()
@@ -194,7 +196,7 @@ def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
     chosen = known if reply_id is None else [store.replies.get(reply_id).id]
     if not set(chosen) <= set(known):
         raise UsageError(f"reply {chosen[0]} belongs to a chat, or is gone; `sessions rm` deletes a chat.")
-    gone = store.replies.forget(chosen)
+    gone = soft_delete.forget(store, chosen)
     if as_json:
         print_json({"forgotten": chosen})
     else:

@@ -54,7 +54,7 @@ class Found(NamedTuple):
             cache.restore(self.facts, read)
             if body or next(todo, None) is not None or (cache.offset - len(self.tail)) % PAGE:
                 raise ValueError("the files hold something else than the cache")
-        except (OSError, ValueError, KeyError, TypeError, StopIteration) as e:
+        except (*page_file.UNUSABLE, StopIteration) as e:
             raise Damaged(path) from e
         return [*prompt[: cache.offset - len(self.tail)], *self.tail]
 

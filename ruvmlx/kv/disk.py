@@ -112,8 +112,9 @@ class CacheFolder:
         prompt's chain; make: gives an empty cache; known: tokens. A damaged file is removed, and the search
         begins again."""
         unknown = {name.hex() for name in names[known // PAGE + 1 :]} | {names[0].hex()}
+        useless: set[str] = set()  # they stay where the folder cannot be written
         while self.budget and len(unknown) > 1:
-            there = self._listed()
+            there = [file for file in self._listed() if file not in useless]
             if not any(_chain_name(file) in unknown for file in there):
                 return None
             cache = make()
@@ -123,6 +124,9 @@ class CacheFolder:
             try:
                 tokens = found.into(cache, prompt)
             except assembly.Damaged as damaged:
+                if damaged.path.name not in there:
+                    return None
+                useless.add(damaged.path.name)
                 page_file.unlink(damaged.path)
                 continue
             self._touch([path.name for path, _, _ in found.wanted])
@@ -137,7 +141,7 @@ class CacheFolder:
         cache = make()
         try:
             return cache, older_file.load(path, key, cache)
-        except (OSError, ValueError, KeyError, TypeError):
+        except page_file.UNUSABLE:
             return None
         finally:
             page_file.unlink(path)

@@ -9,12 +9,13 @@ their place (disk.py); such a file is read once, when its chat goes on, and remo
         u32       CRC-32 of the pages
 """
 
-import json
 import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
+from ..platform.files import read_ordinary
+from . import page_file
 from .chain import MADE_BY, Key
 
 SUFFIX = ".kv"
@@ -23,23 +24,24 @@ _PREFIX, _CRC = struct.Struct("<8sII"), struct.Struct("<I")
 
 
 def load(path: Path, key: Key, cache: Any) -> list[int]:
-    """Fill an empty cache; returns its tokens. After any exception the cache is unusable; OSError if there is
-    no file, else ValueError, KeyError or TypeError if it is damaged or of another key."""
-    data = memoryview(path.read_bytes())
+    """Fill an empty cache; returns its tokens. After any exception the cache is unusable; one of
+    page_file.UNUSABLE if there is no file, or if it is damaged or of another key."""
+    data = memoryview(read_ordinary(path, page_file.LARGEST))
     if len(data) < _PREFIX.size + _CRC.size:
         raise ValueError("the file is too short")
     magic, length, crc = _PREFIX.unpack_from(data)
     text, body = data[_PREFIX.size :][:length], data[_PREFIX.size + length : -_CRC.size]
     if magic != _MAGIC or zlib.crc32(text) != crc or _CRC.unpack(data[-_CRC.size :])[0] != zlib.crc32(body):
         raise ValueError("the file is damaged")
-    header = json.loads(bytes(text))
+    header = page_file.read_facts(text)
     if (header["format"], header["made_by"], header["key"]) != (_FORMAT, MADE_BY, key):
         raise ValueError("another version's or another model's")
     reader = BytesInOrder(body)
     cache.restore(header["cache"], reader.read)
-    if reader.left or len(header["tokens"]) != cache.offset:
+    tokens: list[int] = header["tokens"]
+    if reader.left or len(tokens) != cache.offset or not all(type(token) is int for token in tokens):
         raise ValueError("the file has another length")
-    return [int(token) for token in header["tokens"]]
+    return tokens
 
 
 class BytesInOrder:

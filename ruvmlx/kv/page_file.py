@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..platform.files import open_ordinary, read_ordinary
 from .chain import NAME
 from .storage import Bytes
 
@@ -21,6 +22,9 @@ MAGIC, FORMAT = b"RUVMLXPG", 1
 HEAD = struct.Struct(f"<8sHH{NAME}sIQ")  # magic, format, tier, name, bytes of the text, bytes of the body
 UNFINISHED = ".new"
 WHOLE = 255  # in place of a tier: a whole sequence
+LARGEST = 4 << 30  # bytes of a file that is read
+# What reading an unsound file raises: its facts may be of any type.
+UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _CRC = struct.Struct("<I")
 _PIECE = 4 << 20  # bytes written between two checks of the time
 
@@ -67,7 +71,7 @@ def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> N
 
 def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview]:
     """(facts, body). OSError if there is no file; ValueError if it is not what this name and tier promise."""
-    data = memoryview(path.read_bytes())
+    data = memoryview(read_ordinary(path, LARGEST))
     if len(data) < HEAD.size + _CRC.size:
         raise ValueError("the file is too short")
     magic, version, its_tier, its_name, text, nbytes = HEAD.unpack_from(data)
@@ -77,19 +81,27 @@ def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview
         raise ValueError("the file has another length")
     if _CRC.unpack(data[-_CRC.size :])[0] != zlib.crc32(data[: -_CRC.size]):
         raise ValueError("the file is damaged")
-    facts = json.loads(bytes(data[HEAD.size :][:text]))
+    return read_facts(data[HEAD.size :][:text]), data[HEAD.size + text : -_CRC.size]
+
+
+def read_facts(text: bytes | memoryview) -> dict[str, Any]:
+    """A JSON object; ValueError for anything else."""
+    try:
+        facts = json.loads(bytes(text))
+    except RecursionError:
+        raise ValueError("the facts are nested too deeply") from None
     if not isinstance(facts, dict):
         raise ValueError("the facts are no object")
-    return facts, data[HEAD.size + text : -_CRC.size]
+    return facts
 
 
 def peek(path: Path) -> dict[str, Any]:
     """The facts alone, unchecked: `read` tells whether they are true. Empty if they cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             text = HEAD.unpack(file.read(HEAD.size))[4]
-            return dict(json.loads(file.read(min(text, _PIECE))))
-    except (OSError, ValueError, TypeError, struct.error):
+            return read_facts(file.read(min(text, _PIECE)))
+    except (OSError, ValueError, struct.error):
         return {}
 
 

@@ -7,8 +7,6 @@ Q2_K, Q3_K and Q6_K to 8 bits). Changed matrices are not quantised again, becaus
 change away. A changed head is untied: the embedding keeps its own weights.
 """
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from ..models.layout import matrices, vectors
 from ..models.model import Model, Weights
 from ..models.safetensors_writer import write_json, write_stream
 from ..models.stored import rounded_matrix
+from ..platform.files import folder_beside, sync_folder
 from .base_lora import BaseLoRA, Pair
 from .interchange import full_name
 from .merge import HEAD
@@ -67,15 +66,14 @@ def fuse(
     pairs = {full_name(place): pair for place, pair in change.pairs.items()}
     kind = _dtype(dtype or _own_dtype(weights))
     source = _Source(model, weights, pairs, change.scale, kind, dequantise)
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:  # the folder appears whole or not at all
-        fresh.mkdir(parents=True)
-        _write(source, fresh)
-        fresh.rename(folder)
+        with folder_beside(folder) as fresh:
+            _write(source, fresh)
+            sync_folder(fresh)
+            fresh.rename(folder)
+            sync_folder(folder.parent)
     except OSError as error:
         raise StoreError(f"cannot write {folder}: {error.strerror}.") from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _write(source: _Source, folder: Path) -> None:

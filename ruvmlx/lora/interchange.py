@@ -15,9 +15,8 @@ model has no lm_head, and it refuses the file, so such a file is not written.
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from ..models.layout import matrices
 from ..models.model import ModelConfig, ModelShape
 from ..models.safetensors_file import read_safetensors
 from ..models.safetensors_writer import write_json, write_safetensors
+from ..platform.files import folder_beside, swap, sync_folder
 from .base_lora import BaseLoRA, Pair, Place
 from .merge import HEAD
 from .micro_lora import MicroLoRA
@@ -134,29 +134,34 @@ def export(
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A folder inside of `folder`, whose files take the place of those in `folder` in the end. Until then an
-    adapter that `folder` holds stays as it is."""
-    fresh, created = folder / _STAGE, not folder.exists()
+    """A new folder, which takes the place of `folder` in one step in the end. Until then an adapter that
+    `folder` holds stays as it is."""
+    folder = folder.resolve()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():
+        for old in folder.iterdir() if folder.exists() else ():
             if old.name not in _LEFTOVERS | _OWN:
                 raise UsageError(f"{folder} holds other files ({old.name}); name a new folder.")
-        shutil.rmtree(fresh, ignore_errors=True)  # of a run that was killed
-        fresh.mkdir()
-        yield fresh
-        written = sorted((file.name for file in fresh.iterdir()), key=lambda name: name == CONFIG)
-        for name in (_LEFTOVERS | _OWN) - {_STAGE, *written}:  # the folder must not hold two adapters
-            (folder / name).unlink(missing_ok=True)
-        for name in written:
-            os.replace(fresh / name, folder / name)
+        with folder_beside(folder if os.access(folder.parent, os.W_OK) else folder / "adapter") as fresh:
+            yield fresh
+            sync_folder(fresh)
+            if not folder.exists():
+                fresh.rename(folder)
+            elif not swap(fresh, folder):
+                _move_into(folder, fresh)
+            sync_folder(folder.parent)
     except OSError as error:
         raise StoreError(f"cannot write {folder}: {error.strerror}.") from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        if created:
-            with suppress(OSError):  # it holds an adapter now
-                folder.rmdir()
+
+
+def _move_into(folder: Path, fresh: Path) -> None:
+    """Replace the files one by one, where the system cannot exchange folders. The settings say which of the
+    other files counts, so they come after the new ones, and the old ones go last."""
+    written = sorted((file.name for file in fresh.iterdir()), key=lambda name: name == CONFIG)
+    for name in written:
+        os.replace(fresh / name, folder / name)
+    sync_folder(folder)
+    for name in (_LEFTOVERS | _OWN) - {_STAGE, *written}:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
@@ -232,12 +237,19 @@ def load(folder: Path, config: ModelShape) -> BaseLoRA:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; an adapter is a folder with {CONFIG} in it.")
     settings = read_object(folder / CONFIG, missing_ok=False)
-    if (folder / FILES["peft"]).is_file():
-        return _read_peft(folder, settings, config)
-    packed = (folder / PACKED).is_file()
-    if not packed and not (folder / FILES["mlx-lm"]).is_file():
+    readers = {FILES["peft"]: _read_peft, PACKED: _read_packed, FILES["mlx-lm"]: _read_mlx_lm}
+    there = [name for name in readers if (folder / name).is_file()]
+    if not there:
         raise UsageError(f"{folder} has neither {FILES['mlx-lm']} nor {FILES['peft']}.")
-    return (_read_packed if packed else _read_mlx_lm)(folder, settings, config)
+    meant = _meant_by(settings)
+    return readers[meant if meant in there else there[0]](folder, settings, config)
+
+
+def _meant_by(settings: Mapping[str, Any]) -> str:
+    """The file that the settings belong to: a killed export may have left another beside it."""
+    if "peft_type" in settings:
+        return FILES["peft"]
+    return PACKED if "quantization" in settings else FILES["mlx-lm"]
 
 
 def _read_mlx_lm(folder: Path, settings: Mapping[str, Any], config: ModelShape) -> BaseLoRA:

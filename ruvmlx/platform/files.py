@@ -4,6 +4,7 @@ import ctypes
 import errno
 import glob
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -35,10 +36,10 @@ def open_ordinary(path: Path) -> BinaryIO:
 def read_ordinary(path: Path, limit: int) -> bytes:
     """All bytes of a file; OSError as `open_ordinary`, and if there are more than `limit`."""
     with open_ordinary(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
-    return data
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
+        return file.read(size)
 
 
 # -- new files ---------------------------------------------------------------------------------------
@@ -60,6 +61,19 @@ def file_beside(path: Path) -> Iterator[Path]:
         for ending in ("", "-wal", "-shm", "-journal"):
             with suppress(OSError):
                 os.unlink(f"{name}{ending}")
+
+
+@contextmanager
+def folder_beside(folder: Path) -> Iterator[Path]:
+    """As `file_beside`, a new, empty folder; what is left of it in the end is removed. Raises OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(folder.parent, folder.name)
+    prefix = f".{folder.name[:_NAME_LENGTH]}.{os.getpid()}."
+    fresh = Path(tempfile.mkdtemp(ENDING, prefix, folder.parent))
+    try:
+        yield fresh
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 @contextmanager
@@ -101,17 +115,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_abandoned(folder: Path, name: str = "") -> None:
-    """Remove the files of `file_beside` whose processes were killed. name: only those for this file."""
+    """Remove what killed processes left of `file_beside` and `folder_beside`. name: only for this target."""
     wanted = glob.escape(name[:_NAME_LENGTH]) if name else "*"
     for path in folder.glob(f".{wanted}.*.*{ENDING}*"):
         with suppress(OSError):
             if _is_abandoned(path):
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _is_abandoned(path: Path) -> bool:
     process = path.name.rpartition(ENDING)[0].split(".")[-2]
-    if not process.isdecimal() or not path.is_file():
+    if not process.isdecimal() or path.is_symlink():
         return False
     return not _is_running(int(process)) or path.stat().st_mtime < time.time() - IDLE_SECONDS
 

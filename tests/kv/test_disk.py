@@ -183,6 +183,67 @@ def test_any_damage_is_found_and_the_file_removed(saved, folder, seed):
     assert not file.exists() or file.suffix == ".tail"
 
 
+@pytest.fixture
+def soon():
+    """An error if the test takes a minute: it waits for a pipe, or searches without end."""
+
+    def late(*_args):
+        raise AssertionError("it does not end")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def put_page_like(file, kind: str) -> None:
+    file.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(file)
+        case "folder":
+            file.mkdir()
+        case "device":
+            file.symlink_to("/dev/zero")
+        case "link to itself":
+            file.symlink_to(file)
+        case "huge":
+            with file.open("wb") as opened:
+                opened.truncate(page_file.LARGEST + 1)
+        case "garbage":
+            file.write_bytes(b"garbage" * 1000)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "link to itself", "huge", "garbage"])
+@pytest.mark.parametrize("ending", [".cold", ".hot", ".tail", ".uses"])
+def test_an_odd_file_is_read_in_no_time(saved, folder, monkeypatch, soon, kind, writable, ending):
+    """In place of a page or a list, also where it cannot be removed: it is passed over."""
+    (file,) = (file for file in folder.path.iterdir() if file.suffix == ending)
+    put_page_like(file, kind)
+    if not writable:
+        monkeypatch.setattr(page_file, "unlink", lambda path: None)
+    left = {".cold": 0, ".hot": 128, ".tail": 192, ".uses": 200}[ending]
+    assert read_back(folder, saved) == left
+    folder.tidy({"chat"})
+    folder.remove("chat")
+
+
+def test_facts_of_any_form_are_no_error(saved, folder, soon):
+    """A sound file whose cache says something else than its name."""
+    (file,) = (file for file in files(folder) if file.suffix == ".tail")
+    for facts in ({"layout": "x", "tokens": 7}, {"tokens": [[]]}, {"tokens": [-1]}, {"tokens": {"a": 1}}):
+        text = json.dumps(facts).encode()
+        head = page_file.HEAD.pack(b"RUVMLXPG", page_file.FORMAT, HOT, b"x" * 20, len(text), 5) + text
+        file.write_bytes(head + b"short" + struct.pack("<I", zlib.crc32(head + b"short")))
+        assert read_back(folder, saved) == 192
+    deep = b'{"tokens": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    head = page_file.HEAD.pack(b"RUVMLXPG", page_file.FORMAT, HOT, b"x" * 20, len(deep), 0) + deep
+    file.write_bytes(head + struct.pack("<I", zlib.crc32(head)))
+    assert read_back(folder, saved) == 192
+
+
 def test_swapped_files_are_never_used(saved, folder, tiny):
     """A page under the name of another page, of another tier, or of another model's page."""
     prompt = tokens_of(200)

@@ -1,6 +1,9 @@
 """Adapter folders of mlx-lm and PEFT: ours read by mlx-lm itself, theirs read by us, and bad ones refused."""
 
 import json
+import os
+import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -26,6 +29,7 @@ from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_model
 from ruvmlx.models.safetensors_file import read_safetensors
 from ruvmlx.models.safetensors_writer import write_json, write_safetensors
+from ruvmlx.platform import files
 
 from ..models.make_models import Shape, make_gguf_model, make_safetensors_model
 
@@ -410,6 +414,69 @@ def test_what_a_killed_export_left_is_in_nobodys_way(config, tmp_path):
     (folder / ".adapter_model.safetensors.new").write_text("half")
     export(a_change(config, np.random.default_rng(1)), config, folder, "peft")
     assert sorted(files_of(folder)) == [CONFIG, FILES["peft"]]
+
+
+CHANGES = ["replace", "rename", "unlink", "rmdir", "mkdir", "link"]  # of `os`
+
+
+def killed_at(number: int, work, swaps: bool) -> bool:
+    """Do the work in a process that is killed before its change of that number; False if it ended before."""
+    if (child := os.fork()) == 0:
+        left = [number]
+
+        def or_die(change):
+            def changed(*args, **kwargs):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return change(*args, **kwargs)
+
+            return changed
+
+        try:
+            for name in CHANGES:
+                setattr(os, name, or_die(getattr(os, name)))
+            interchange.swap = or_die(files.swap) if swaps else lambda *_: False
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+@pytest.mark.parametrize("first, then", [("peft", "mlx-lm"), ("mlx-lm", "peft"), ("mlx-lm", "4 bit"),
+    ("4 bit", "mlx-lm"), ("peft", "4 bit"), ("peft", "peft"), ("none", "peft")])  # fmt: skip
+def test_a_killed_export_leaves_the_old_adapter_or_the_new_one(config, tmp_path, first, then, swaps):
+    """Also of another format. Where folders cannot be exchanged, one of the same format may be lost."""
+    if first == then and not swaps:
+        pytest.skip("not promised without an exchange of folders")
+    old, new = (a_change(config, np.random.default_rng(seed)) for seed in (1, 2))
+
+    def write(change, kind):
+        bits = 4 if kind == "4 bit" else 32
+        export(change, config, tmp_path / "out", "mlx-lm" if bits == 4 else kind, bits)
+
+    def found():
+        return {place: pair[1].tobytes() for place, pair in load(tmp_path / "out", config).pairs.items()}
+
+    write(new, then)
+    after, number, outcomes, ended = found(), 0, set(), False
+    while not ended:
+        shutil.rmtree(tmp_path / "out")
+        if first != "none":
+            write(old, first)
+            before = found()
+        number += 1
+        ended = not killed_at(number, lambda: write(new, then), swaps)
+        if first == "none" and not (tmp_path / "out").exists():
+            outcomes.add("none")
+            (tmp_path / "out").mkdir()
+            continue
+        assert found() in ([after] if first == "none" else [before, after])
+        outcomes.add("new" if found() == after else "old")
+    write(new, then)
+    assert found() == after and outcomes == {"new", "none" if first == "none" else "old"} and number > 4
+    assert [path.name for path in tmp_path.iterdir() if ".new" in path.name] == []
 
 
 @pytest.mark.parametrize("kind, bits", [("mlx-lm", 32), ("mlx-lm", 4), ("peft", 32)])
