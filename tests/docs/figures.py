@@ -3,8 +3,8 @@
     <!-- suite: brevity, instant; 30; win_rate -->92%<!-- end -->
     <!-- drawn: tuning, instant; 30; worst -->42%<!-- end -->
 
-The comment names the report, its row and what of it is shown. `python -m tests.docs.figures` writes all figures
-again; test_figures.py fails where a page says something else.
+The comment names the report, its row and what of it is shown. `python -m tests.docs.figures` writes all
+figures again. test_figures.py fails where a page says something else.
 """
 
 import re
