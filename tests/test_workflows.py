@@ -125,6 +125,15 @@ def test_actions_are_pinned_to_a_commit_and_rights_are_few(file):
     assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
 
 
+def test_all_workflows_use_one_version_of_each_action():
+    """And none of those that ran on Node 20, which the hosts have retired."""
+    used = {action for file in FILES for action in re.findall(r"uses: (.*)", file.read_text())}
+    assert len(used) == len({action.split("@")[0] for action in used})
+    newer = {"actions/checkout": 5, "actions/upload-artifact": 6, "astral-sh/setup-uv": 7}
+    versions = {action.split("@")[0]: int(re.findall(r"# v(\d+)", action)[0]) for action in used}
+    assert all(versions[name] >= least for name, least in newer.items())
+
+
 def test_all_tests_run_on_three_processes_by_file():
     """Fixtures of a session are made once for each file's process."""
     lines = re.findall(r"pytest .*", (ROOT / ".github/workflows/macos.yml").read_text())
