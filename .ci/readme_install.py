@@ -29,6 +29,8 @@ USER, UID = "someone", 1000
 DEBIAN = "bookworm"
 # What the README asks for beside uv, and git for the clone.
 COMPILER = "build-essential,git,ca-certificates"
+# What a Python in the place of uv's may link to; uv's own needs none of it.
+LIBRARIES = "libsqlite3-0 libffi8 libssl3 liblzma5 libbz2-1.0 libreadline8"
 
 
 def install_lines(readme: str) -> tuple[dict[str, str], list[str]]:
@@ -129,6 +131,7 @@ def old_python(folder: Path, text: str, prefix: Path, archive: Path | None) -> N
     run("cp", "-a", prefix, root / "opt/python3.9")
     (root / "usr/bin/python3").symlink_to("/opt/python3.9/bin/python3.9")
     if archive:
+        in_debian(root, f"apt-get update -qq && apt-get install -y -qq {LIBRARIES}", environment, "root")
         environment |= offered_python(root, archive)
     in_debian(root, "python3 -c 'import sys; assert sys.version_info[:2] == (3, 9)'", environment)
     in_debian(root, text, environment)
