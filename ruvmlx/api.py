@@ -219,8 +219,7 @@ class LocalModel:
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
         """One unit vector per text; the dot product of two is the similarity of the texts.
 
-        At most 128 tokens of a text are read; of a longer text, its beginning and its end. UsageError for an
-        empty text.
+        UsageError for an empty text, and for one of more than 8,192 tokens.
         """
         wanted = [texts] if isinstance(texts, str) else list(texts)
         return self._call(lambda runtime: [vector.tolist() for vector in runtime.embed(wanted)])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from .choices import Choices, EditedReply
 from .context_window import Turn, alternating
 from .engine import Chunk, GenerationRequest, Sampling
-from .engine.types import Begun
+from .engine.types import INTERACTIVE, Begun
 from .errors import NotFound, UsageError
 from .learning import Learning
 from .models.model import Message
@@ -157,6 +157,7 @@ class Conversations:
             sampling=sampling,
             max_new_tokens=max_new_tokens,
             examples=cut_off.examples,
+            priority=INTERACTIVE,
             cancel=cancel,
         )
         self._writer.engine.prompt_ids(request)  # refused here if the context is full
@@ -207,6 +208,7 @@ class Conversations:
             session_id=session_id,
             sampling=sampling,
             max_new_tokens=max_new_tokens,
+            priority=INTERACTIVE,
             cancel=cancel,
             untouched=untouched,
             best_of=best_of,

@@ -17,10 +17,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from .engine.types import Chunk, GenerationRequest
 from .errors import Interrupted, RuvmlxError, UsageError, error_line
@@ -219,6 +219,16 @@ class ModelHolder:
             runtime.close()
 
 
+def _slice(work: Generator[None, None, T]) -> tuple[float, bool, T | None]:
+    """Seconds that the work took to its next `yield`; whether it has ended, and its result."""
+    begun, ended, result = time.perf_counter(), False, None
+    try:
+        next(work)
+    except StopIteration as end:
+        ended, result = True, end.value
+    return time.perf_counter() - begun, ended, result
+
+
 class Host:
     """Owns a runtime in a thread of its own; its coroutines may be called from any event loop."""
 
@@ -264,6 +274,17 @@ class Host:
         """Run work(runtime) in the runtime's thread."""
         self.cancel_idle()
         return await self._run(lambda: work(self.holder.opened))
+
+    async def call_in_slices(self, begin: Callable[[Runtime], Generator[None, None, T]]) -> T:
+        """Run begin(runtime) in the runtime's thread, from one `yield` to the next. Replies that are being
+        written get as much time after each slice."""
+        work = await self.call(begin)
+        while True:
+            seconds, ended, result = await self.call(lambda _: _slice(work))
+            if ended:
+                return cast(T, result)
+            if self._serving.busy or self.is_writing:
+                await asyncio.sleep(seconds)
 
     async def call_between(self, work: Callable[[Runtime], T]) -> T:
         """Like `call`, but before the work that waits in the queue. For ratings and short reads only."""
@@ -349,6 +370,16 @@ class Host:
         self._cancel_settle()
         return self._serving.serve(request, session_id)
 
+    async def encode(self, work: Callable[[Runtime], T], letters: int) -> T:
+        """Run work that only encodes text, of so many characters, beside all other work."""
+        self.cancel_idle()
+        return await self._serving.encode(work, letters)
+
+    async def encoded(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with the ids of its text: `ReplyWriter.encoded`, beside all other work."""
+        self.cancel_idle()
+        return await self._serving.encoded(request)
+
     def stop(self) -> None:
         """End the reply in progress, keeping its text, and an opening in progress."""
         if self._reply_cancel is not None:
@@ -382,6 +413,7 @@ class Host:
 
     def _end(self) -> None:
         self._serving.finish()
+        self._serving.close()
         self.holder.close()
 
     async def _run(self, work: Callable[[], T]) -> T:

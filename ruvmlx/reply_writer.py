@@ -146,9 +146,8 @@ class ReplyWriter:
         """
         if request.input_ids is not None:
             return request
-        thinking = {"on": True, "off": False}.get(self._settings.thinking, request.thinking)
-        request = replace(request, thinking=thinking)
-        request = replace(request, input_ids=self.engine.prompt_ids(request))
+        request = self.encoded(request)
+        request = replace(request, input_ids=request.encoded, encoded=None)
         if request.untouched:
             return request
         if routed and request.adapter_id is None:
@@ -162,6 +161,15 @@ class ReplyWriter:
         if request.route is not None and not request.examples:
             request.route = request.route.without_examples()
         return request
+
+    def encoded(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with the ids of its text; UsageError if it is empty or too long. From any thread: a
+        long text takes seconds."""
+        if request.input_ids is not None or request.encoded is not None:
+            return request
+        thinking = {"on": True, "off": False}.get(self._settings.thinking, request.thinking)
+        request = replace(request, thinking=thinking)
+        return replace(request, encoded=self.engine.prompt_ids(request))
 
     def _with_examples(self, request: GenerationRequest, learner: Learner) -> GenerationRequest:
         """Insert liked replies to similar questions as turns right before the question, so that the earlier

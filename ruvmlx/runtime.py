@@ -158,7 +158,7 @@ class Runtime:
         return self.writer.last_reply_id
 
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One unit vector [dimensions] per text, by the untouched model. UsageError for an empty text."""
+        """One unit vector [dimensions] per text, by the untouched model: `embedding.embed`."""
         return embedding.embed(self.store, self.model, self.backend, texts)
 
     # -- learning ------------------------------------------------------------------------------------

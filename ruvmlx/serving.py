@@ -10,11 +10,14 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from .engine.types import Chunk, GenerationRequest
 from .errors import RuvmlxError
 from .runtime import Runtime
 
+T = TypeVar("T")
+LONG_TEXT = 20_000  # characters: encoded in tens of milliseconds
 NOT_OPEN = "no model is open; ask again when one is."
 BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]  # streams a reply until the event is set
 
@@ -28,6 +31,7 @@ class ServingLoop:
     ):
         """pool: one thread. runtime: the one in use. between: called after each step."""
         self._pool, self._runtime, self._between = pool, runtime, between
+        self._encoders = [ThreadPoolExecutor(1, "encoding"), ThreadPoolExecutor(1, "encoding-long")]
         self._lock = threading.Lock()
         self._requests: set[ServedRequest] = set()
         self._written: set[GeneratedReply] = set()
@@ -44,6 +48,7 @@ class ServingLoop:
         with self._lock:
             self._requests.add(served)
         try:
+            served.runtime, served.request = self._runtime(), await self.encoded(request)
             self._pool.submit(self._join, served, session_id)
             async for batch in served.stream.batches():
                 yield batch
@@ -52,6 +57,20 @@ class ServingLoop:
                 request.cancel.set()
             with self._lock:
                 self._requests.discard(served)
+
+    async def encode(self, work: Callable[[Runtime], T], letters: int) -> T:
+        """Run work that only encodes text, of so many characters. Neither the event loop nor the model waits
+        for it, and short texts do not wait for long ones."""
+        runtime = self._runtime()
+        if runtime is None:
+            raise RuvmlxError(NOT_OPEN)
+        encoder = self._encoders[letters > LONG_TEXT]
+        return await asyncio.get_running_loop().run_in_executor(encoder, work, runtime)
+
+    async def encoded(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with the ids of its text: `ReplyWriter.encoded`."""
+        texts = [message.content for message in request.messages or ()] + [request.prompt or ""]
+        return await self.encode(lambda runtime: runtime.writer.encoded(request), sum(map(len, texts)))
 
     async def write(self, begin: BeginReply, cancel: threading.Event) -> AsyncIterator[list[Chunk]]:
         """The chunks of begin(runtime, cancel), as they arrive. It goes on if nobody reads them."""
@@ -87,6 +106,11 @@ class ServingLoop:
         while self.busy and runtime is not None:
             self._one_step(runtime)
 
+    def close(self) -> None:
+        """Nothing more is served."""
+        for encoder in self._encoders:
+            encoder.shutdown(wait=False, cancel_futures=True)
+
     def finish_written(self) -> None:
         """Stop the replies of `write`; their texts are kept."""
         for reply in list(self._written):
@@ -114,7 +138,7 @@ class ServingLoop:
     def _join(self, served: "ServedRequest", session_id: str | None) -> None:
         try:
             runtime = self._runtime()
-            if runtime is None:
+            if runtime is None or runtime is not served.runtime:  # the ids are those of another model
                 raise RuvmlxError(NOT_OPEN)
             self.rest()
             runtime.submit(served.request, served, session_id)
@@ -193,6 +217,7 @@ class ServedRequest:
 
     def __init__(self, request: GenerationRequest, stream: ChunkStream):
         self.request, self.stream = request, stream
+        self.runtime: Runtime | None = None  # whose tokenizer encoded the request
 
     def take(self, chunk: Chunk) -> None:
         self.stream.put(chunk, last=chunk.response is not None)

@@ -130,7 +130,8 @@ class Settings:
     kv_tiers: str | None = _setting(
         str,
         None,
-        f"{_LENGTHS}: tokens kept in f16, and tokens up to which {_CODES} are used; measured by default",
+        f"{_LENGTHS}: tokens kept in f16, and tokens up to which {_CODES} are used; "
+        "by default those of `learn kv`",
         pattern=re.compile(r"\d{1,9}" + rf"(,(\d{{1,9}}|all)){{1,{len(tiers.LENGTHS) - 1}}}", re.ASCII),
         expected=f"{_LENGTHS} in tokens, as in {tiers.EXAMPLE}",
         witnessed=True,
@@ -209,6 +210,9 @@ class Settings:
     )
     learn_when_idle: bool = _setting(
         bool, True, "off: the chat does not train on your ratings while you do not type", witnessed=True
+    )
+    kv_measure: bool = _setting(
+        bool, False, "on: idle time measures the KV cache's tiers on your long replies", witnessed=True
     )
     theme: str = _setting(
         str,

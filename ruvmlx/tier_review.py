@@ -19,7 +19,7 @@ class TierReview:
         asked = asked_policy(settings.kv, settings.kv_tiers)
         self._history = TierHistory(store, model.fingerprint, backend.name, asked)
         self._loop = KVLoop(self._history, model, backend, settings.kv_limit)
-        self._sessions = engine.sessions
+        self._sessions, self._is_asked_for = engine.sessions, settings.kv_measure
         if cache_policy(settings.kv, backend, settings.kv_tiers) is not None:
             self._sessions.policy = self._history.policy
 
@@ -40,6 +40,11 @@ class TierReview:
     def due(self) -> bool:
         """Is there work for `review`?"""
         return self._loop.due()
+
+    def due_when_idle(self) -> bool:
+        """Is there work for `review` that was asked for (`kv_measure`)? It ends when there is enough for a
+        choice; then only `learn kv --measure` measures."""
+        return self._is_asked_for and not self._history.is_enough() and self.due()
 
     def status(self) -> KVStatus:
         """The policy in use, its reason, and the measurements."""

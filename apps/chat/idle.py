@@ -47,7 +47,7 @@ def learn(runtime: Runtime, cancel: threading.Event, show: Callable[[str], None]
         report = runtime.consolidate(lambda done, total, _: show(describe.learning(done, total)), cancel)
         stopped = cancel.is_set() and not report["promoted"]
         return Lesson() if stopped else Lesson(describe.lesson(report), runtime.learning.due())
-    if runtime.tiers.due():
+    if runtime.tiers.due_when_idle():
         show(describe.MEASURING)
         report = runtime.tiers.review(cancel)
         stuck = not report["measured"] and not cancel.is_set()

@@ -154,7 +154,7 @@ class EmbeddingBody(Struct, forbid_unknown_fields=True):
     model: str
     input: Annotated[
         Words | Annotated[list[Words], Meta(min_length=1, max_length=2048)],
-        Meta(description="One text or several. At most 128 tokens of a text are read."),
+        Meta(description="One text or several. A text may have at most 8,192 tokens."),
     ]
     encoding_format: Literal["float", "base64"] | None = None
 

@@ -1,17 +1,17 @@
 """POST /v1/embeddings."""
 
 import base64
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
 from ruvmlx.runtime import Runtime
+from ruvmlx.sona import embedding
 
 from .bodies import EmbeddingBody
 from .endpoint import Answer, Call, Endpoint
-
-AT_ONCE = 8  # texts between which other work gets a turn
 
 
 class EmbeddingRow(Struct):
@@ -39,35 +39,30 @@ class Embeddings(Struct):
 
 
 async def embeddings(call: Call) -> Answer:
-    """One vector for each text, by the untouched model."""
+    """One vector for each text, by the untouched model. Replies go on meanwhile."""
     body: EmbeddingBody = call.body
     await call.serving.adapter_of(body.model, None, call.salt)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    rows: list[EmbeddingRow] = []
-    tokens = 0
-    for at in range(0, len(texts), AT_ONCE):
-        vectors, read = await call.serving.host.call(_embedding(texts[at : at + AT_ONCE]))
-        tokens += read
-        rows += [
-            EmbeddingRow("embedding", at + i, _written(vector, body.encoding_format))
-            for i, vector in enumerate(vectors)
-        ]
+    host, letters = call.serving.host, sum(map(len, texts))
+    ids = await host.encode(lambda runtime: _encoded(runtime, texts), letters)
+    vectors = await host.call_in_slices(
+        lambda runtime: embedding.vectors(runtime.store, runtime.model, runtime.backend, ids)
+    )
+    tokens = sum(map(len, ids))
     call.facts["prompt_tokens"] = tokens
+    written = (_written(vector, body.encoding_format) for vector in vectors)
+    rows = [EmbeddingRow("embedding", i, vector) for i, vector in enumerate(written)]
     return Embeddings("list", rows, body.model, EmbeddingUsage(tokens, tokens))
 
 
-def _embedding(texts: list[str]):
-    def embed(runtime: Runtime) -> tuple[list[np.ndarray], int]:
-        tokens = sum(len(runtime.model.tokenizer.encode(text)) for text in texts)
-        return runtime.embed(texts), tokens
-
-    return embed
+def _encoded(runtime: Runtime, texts: Sequence[str]) -> list[list[int]]:
+    return [embedding.text_ids(runtime.model.tokenizer, text) for text in texts]
 
 
 def _written(vector: np.ndarray, encoding: str | None) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
-    return [float(value) for value in vector]
+    return vector.tolist()
 
 
 ENDPOINTS = [

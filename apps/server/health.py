@@ -6,7 +6,9 @@ from msgspec import Struct
 
 from .endpoint import Answer, Call, Endpoint, PlainText
 from .metrics import Labels, family
+from .serving import IDLE_WORK
 
+WORK = "1 while the server does this work, because nobody asks."
 MEMORY = "Memory by purpose: planned when the model was opened, in use, and the limit (0: none)."
 
 
@@ -40,7 +42,9 @@ async def metrics(call: Call) -> Answer:
         for row in purposes
         for kind in ("planned", "used", "limit")
     }
+    working: dict[Labels, float] = {(("work", name),): float(serving.idle_work == name) for name in IDLE_WORK}
     text = serving.metrics.text(gauges) + family("ruvmlx_memory_bytes", MEMORY, by_purpose)
+    text += family("ruvmlx_idle_work", WORK, working)
     return PlainText(text, "text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -5,7 +5,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +19,20 @@ IDLE_AFTER = 20.0  # seconds without a request before it learns
 LONGEST_WAIT = 10  # doublings of IDLE_AFTER while work keeps failing: six hours
 
 
-def learn(runtime: Runtime, cancel: threading.Event) -> tuple[dict[str, Any], bool]:
-    """Do what is due until `cancel` is set, in the runtime's thread.
+def learn(
+    runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None]
+) -> tuple[dict[str, Any], bool]:
+    """Do what is due until `cancel` is set, in the runtime's thread. begins: is told the name of the work.
 
     Returns facts for the log, none if nothing was due, and whether the work ran to its end and is due again.
     """
     if runtime.learning.due():
+        begins("training")
         report = runtime.consolidate(cancel=cancel)
         ended = not cancel.is_set()
         return {"promoted": report["promoted"]}, ended and runtime.learning.due()
-    if runtime.tiers.due():
+    if runtime.tiers.due_when_idle():
+        begins("measuring")
         report = runtime.tiers.review(cancel)
         return {"measured": report["measured"]}, not (report["measured"] or cancel.is_set())
     return {}, False
@@ -74,11 +78,28 @@ class IdleWork:
     async def _work(self) -> None:
         if self._settled != self.serving.written:
             self._settled = self.serving.written
-            await self.serving.host.settle()
+            with self._named("preparing"):
+                await self.serving.host.settle()
         wait = self.idle_after * 2 ** min(self._stuck, LONGEST_WAIT)
         if self.learns and time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
-            facts, stuck = await self.serving.host.run_idle(learn)
+            with self._named("") as begins:
+                facts, stuck = await self.serving.host.run_idle(
+                    lambda runtime, cancel: learn(runtime, cancel, begins)
+                )
             self._stuck = self._stuck + 1 if stuck else 0
             self._busy_at = time.monotonic()
             if facts:
                 self.serving.log.write("idle", facts)
+
+    @contextlib.contextmanager
+    def _named(self, work: str) -> Iterator[Callable[[str], None]]:
+        """In the block, status and metrics name this work, or what the yielded function is told."""
+
+        def begins(work: str) -> None:
+            self.serving.idle_work = work
+
+        begins(work)
+        try:
+            yield begins
+        finally:
+            begins("")

@@ -38,7 +38,8 @@ class MemoryInUse(Struct):
 
 class ServerStatus(Struct):
     """adapter: the one in use, as NAME@VERSION, or none. tokens_per_second: of the newest reply; null before
-    the first. requests: with the same API key, the newest first.
+    the first. requests: with the same API key, the newest first. idle_work: what it does while nobody asks:
+    preparing (replies for their ratings), training, measuring (the KV cache); null: nothing.
     """
 
     version: str
@@ -49,6 +50,7 @@ class ServerStatus(Struct):
     tokens_per_second: float | None
     memory: MemoryInUse
     requests: list[RecentRequest]
+    idle_work: str | None
 
 
 async def status(call: Call) -> Answer:
@@ -59,7 +61,17 @@ async def status(call: Call) -> Answer:
     recent = [request for salt, request in reversed(serving.recent) if salt == call.salt]
     pace = next((r.tokens_per_second for r in recent if r.tokens_per_second is not None), None)
     age = time.time() - serving.started
-    return ServerStatus(__version__, serving.model_name, adapter, age, serving.waiting, pace, memory, recent)
+    return ServerStatus(
+        __version__,
+        serving.model_name,
+        adapter,
+        age,
+        serving.waiting,
+        pace,
+        memory,
+        recent,
+        serving.idle_work or None,
+    )
 
 
 def _facts(runtime: Runtime) -> tuple[str, MemoryInUse]:

@@ -22,6 +22,8 @@ from .requestlog import RequestLog
 
 NO_ADAPTER = "none"
 MOST_RECENT = 50
+# What the server does while nobody asks: prepares replies for their ratings, trains, measures the KV cache.
+IDLE_WORK = ("preparing", "training", "measuring")
 
 
 class RecentRequest(Struct):
@@ -56,6 +58,7 @@ class Serving:
     metrics: Metrics = field(default_factory=Metrics)
     log: RequestLog = field(default_factory=RequestLog)
     stopping: bool = False
+    idle_work: str = ""  # of IDLE_WORK
     calls: int = 0
     written: int = 0  # replies that were written to their ends
     started: int = field(default_factory=lambda: int(time.time()))

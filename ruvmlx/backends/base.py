@@ -123,9 +123,15 @@ class Backend(Protocol):
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """Append tokens and return the logits after each of them: [T, V] float32."""
 
-    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
-        """Inputs of the output head for a separate sequence: [T, D] float32. `pause` is called at least every
-        PAUSED tokens and may raise to stop."""
+    def hidden_states(
+        self,
+        tokens: Sequence[int],
+        pause: Callable[[], None] | None = None,
+        cache: KVCache | None = None,
+    ) -> np.ndarray:
+        """Inputs of the output head: [T, D] float32. `pause` is called at least every PAUSED tokens and may
+        raise to stop. cache: of the sequence that the tokens continue; None: they are a sequence of their
+        own."""
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
         """The output head with the base LoRA's change: [T, D] -> [T, V] float32."""

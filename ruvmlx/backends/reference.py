@@ -129,12 +129,17 @@ class ReferenceBackend:
         check_tokens(tokens, self.config.vocab_size)
         return self._logits(self._forward(tokens, cast(ReferenceCache, cache)), adapter)
 
-    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
+    def hidden_states(
+        self,
+        tokens: Sequence[int],
+        pause: Callable[[], None] | None = None,
+        cache: KVCache | None = None,
+    ) -> np.ndarray:
         check_tokens(tokens, self.config.vocab_size)
-        cache, size = self.new_cache(), PAUSED if pause else len(tokens)
+        held, size = cast(ReferenceCache, cache or self.new_cache()), PAUSED if pause else len(tokens)
         states = []
         for start in range(0, len(tokens), size):
-            states.append(self._forward(tokens[start : start + size], cache))
+            states.append(self._forward(tokens[start : start + size], held))
             if pause:
                 pause()
         return np.concatenate(states)

@@ -34,20 +34,23 @@ class LLMInferenceEngine:
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Token ids of the prompt; UsageError if it is empty or longer than the context."""
-        tokenizer = self.model.tokenizer
+        tokenizer, limit = self.model.tokenizer, self.model.context
         if request.input_ids is not None:  # encoded already
             ids = self._checked_ids(request.input_ids)
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
                 raise UsageError("the prompt is empty; give some text.")
             ids = tokenizer.encode_chat(
-                request.messages, thinking=request.thinking, tools=request.tools, salt=request.cache_salt
+                request.messages,
+                thinking=request.thinking,
+                tools=request.tools,
+                salt=request.cache_salt,
+                most=limit,
             )
         else:
             if not (request.prompt or "").strip():
                 raise UsageError("the prompt is empty; give some text.")
-            ids = tokenizer.encode(request.prompt or "")
-        limit = self.model.context
+            ids = tokenizer.encode(request.prompt or "", most=limit)
         if len(ids) >= limit:
             raise UsageError(
                 f"the prompt is {len(ids)} tokens; {self.model.name} reads at most {limit - 1} "

@@ -4,11 +4,15 @@
     while scheduler.step():
         ...                                   # ratings, new requests
 
-One step reads a piece of one waiting prompt, then decodes and draws one token of every running reply. While
-replies run, a piece is so small that their next token comes at most about DELAY later. A step reads the
-weights once for all replies, and each reply has its own cache, sampler and seed, so it equals the reply
+One step reads a piece of one prompt, then decodes and draws one token of every running reply. A step reads
+the weights once for all replies, and each reply has its own cache, sampler and seed, so it equals the reply
 without batching, up to rounding; with quantised weights on the native backend, exactly.
 (Yu et al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
+
+`ReadingOrder` says which prompt is read: a short one passes a long one, and none is late. The length of a
+piece follows from the measured pace. While replies run, a piece delays their next token by at most about
+DELAY, and after it come steps without a piece: with n prompts to read, the running replies together get one
+part in n + 1 of the time. Without running replies a piece takes about ALONE: so long a new request waits.
 
 Adapters of the output head may differ within a step. Replies under different base LoRAs take turns.
 """
@@ -21,6 +25,7 @@ from ..errors import RuvmlxError
 from ..lora.base_lora import BaseLoRA
 from .admission import Admission, Grant
 from .best_of import BestOf
+from .reading_order import ReadingOrder
 from .run import EngineParts, Recorder, Run
 from .tickets import Arrivals, Job, Sink, Ticket
 from .types import Chunk, GenerationRequest
@@ -28,6 +33,8 @@ from .types import Chunk, GenerationRequest
 WIDTH = 16  # a wider batch gains little: then arithmetic, not reading weights, limits a step
 DELAY = 0.1  # seconds by which a piece of a prompt may delay the next token of the running replies
 SHARE = 0.5  # of DELAY that a piece is planned to take: the pace varies
+ALONE = 0.15  # seconds that a piece is planned to take while no reply runs
+FIRST = 32  # tokens of a piece while the pace is not known
 PART = 16  # tokens: pieces are multiples of it
 
 
@@ -43,6 +50,8 @@ class Scheduler:
         self._active: list[Ticket] = []
         self.admission = Admission(engine)
         self._pace = 0.0  # prompt tokens per second of the last pieces
+        self._order = ReadingOrder()
+        self._owed = 0.0  # seconds of decoding that the running replies get before the next piece
         self._turn: BaseLoRA | None = None  # that the last step was for
         self._installed: list[BaseLoRA | None] = []  # [the LoRA that a step installed]
         self._home: BaseLoRA | None = None  # the backend's LoRA before
@@ -110,8 +119,10 @@ class Scheduler:
             self._admit()
             group = self._next_group()
             self._read(group)
+            begun = perf_counter()
             self._decode(group)
             self._draw(group)
+            self._owed -= perf_counter() - begun
         except BaseException:  # Ctrl-C, for example: what the caches hold is not known
             self.drop_all(keep=False)
             raise
@@ -157,6 +168,7 @@ class Scheduler:
             if grant is None:
                 return False
             ticket.job, ticket.grant = ticket.begin(), grant
+            ticket.place = self._order.join(self._unread(ticket.request), ticket.request.priority)
         except Exception as error:  # noqa: BLE001 - goes to whoever asked
             self._fail(ticket, error)
             return True
@@ -211,41 +223,62 @@ class Scheduler:
         self._installed = [lora]
 
     def _read(self, group: Sequence[Ticket]) -> None:
-        """Read a piece of the first prompt; all prompts if nobody waits for single tokens. Requests that were
+        """Read a piece of the next prompt; all prompts if nobody waits for single tokens. Requests that were
         cancelled leave."""
-        readers = sorted((t for t in group if not t.decoding), key=lambda t: -t.request.priority)
-        first = next((t for t in readers if not t.request.cancel.is_set()), None)
+        readers = [ticket for ticket in group if not ticket.decoding]
+        going = [ticket for ticket in readers if not ticket.request.cancel.is_set()]
         for ticket in readers:
-            if ticket is first or self._delay is None or ticket.request.cancel.is_set():
+            if ticket not in going:
                 self._read_some(ticket)
-                while self._delay is None and not ticket.decoding and ticket in self._active:
+        if self._delay is None:
+            for ticket in going:
+                while not ticket.decoding and ticket in self._active:
                     self._read_some(ticket)
+        elif going and not (self._owed > 0 and self._has_running()):
+            self._read_some(min(going, key=lambda ticket: ticket.place.end))
+
+    def _unread(self, request: GenerationRequest) -> int:
+        """Prompt tokens that no cache in memory has."""
+        prompt = self.engine.prompt_ids(request)
+        return len(prompt) - self.engine.sessions.known(request.session_id, prompt, request.cache_salt)
+
+    def _has_running(self) -> bool:
+        return any(ticket.decoding for ticket in self._active)
 
     def _read_some(self, ticket: Ticket) -> None:
         assert ticket.job is not None
         try:
             run = ticket.reader = ticket.reader or ticket.job.start()
-            run.use_steps(ticket.job.several or len(self._active) > 1)
-            others = self._delay is not None and any(t.decoding for t in self._active)
-            begun, before = perf_counter(), run.unread
-            chunk = run.read_piece(self._most() if others else None)
-            if run.source.at_once:  # else the device may still be busy
-                self._measure(before - run.unread, perf_counter() - begun)
-            if chunk is not None:
-                ticket.sink.take(chunk)
+            run.use_steps(self._delay is not None or ticket.job.several or len(self._active) > 1)
+            self._read_piece(ticket, run)
             if not run.unread:
                 ticket.job.join()
                 ticket.decoding = True
         except Exception as error:  # noqa: BLE001 - goes to whoever asked
             self._fail(ticket, error)
 
-    def _most(self) -> int:
-        """Tokens of a piece that delays others by SHARE of the delay."""
-        return int(SHARE * (self._delay or 0.0) * self._pace) // PART * PART
+    def _read_piece(self, ticket: Ticket, run: Run) -> None:
+        most = None if self._delay is None else self._most()
+        begun, before = perf_counter(), run.unread
+        chunk = run.read_piece(most)
+        tokens, seconds = before - run.unread, perf_counter() - begun
+        self._order.count(tokens)
+        if most is not None and tokens:
+            self._measure(tokens, seconds, most)
+            self._owed = seconds / sum(not t.decoding for t in self._active)
+        if chunk is not None:
+            ticket.sink.take(chunk)
 
-    def _measure(self, tokens: int, seconds: float) -> None:
-        """A slower piece counts at once, a faster one by half."""
-        if tokens >= PART and seconds > 0:
+    def _most(self) -> int:
+        """Tokens of the next piece."""
+        seconds = SHARE * (self._delay or 0.0) if self._has_running() else ALONE
+        tokens = int(seconds * self._pace) if self._pace else FIRST
+        return max(PART, tokens + -tokens % PART)
+
+    def _measure(self, tokens: int, seconds: float, most: int) -> None:
+        """A slower piece counts at once, a faster one by half. A short one says little: each piece takes some
+        time beside that for its tokens."""
+        if 2 * tokens >= most and seconds > 0:
             pace = tokens / seconds
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace
 
@@ -304,6 +337,8 @@ class Scheduler:
 
     def _leave(self, ticket: Ticket, keep: bool = True) -> None:
         """Take a request out. keep: False: its cache's layers may hold different numbers of tokens."""
+        if not ticket.decoding:
+            self._order.leave(ticket.place)
         for held in (self._waiting, self._active):
             if ticket in held:
                 held.remove(ticket)

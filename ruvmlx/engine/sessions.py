@@ -83,6 +83,14 @@ class SessionManager:
         self._make_room()
         return session
 
+    def known(self, session_id: str | None, prompt: Sequence[int], salt: str = "") -> int:
+        """Leading tokens of the prompt that a sequence in memory has, about: `rewind` may keep fewer."""
+        own, held = self.get(session_id), 0
+        if own is not None:
+            held = own.shares(prompt, extend(own.chain[:1], prompt))
+        names = extend([self.keys.root(self.policy, salt)], prompt)
+        return max([held, *(s.shares(prompt, names) for s in (*self._sessions.values(), *self._running))])
+
     def rewind(self, session: Session, prompt: list[int]) -> int:
         """Trim the cache to the prefix that it shares with the prompt; returns the prefix length in tokens.
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..lora.base_lora import BaseLoRA
 from .admission import Grant
+from .reading_order import Place
 from .run import Run
 from .types import Chunk, GenerationRequest
 
@@ -53,13 +54,14 @@ class Job(Protocol):
 
 class Ticket:
     """A request in the scheduler. replies: that are written to it. arrived: a time of `monotonic`. job,
-    grant: once it is admitted. decoding: its prompt is read. overtaken: by later requests."""
+    grant, place: once it is admitted; place: in the order in which prompts are read. decoding: its prompt is
+    read. overtaken: by later requests."""
 
     def __init__(self, request: GenerationRequest, begin: Callable[[], Job], sink: Sink, replies: int = 1):
         self.request, self.begin, self.sink, self.replies = request, begin, sink, replies
         self.arrived, self.overtaken = monotonic(), 0
         self.job: Job | None = None
-        self.grant = Grant()
+        self.grant, self.place = Grant(), Place(0.0, 1.0)
         self.reader: Run | None = None
         self.decoding = False
 

@@ -11,6 +11,8 @@ from ..models.model import Message, Tools
 from ..sampling import Sampling
 from .constraint import Constraint
 
+INTERACTIVE = 1  # priority of a chat: somebody looks at the screen
+
 
 @dataclass(frozen=True)
 class Begun:
@@ -36,6 +38,7 @@ class GenerationRequest:
     messages: Sequence[Message] | None = None
     prompt: str | None = None
     input_ids: Sequence[int] | None = None
+    encoded: Sequence[int] | None = None  # ids of `messages` or `prompt`, where they are known already
     session_id: str | None = None  # sessions keep their KV cache between requests
     question_id: int | None = None  # of the message of the chat that the reply follows; None: the last one
     cache_salt: str = ""  # requests share KV caches only if their salts are equal
@@ -59,7 +62,7 @@ class GenerationRequest:
     route: Any = None  # the router's choice (sona/optional/router.py); None without a router
     adapter_id: str | None = None  # name of the adapter that answers; "": none; None: the one in use
     chunk: int | None = None  # most prompt tokens to read at a time, set by admission; None: the backend's
-    priority: int = 0  # a request with a higher one is read first and waits for no place of theirs
+    priority: int = 0  # a higher one is read earlier and waits for no place of a lower one
     patience: Patience = Patience()
     cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
 

@@ -104,8 +104,12 @@ class Tokenizer(Protocol):
     chat_template: str | None
     strips_leading_space: bool  # SentencePiece: the first token's leading space is not part of the text
 
-    def encode(self, text: str, *, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Text -> ids. `special=False` reads "<|im_end|>" as ten plain characters."""
+    def encode(
+        self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Text -> ids. `special=False` reads "<|im_end|>" as ten plain characters. most: of a text that has
+        more tokens, the ids may be those of its beginning: more than `most`. From any thread; for a long
+        text, others run meanwhile."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token adds to the text; b"" for a special token."""
@@ -121,11 +125,12 @@ class Tokenizer(Protocol):
         thinking: bool | None = None,
         tools: Tools = (),
         salt: str = "",
+        most: int | None = None,
     ) -> list[int]:
         """Conversation -> ids through the model's chat template, rendered in a sandbox. thinking: whether the
         model is to think first; None is the template's own choice. Templates without a choice ignore it.
         tools: what the model may call; UsageError if the template has no place for tools. salt: texts that
-        were encoded before are known only under an equal salt."""
+        were encoded before are known only under an equal salt. most: as in `encode`."""
 
     def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
         """The text that `encode_chat` encodes, special tokens as they are written."""

@@ -25,7 +25,7 @@ from .json_files import read_object
 from .messages import library, one_line
 from .mistral_template import EFFORTS, VERSIONS, Efforts, mistral_template
 from .tokenizer_base import BaseTokenizer, is_special
-from .tokenizer_bpe import byte_level_bpe
+from .tokenizer_bpe import byte_level_bpe, ids_of
 
 _SPECIALS = str.split(
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] "
@@ -62,7 +62,7 @@ class TekkenTokenizer(BaseTokenizer):
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
         with library("tekken.json"):
-            return self._bpe.encode(text, add_special_tokens=False).ids
+            return ids_of(self._bpe, text)
 
     def _piece_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:

@@ -7,8 +7,8 @@ A *special token* steers the model (<s>, <|im_end|>, [INST]...). Text reaches it
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 
 from .known_runs import KnownRuns
 from .model import Message, Tools
@@ -21,6 +21,8 @@ END_TOKENS = frozenset(
         "<|end_of_sentence|> <｜end▁of▁sentence｜>"
     )
 )
+BRIEF = 64  # tokens
+LETTERS = 8  # most characters of a token, on average, in a text that has something to say
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
 
 
@@ -71,9 +73,15 @@ class BaseTokenizer(ABC):
 
     # The protocol --------------------------------------------------------------------------------
 
-    def encode(self, text: str, *, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Text -> ids. `add_bos=True` leaves the decision to the model's own rule (`adds_bos`)."""
-        ids = self._encode_special(text) if special else self._encode_run(_clean(text), True)
+    def encode(
+        self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Text -> ids. `add_bos=True` leaves the decision to the model's own rule (`adds_bos`). most: as in
+        `encode_chat`."""
+        if special:
+            ids = self._encode_special(text, most=most)
+        else:
+            ids = self._bounded(lambda text: self._encode_run(text, True), _clean(text), most)
         return self._with_bos(ids) if add_bos else ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -98,10 +106,14 @@ class BaseTokenizer(ABC):
         thinking: bool | None = None,
         tools: Tools = (),
         salt: str = "",
+        most: int | None = None,
     ) -> list[int]:
-        """Conversation -> ids. Special tokens come from the template alone; a BOS it wrote is not doubled."""
+        """Conversation -> ids. Special tokens come from the template alone; a BOS it wrote is not doubled.
+
+        most: of a text that has more tokens, the ids may be those of its beginning: more than `most`.
+        """
         text = self._chat.render(messages, add_generation_prompt, thinking, tools)
-        return self._with_bos(self._encode_special(text, salt))
+        return self._with_bos(self._encode_special(text, salt, most))
 
     def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
         """What the template writes, special tokens included."""
@@ -144,17 +156,29 @@ class BaseTokenizer(ABC):
     def _runs(self) -> KnownRuns:
         return KnownRuns(self._encode_run)
 
-    def _encode_special(self, text: str, salt: str = "") -> list[int]:
+    def _encode_special(self, text: str, salt: str = "", most: int | None = None) -> list[int]:
         """Special strings become their ids; the runs between them lose their guards and are encoded."""
         text = _clean(text)
         parts = self._special_pattern.split(text) if self._special_pattern else [text]
         ids: list[int] = []
         for i, part in enumerate(parts):
+            if most is not None and len(ids) > most:
+                return ids
             if i % 2:
                 ids.append(self.special_tokens[part])
             elif run := part.replace(GUARD, ""):
-                ids += self._runs(run, not ids, salt)
+                begins, left = not ids, None if most is None else most - len(ids)
+                ids += self._bounded(partial(self._runs, first=begins, salt=salt), run, left)
         return ids
+
+    @staticmethod
+    def _bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
+        """Ids of a run; if it has more than `most` tokens, only of its beginning, which takes less time."""
+        if most is not None and len(run) > (enough := LETTERS * (most + BRIEF)):
+            begun = encode(run[:enough])
+            if len(begun) > most:
+                return list(begun)
+        return list(encode(run))
 
 
 def _clean(text: str) -> str:

@@ -11,6 +11,8 @@ from .messages import library
 from .pretokenizers import ADDS_BOS, WHOLE_WORDS, patterns
 from .tokenizer_base import BaseTokenizer
 
+BRIEF = 2000  # characters: encoded in a millisecond
+
 
 class GGUFByteLevelTokenizer(BaseTokenizer):
     """`tokenizer.ggml.model` = "gpt2"."""
@@ -24,7 +26,7 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
         self._bpe = _build(vocab, pre, self._added)
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        return self._bpe.encode(text, add_special_tokens=False).ids
+        return ids_of(self._bpe, text)
 
     def _piece_bytes(self, token_id: int) -> bytes:
         piece = self._tokens[token_id]
@@ -46,6 +48,15 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
         if self.adds_bos:
             out["post_processor"] = _puts_in_front(self.bos_id, self._special_text(self.bos_id))
         return out
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """A text's ids by the `tokenizers` library. Its `encode` holds Python's lock, for seconds where the text
+    is long, and `encode_batch` does not."""
+    if len(text) < BRIEF:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
+    return encoding.ids
 
 
 def _added(token_id: int, text: str, special: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from .chat_template import pick
 from .json_files import read_object
 from .messages import library
 from .tokenizer_base import BaseTokenizer, is_special
+from .tokenizer_bpe import ids_of
 
 SPACE = "\u2581"
 MAX_TEMPLATE = 1 << 22  # bytes of a file of one
@@ -92,7 +93,7 @@ class JsonTokenizer(BaseTokenizer):
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
         with library("tokenizer.json"):
-            ids = (self._first if first else self._later).encode(text, add_special_tokens=False).ids
+            ids = ids_of(self._first if first else self._later, text)
         return ids if self._forbidden.isdisjoint(ids) else self._spelled_out(ids)
 
     def _spelled_out(self, ids: list[int]) -> list[int]:

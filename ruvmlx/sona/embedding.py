@@ -1,4 +1,6 @@
-"""Query embeddings: a question as a vector, so that similar questions can be found.
+"""Embeddings: a text as a vector, so that similar texts can be found.
+
+Questions of the memory (`read_question`): vectors in the store are compared with new ones, so this stays.
 
 The user's message is read alone, without template or conversation, so the same question is the same vector in
 every chat. Its final hidden states are averaged; later ones weigh more, because only they have seen the rest
@@ -6,15 +8,21 @@ of the message (position weights as in SGPT, Muennighoff 2022). Such means share
 say nothing about the topic; whitening with everyday questions scales them down. On 120 questions in 60 pairs
 of one meaning, starter model, the paraphrase was the nearest for 42% with the plain centred mean, for 63%
 with position weights, for 92% when whitened as well.
+
+Any text (`vectors`): all of it is read, in windows of equal length of at most WINDOW tokens, each in a
+context of its own. A window is pooled as a question is; the text is the mean of its windows, weighted by
+their tokens.
 """
 
 import io
 import json
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,6 +32,10 @@ from ..models.model import Model, Tokenizer
 from ..store import Store
 
 MAX_TOKENS = 128  # most tokens read of a message; of a longer one, the first and the last half of them
+LONGEST = 8192  # most tokens of a text to embed
+WINDOW = 512  # most tokens of it that are read in one context
+SLICE = 0.05  # seconds of reading after which other work may have its turn
+LEAST = 32  # tokens of a slice
 WHITENED = 32  # leading directions that are scaled down to the next one
 DIMENSIONS = 576  # wider models are projected: 10,000 questions stay below 24 MB
 
@@ -109,16 +121,82 @@ def whitening_of(store: Store, model: Model, backend: Backend) -> Whitening:
     return known
 
 
+def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text to embed. UsageError if it is empty, or longer than LONGEST tokens."""
+    ids = tokenizer.encode(text, add_bos=False, most=LONGEST)
+    if not ids:
+        raise UsageError("a text to embed is empty; give some words.")
+    if len(ids) > LONGEST:
+        raise UsageError(f"a text to embed has more than {LONGEST} tokens; give it in parts.")
+    return ids
+
+
+def vectors(
+    store: Store, model: Model, backend: Backend, texts: Sequence[Sequence[int]]
+) -> Generator[None, None, list[np.ndarray]]:
+    """One unit vector [dimensions] per text, by the untouched model. texts: from `text_ids`.
+
+    Yields about every SLICE seconds, so that other work can have its turn.
+    """
+    whitened, reader = whitening_of(store, model, backend), TextReader(backend, model.tokenizer.bos_id)
+    found = []
+    for ids in texts:
+        found.append(whitened((yield from reader.pooled(ids))))
+    return found
+
+
+class TextReader:
+    """Reads whole texts with the untouched model, in slices."""
+
+    def __init__(self, backend: Backend, bos: int | None):
+        self._backend, self._bos = backend, [] if bos is None else [bos]
+        self._spent, self._pace = 0.0, 0.0  # seconds of this slice; tokens per second
+
+    def pooled(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
+        """ids [T] -> [D]: the mean of the windows' pooled states, each with the weight of its tokens."""
+        count = -(-len(ids) // WINDOW)
+        ends = [len(ids) * i // count for i in range(count + 1)]
+        total = np.zeros(1, np.float32)
+        for start, end in pairwise(ends):
+            states = yield from self._states(ids[start:end])
+            total = total + (end - start) * pooled(states)
+        return total / np.float32(len(ids))
+
+    def _states(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
+        """Hidden states [T, D] of one window."""
+        window, states = [*self._bos, *ids], []
+        cache, done = self._backend.new_cache(), 0
+        while done < len(window):
+            if self._spent >= SLICE:
+                self._spent = 0.0
+                yield
+            part = window[done : done + self._size(len(window) - done)]
+            begun = time.perf_counter()
+            with untouched(self._backend):
+                states.append(self._backend.hidden_states(part, cache=cache))
+            self._count(len(part), time.perf_counter() - begun)
+            done += len(part)
+        return np.concatenate(states)[len(self._bos) :]
+
+    def _size(self, left: int) -> int:
+        """Tokens to read next: the rest of the slice, at least LEAST. A short rest of the window comes with
+        them."""
+        size = max(LEAST, int(self._pace * (SLICE - self._spent)) // LEAST * LEAST)
+        return left if left < size + LEAST else size
+
+    def _count(self, tokens: int, seconds: float) -> None:
+        self._spent += seconds
+        self._pace = tokens / seconds if seconds > 0 else self._pace
+
+
 def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) -> list[np.ndarray]:
-    """One unit vector [dimensions] per text, by the untouched model. UsageError for an empty text."""
-    whitened, vectors = whitening_of(store, model, backend), []
-    with untouched(backend):
-        for text in texts:
-            state = read_question(backend, model.tokenizer, text)
-            if state is None:
-                raise UsageError("a text to embed is empty; give some words.")
-            vectors.append(whitened(state))
-    return vectors
+    """One unit vector [dimensions] per text, by the untouched model. UsageError as `text_ids`."""
+    slices = vectors(store, model, backend, [text_ids(model.tokenizer, text) for text in texts])
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value
 
 
 def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:

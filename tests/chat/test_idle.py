@@ -240,7 +240,7 @@ class Restful(ScriptedRuntime):
 
     @property
     def tiers(self):
-        return SimpleNamespace(due=lambda: bool(self.kv), review=self._review)
+        return SimpleNamespace(due_when_idle=lambda: bool(self.kv), review=self._review)
 
     def consolidate(self, progress, cancel):
         self._called()

@@ -2,12 +2,15 @@
 
 import asyncio
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from ruvmlx.apps.server import idle
 from ruvmlx.apps.server.idle import IdleWork
 from ruvmlx.apps.server.requestlog import RequestLog
+from ruvmlx.apps.server.serving import IDLE_WORK
 
 
 class Host:
@@ -33,7 +36,7 @@ class Host:
 class Server:
     def __init__(self, host, sink=None):
         self.host, self.log = host, RequestLog(sink=sink)
-        self.stopping, self.is_busy, self.written = False, False, 0
+        self.stopping, self.is_busy, self.written, self.idle_work = False, False, 0, ""
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +89,39 @@ async def test_a_failure_is_one_line_of_the_log_and_is_tried_less_often(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines and all(" idle failed=" in line and "Traceback" not in line for line in lines)
     assert work._stuck >= 2
+
+
+@pytest.mark.parametrize("name", ["training", "measuring"])
+async def test_status_names_the_work_while_it_goes_on(name):
+    seen = []
+
+    class Working(Host):
+        async def run_idle(self, work):
+            def noted(*args, **kwargs):
+                seen.append(server.idle_work)
+                return {"promoted": False, "measured": 1}
+
+            due = SimpleNamespace(due=lambda: name == "training", due_when_idle=lambda: name == "measuring")
+            tiers = SimpleNamespace(due_when_idle=due.due_when_idle, review=noted)
+            done = work(SimpleNamespace(learning=due, tiers=tiers, consolidate=noted), threading.Event())
+            self.did.append("learn")
+            return done
+
+    server = Server(Working())
+    async with IdleWork(server, idle_after=0.0).running():
+        await until(lambda: seen)
+        await until(lambda: server.idle_work == "")
+    assert set(seen) == {name}
+
+
+def test_status_and_metrics_name_idle_work(running):
+    for name in ("", *IDLE_WORK):
+        running.serving.idle_work = name
+        assert running.ask("GET", "/v1/status").json["idle_work"] == (name or None)
+        metrics = running.ask("GET", "/metrics").body.decode()
+        for work in IDLE_WORK:
+            assert f'ruvmlx_idle_work{{work="{work}"}} {int(work == name)}\n' in metrics
+    running.serving.idle_work = ""
 
 
 def test_a_rating_finds_its_reply_prepared(running):

@@ -146,6 +146,17 @@ def test_two_are_not_enough_three_are(three):
     assert not three.tiers.review()["changed"]
 
 
+def test_idle_time_measures_only_if_asked_and_only_until_it_is_enough(three, open_tiny):
+    assert three.tiers.due() and not three.tiers.due_when_idle()
+    with open_tiny(kv_limit=1.0, kv_measure=True) as asking:
+        rounds = 0
+        while asking.tiers.due_when_idle():
+            rounds += bool(asking.tiers.review()["measured"])
+        assert rounds == 2
+        long_reply(asking, 7)
+        assert asking.tiers.due() and not asking.tiers.due_when_idle()
+
+
 def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
     reviewed(three)
     chosen = three.engine.sessions.policy

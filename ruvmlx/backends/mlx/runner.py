@@ -101,9 +101,15 @@ class MLXRunner(ABC):
             adapter.add_to_logits(logits, np.concatenate([hidden for _, hidden in parts]))
         return finite(logits)
 
-    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
+    def hidden_states(
+        self,
+        tokens: Sequence[int],
+        pause: Callable[[], None] | None = None,
+        cache: KVCache | None = None,
+    ) -> np.ndarray:
         check_tokens(tokens, self.shape.vocab_size)
-        cache, states, size = self.new_cache(), [], min(self.chunk, PAUSED) if pause else self.chunk
+        cache, states = cache or self.new_cache(), []
+        size = min(self.chunk, PAUSED) if pause else self.chunk
         for start in range(0, len(tokens), size):
             states.append(self._run(tokens[start : start + size], cache, self._hidden)[0])
             if pause:

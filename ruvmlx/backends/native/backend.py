@@ -121,9 +121,14 @@ class NativeBackend:
             adapter.add_to_logits(logits, np.concatenate([hidden for hidden, _ in parts]))
         return finite(logits)
 
-    def hidden_states(self, tokens: Sequence[int], pause: Callable[[], None] | None = None) -> np.ndarray:
+    def hidden_states(
+        self,
+        tokens: Sequence[int],
+        pause: Callable[[], None] | None = None,
+        cache: KVCache | None = None,
+    ) -> np.ndarray:
         check_tokens(tokens, self.config.vocab_size)
-        cache, states = self.new_cache(), []
+        cache, states = cache or self.new_cache(), []
         for part in _parts(tokens, min(self.chunk, PAUSED) if pause else self.chunk):
             states.append(self._run(part, cache, outputs=len(part), head=False, waiting=pause)[0])
             if pause:

@@ -10,6 +10,7 @@ stored as a whole; a stopped one starts over.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -194,12 +195,17 @@ class TierHistory:
         seen = self.store.kv.observations(*self.mine, RECENT)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
+    def is_enough(self) -> bool:
+        """Was each candidate measured often enough for a choice?"""
+        seen = Counter(m.lengths for m in self.store.kv.measured(*self.mine))
+        return all(seen[candidate.lengths] >= REPLIES for candidate in self.candidates)
+
     def found(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
         """Summaries of the candidates; none until each was measured often enough."""
+        if not self.is_enough():
+            return []
         rows = self.store.kv.measured(*self.mine)
         mine = [(c, [m for m in rows if m.lengths == c.lengths]) for c in self.candidates]
-        if any(len(seen) < REPLIES for _, seen in mine):
-            return []
         return [summary(c, seen, nbytes(c)) for c, seen in mine]
 
 

@@ -1,0 +1,208 @@
+"""Who waits for whom: by a clock that counts work, so that no machine's speed matters."""
+
+import itertools
+import random
+from statistics import median
+
+import pytest
+
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.engine import LLMInferenceEngine, Sampling, scheduler
+from ruvmlx.engine.reading_order import MORE, ReadingOrder
+from ruvmlx.engine.scheduler import Scheduler
+
+from .test_batch import fresh
+from .test_engine import GREEDY, request
+from .test_scheduler import Reply, assert_equal
+
+PIECE = 16  # tokens
+
+
+def equal_shares(prompts):
+    """When each prompt ends if all that have arrived are read at the same pace. prompts: (arrival, tokens,
+    share); one token takes one unit of time."""
+    left = {i: tokens for i, (_, tokens, _) in enumerate(prompts)}
+    now, ends = 0.0, {}
+    while left:
+        here = [i for i in left if prompts[i][0] <= now]
+        coming = [prompts[i][0] for i in left if prompts[i][0] > now]
+        if not here:
+            now = min(coming)
+            continue
+        shares = sum(prompts[i][2] for i in here)
+        step = min(left[i] * shares / prompts[i][2] for i in here)
+        step = min([step, *(at - now for at in coming)])
+        now += step
+        for i in here:
+            left[i] -= step * prompts[i][2] / shares
+            if left[i] < 1e-6:
+                ends[i] = now
+                del left[i]
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_prompt_ends_later_than_with_equal_shares(seed):
+    """Random arrivals, lengths and priorities; a piece that has begun is read to its end."""
+    rng = random.Random(seed)
+    prompts = [
+        (rng.randint(0, 3000), rng.choice([5, 60, 400, 4000]), MORE ** rng.choice([0, 0, 0, 1]))
+        for _ in range(16)
+    ]
+    order, places, left, now, ends = ReadingOrder(), {}, {}, 0, {}
+    while len(ends) < len(prompts):
+        for i, (at, tokens, share) in enumerate(prompts):
+            if at <= now and i not in places:
+                places[i], left[i] = order.join(tokens, {1.0: 0, MORE: 1}[share]), tokens
+        if not left:
+            now += 1
+            continue
+        i = min(left, key=lambda i: places[i].end)
+        piece = min(PIECE, left[i])
+        order.count(piece)
+        now, left[i] = now + piece, left[i] - piece
+        if not left[i]:
+            ends[i] = now
+            del left[i]
+    fair = equal_shares(prompts)
+    assert all(ends[i] <= fair[i] + 2 * PIECE for i in fair)
+
+
+def test_a_prompt_that_leaves_takes_no_share():
+    order = ReadingOrder()
+    left, stays = order.join(100), order.join(100)
+    order.leave(left)
+    order.count(50)
+    assert order.join(49).end < stays.end < order.join(51).end
+
+
+TOKEN, STEP = 0.01, 0.02  # seconds on the clock: of a prompt's token; of one step for all replies
+
+
+class Clocked:
+    """A scheduler whose time is what the backend was asked to do. Each token's moment is noted."""
+
+    def __init__(self, packed, monkeypatch):
+        backend = NativeBackend(packed, threads=1, chunk=128)
+        self.engine = LLMInferenceEngine(packed, backend)
+        self.now, self.read, self.tokens = 0.0, 0, {}
+        for name, cost in (("prefill", TOKEN), ("decode_batch", None), ("decode", None)):
+            monkeypatch.setattr(backend, name, self._timed(getattr(backend, name), cost))
+        monkeypatch.setattr(scheduler, "perf_counter", lambda: self.now)
+        self.running = Scheduler(self.engine)
+
+    def _timed(self, call, cost):
+        def timed(tokens, *args, **kwargs):
+            self.now += STEP if cost is None else cost * len(tokens)
+            return call(tokens, *args, **kwargs)
+
+        return timed
+
+    def submit(self, asked):
+        reply, clock = Reply(), self
+        moments = self.tokens[asked.request_id] = [self.now]
+        take = reply.take
+
+        def noted(chunk):
+            if chunk.generated >= len(moments):
+                moments.append(clock.now)
+            take(chunk)
+
+        reply.take = noted
+        self.running.submit(asked, reply)
+        return reply
+
+    def first(self, asked):
+        """Seconds from the request to its first token."""
+        arrived, first, *_ = self.tokens[asked.request_id]
+        return first - arrived
+
+    def gaps(self, asked):
+        _, *moments = self.tokens[asked.request_id]
+        return [after - before for before, after in itertools.pairwise(moments)]
+
+    def finish(self):
+        while self.running.step():
+            pass
+
+
+@pytest.fixture
+def clocked(packed, monkeypatch):
+    return Clocked(packed, monkeypatch)
+
+
+def words(tokens, seed):
+    return "".join(random.Random(seed).choices("abcdefgh ", k=tokens))
+
+
+def test_a_short_request_does_not_wait_for_a_long_prompt(clocked):
+    """At most three times as long as alone, and 200 ms. The long prompt and both replies are as alone."""
+    long, short = (request(prompt=words(n, n), max_new_tokens=9, sampling=GREEDY) for n in (470, 12))
+    alone = [fresh(clocked.engine).generate(r) for r in (long, short)]
+    fresh(clocked.engine)
+    clocked.now, began = 0.0, 12 * TOKEN + STEP
+    replies = [clocked.submit(long)]
+    clocked.running.step()
+    replies.append(clocked.submit(short))
+    clocked.finish()
+    assert clocked.first(short) <= 3 * began + 0.2
+    assert clocked.first(long) <= 2 * 470 * TOKEN
+    assert_equal([reply.response for reply in replies], alone)
+
+
+def test_running_replies_keep_half_of_their_pace_while_a_prompt_is_read(clocked):
+    streams = [request(prompt=words(9, i), max_new_tokens=400, ignore_eos=True) for i in range(3)]
+    for asked in streams:
+        clocked.submit(asked)
+    for _ in range(20):
+        clocked.running.step()
+    long, begun = request(prompt=words(300, 9), max_new_tokens=1), clocked.now
+    reply = clocked.submit(long)
+    while not reply.over:
+        clocked.running.step()
+    seconds, drawn = (
+        clocked.now - begun,
+        [sum(at > begun for at in clocked.tokens[s.request_id]) for s in streams],
+    )
+    assert clocked.first(long) <= 2.2 * 300 * TOKEN
+    for asked, tokens in zip(streams, drawn, strict=True):
+        assert tokens >= 0.45 * seconds / STEP
+        assert median(clocked.gaps(asked)[-tokens:]) <= 2 * STEP
+
+
+def test_of_sixteen_prompts_none_is_later_than_twice_its_fair_share(clocked):
+    """Of all work: prompts and replies. Each reply is the one written alone."""
+    rng = random.Random(3)
+    some = [
+        request(
+            prompt=words(rng.choice([8, 40, 200, 450]), i), max_new_tokens=5, sampling=Sampling(0.8, seed=i)
+        )
+        for i in range(16)
+    ]
+    want = [fresh(clocked.engine).generate(asked) for asked in some]
+    fresh(clocked.engine)
+    clocked.now, replies = 0.0, []
+    for asked in some:
+        replies.append(clocked.submit(asked))
+        clocked.running.step()
+    clocked.finish()
+    work = [len(clocked.engine.prompt_ids(asked)) * TOKEN + 5 * STEP for asked in some]
+    arrived = [clocked.tokens[asked.request_id][0] for asked in some]
+    fair = equal_shares([(at, seconds, 1.0) for at, seconds in zip(arrived, work, strict=True)])
+    for i, asked in enumerate(some):
+        assert clocked.first(asked) <= 2 * (fair[i] - arrived[i])
+    assert_equal([reply.response for reply in replies], want)
+
+
+def test_many_short_requests_do_not_starve_a_long_prompt(clocked):
+    """A new one comes as soon as one ends, with a higher priority; they want more than the machine has."""
+    long = request(prompt=words(450, 1), max_new_tokens=1)
+    reply, some = clocked.submit(long), []
+    while not reply.over:
+        while len(clocked.running) < 6:
+            asked = request(prompt=words(40, len(some)), max_new_tokens=1, priority=len(some) % 2)
+            some.append(asked)
+            clocked.submit(asked)
+        clocked.running.step()
+        assert len(some) < 400
+    assert clocked.first(long) <= 450 * TOKEN * (1 + 5 * MORE)

@@ -1,0 +1,167 @@
+"""Texts of megabytes, and embeddings of whole texts: others do not wait, and no word is left out."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ruvmlx.models import tokenizer_bpe
+from ruvmlx.models.tokenizer_base import BRIEF, LETTERS
+from ruvmlx.sona import embedding
+
+WORDS = str.split("the sea and the ship went over a stone wall while rain fell on grey roofs of the old town")
+
+
+def text_of(letters, seed=0):
+    """The tiny model reads a token in each letter, or in two."""
+    rng = np.random.default_rng(seed)
+    return " ".join(rng.choice(WORDS, letters // 3))[:letters]
+
+
+def watch(monkeypatch, tokenizer, encode_run):
+    """Let the tokenizer encode by this function; what it knows already does not count."""
+    monkeypatch.delitem(tokenizer.__dict__, "_runs", raising=False)
+    monkeypatch.setattr(type(tokenizer), "_encode_run", encode_run)
+
+
+def embed(running, *texts):
+    reply = running.ask("POST", "/v1/embeddings", {"model": running.model, "input": list(texts)})
+    assert reply.status == 200, reply.body
+    return np.array([row["embedding"] for row in reply.json["data"]]), reply.json["usage"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "TEXT"}]}),
+        ("/v1/completions", {"prompt": "TEXT"}),
+        ("/v1/responses", {"input": "TEXT"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "TEXT"}], "max_tokens": 4}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "TEXT"}]}),
+        ("/v1/embeddings", {"input": "TEXT"}),
+    ],
+)
+def test_no_text_is_encoded_where_others_are_answered(shared, monkeypatch, path, body):
+    """Neither in the event loop nor in the model's thread; and of a text that is much too long, only as much
+    as shows that."""
+    tokenizer = shared.serving.runtime.model.tokenizer
+    threads, encode = [], type(tokenizer)._encode_run
+    text, longest = "much too long " * 30_000, 0
+
+    def noted(self, run, first):
+        nonlocal longest
+        if len(run) > 1000:
+            threads.append(threading.current_thread().name)
+            longest = max(longest, len(run))
+        return encode(self, run, first)
+
+    watch(monkeypatch, tokenizer, noted)
+
+    def filled(value):
+        if isinstance(value, dict):
+            return {key: filled(part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [filled(part) for part in value]
+        return text if value == "TEXT" else value
+
+    reply = shared.ask("POST", path, {"model": shared.model, **filled(body)})
+    assert reply.status == 400 and b"token" in reply.body
+    assert threads and {name.rpartition("_")[0] for name in threads} == {"encoding-long"}
+    limit = embedding.LONGEST if "embeddings" in path else shared.serving.runtime.model.context
+    assert longest <= LETTERS * (limit + BRIEF)
+
+
+def test_health_is_answered_while_a_long_text_becomes_tokens(shared, monkeypatch):
+    tokenizer = shared.serving.runtime.model.tokenizer
+    begun, go_on, encode = threading.Event(), threading.Event(), type(tokenizer)._encode_run
+
+    def slow(self, run, first):
+        if len(run) > 1000:
+            begun.set()
+            assert go_on.wait(30)
+        return encode(self, run, first)
+
+    watch(monkeypatch, tokenizer, slow)
+    asking = threading.Thread(target=lambda: shared.chat("word " * 30_000))
+    asking.start()
+    try:
+        assert begun.wait(30)
+        assert shared.ask("GET", "/health").status == 200
+        assert shared.chat("a short question").status == 200  # nor do other texts wait
+    finally:
+        go_on.set()
+        asking.join()
+
+
+def test_the_library_is_called_so_that_other_threads_run():
+    """`encode` of the `tokenizers` library holds Python's lock."""
+    from tokenizers import Tokenizer, models
+
+    held, tokenizer = [], Tokenizer(models.BPE({"a": 0, " ": 1}, []))
+
+    class Watched:
+        def encode(self, text, **kwargs):
+            held.append(len(text))
+            return tokenizer.encode(text, **kwargs)
+
+        def encode_batch(self, texts, **kwargs):
+            return tokenizer.encode_batch(texts, **kwargs)
+
+    for count in (10, 5000):
+        assert tokenizer_bpe.ids_of(Watched(), "a" * count) == [0] * count
+    assert held == [10]
+
+
+def test_any_word_of_a_long_text_changes_its_embedding(open_tiny):
+    words = text_of(6000).split(" ")
+    with open_tiny() as runtime:
+        assert len(embedding.text_ids(runtime.model.tokenizer, " ".join(words))) > 4000
+        whole = runtime.embed([" ".join(words)])[0]
+        for i in (0, len(words) // 2, len(words) - 60):
+            changed = runtime.embed([" ".join([*words[:i], "xylophone", *words[i + 1 :]])])[0]
+            assert 1e-6 < 1 - changed @ whole < 0.5
+
+
+def test_usage_counts_all_tokens_of_all_texts(shared):
+    _, usage = embed(shared, text_of(300), "hello")
+    tokenizer = shared.serving.runtime.model.tokenizer
+    read = sum(len(tokenizer.encode(text, add_bos=False)) for text in (text_of(300), "hello"))
+    assert usage == {"prompt_tokens": read, "total_tokens": read}
+
+
+def test_a_text_longer_than_the_limit_is_refused(shared):
+    reply = shared.ask("POST", "/v1/embeddings", {"model": shared.model, "input": "a" * 8193})
+    assert reply.status == 400 and "8192" in reply.json["error"]["message"]
+    assert len(embedding.text_ids(shared.serving.runtime.model.tokenizer, "a" * 8192)) == 8192
+
+
+def test_a_chat_is_answered_while_texts_are_embedded(running, monkeypatch):
+    """Between two slices a chat's steps have their turn."""
+    monkeypatch.setattr(embedding, "SLICE", 0.0)
+    monkeypatch.setattr(embedding, "LEAST", 16)
+    order, read = [], type(running.serving.runtime.backend).hidden_states
+
+    def noted(self, tokens, *args, **kwargs):
+        order.append(len(tokens))
+        time.sleep(0.005)
+        return read(self, tokens, *args, **kwargs)
+
+    embed(running, "whitening is measured")
+    monkeypatch.setattr(type(running.serving.runtime.backend), "hidden_states", noted)
+    asking = threading.Thread(target=lambda: embed(running, *(text_of(400, i) for i in range(20))))
+    asking.start()
+    running.wait_until(lambda: len(order) > 3)
+    assert running.chat("a short question").status == 200
+    left = asking.is_alive(), len(order)
+    asking.join()
+    assert left[0] and left[1] < len(order) and max(order) <= 32
+
+
+def test_short_texts_have_the_vectors_of_questions(shared, open_tiny):
+    """So questions that are in the store stay comparable, and a text of one window is pooled as they are."""
+    with open_tiny() as runtime:
+        whitened = embedding.whitening_of(runtime.store, runtime.model, runtime.backend)
+        for text in ("hello", text_of(100)):
+            state = embedding.read_question(runtime.backend, runtime.model.tokenizer, text)
+            np.testing.assert_allclose(runtime.embed([text])[0], whitened(state), atol=1e-4)

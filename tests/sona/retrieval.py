@@ -1,0 +1,75 @@
+"""How often an embedding finds the right one of 200 paragraphs by a question in other words.
+
+    uv run python -m tests.sona.retrieval [--model MODEL] [--window TOKENS]
+
+The paragraphs are of this project's documentation of November 2026 (paragraphs.json). Beside ours: the plain
+mean of the same hidden states, as other runtimes pool a chat model's.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
+from ruvmlx.sona import embedding
+
+Embed = Callable[[str], np.ndarray]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="the starter model by default")
+    parser.add_argument("--window", type=int, default=embedding.WINDOW, help="tokens read in one context")
+    given = parser.parse_args()
+    embedding.WINDOW = given.window
+    data = json.loads((Path(__file__).parent / "paragraphs.json").read_text(encoding="utf-8"))
+    paragraphs, questions = data["paragraphs"], data["questions"]
+    # The whole documentation as texts of ten paragraphs: a question's answer is anywhere in one of them.
+    chunks = ["\n\n".join(paragraphs[i : i + 10]) for i in range(0, len(paragraphs), 10)]
+    asked, right = [q["text"] for q in questions], np.array([q["paragraph"] for q in questions])
+    with Runtime.open(Settings(model=given.model, adapter="none", kv_disk=None), learn=False) as runtime:
+        for name, embed in (("ours", ours(runtime)), ("plain mean", plain_mean(runtime))):
+            begun = time.process_time()
+            vectors = unit([embed(text) for text in asked])
+            print(
+                f"{name:<11}",
+                shares("paragraph", vectors, unit([embed(t) for t in paragraphs]), right),
+                end="",
+            )
+            print(";", shares("chunk", vectors, unit([embed(t) for t in chunks]), right // 10), end="")
+            print(f"  ({time.process_time() - begun:.0f} s of processor time)", flush=True)
+
+
+def ours(runtime: Runtime) -> Embed:
+    return lambda text: runtime.embed([text])[0]
+
+
+def plain_mean(runtime: Runtime) -> Embed:
+    """The mean of the final hidden states of all tokens, read in one context."""
+
+    def embed(text: str) -> np.ndarray:
+        return runtime.backend.embed(runtime.model.tokenizer.encode(text))
+
+    return embed
+
+
+def unit(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    found = np.array(vectors)
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def shares(what: str, questions: np.ndarray, texts: np.ndarray, right: np.ndarray) -> str:
+    """How often the right text is the nearest, and among the nearest five."""
+    order = np.argsort(-(questions @ texts.T), axis=1)
+    places = np.argmax(order == right[:, None], axis=1)
+    first, five = np.mean(places == 0), np.mean(places < 5)
+    return f"{what} of {len(texts)}: first {first:.0%}, of five {five:.0%}"
+
+
+if __name__ == "__main__":
+    main()
