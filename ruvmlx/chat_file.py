@@ -17,10 +17,11 @@ from typing import Any, BinaryIO
 from .errors import CorruptFile, UsageError
 from .platform.files import file_beside, open_ordinary, publish
 from .store import MessageRow, Store
-from .text import one_line, sanitize
+from .text import one_line, sanitize, size
 
 FORMAT = "ruvmlx-chat"
 ROLES = ("user", "assistant")
+ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # of files that chats are written to
 LARGEST = 64 << 20  # bytes: larger files are not imported
 LATEST = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
 
@@ -59,6 +60,16 @@ def _preferences(store: Store, session_id: str, messages: list[MessageRow]) -> l
     ids = {m.reply_id: m.id for m in messages if m.reply_id}
     given = store.preferences.of_chat(session_id)
     return [{"better": ids[better], "worse": ids[worse], "kind": kind} for better, worse, kind in given]
+
+
+def writes_json(path: Path) -> bool:
+    """Does a file of that name get all branches as JSON, or the conversation as Markdown? UsageError for an
+    ending that is of another form."""
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        known = ", ".join(sorted(ENDINGS - {""}))
+        raise UsageError(f"a chat cannot be written as {ending}; give a name that ends in one of {known}.")
+    return ending == ".json"
 
 
 def as_markdown(store: Store, session_id: str) -> str:
@@ -174,7 +185,7 @@ def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
     limit = LARGEST if limit is None else limit
     data = file.read(limit + 1)
     if len(data) > limit:
-        raise UsageError(f"{name} is over {limit >> 20} MiB, which is too long to read.")
+        raise UsageError(f"{name} is over {size(limit)}, which is too long to read.")
     return data
 
 

@@ -9,6 +9,7 @@ from .engine import Chunk, GenerationRequest, Sampling
 from .engine.types import INTERACTIVE, Begun
 from .errors import NotFound, UsageError
 from .learning import Learning
+from .models.chat_template import ROLES
 from .models.model import Message
 from .reply_writer import ReplyWriter
 from .sampling import check_sampling
@@ -56,6 +57,26 @@ class Conversations:
             Turn(m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches)
             for m in self._store.messages.branch(session_id)
         ]
+
+    def prompt_text(self, session_id: str) -> str:
+        """What the model read before the reply that is shown last, special tokens included.
+
+        Before the first reply: what it would read before its reply to "...".
+        """
+        turns = self.turns(session_id)
+        shown = next((turn.reply_id for turn in reversed(turns) if turn.reply_id), None)
+        ids = self._store.replies.get(shown).prompt_ids if shown else []
+        if not ids:
+            messages = alternating([*turns, Turn("user", "...")])
+            ids = self._model.tokenizer.encode_chat(self._writer.window.fitting(messages, 1))
+        return self._model.tokenizer.text_with_specials(ids)
+
+    def template_system(self) -> str:
+        """The system prompt that the model's template writes where the user has none; "" for none."""
+        tokenizer, mark = self._model.tokenizer, "..."
+        before = tokenizer.decode(tokenizer.encode_chat([Message("user", mark)])).partition(mark)[0]
+        lines = [line for line in before.splitlines() if line.strip().lower() not in ("", *ROLES)]
+        return "\n".join(lines)
 
     def check_chat(self, session_id: str) -> None:
         """Raise UsageError or UnsupportedModel if the model's chat template does not accept the chat."""

@@ -4,7 +4,7 @@ Each is one line: what failed, what was given, what was expected, what to do nex
 code of the command line (docs/scripts.md).
 """
 
-from .text import one_line
+from .text import one_line, size
 
 
 class RuvmlxError(Exception):
@@ -42,7 +42,7 @@ class CacheTooLarge(RuvmlxError):
         times = f"{replies} times " if replies > 1 else ""
         super().__init__(
             f"a prompt of {prompt} tokens and {times}up to {reply} of reply (max_tokens) need a KV cache of "
-            f"{nbytes / 2**20:.3g} MiB; the budget is {budget / 2**20:.3g} MiB. Shorten the prompt, ask for "
+            f"{size(nbytes)}; the budget is {size(budget)}. Shorten the prompt, ask for "
             f"fewer tokens{' or replies' if times else ''}, or raise kv_budget."
         )
         self.tokens, self.nbytes, self.budget = prompt + reply, nbytes, budget
@@ -55,8 +55,8 @@ class MemoryBusy(RuvmlxError):
 
     def __init__(self, need: int, free: int, budget: int):
         super().__init__(
-            f"no memory is free for this request: its KV cache needs {need} bytes, {free} of {budget} are "
-            "free. Try again later, or ask for fewer tokens (max_tokens)."
+            f"no memory is free for this request: its KV cache needs {size(need)}, and "
+            f"{size(free)} of {size(budget)} are free. Try again later, or ask for fewer tokens (max_tokens)."
         )
         self.need, self.free, self.budget = need, free, budget
 

@@ -140,7 +140,6 @@ class ModelHolder:
         self.opener, self.runtime, self.model = opener, runtime, opener.model
         self.plan: Plan | None = None  # of the runtime in use, if it was planned
         self.leaving = False  # the program is closing: do not open a runtime again
-        self._deleted_chats: frozenset[str] = frozenset()  # from the closed runtime, for the next one
 
     @classmethod
     def of_runtime(cls, runtime: Runtime) -> "ModelHolder":
@@ -176,11 +175,10 @@ class ModelHolder:
             new = self._checked(session, self.opener.open(model, adapter, plan_watch))
         except Exception as error:  # noqa: BLE001 - files, memory and templates fail in many classes
             if self.runtime is None and not self.leaving:
-                self._take(self.opener.open(self.model, adapter, QUIET))
+                self.runtime = self.opener.open(self.model, adapter, QUIET)
             raise ModelUnchanged(error) from None
         self.release()
-        self._take(new)
-        self.model, self.plan = model, plan_watch.plan
+        self.runtime, self.model, self.plan = new, model, plan_watch.plan
 
     def _make_room(self, plan: Plan, held: int) -> None:
         """Close the runtime in use, which takes `held` bytes, if the new one fits only without it."""
@@ -199,14 +197,9 @@ class ModelHolder:
             raise
         return runtime
 
-    def _take(self, runtime: Runtime) -> None:
-        runtime.deleted_chats.take_over(self._deleted_chats)
-        self.runtime, self._deleted_chats = runtime, frozenset()
-
     def release(self) -> None:
         """Close the runtime in use and free all its memory."""
         if self.runtime is not None:
-            self._deleted_chats = self.runtime.deleted_chats.hand_over()
             self.runtime.close()
             self.runtime = None
         gc.collect()

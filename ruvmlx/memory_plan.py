@@ -15,7 +15,8 @@ from .errors import UsageError
 from .learning import Learning
 from .lora.residency import BUDGET
 from .plan import PER_WORD, PROGRAM, Plan, cached_tokens, token_bytes
-from .platform.memory import MemoryUse, size
+from .platform.memory import MemoryUse
+from .text import size
 
 FEWEST = 128  # tokens of prompt and reply that a KV budget must hold
 
@@ -73,7 +74,7 @@ def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
     if longest < min(FEWEST, context):
         raise UsageError(
             f"kv_budget is {size(pool.budget)}; that holds {longest} tokens of {engine.model.name}, and a "
-            f"chat needs {FEWEST} or more. 64 tokens take {pool.sizes[-1] / 2**20:.1f} MiB: raise it."
+            f"chat needs {FEWEST} or more. 64 tokens take {size(pool.sizes[-1])}: raise it."
         )
     if longest < context:
         told = (

@@ -4,6 +4,7 @@ A Runtime belongs to the thread that opened it (MLX binds its streams to threads
 the `cancel` event of a request may be set.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from .context_window import Turn
 from .conversations import Conversations
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from .engine.scheduler import Scheduler, Sink
+from .errors import StoreBusy
 from .kv.disk import CacheFolder
 from .learning import Learning, LearningState
 from .models.model import Model
@@ -28,7 +30,6 @@ from .platform.memory import MemoryUse, peak, resident
 from .progress import QUIET, Watch
 from .reply_writer import ReplyWriter
 from .settings import Settings
-from .soft_delete import DeletedChats
 from .sona import embedding
 from .sona.adapter_history import LearnStatus
 from .sona.learner import Learner
@@ -56,7 +57,7 @@ __all__ = [
 class Runtime:
     """An open model with its store. Made by `Runtime.open`; close it, or use it in a `with` block.
 
-    chats: conversations. deleted_chats: those that can be restored. writer: replies outside of chats.
+    chats: conversations. writer: replies outside of chats.
     choices: preferences between replies. learning: adapters and the loops that train them. tiers: the KV
     cache's policy.
     """
@@ -85,7 +86,6 @@ class Runtime:
         self.chats = Conversations(
             store, self.writer, self.learning, self.choices, settings.implicit_feedback
         )
-        self.deleted_chats = DeletedChats(store, self.engine.sessions)
         soft_delete.tidy(store, folder)
         memory_plan.use_budget(self.engine, self._planned)
 
@@ -111,13 +111,23 @@ class Runtime:
             raise
 
     def close(self) -> None:
-        """Save unfinished learning, erase the deleted chats, write KV caches to disk."""
+        """Save unfinished learning, erase chats that were deleted a day ago, write KV caches to disk."""
         try:
             self.learning.close()
-            self.deleted_chats.erase()
+            with contextlib.suppress(StoreBusy):
+                soft_delete.delete_older(self.store)
             self.engine.sessions.keep_all()
         finally:
             self.store.close()
+
+    def erase_chat(self, session_id: str) -> bool:
+        """Delete a chat for good, now: `soft_delete.delete`."""
+        self.engine.sessions.drop(session_id)
+        return soft_delete.delete(self.store, session_id, seconds=0)
+
+    def clean_index(self, seconds: float) -> bool:
+        """Remove deleted words from the search index for about this long: `soft_delete.clean_index`."""
+        return soft_delete.clean_index(self.store, seconds)
 
     def __enter__(self) -> "Runtime":
         return self

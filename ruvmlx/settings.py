@@ -8,7 +8,7 @@ page all derive from its fields. The project file is `ruvmlx.toml` in the workin
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ _TARGET = rf"(head|lm_head|attention|ffn|all|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1
 TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
 TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_proj:20-29"
 
+_OWN = "the model's own"
+
 
 @dataclass(frozen=True)
 class SettingSpec:
@@ -35,7 +37,8 @@ class SettingSpec:
 
     kind: str, int, float, or bool, which is written as on and off. choices, pattern: texts that are allowed;
     expected: the pattern in words. least, most: bounds of a number. word: a text that is allowed instead of
-    a number. flag: the flag's name where it is not the setting's own. sampling: a field of
+    a number; nothing: one that stands for no text. unset: what applies without a value, in words. flag: the
+    flag's name where it is not the setting's own. sampling: a field of
     `sampling.Sampling` by the same name. witnessed: changes go into the witness log. public: values identify
     nobody, so reports may contain them.
     """
@@ -48,6 +51,8 @@ class SettingSpec:
     least: int | None = None
     most: int | None = None
     word: str = ""
+    nothing: str = ""
+    unset: str = ""
     flag: str = ""
     sampling: bool = False
     witnessed: bool = False
@@ -59,6 +64,8 @@ class SettingSpec:
             return self._switch(value)
         if self.word and value == self.word:
             return value
+        if self.nothing and value == self.nothing:
+            return ""
         try:
             if isinstance(value, bool) or (self.kind is int and isinstance(value, float)):
                 raise ValueError
@@ -108,22 +115,37 @@ class Settings:
     """Every setting of one run. `load` makes one; None is the model's own value, or the engine's."""
 
     model: str | None = _setting(
-        str, None, "folder, .gguf file, Hugging Face repository, or the starter model", flag="--model -m"
+        str,
+        None,
+        "folder, .gguf file, Hugging Face repository, or the starter model",
+        flag="--model -m",
+        unset="starter",
     )
     backend: str = _setting(
         str, "auto", "what computes", choices=("auto", "mlx", "native", "reference"), public=True
     )
     threads: int | None = _setting(
-        int, None, "CPU threads; all physical cores by default", least=1, most=1024, public=True
+        int,
+        None,
+        "CPU threads; all physical cores by default",
+        least=1,
+        most=1024,
+        public=True,
+        unset="all physical cores",
     )
     max_context: int | None = _setting(
-        int, None, "longest prompt and reply together, in tokens; the model's own by default", least=64
+        int,
+        None,
+        "longest prompt and reply together, in tokens; the model's own by default",
+        least=64,
+        unset="the model's own",
     )
     kv: str | None = _setting(
         str,
         None,
         f"KV cache: tiered ({tiers.described()} by age), f16, or auto, the default",
         choices=("auto", "tiered", "f16"),
+        unset="auto",
         witnessed=True,
         public=True,
     )
@@ -134,6 +156,7 @@ class Settings:
         "by default those of `learn kv`",
         pattern=re.compile(r"\d{1,9}" + rf"(,(\d{{1,9}}|all)){{1,{len(tiers.LENGTHS) - 1}}}", re.ASCII),
         expected=f"{_LENGTHS} in tokens, as in {tiers.EXAMPLE}",
+        unset="as measured",
         witnessed=True,
         public=True,
     )
@@ -141,6 +164,7 @@ class Settings:
         float,
         None,
         "KL of the tiers against f16 that is allowed, nats per token; 0.004 by default",
+        unset="0.004",
         witnessed=True,
         public=True,
     )
@@ -148,6 +172,7 @@ class Settings:
         int,
         None,
         "MiB that KV caches should stay within; older tokens lose precision sooner",
+        unset="what memory allows",
         witnessed=True,
         public=True,
     )
@@ -163,17 +188,32 @@ class Settings:
         witnessed=True,
     )
     temperature: float | None = _setting(
-        float, None, "0 is greedy; the model's own by default, or 0.7", flag="--temp", sampling=True
+        float,
+        None,
+        "0 is greedy; the model's own by default, or 0.7",
+        flag="--temp",
+        sampling=True,
+        unset=_OWN,
     )
-    top_p: float | None = _setting(float, None, "nucleus mass, over 0 and at most 1", sampling=True)
-    top_k: int | None = _setting(int, None, "how many tokens may be drawn; 0 is all", sampling=True)
+    top_p: float | None = _setting(
+        float, None, "nucleus mass, over 0 and at most 1", sampling=True, unset=_OWN
+    )
+    top_k: int | None = _setting(
+        int, None, "how many tokens may be drawn; 0 is all", sampling=True, unset=_OWN
+    )
     min_p: float | None = _setting(
-        float, None, "least share of the likeliest token's probability; 0 is off", sampling=True
+        float, None, "least share of the likeliest token's probability; 0 is off", sampling=True, unset=_OWN
     )
     presence_penalty: float | None = _setting(
-        float, None, "-2 to 2, taken off the logit of each token that the reply has already", sampling=True
+        float,
+        None,
+        "-2 to 2, taken off the logit of each token that the reply has already",
+        sampling=True,
+        unset=_OWN,
     )
-    frequency_penalty: float | None = _setting(float, None, "the same for each occurrence", sampling=True)
+    frequency_penalty: float | None = _setting(
+        float, None, "the same for each occurrence", sampling=True, unset=_OWN
+    )
     max_tokens: int = _setting(int, 512, "longest reply, in tokens", least=1)
     best_of: int | str = _setting(
         int,
@@ -186,7 +226,9 @@ class Settings:
         witnessed=True,
         public=True,
     )
-    system: str | None = _setting(str, None, "system prompt of new chats")
+    system: str | None = _setting(
+        str, None, "system prompt of new chats; none: no system prompt of yours", nothing="none", unset="none"
+    )
     thinking: str = _setting(
         str,
         "auto",
@@ -368,26 +410,46 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
+def remove(name: str) -> Path | None:
+    """Remove one value from the user file, so that the default applies; returns the file, None if the file
+    has no such value."""
+    _spec(name)
+    path = user_file()
+    if name not in _read(path):
+        return None
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    _write(path, [line for line in lines if not _sets(line, name)])
+    return path
+
+
 def save(name: str, value: str) -> Path:
     """Set one value in the user file; its other lines, comments too, stay as they are."""
     line = f"{name} = {_toml(written(parse(name, value, 'the command line')))}\n"
     _read(user_file())  # refuse to overwrite a file that cannot be read
     path = user_file()
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    _write(path, _replaced(lines, name, line))
+    return path
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         with files.replacing(path) as f:
-            f.write("".join(_replaced(lines, name, line)).encode())
+            f.write("".join(lines).encode())
     except OSError as e:
         raise StoreError(
             f"cannot write {path}: {e.strerror}. Set RUVMLX_HOME to a folder you can write."
         ) from e
-    return path
+
+
+def _sets(line: str, name: str) -> bool:
+    return re.match(rf"\s*{name}\s*=", line) is not None
 
 
 def _replaced(lines: list[str], name: str, line: str) -> list[str]:
     """The lines with one setting in place of its old one, or at the end."""
-    at = [i for i, old in enumerate(lines) if re.match(rf"\s*{name}\s*=", old)]
+    at = [i for i, old in enumerate(lines) if _sets(old, name)]
     if at:
         return [*lines[: at[0]], line, *lines[at[0] + 1 :]]
     ended = [old if old.endswith("\n") else old + "\n" for old in lines]

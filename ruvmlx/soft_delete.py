@@ -1,11 +1,9 @@
-"""Deletes chats in two steps: hidden at once, erased when the app that hid them ends, or after DAYS."""
+"""Deletes chats in two steps: hidden at once, erased when a program starts or ends DAYS later."""
 
 import contextlib
 import math
 import time
-from collections.abc import Iterable
 
-from .engine.sessions import SessionManager
 from .errors import NotFound, RuvmlxError, StoreBusy
 from .kv.disk import CacheFolder
 from .kv.owners import REQUESTS
@@ -13,8 +11,7 @@ from .platform import files
 from .store import Store
 
 DAYS = 1.0
-AT_START = 0.2  # seconds for the search index at each start
-AT_END = 0.5  # at each end
+AT_START = 0.2  # seconds for the search index at each start and end
 
 
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
@@ -39,8 +36,8 @@ def forget(store: Store, reply_ids: list[str]) -> bool:
 def delete_older(store: Store) -> list[str]:
     """Erase the chats that were hidden over DAYS ago; returns one line for each that cannot be erased.
 
-    This runs at every start, so a chat that cannot be erased must not stop the program; `doctor` shows the
-    lines. StoreBusy if another process has locked the store.
+    This runs at every start and end, so a chat that cannot be erased must not stop the program; `doctor`
+    shows the lines. StoreBusy if another process has locked the store.
     """
     failed, old = [], store.chats.soft_deleted_before(time.time() - DAYS * 86400)
     for session_id in old:
@@ -80,45 +77,3 @@ def tidy(store: Store, folder: CacheFolder | None) -> None:
         if folder is not None:
             folder.tidy(store.chats.ids())
     files.remove_abandoned(store.path.parent)
-
-
-class DeletedChats:
-    """Chats that this runtime deleted: `restore` brings one back until `erase`."""
-
-    def __init__(self, store: Store, sessions: SessionManager):
-        self._store, self._sessions = store, sessions
-        self._ids: set[str] = set()
-
-    def soft_delete(self, session_id: str) -> None:
-        """Hide a chat."""
-        self._store.chats.soft_delete(session_id)
-        self._ids.add(session_id)
-
-    def restore(self, session_id: str) -> None:
-        """Undo `soft_delete`."""
-        self._store.chats.restore(session_id)
-        self._ids.discard(session_id)
-
-    def hand_over(self) -> frozenset[str]:
-        """Give up the hidden chats; returns their ids for another runtime's `take_over`."""
-        ids = frozenset(self._ids)
-        self._ids.clear()
-        return ids
-
-    def take_over(self, ids: frozenset[str]) -> None:
-        """Accept hidden chats of another runtime: `erase` will include them."""
-        self._ids |= ids
-
-    def erase(self, only: Iterable[str] | None = None) -> None:
-        """Erase the hidden chats, unless another process restored them. only: these of them."""
-        ids = self._ids if only is None else self._ids & set(only)
-        for session_id in ids & {row.id for row in self._store.chats.soft_deleted()}:
-            with contextlib.suppress(NotFound):  # another process erased it first
-                self._sessions.drop(session_id)
-                delete(self._store, session_id, seconds=0)
-        self._ids -= ids
-        self.clean_index(AT_END)
-
-    def clean_index(self, seconds: float) -> bool:
-        """Remove deleted words from the search index: `clean_index`."""
-        return clean_index(self._store, seconds)

@@ -136,6 +136,15 @@ def one_line(text: str) -> str:
     return " ".join(sanitize(text).split())
 
 
+def size(nbytes: float) -> str:
+    """Decimal units, as files and disks are sold: "900 B", "2.8 MB", "97 MB", "1.2 GB"."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= step:
+            amount = nbytes / step
+            return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ " Did you mean 'learn'?", for the end of an error; "" if no known word is similar."""
     from difflib import get_close_matches

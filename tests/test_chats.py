@@ -1,11 +1,15 @@
 """Branches of a chat through the Runtime: again, in other words, on with it; and what a kill leaves."""
 
+import contextlib
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
+from ruvmlx import soft_delete
 from ruvmlx.engine import Sampling
 from ruvmlx.engine.detokenize import StreamDecoder
 from ruvmlx.engine.types import Begun
@@ -148,14 +152,20 @@ def test_what_cannot_be_gone_on_with(open_tiny):
         assert len(runtime.chats.turns(chat)) == 2
 
 
-def test_put_away_until_it_is_closed(open_tiny):
+def test_a_deleted_chat_can_come_back_for_a_day(open_tiny):
+    """Whoever deleted it may end meanwhile: the command line, the app and the server keep the same day."""
     with open_tiny() as runtime:
         kept, gone = runtime.chats.new_chat(), runtime.chats.new_chat()
         for chat in (kept, gone):
             say(runtime, chat, "hello")
-            runtime.deleted_chats.soft_delete(chat)
+            runtime.store.chats.soft_delete(chat)
         assert runtime.chats.last_chat() is None
-        runtime.deleted_chats.restore(kept)
+    with open_tiny() as runtime:
+        runtime.store.chats.restore(kept)
+        assert runtime.chats.last_chat() == kept and len(runtime.chats.turns(gone)) == 2
+        yesterday = time.time() - soft_delete.DAYS * 86400 - 1
+        with contextlib.closing(sqlite3.connect(runtime.store.path)) as db, db:
+            db.execute("UPDATE sessions SET deleted = ? WHERE id = ?", (yesterday, gone))
     with open_tiny() as runtime:
         assert runtime.chats.last_chat() == kept
         with pytest.raises(NotFound):
@@ -167,6 +177,7 @@ import os, sys, threading
 from pathlib import Path
 from ruvmlx import stored_replies
 from ruvmlx.backends.select import open_backend
+from ruvmlx import soft_delete
 from ruvmlx.engine import Sampling
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime

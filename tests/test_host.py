@@ -115,24 +115,6 @@ def test_a_template_that_refuses_the_chat():
     assert shop.events == ["old", "new", "-new"] and shop.holder.opened is shop.open["old"]
 
 
-@pytest.mark.parametrize("size", [GB, 60 * GB])
-def test_deleted_chats_can_still_be_brought_back(size):
-    """What closing would delete for good is handed on, in both orders."""
-    shop = Shop(size)
-    shop.holder.opened.hand_over = lambda: frozenset({"s7"})
-    taken = []
-    opens = shop.opens
-
-    def noted(model, adapter, watch):
-        runtime = opens(model, adapter, watch)
-        runtime.take_over = lambda put_away: taken.append((model, put_away))
-        return runtime
-
-    shop.holder.opener = Opener(noted, "old")
-    shop.holder.switch("new", "s1")
-    assert taken == [("new", frozenset({"s7"}))]
-
-
 def test_stopped():
     """From another thread, at any time; then nothing has changed."""
     shop, told = Shop(), []

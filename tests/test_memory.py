@@ -9,13 +9,14 @@ import pytest
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.platform import memory
-from ruvmlx.platform.memory import MemoryUse, size
+from ruvmlx.platform.memory import MemoryUse
+from ruvmlx.text import size
 
 from .test_runtime import say
 
 
 @pytest.mark.parametrize(
-    ("count", "shown"), [(0, "0 B"), (2048, "2 KiB"), (3 << 20, "3 MiB"), (3 << 29, "1.5 GiB")]
+    ("count", "shown"), [(0, "0 B"), (2048, "2.0 kB"), (3 << 20, "3.1 MB"), (3 << 29, "1.6 GB")]
 )
 def test_sizes_are_read_and_shown(count, shown):
     assert size(count) == shown

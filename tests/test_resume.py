@@ -86,10 +86,9 @@ def test_a_deleted_chat_leaves_nothing(open_native, home):
     assert kept(home) == set(chats)
     with open_native() as runtime:
         say(runtime, chats[0], "go on")
-        runtime.deleted_chats.soft_delete(chats[0])
-        runtime.deleted_chats.soft_delete(chats[1])
-        runtime.deleted_chats.restore(chats[1])
-        assert kept(home) == set(chats)
+        runtime.store.chats.soft_delete(chats[1])
+        runtime.store.chats.restore(chats[1])
+        runtime.erase_chat(chats[0])
     assert kept(home) == set(chats[1:])
     store = Store(home / "ruvmlx.db")
     soft_delete.delete(store, chats[1])
@@ -115,7 +114,7 @@ def test_what_another_process_brought_back_stays(open_native, home):
         one, two = runtime.chats.new_chat(), runtime.chats.new_chat()
         for chat in (one, two):
             say(runtime, chat, "hello")
-            runtime.deleted_chats.soft_delete(chat)
+            runtime.store.chats.soft_delete(chat)
         Store(home / "ruvmlx.db").chats.restore(one)
         say(runtime, two, "still here")
     store = Store(home / "ruvmlx.db")
@@ -132,7 +131,7 @@ def test_the_command_line_keeps_them(starter_file, home, process):  # noqa: F811
         files = list((home / "kv").iterdir())
         sizes.append(sum(file.stat().st_size for file in files))
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600} and sizes[0] < sizes[1]
-    assert re.search(r"KV caches +\S+/kv: 1 chat, \d+ MiB of 1.0 GiB", process("doctor").stdout.decode())
+    assert re.search(r"KV caches +\S+/kv: 1 chat, [\d.]+ MB of 1.1 GB", process("doctor").stdout.decode())
     assert process("config", "set", "kv_disk", "0").returncode == 0
     process("chat", stdin="/status\n")
     assert kept(home) == set()

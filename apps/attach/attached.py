@@ -67,11 +67,8 @@ class AttachedChat:
         try:
             await self._app.run_async(size=self._size)
         finally:
-            deleted = self._app.chat.state.deleted
-            with contextlib.suppress(RuntimeError):  # the host is closed, and has done this
+            with contextlib.suppress(RuntimeError):  # the host is closed
                 await self._guest.close()
-                if self._guest.is_open:
-                    await self._guest.call(lambda runtime: runtime.deleted_chats.erase(deleted))
 
     def feed(self, data: bytes) -> None:
         """Bytes that the terminal sent."""

@@ -21,6 +21,7 @@ from textual.containers import Vertical
 from textual.screen import Screen
 
 from ruvmlx import settings
+from ruvmlx.chat_file import write_new
 from ruvmlx.errors import RuvmlxError, error_line
 from ruvmlx.guest import Guest
 from ruvmlx.host import Host, OpenRuntime
@@ -32,6 +33,7 @@ from .chats_screen import ChatsScreen
 from .compare_screen import CompareScreen
 from .context import ChatContext
 from .idle import IdleLearner
+from .messages import ReplyMessage
 from .options import ChatOptions
 from .panel import Panel
 from .picker_screen import PickerScreen
@@ -49,8 +51,8 @@ class ChatApp(ChatShell):
     TITLE = "ruvmlx"
     BINDINGS: ClassVar = [
         Binding("escape", "do('write.stop')", "Stop", key_display="esc", id="stop"),
-        Binding("ctrl+y", "do('rate.rate', 'up')", "Up", key_display="^y", priority=True, id="rate_up"),
-        Binding("ctrl+n", "do('rate.rate', 'down')", "Down", key_display="^n", priority=True, id="rate_down"),
+        Binding("ctrl+y", "do('rate.rate', 'up')", "Good", key_display="^y", priority=True, id="rate_up"),
+        Binding("ctrl+n", "do('rate.rate', 'down')", "Bad", key_display="^n", priority=True, id="rate_down"),
         Binding("ctrl+r", "do('command', 'undo')", "Take back", key_display="^r", priority=True, id="undo"),
         Binding("ctrl+g", "do('write.again')", "Write again", key_display="^g", priority=True, id="again"),
         Binding("ctrl+o", "do('library.choose')", "Chats", key_display="^o", priority=True, id="chats"),
@@ -59,7 +61,7 @@ class ChatApp(ChatShell):
         Binding("f2", "do('panel.toggle')", "Learning", show=False, id="learning"),
         Binding("f3", "do('models.choose')", "Models", show=False, id="models"),
         Binding("f4", "do('models.choose_adapter')", "Adapters", show=False, id="adapters"),
-        Binding("f1", "help", "Help", show=False, id="help"),
+        Binding("f1", "help", "Help", key_display="F1", id="help"),
     ]
 
     def __init__(self, open_runtime: OpenRuntime | Guest, options: ChatOptions | None = None) -> None:
@@ -149,6 +151,19 @@ class ChatApp(ChatShell):
             event.text = sanitize(event.text)
         await super().on_event(event)
 
+    async def on_key(self, event: events.Key) -> None:
+        """In choose mode, type what no binding takes into the input, and stay there."""
+        if self.chat.selected() is None or not event.is_printable or event.character is None:
+            return
+        event.prevent_default()
+        if not await self._check_bindings(event.key):
+            self.chat.prompt.focus()
+            self.chat.prompt.insert(event.character)
+
+    @on(events.DescendantFocus)
+    def _show_mode(self, event: events.DescendantFocus) -> None:
+        self.chat.prompt.is_choosing = isinstance(event.widget, ReplyMessage)
+
     def on_app_focus(self) -> None:
         self.actions.rate.look_again()
 
@@ -203,6 +218,20 @@ class ChatApp(ChatShell):
         for entry in palette.entries() if self.chat.state.session else ():
             yield SystemCommand(entry.title, entry.help, partial(self.actions.choose, entry))
         yield from super().get_system_commands(screen)
+
+    def deliver_screenshot(
+        self, filename: str | None = None, path: str | None = None, time_format: str | None = None
+    ) -> str | None:
+        """The palette's entry "Screenshot": an SVG file, beside where /export writes."""
+        name = filename or time.strftime("ruvmlx-%Y-%m-%d-%H%M%S.svg")
+        try:
+            file = self.options.files.path(name)
+            write_new(file, self.export_screenshot())
+        except (RuvmlxError, OSError) as error:
+            self.chat.status.flash(f"No screenshot: {error_line(error)}", 10)
+            return None
+        self.chat.status.flash(f"Written: {file.absolute()}", 10)
+        return str(file)
 
     def copy_to_clipboard(self, text: str) -> None:
         """Textual calls this for text selected on the screen."""

@@ -2,9 +2,10 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ruvmlx.chat_file import as_json, as_markdown, import_chat, read_bytes, write_new
+from ruvmlx.chat_file import as_json, as_markdown, import_chat, read_bytes, write_new, writes_json
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import excerpt, one_line
@@ -62,15 +63,18 @@ def lines(runtime: Runtime, words: str = "") -> list[str]:
     ]
 
 
-def find(runtime: Runtime, argument: str) -> str:
-    """The id of a chat, given its number in the list ("2"), its id, or a unique beginning of the id."""
+def find(runtime: Runtime, argument: str, listed: Sequence[str] = ()) -> str:
+    """The id of a chat, given its number in the list ("2"), its id, or a unique beginning of the id.
+
+    listed: ids as they were numbered for the user; without them, all chats as they are now.
+    """
     if not argument:
         raise UsageError("which chat? Give its number in /chats, or its id")
     if argument.isascii() and argument.isdigit() and len(argument) < ID_LENGTH // 2:
-        listed = runtime.store.chats.all()
+        listed = listed or [chat.id for chat in runtime.store.chats.all()]
         if not 1 <= int(argument) <= len(listed):
             raise NotFound(f"no chat number {argument}; /chats lists {len(listed)}")
-        return listed[int(argument) - 1].id
+        return runtime.store.chats.find(listed[int(argument) - 1])
     return runtime.store.chats.find(argument)
 
 
@@ -85,12 +89,21 @@ def rename(runtime: Runtime, session: str, words: str) -> str:
     return f"Title: {title(runtime, session)}"
 
 
+def restore_newest(runtime: Runtime) -> str:
+    """Bring back the chat that was deleted last; returns its id."""
+    deleted = runtime.store.chats.soft_deleted()
+    if not deleted:
+        raise NotFound("no chat was deleted in the last 24 hours")
+    runtime.store.chats.restore(deleted[0].id)
+    return deleted[0].id
+
+
 def export(runtime: Runtime, session: str, file: str, files: UserFiles) -> str:
     """Write a chat: with all branches as .json, else the conversation as Markdown. Returns where it is."""
     if not file:
         raise UsageError("which file? Give a name that ends in .md or .json")
     path, store = files.path(file), runtime.store
-    if path.suffix == ".json":
+    if writes_json(path):
         write_new(path, json.dumps(as_json(store, session), indent=1) + "\n")
     else:
         write_new(path, as_markdown(store, session))

@@ -24,7 +24,7 @@ SEARCH = "Search all chats"
 
 
 class ChatsScreen(ModalScreen[str | None]):
-    """Its result is the id of the chat to open, or None. deleted: ids of deleted chats, the newest last."""
+    """Its result is the id of the chat to open, or None."""
 
     BINDINGS: ClassVar = [
         *keys.OF_LISTS,
@@ -39,8 +39,8 @@ class ChatsScreen(ModalScreen[str | None]):
         self._words = words
         self._entries: list[chat_files.ChatEntry] = []
         self._naming: chat_files.ChatEntry | None = None  # the chat that is being renamed
+        self.has_deleted_open_chat = False
         self._found = asyncio.Event()  # set when the list shows the result for the present words
-        self.deleted: list[str] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="chats"):
@@ -173,20 +173,21 @@ class ChatsScreen(ModalScreen[str | None]):
     async def action_delete(self) -> None:
         if self._naming or not (entry := await self._chosen()):
             return
-        if await self._done(lambda runtime: runtime.deleted_chats.soft_delete(entry.id)):
-            self.deleted.append(entry.id)
+        if await self._done(lambda runtime: runtime.store.chats.soft_delete(entry.id)):
+            self.has_deleted_open_chat |= entry.id == self._chat.state.session
             self._search()
             back = self._key("chat_bring_back", "^z")
-            self._say(f"Deleted: {entry.title} · {back} brings it back, until you leave ruvmlx")
+            self._say(f"Deleted: {entry.title} · {back} brings it back for a day")
 
     @work
     async def action_bring_back(self) -> None:
-        if self.deleted and not self._naming:
-            session = self.deleted[-1]
-            if await self._done(lambda runtime: runtime.deleted_chats.restore(session)):
-                self.deleted.pop()
-                self._search(session)
-                self._say(self._hints)
+        if self._naming:
+            return
+        found: list[str] = []
+        if await self._done(lambda runtime: found.append(chat_files.restore_newest(runtime))):
+            self.has_deleted_open_chat &= found[0] != self._chat.state.session
+            self._search(found[0])
+            self._say(self._hints)
 
     async def _done(self, work: Callable[[Runtime], object]) -> bool:
         try:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from ruvmlx.errors import UsageError
 from ruvmlx.ratings import RATINGS
 from ruvmlx.runtime import Runtime
+from ruvmlx.text import did_you_mean
 
 from .arguments import RATE_USAGE
 from .state import ChatState, Outcome, Step
-from .steps import compare, library, models, rate, write
+from .steps import compare, library, models, rate, settings, write
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,14 @@ COMMANDS = {
         "/learning", "what was learned, and what the machine does", rate.learning, "panel.toggle",
         "Learning and machine: the side panel", during_reply=True,
     ),
+    "details": CommandSpec(
+        "/details", "figures of the last reply and lesson", rate.details,
+        title="Details: figures of the last reply and lesson", during_reply=True,
+    ),
+    "explain": CommandSpec(
+        "/explain [WORD]", "what a word here means, as in /explain KL", rate.explain,
+        title="Explain a word", takes_argument=True, asks=True, during_reply=True,
+    ),
     "again": CommandSpec(
         "/again", "write the reply again, beside this one", write.again, "write.again",
         "Write the reply again",
@@ -103,6 +112,14 @@ COMMANDS = {
         "/copy [N]", "copy the reply, or its code block N", write.copy, "clipboard.copy",
         "Copy the reply", takes_argument=True,
     ),
+    "save": CommandSpec(
+        "/save [N] FILE", "write code block N of the reply to a file", write.save,
+        title="Save a code block to a file", takes_argument=True, asks=True,
+    ),
+    "find": CommandSpec(
+        "/find WORDS", "find messages of this chat", write.find,
+        title="Find in this chat", takes_argument=True, asks=True, during_reply=True,
+    ),
     "chats": CommandSpec(
         "/chats [WORDS]", "list your chats, or those with these words", library.list_chats, "library.choose",
         "Chats: list and search", takes_argument=True,
@@ -117,9 +134,13 @@ COMMANDS = {
     ),
     "fork": CommandSpec("/fork", "continue in a copy of this chat", library.fork, title="Fork this chat"),
     "delete": CommandSpec(
-        "/delete", "delete this chat; /restore brings it back", library.delete, title="Delete this chat"
+        "/delete [now]", "delete this chat; now: for good, at once", library.delete,
+        title="Delete this chat", takes_argument=True,
     ),
-    "restore": CommandSpec("", "", library.restore, title="Bring back a deleted chat"),
+    "restore": CommandSpec(
+        "/restore", "bring the deleted chat back, for a day", library.restore,
+        title="Bring back a deleted chat",
+    ),
     "export": CommandSpec(
         "/export FILE", "write this chat as .md or .json", library.export,
         title="Export this chat to a file", takes_argument=True, asks=True,
@@ -131,6 +152,9 @@ COMMANDS = {
     "system": CommandSpec(
         "/system [TEXT|none]", "show or change the system prompt", models.system,
         title="System prompt of this chat", takes_argument=True, asks=True,
+    ),
+    "prompt": CommandSpec(
+        "/prompt", "show what the model really reads", models.prompt, title="Prompt that the model reads"
     ),
     "model": CommandSpec(
         "/model [NAME|N]", "change the model; the chat stays", models.use_model, "models.use_as_typed",
@@ -148,6 +172,10 @@ COMMANDS = {
     "adapter": CommandSpec(
         "/adapter [NAME|none]", "use what was learned as NAME, or none of it", models.use_adapter,
         title="Adapter by its name", takes_argument=True, asks=True,
+    ),
+    "set": CommandSpec(
+        "/set [NAME VALUE]", "temperature and more, for this chat", settings.set_value,
+        title="Settings of this chat's replies", takes_argument=True, asks=True,
     ),
     "status": CommandSpec(
         "/status", "the model, and what it has learned", models.status, title="Status of model and learning"
@@ -204,7 +232,8 @@ def parse(text: str) -> Command | None:
 def _known(command: Command) -> Command:
     if command.name not in COMMANDS:
         raise UsageError(
-            f"no command /{command.name}; /help lists them, and //{command.name} sends it as text"
+            f"no command /{command.name}.{did_you_mean(command.name, COMMANDS)} /help lists them, and "
+            f"//{command.name} sends it as text"
         )
     if command.argument and not COMMANDS[command.name].takes_argument:
         raise UsageError(f"/{command.name} takes nothing after it, got {command.argument[:40]!r}")

@@ -75,7 +75,7 @@ class CompareScreen(ModalScreen[int | None]):
         try:
             sides = zip(self.query(ReplyMessage), compare.order(), strict=True)
             for first, (reply, learned) in enumerate(sides):
-                begin = compare.writing(session, self._text, first == 0, learned, chat.options)
+                begin = compare.writing(session, self._text, first == 0, learned, chat.state.options)
                 response = await show_reply(reply, chat.host.write(begin), chat.status)
                 if response:
                     await reply.finish(response.text, response.finish_reason)

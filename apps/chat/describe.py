@@ -4,17 +4,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from ruvmlx.engine.affordable import AUTO, MOST
+from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.thinking import Thought
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
-from ruvmlx.text import one_line
+from ruvmlx.text import one_line, size
+from ruvmlx.tiers import TIERS
 
 from .view_model import learn_status
 
+# What a tier is called: by the age of its tokens, the oldest first.
+AGES = ("oldest", *("older",) * (len(TIERS) - 2), "recent")
+FELT = 0.0005  # of a mean log-probability per token: less does not show in three digits
+
 
 def rating_mark(rating: str) -> str:
-    """ "up" -> "▲ up", "4" -> "★★★★☆"."""
+    """ "up" -> "▲ good", "4" -> "★★★★☆"."""
     if rating in ("up", "down"):
-        return "▲ up" if rating == "up" else "▼ down"
+        return "▲ good" if rating == "up" else "▼ bad"
     stars = int(rating)
     return "★" * stars + "☆" * (5 - stars)
 
@@ -40,7 +46,7 @@ def best_of(count: int | str, knows: bool) -> str:
 
 
 def rating_words(rating: str) -> str:
-    return rating if rating in ("up", "down") else f"{rating} of 5"
+    return {"up": "good", "down": "bad"}.get(rating) or f"{rating} of 5"
 
 
 def thought(parts: Thought, finished: bool, unfolded: bool) -> str:
@@ -58,42 +64,31 @@ def milliseconds(microseconds: float) -> str:
     return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
 
 
-def effect(result: RatingResult) -> str:
-    """One line: what a rating changed. It fits a terminal of 80 columns."""
-    if not result.applied:
-        return f"{rating_mark(result.rating)} · kept; it changed nothing · v{result.adapter_version}"
-    return " · ".join((
-        rating_mark(result.rating),
-        f"{likelier(result)} (log-prob {result.logprob_before:.3f} → {result.logprob_after:.3f})",
-        f"change {share(result.kl, result.kl_cap):.0%}",
-        milliseconds(result.apply_us),
-        f"v{result.adapter_version}",
-    ))  # fmt: skip
+def effect(result: RatingResult, key: str) -> str:
+    """One line: what a rating changed. key: what takes it back. It fits a terminal of 80 columns."""
+    return f"{rating_mark(result.rating)} · {learned(result, key)}"
 
 
 def effect_words(result: RatingResult) -> str:
     """The same in sentences, to be read aloud."""
-    rated = f"Rated {rating_words(result.rating)}"
+    return f"Rated {rating_words(result.rating)}. {learned(result, '/undo')}. /details has the figures."
+
+
+def learned(result: RatingResult, key: str) -> str:
+    """ "Learned: more like this. Ctrl+R takes it back": by what the rating did, not by what was wanted."""
     if not result.applied:
-        return f"{rated}: kept; it changed nothing."
-    return (
-        f"{rated}: this reply is {likelier(result)} now (log-probability {result.logprob_before:.3f} to "
-        f"{result.logprob_after:.3f} per token). {changed(result.kl, result.kl_cap)} "
-        f"{milliseconds(result.apply_us)}, version {result.adapter_version}."
-    )
+        return "Kept; it changed nothing"
+    moved = result.logprob_after - result.logprob_before
+    if abs(moved) < FELT:
+        return f"Learned; it changed next to nothing. {key} takes it back"
+    return f"Learned: {'more' if moved > 0 else 'less'} like this. {key} takes it back"
 
 
-def preference(result: PreferenceResult) -> str:
+def preference(result: PreferenceResult, key: str) -> str:
     """One line: what a preference changed. It fits a terminal of 80 columns."""
     if not result.applied:
-        return f"◆ preferred · kept; it changed nothing · v{result.adapter_version}"
-    return " · ".join((
-        "◆ preferred",
-        f"lead (log-prob) {result.margin_before:+.3f} → {result.margin_after:+.3f}",
-        f"change {share(result.kl, result.kl_cap):.0%}",
-        milliseconds(result.apply_us),
-        f"v{result.adapter_version}",
-    ))  # fmt: skip
+        return "◆ preferred · Kept; it changed nothing"
+    return f"◆ preferred · Learned: more like this than like the other. {key} takes it back"
 
 
 YOUR_VERSION = "your version"
@@ -109,18 +104,7 @@ def learned_choice(result: PreferenceResult, what: str, key: str) -> str:
 
 def preference_words(result: PreferenceResult, what: str) -> str:
     """The same in sentences, to be read aloud."""
-    said = learned_choice(result, what, "/undo")
-    if not result.applied:
-        return f"{said}."
-    return (
-        f"{said}. Its log-probability per token leads the other reply's by {result.margin_after:.3f} now, by "
-        f"{result.margin_before:.3f} before. {changed(result.kl, result.kl_cap)} "
-        f"{milliseconds(result.apply_us)}, version {result.adapter_version}."
-    )
-
-
-def likelier(result: RatingResult) -> str:
-    return "likelier" if result.logprob_after >= result.logprob_before else "less likely"
+    return f"{learned_choice(result, what, '/undo')}."
 
 
 def share(kl: float, cap: float) -> float:
@@ -129,7 +113,38 @@ def share(kl: float, cap: float) -> float:
 
 
 def changed(kl: float, cap: float) -> str:
-    return f"The model has changed by {share(kl, cap):.0%} of what is allowed (KL {kl:.3f} of {cap:g})."
+    """ "15% of the allowed change"."""
+    return f"{share(kl, cap):.0%} of the allowed change"
+
+
+def reply_details(response: GenerationResponse, context: int) -> list[str]:
+    """The figures of a reply. context: the model's, in tokens."""
+    kv = response.kv
+    ages = ", ".join(f"{age} {n:,}" for age, n in zip(reversed(AGES), reversed(kv.tokens), strict=True) if n)
+    return [
+        f"last reply   {response.generation_tokens:,} tokens, {response.generation_tps:.0f} a second, "
+        f"first word after {seconds(response.ttft_ms)}",
+        f"context      {response.cache_tokens:,} of {context:,} tokens ({ages}), {size(kv.bytes)}",
+    ]
+
+
+def seconds(ms: float) -> str:
+    """ "0.2 s", "12 s"; "0.04 s" where tenths would be 0."""
+    digits = 0 if ms >= 10_000 else 1 if ms >= 95 else 2
+    return f"{ms / 1000:.{digits}f} s"
+
+
+def details_of(result: RatingResult | PreferenceResult) -> list[str]:
+    """The figures of what was learned last."""
+    if isinstance(result, RatingResult):
+        moved = f"log-probability per token {result.logprob_before:.3f} → {result.logprob_after:.3f}"
+    else:
+        moved = f"lead in log-probability per token {result.margin_before:+.3f} → {result.margin_after:+.3f}"
+    return [
+        f"last lesson  {moved}, in {milliseconds(result.apply_us)}",
+        f"all lessons  {changed(result.kl, result.kl_cap)}: KL {result.kl:.3f} of {result.kl_cap:g} nats per "
+        f"token; version {result.adapter_version}",
+    ]
 
 
 MEASURING = "measuring the KV cache in the background"
@@ -187,9 +202,8 @@ def status_lines(runtime: Runtime) -> list[str]:
     return [
         *lines,
         f"ratings   {known.ratings}{_and_preferences(known)}, {known.updates} of them changed the model",
-        f"version   {known.adapter_version} (adapter's norm {known.micro_norm:.3g})",
-        f"change    {share(known.kl, known.kl_cap):.0%} of what is allowed "
-        f"(KL {known.kl:.4f} of {known.kl_cap:g} nats per token)",
+        f"version   {known.adapter_version} of {runtime.adapter_label}".rpartition("@")[0],
+        f"change    {changed(known.kl, known.kl_cap)}",
     ]
 
 
@@ -202,8 +216,13 @@ def adapter(runtime: Runtime) -> str:
     return f"{said} Others: {', '.join(others)}." if others else said
 
 
-def system_prompt(text: str | None) -> str:
-    return f"System prompt: {text}" if text else "No system prompt."
+def system_prompt(text: str | None, template: str) -> str:
+    """template: what the model's template sends where the user has no system prompt."""
+    if text:
+        return f"System prompt: {text}"
+    if template:
+        return f"No system prompt of yours. The model's template sends its own: {template}"
+    return "No system prompt."
 
 
 def bar(fraction: float, cells: int = 5) -> str:

@@ -38,7 +38,7 @@ class Lesson:
 
 def learn(runtime: Runtime, cancel: threading.Event, show: Callable[[str], None]) -> Lesson:
     """Do what is due, in the runtime's thread, until `cancel` is set. show: shows a line about the work."""
-    while not runtime.deleted_chats.clean_index(CLEANING) and not cancel.is_set():
+    while not runtime.clean_index(CLEANING) and not cancel.is_set():
         pass
     if cancel.is_set():
         return Lesson()

@@ -45,25 +45,28 @@ class Notice(Static):
 
 
 class ReplyMessage(Windowed, Vertical, can_focus=True):
-    """A reply, its rating, and the rating's effect. With the focus on it, bare keys rate it."""
+    """A reply, its rating, and the rating's effect.
+
+    With the focus on it (the choose mode), bare keys act on it. The app types all others into the input.
+    """
 
     BINDINGS: ClassVar = [
-        Binding("plus,equals_sign", "app.do('rate.rate', 'up')", "Up", key_display="+"),
-        Binding("minus", "app.do('rate.rate', 'down')", "Down", key_display="-"),
+        Binding("plus,equals_sign", "app.do('rate.rate', 'up')", "Good", key_display="+"),
+        Binding("minus", "app.do('rate.rate', 'down')", "Bad", key_display="-"),
         *[
             Binding(str(n), f"app.do('rate.rate', '{n}')", "Stars", key_display="1-5", show=n == 1)
             for n in range(1, 6)
         ],
         Binding("up,k", "app.do('select.select', -1)", "Choose", key_display="↑↓"),
         Binding("down,j", "app.do('select.select', 1)", "Next", show=False),
-        Binding("u,backspace", "app.do('command', 'undo')", "Take back", show=False),
+        Binding("u,backspace", "app.do('take_back')", "Undo", key_display="u"),
         Binding("r", "app.do('write.again')", "Again", key_display="r"),
         Binding("m", "app.do('write.more')", "More", key_display="m"),
         Binding("e", "app.do('write.edit')", "Edit", key_display="e"),
         Binding("E", "app.do('rewrite.begin')", "Rewrite", key_display="E"),
         Binding("c", "app.do('clipboard.copy_next_code')", "Copy code", key_display="c"),
-        Binding("t", "unfold", "Thought", show=False),
-        Binding("y", "app.do('command', 'copy')", "Copy", show=False),
+        Binding("t", "unfold", "Thought", key_display="t"),
+        Binding("y", "app.do('command', 'copy')", "Copy", key_display="y"),
         Binding("left,h", "app.do('write.flip', -1)", "Switch", key_display="←→"),
         Binding("right,l", "app.do('write.flip', 1)", "Switch on", show=False),
         Binding("escape", "app.stop_or_write", "Back", key_display="esc"),
@@ -118,6 +121,9 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         """The reply without its thought."""
         return split(self.text).answer
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "unfold" or bool(split(self.text).thought)
+
     def action_unfold(self) -> None:
         """Show the thought, or fold it again."""
         self.unfolded = not self.unfolded
@@ -153,12 +159,13 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         await self.body.show(self.answer, final=True)
         self.progress, self.ending = "", ENDINGS.get(finish_reason, "")
 
-    def rated(self, result: RatingResult) -> None:
-        self.rating, self.effect = result.rating, describe.effect(result)
+    def rated(self, result: RatingResult, key: str) -> None:
+        """Show what a rating changed. key: what takes it back."""
+        self.rating, self.effect = result.rating, describe.effect(result, key)
         self._effect_of = result.adapter_version
 
-    def preferred(self, result: PreferenceResult) -> None:
-        self.effect, self._effect_of = describe.preference(result), result.adapter_version
+    def preferred(self, result: PreferenceResult, key: str) -> None:
+        self.effect, self._effect_of = describe.preference(result, key), result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
         """Show the store's rating. Remove the shown effect if it belongs to another rating or to a version

@@ -1,14 +1,16 @@
 """Lists, finds and describes models and adapters, for the app and plain mode."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ruvmlx.errors import UsageError
 from ruvmlx.models.local import list_local_models
 from ruvmlx.models.model import Model
 from ruvmlx.plan import Plan
 from ruvmlx.progress import Progress, megabytes, parameters
 from ruvmlx.runtime import Runtime
-from ruvmlx.text import one_line
+from ruvmlx.text import did_you_mean, one_line
 
 from .arguments import parse_number
 from .user_files import HERE, UserFiles
@@ -61,19 +63,22 @@ def _entry(row: dict[str, Any], in_use: bool) -> PickerEntry:
     return PickerEntry(row["name"], short, in_use, one_line(row["problem"]), aloud)
 
 
-def model_lines(in_use: Model) -> list[str]:
+def model_lines(listed: Sequence[PickerEntry]) -> list[str]:
     """The lines that /models prints."""
-    return [f"{n}. {one_line(entry.words)}" for n, entry in enumerate(models(in_use), 1)]
+    return [f"{n}. {one_line(entry.words)}" for n, entry in enumerate(listed, 1)]
 
 
-def find_model(argument: str, in_use: Model, files: UserFiles = HERE) -> str:
-    """The name of a model, given its number in the list ("2") or a name as for --model."""
+def find_model(argument: str, in_use: Model, files: UserFiles = HERE, listed: Sequence[str] = ()) -> str:
+    """The name of a model, given its number in the list ("2") or a name as for --model.
+
+    listed: names as they were numbered for the user; without them, the models as they are now.
+    """
     if not argument.isdigit():
         return files.model(argument)
-    listed = models(in_use)
-    number = parse_number(argument, len(listed), "models")
+    names = listed or [entry.name for entry in models(in_use)]
+    number = parse_number(argument, len(names), "models")
     assert number is not None
-    return listed[number - 1].name
+    return names[number - 1]
 
 
 def adapters(runtime: Runtime) -> list[PickerEntry]:
@@ -93,6 +98,18 @@ def adapters(runtime: Runtime) -> list[PickerEntry]:
             for r in others
         ],
     ]
+
+
+def find_adapter(argument: str, runtime: Runtime) -> str | None:
+    """The name of an adapter, None for "none"; UsageError for a new one without "new" behind its name."""
+    name, _, new = argument.partition(" ")
+    known = [NO_ADAPTER, "default", *(row.name for row in runtime.adapters())]
+    if name not in known and new.strip() != "new":
+        raise UsageError(
+            f"there is no adapter {name[:40]!r}.{did_you_mean(name, known)} "
+            f"To begin it: /adapter {name[:40]} new"
+        )
+    return None if name == NO_ADAPTER else name
 
 
 def adapter_lines(runtime: Runtime) -> list[str]:

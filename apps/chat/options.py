@@ -44,6 +44,6 @@ def start_session(runtime: Runtime, options: ChatOptions) -> str:
         return runtime.chats.new_chat(options.system)
     if options.session != "continue":
         earlier = runtime.chats.find_chat(earlier)
-    if options.system:
+    if options.system is not None:  # "": remove it
         runtime.chats.set_system(earlier, options.system)
     return earlier

@@ -7,18 +7,17 @@ from typing import Self
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform import memory
-from ruvmlx.platform.memory import MemoryUse, size
+from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.platform.sensors import SensorReading
 from ruvmlx.runtime import LearningState, Runtime
-from ruvmlx.text import one_line
-from ruvmlx.tiers import TIERS
+from ruvmlx.text import one_line, size
 
 from . import describe
-from .describe import bar, share
+from .describe import AGES, bar, share
 
 BAR = 4  # cells of a tier's share
 LIKES = 2  # most preferences that are shown
-DETAILS = ("model", "caches", "learnt", "rest")  # left out if there is little room
+DETAILS = ("model", "caches", "learned", "rest")  # left out if there is little room
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,11 @@ Sections = list[tuple[str, Rows]]
 
 def learning_rows(state: LearningState) -> Rows:
     status, memory = state.status, state.memory
-    change = share(status.kl, status.kl_cap)
     pairs = f" + {status.preferences} pairs" if status.preferences else ""
     return [
         ("version", f"{status.adapter_version} of {one_line(state.adapter)}"),
         ("ratings", f"{status.ratings}{pairs}, {status.updates} used"),
-        ("change", f"{bar(change)} {change:.0%} (KL {status.kl:.3f})"),
+        ("change", f"{share(status.kl, status.kl_cap):.0%} of the limit"),
         ("topics", f"{memory.patterns}, seen {memory.hits} times"),
         ("training", _training(state.missing)),
         ("trained", f"{status.consolidations} times" if status.consolidations else "not yet"),
@@ -82,8 +80,8 @@ def cache_rows(kv: KVStats | None) -> Rows:
         return []
     total = kv.bytes or 1
     rows = [
-        (tier.name, f"{bar(nbytes / total, BAR)} {size(nbytes)}, {tokens:,} tok")
-        for tier, nbytes, tokens in zip(TIERS, kv.tier_bytes, kv.tokens, strict=True)
+        (age, f"{bar(nbytes / total, BAR)} {size(nbytes)}, {tokens:,} tok")
+        for age, nbytes, tokens in zip(AGES, kv.tier_bytes, kv.tokens, strict=True)
     ]
     return [*reversed(rows), ("cache", f"{size(kv.bytes)} (full: {size(kv.f16_bytes)})")]
 
@@ -96,7 +94,7 @@ def memory_rows(held: MemoryUse) -> Rows:
         ("budget", f"{size(held.budget)}, peak {size(held.peak)}"),
         ("model", size(held.model)),
         ("caches", size(held.kv) + limit),
-        ("learnt", size(held.adapters)),
+        ("learned", size(held.adapters)),
         ("rest", size(held.rest)),
     ]
 
@@ -138,5 +136,5 @@ def spoken_lines(view: Overview, kv: KVStats | None) -> list[str]:
 
 
 def _spoken(text: str) -> str:
-    """ "▰▱▱▱ 7 MiB, 319 tok" -> "7 MiB, 319 tokens"."""
+    """ "▰▱▱▱ 7 MB, 319 tok" -> "7 MB, 319 tokens"."""
     return re.sub(r"(\d) tok$", r"\1 tokens", re.sub("^[▰▱]+ ", "", text))

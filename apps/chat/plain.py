@@ -74,7 +74,7 @@ class PlainStreams:
 
     def complain(self, error: Exception) -> None:
         self.failure = self.failure or getattr(error, "exit_code", 1)
-        self.note(f"Error: {error_line(error)}")
+        self.note(f"ruvmlx: {error_line(error)}")
 
     @staticmethod
     def note(line: str) -> None:
@@ -115,10 +115,9 @@ class PlainChat:
     def _begin(self) -> None:
         session = start_session(self._runtime, self._options)
         turns = self._runtime.chats.turns(session) if self._options.session != "new" else []
-        self._state.system = system_prompt_of(turns) or self._state.system
         self._warn()
         self._retell(turns)
-        self._state.session = session
+        self._state.open_chat(session, system_prompt_of(turns) or self._state.system)
 
     def _warn(self) -> None:
         if caveat := self._runtime.backend.caveat:
@@ -162,9 +161,8 @@ class PlainChat:
 
     def _open(self, outcome: Outcome) -> None:
         """Switch to another session."""
-        self._state.session = outcome.opens
         turns = self._runtime.chats.turns(outcome.opens)
-        self._state.system = system_prompt_of(turns)
+        self._state.open_chat(outcome.opens, system_prompt_of(turns))
         self._streams.print(outcome.words)
         if outcome.retell:
             self._retell(turns)
@@ -197,7 +195,7 @@ class PlainChat:
                     self._streams.write(text if begun else f"Assistant: {text.lstrip()}")
                     begun = True
                 if chunk.response:
-                    reason, self._state.kv = chunk.response.finish_reason, chunk.response.kv
+                    reason, self._state.response = chunk.response.finish_reason, chunk.response
         finally:
             if begun:
                 self._streams.write("\n")

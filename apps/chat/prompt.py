@@ -10,11 +10,13 @@ from textual.binding import Binding
 from textual.content import Content
 from textual.events import Key, Paste
 from textual.message import Message
+from textual.reactive import var
 from textual.widgets import TextArea
 
 from ruvmlx.text import sanitize
 
 EDITING = "Editing your question · Enter sends, Esc cancels"
+CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))
 
 
@@ -31,6 +33,8 @@ class Prompt(TextArea):
         Binding("ctrl+end", "app.do('select.scroll', 1000)", "To the end", show=False),
     ]
 
+    is_choosing: var[bool] = var(False)  # a reply has the focus: keys act on it
+
     class Submitted(Message):
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -44,7 +48,7 @@ class Prompt(TextArea):
             show_line_numbers=False,
             placeholder="Ask anything",
         )
-        self._title = ""
+        self._title = self._doing = ""
         self.earlier: list[str] = []  # earlier messages, the newest first
         self._at = -1  # place in the history; -1 is the present draft
         self._draft = ""
@@ -57,11 +61,14 @@ class Prompt(TextArea):
     def heading(self, text: str) -> None:
         """The model's name, shown in the border."""
         self._title = text
-        self._head(text)
+        self._head()
 
-    def _head(self, text: str) -> None:
-        """Show the text without markup: a file's name may contain brackets."""
-        self.border_title = Content(text)  # Textual accepts str and Content
+    def _head(self) -> None:
+        """Show what keys do now, else the model's name; without markup, for a name may contain brackets."""
+        self.set_class(self.is_choosing, "choosing")
+        self.border_title = Content(CHOOSING if self.is_choosing else self._doing or self._title)
+
+    watch_is_choosing = _head
 
     async def _on_key(self, event: Key) -> None:
         if event.key in NEWLINE_KEYS:
@@ -122,14 +129,14 @@ class Prompt(TextArea):
     def begin_edit(self, text: str, heading: str = EDITING) -> None:
         """Show an earlier message for editing; the draft is kept until the end."""
         self._draft, self._at = self.text, -1
-        self.text = text
-        self._head(heading)
+        self.text, self._doing = text, heading
+        self._head()
         self.move_cursor(self.document.end)
         self.focus()
 
     def end_edit(self) -> None:
-        self._head(self._title)
-        self.text, self._draft = self._draft, ""
+        self.text, self._draft, self._doing = self._draft, "", ""
+        self._head()
         self.move_cursor(self.document.end)
 
     # Sending

@@ -7,10 +7,11 @@ A step is what a slash command does with the runtime. It runs in the runtime's t
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.host import BeginReply
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform.sensors import Sensors
-from ruvmlx.runtime import Runtime, Turn
+from ruvmlx.runtime import PreferenceResult, RatingResult, Runtime, Turn
 
 from .compare import Candidate
 from .options import ChatOptions
@@ -24,17 +25,29 @@ class ChatState:
     session: str = ""  # its id; "" until a runtime is open
     system: str | None = None  # its system prompt
     selected: int | None = None  # message id of the selected reply
-    deleted: list[str] = field(default_factory=list)  # ids that /restore brings back, the newest last
     candidates: list[Candidate] = field(default_factory=list)  # the two replies of the newest comparison
-    kv: KVStats | None = None  # the KV cache after the newest reply
+    response: GenerationResponse | None = None  # the newest reply, with its figures
+    lesson: RatingResult | PreferenceResult | None = None  # what was learned last
+    listed_chats: list[str] = field(default_factory=list)  # ids, as /chats numbered them last
+    listed_models: list[str] = field(default_factory=list)  # names, as /models numbered them last
     sensors: Sensors = field(default_factory=Sensors)
 
     def __post_init__(self) -> None:
         self.system = self.system or self.options.system
 
+    def open_chat(self, session: str, system: str | None) -> None:
+        """Another chat is shown from now on: forget what belonged to the one before."""
+        self.session, self.system = session, system
+        self.selected, self.candidates, self.response = None, [], None
+
     def model_changed(self) -> None:
         """Forget what belongs to the former model."""
-        self.candidates, self.kv = [], None
+        self.candidates, self.response = [], None
+
+    @property
+    def kv(self) -> KVStats | None:
+        """The KV cache after the newest reply."""
+        return self.response.kv if self.response else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from textual.widgets import Static
 from ruvmlx.engine.types import Chunk
 from ruvmlx.runtime import LearnStatus
 
-from .describe import bar, share
+from .describe import given, seconds
 
 GAP = "  ·  "
 
@@ -48,24 +48,17 @@ class Meter:
     def parts(self) -> list[str]:
         shown = []
         if self.tps:
-            shown.append(f"{self.tps:.0f} tok/s")
+            shown.append(f"{self.tps:.0f} tokens/s")
         if self.ttft_ms:
-            shown.append(f"TTFT {duration(self.ttft_ms)}")
+            shown.append(f"first word {seconds(self.ttft_ms)}")
         if self.context:
-            of = f"/{self.max_context}" if self.max_context else ""
-            shown.append(f"ctx {self.context}{of}")
+            of = f" of {self.max_context:,}" if self.max_context else ""
+            shown.append(f"{self.context:,}{of} tokens")
         return shown
 
 
-def duration(ms: float) -> str:
-    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
-
-
 def learned_parts(learned: LearnStatus | None) -> list[str]:
-    if learned is None:
-        return []
-    change = share(learned.kl, learned.kl_cap)
-    return [f"v{learned.adapter_version}", f"change {bar(change)} {change:.0%}"]
+    return [given(learned)] if learned else []
 
 
 def fit(left: str, parts: list[str], width: int) -> tuple[str, str]:
@@ -112,9 +105,12 @@ class KeyHints(Static):
     """The keys that work now, most useful first, as many as fit. A click presses them."""
 
     ORDER = (
-        "Stop", "Don't edit", "Send", "New line", "Up", "Down", "Stars", "Choose", "Switch", "More", "Again",
-        "Edit", "Rewrite", "Copy code", "Take back", "Back", "Quit", "Chats", "Write again",
+        "Stop", "Don't edit", "Send", "Back", "Good", "Bad", "Stars", "Undo", "Thought", "Copy", "Switch",
+        "Choose", "More", "Again", "Edit", "Take back", "Quit", "New line", "Rewrite", "Copy code", "Chats",
+        "Write again",
     )  # fmt: skip
+    HELP = "Help"  # always shown, at the end
+    GAP = 2  # cells between two hints
 
     can_take_back: reactive[bool] = reactive(False)  # shows the key, which works anyway: others may rate
 
@@ -124,13 +120,18 @@ class KeyHints(Static):
 
     def render(self) -> Content:
         self._spans, line, at = [], Content(""), 0
-        for active in self._active():
-            hint = self._hint(active)
-            if at + hint.cell_length > self.size.width:
-                break
+        hints = [(active, self._hint(active)) for active in self._active()]
+        room = self.size.width - sum(hint.cell_length for active, hint in hints if self._is_help(active))
+        for active, hint in hints:
+            is_help = self._is_help(active)
+            if not is_help and at + hint.cell_length + self.GAP > room:
+                continue
             self._spans.append((at, at + hint.cell_length, active))
-            line, at = line + hint + "   ", at + hint.cell_length + 3
+            line, at = line + hint + " " * self.GAP, at + hint.cell_length + self.GAP
         return line.rstrip()
+
+    def _is_help(self, active: ActiveBinding) -> bool:
+        return active.binding.description == self.HELP
 
     def _hint(self, active: ActiveBinding) -> Content:
         key = self.app.get_key_display(active.binding)
@@ -143,7 +144,7 @@ class KeyHints(Static):
         for active in self.screen.active_bindings.values():
             if active.binding.show and active.enabled and self._is_useful(active):
                 shown.setdefault(active.binding.description, active)
-        return [shown[name] for name in self.ORDER if name in shown]
+        return [shown[name] for name in (*self.ORDER, self.HELP) if name in shown]
 
     def _is_useful(self, active: ActiveBinding) -> bool:
         return self.can_take_back or active.binding.description != "Take back"

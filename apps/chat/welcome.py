@@ -14,7 +14,7 @@ from ruvmlx.text import one_line
 WELCOME = """{model} learns from what you think of its replies.
 
 Ctrl+Y  more like this      Ctrl+N  less like this
-Tab  choose a reply, then 1 to 5      /help  all commands"""
+Tab  choose a reply, then 1 to 5      F1  all keys and commands"""
 
 
 def plan_block(plan: Plan, width: int) -> str:

@@ -8,11 +8,13 @@ import click
 
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
+from ruvmlx.text import one_line, size
 
 from .completion_values import complete_adapters
-from .options import load_model, resolve, setting_option
-from .output import json_option, log, print_json, show, show_facts, show_row
+from .options import BUILT_IN, load_model, resolve, setting_option, unknown_adapter
+from .output import json_option, log, print_json, show
 from .settings import note_setting
+from .text_output import Column, hint, say, table
 from .verb import VerbGroup
 
 _model = setting_option("model", "Model that the adapter belongs to; the starter model by default.")
@@ -102,26 +104,45 @@ def list_adapters(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    for row in rows:
-        mark = "*" if row["in_use"] else " "
-        size = f"version {row['version']:>4}  rank {row['rank']:>2}  {row['bytes'] / 1e6:>7.1f} MB"
-        show_row(f"{mark} {row['name']:<20}  {size}  {row['base']}")
+    if not rows:
+        say("Nothing was learned yet: rate a reply, with `ruvmlx rate last up` or in `ruvmlx chat`.")
+        return
+    columns = [
+        Column(""),
+        Column("ADAPTER", style="bold"),
+        Column("VERSION", right=True),
+        Column("RANK", right=True),
+        Column("SIZE", right=True),
+        Column("MODEL", cut=True),
+    ]
+    table(columns, [_row(row) for row in rows])
+    hint("* is in use. `ruvmlx adapters use NAME` switches.")
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    figures = (str(row["version"]), str(row["rank"]), size(row["bytes"]))
+    return ("*" if row["in_use"] else "", row["name"], *figures, one_line(row["base"]))
 
 
 @adapters.command("use")
 @click.argument("name", shell_complete=complete_adapters)
+@click.option("--new", is_flag=True, help="NAME may be new: it starts from the original model.")
 @_model
 @json_option
-def use_adapter(name: str, as_json: bool, **flags: Any) -> None:
-    """Use adapter NAME from now on. A new name starts from the original model; with none, nothing is
-    learned."""
+def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
+    """Use adapter NAME from now on; with none, nothing is learned."""
+    config.parse("adapter", name, "the command line")
+    opened = _Open({**flags, "adapter": name})
+    known = [row.name for row in opened.store.adapters.all(opened.model.fingerprint)]
+    if not new and name not in (*known, *BUILT_IN):
+        raise UsageError(
+            unknown_adapter(name, known) + f" To begin it, add --new: `adapters use {name} --new`."
+        )
     path = config.save("adapter", name)
     note_setting("adapter", name)
     setting = config.resolve()["adapter"]
     if setting.value != name:
         log(f"note: {setting.origin} says adapter = {setting.value}, which overrides {path}.")
-    opened = _Open({**flags, "adapter": name})
-    known = [row.name for row in opened.store.adapters.all(opened.model.fingerprint)]
     if name in known:
         facts = opened.facts(name)
     else:
@@ -175,15 +196,15 @@ def export(
     chosen = kind or ("peft" if tied and bits == "32" else "mlx-lm")
     model = opened.model
     interchange.export(change, model.shape, folder, chosen, int(bits), model.name, model.wrapped)
-    size = sum(p.stat().st_size for p in folder.iterdir())
+    nbytes = sum(p.stat().st_size for p in folder.iterdir())
     facts = {
         **opened.facts(opened.chosen()),
         "rank": change.rank,
-        "bytes": size,
+        "bytes": nbytes,
         "format": chosen,
         "path": str(folder),
     }
-    _report(facts, as_json, f"{folder}: {chosen}, rank {change.rank}, {size / 1e6:.2f} MB")
+    _report(facts, as_json, f"{folder}: {chosen}, rank {change.rank}, {size(nbytes)}")
 
 
 @adapters.command("import")
@@ -228,7 +249,7 @@ def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
     opened = _Open(flags)
     facts = opened.facts(name)
     opened.store.adapters.delete(opened.model.fingerprint, name)
-    _report(facts, as_json, f"deleted {name}: {facts['bytes'] / 1e6:.1f} MB")
+    _report(facts, as_json, f"deleted {name}: {size(facts['bytes'])}")
 
 
 @adapters.command()
@@ -247,12 +268,12 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
     opened = _Open(flags)
     change = opened.change()
     write(opened.model, change, folder, dtype, dequantize)
-    size = sum(p.stat().st_size for p in folder.iterdir())
-    facts = {**opened.facts(opened.chosen()), "rank": change.rank, "bytes": size, "path": str(folder)}
+    nbytes = sum(p.stat().st_size for p in folder.iterdir())
+    facts = {**opened.facts(opened.chosen()), "rank": change.rank, "bytes": nbytes, "path": str(folder)}
     if as_json:
         print_json(facts)
     else:
-        show_facts({"path": str(folder), "adapter": opened.name, "bytes": size})
+        say(f"{folder}: the model with adapter {opened.name}, {size(nbytes)}.")
 
 
 VERBS = [adapters]

@@ -6,8 +6,10 @@ from pathlib import Path
 import click
 
 from ruvmlx import settings as config
+from ruvmlx.text import size
 
-from .output import json_option, print_json, show
+from .output import json_option, print_json
+from .text_output import count, hint, say
 from .verb import Verb
 
 
@@ -26,7 +28,8 @@ def backup(file: Path, replace: bool, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        show(f"{_held(facts)} are in {file} ({facts.bytes / 1e6:.1f} MB), read back and sound.")
+        say(f"{_held(facts)} are in {file} ({size(facts.bytes)}), read back and sound.")
+        hint(f"`ruvmlx restore {file}` uses it, here or on another computer.")
 
 
 @click.command(cls=Verb)
@@ -40,15 +43,14 @@ def restore(file: Path, as_json: bool) -> None:
     if as_json:
         print_json(asdict(facts) | {"kept": str(kept) if kept else None})
         return
-    show(f"{_held(facts)} are in use now.")
+    say(f"{_held(facts)} are in use now.")
     if kept:
-        show(f"What was there before is {kept}; `ruvmlx restore` takes it back, or delete it.")
+        say(f"What was there before is {kept}; `ruvmlx restore` takes it back, or delete it.")
 
 
 def _held(facts) -> str:
     """ "3 chats, 12 ratings and 1 adapter"."""
-    counts = {"chat": facts.chats, "rating": facts.ratings, "adapter": facts.adapters}
-    words = [f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items()]
+    words = [count(facts.chats, "chat"), count(facts.ratings, "rating"), count(facts.adapters, "adapter")]
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 

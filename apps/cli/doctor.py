@@ -13,6 +13,7 @@ from ruvmlx import __version__, settings
 from ruvmlx.errors import RuvmlxError, UsageError
 
 from .output import json_option, log, print_json, show
+from .text_output import Column, count, hint, table
 from .verb import Verb
 
 
@@ -102,7 +103,7 @@ def _deleted_chats() -> str:
 
 def _kv_caches() -> str:
     from ruvmlx.kv.disk import CacheFolder
-    from ruvmlx.platform.memory import size
+    from ruvmlx.text import size
 
     folder, limit = CacheFolder.beside(settings.store_file()), settings.load().kv_disk or 0
     chats, nbytes = folder.contents()
@@ -207,8 +208,10 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
     elif as_json:
         print_json({"checks": [{k: v for k, v in c.items() if k != "error"} for c in checks]})
     if not as_json:
-        for c in checks:
-            show(f"{'ok  ' if c['ok'] else 'FAIL'}  {c['name']:<14}  {c['detail']}")
+        columns = [Column(""), Column("CHECK", style="bold"), Column("FOUND", keep=False)]
+        table(columns, [("ok" if c["ok"] else "FAIL", c["name"], c["detail"]) for c in checks])
+        failed = sum(not c["ok"] for c in checks)
+        hint("All is well." if not failed else f"{count(failed, 'check')} failed; the line says what to do.")
     if not all(c["ok"] for c in checks):
         raise click.exceptions.Exit(1)
 

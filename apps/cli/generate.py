@@ -1,5 +1,7 @@
 """`generate`."""
 
+import os
+import stat
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -34,11 +36,15 @@ LONGEST = 8 << 20  # bytes of standard input; no context is that long
 )
 @json_option
 def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: Any) -> None:
-    """Write one reply to PROMPT (- is standard input), or the best of several."""
+    """Write one reply to PROMPT, or the best of several.
+
+    With - the prompt is standard input. A text that is piped in stands before any other prompt, as in
+    `cat letter.txt | ruvmlx generate "Answer this letter."`.
+    """
     from ruvmlx.engine.types import GenerationRequest
 
     settings = resolve(flags)
-    text = _read_stdin() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else f"{_piped()}{prompt}"
     if not text.strip():
         raise UsageError("the prompt is empty; give some text.")
     with open_runtime(settings) as runtime:
@@ -60,6 +66,19 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
             print_json(_report(runtime, response))
     if response.finish_reason == "cancelled":
         raise Interrupted("stopped; the text so far is kept and can be rated.")
+
+
+def _piped() -> str:
+    """The text of a pipe or a file on standard input, and an empty line; "" for anything else, which may have
+    no end."""
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or not a file
+        return ""
+    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+        return ""
+    text = _read_stdin().rstrip("\n")
+    return f"{text}\n\n" if text.strip() else ""
 
 
 def _read_stdin() -> str:

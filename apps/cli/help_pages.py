@@ -47,6 +47,7 @@ PAGES = {
     "generate": _page(
         "Write one reply to a prompt",
         ('generate "Name three rivers."', "one reply"),
+        ('generate "Sum this up."', "behind `cat letter.txt |`: of that text"),
         ("generate - --max-tokens 60 --json", "the prompt from standard input, for a script"),
     ),
     "rate": _page(
@@ -107,7 +108,7 @@ PAGES = {
     "adapters": _page(
         "Several tastes under names, to switch between",
         ("adapters ls", "all of them; * is the one in use"),
-        ("adapters use work", "switch; a new name starts from the original model"),
+        ("adapters use work", "switch to one of them"),
     ),
     "adapters ls": _page(
         "List the adapters",
@@ -116,7 +117,8 @@ PAGES = {
     ),
     "adapters use": _page(
         "Use another adapter from now on",
-        ("adapters use work", "a new name starts from the original model"),
+        ("adapters use work", "one that `adapters ls` lists"),
+        ("adapters use work --new", "a new one, which starts from the original model"),
         ("adapters use none", "the original model; ratings change nothing"),
     ),
     "adapters save": _page(
@@ -229,6 +231,11 @@ PAGES = {
         "Change a setting for good",
         ("config set max_tokens 200", "shorter replies"),
         ("config set temperature 0.2", "replies that vary less"),
+    ),
+    "config unset": _page(
+        "Take a change back, so that the default applies",
+        ("config unset max_tokens", "the default length again"),
+        ("config unset temperature", "the model's own temperature again"),
     ),
     "config path": _page(
         "Where your data and settings are",

@@ -13,12 +13,15 @@ import click
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import EVERYTHING
+from ruvmlx.text import size
 from ruvmlx.tiers import LENGTHS, TIERS
 
 from .interrupt import ctrl_c_sets
-from .learning_words import status_lines
-from .options import load_model, model_options, open_runtime, resolve
+from .learning_words import detail_rows, status_lines
+from .options import BUILT_IN, load_model, model_options, open_runtime, resolve, unknown_adapter
 from .output import json_option, print_json, show
+from .text_output import count, say
+from .text_output import facts as table_of_facts
 from .verb import VerbGroup
 
 DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
@@ -38,8 +41,11 @@ def _history(flags: dict[str, Any]):
     name = settings.adapter_name
     if name is None:
         raise UsageError("--adapter none has learned nothing; name an adapter.")
-    model = load_model(settings.model)
-    return AdapterHistory(Store(config.store_file()), model.fingerprint, name, model.is_own)
+    model, store = load_model(settings.model), Store(config.store_file())
+    known = [row.name for row in store.adapters.all(model.fingerprint)]
+    if flags.get("adapter") and name not in (*known, *BUILT_IN):
+        raise UsageError(f"{unknown_adapter(name, known)} `ruvmlx adapters ls` lists them.")
+    return AdapterHistory(store, model.fingerprint, name, model.is_own)
 
 
 def _facts(status: Any) -> dict[str, Any]:
@@ -78,21 +84,25 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
         print_json(facts)
         return
     for line in status_lines(facts):
-        show(line)
+        say(line)
     if "router" in facts:
         _show_router(facts["router"])
 
 
 @learn.command()
+@click.option("--details", is_flag=True, help="Also the figures: distance, versions, trainings.")
 @model_options
 @json_option
-def status(as_json: bool, **flags: Any) -> None:
+def status(details: bool, as_json: bool, **flags: Any) -> None:
     """Show ratings, version, and how far the model is from the original one."""
     history = _history(flags)
     facts = _facts(history.status()) | {"targets": resolve(flags).learn_targets, "taste": _taste(history)}
+    facts |= {"adapter": history.name, "others": history.others()}
     if resolve(flags).router:
         facts["router"] = _router(flags).status().facts
     _show_facts(facts, as_json)
+    if details and not as_json:
+        table_of_facts(detail_rows(facts))
 
 
 @learn.command()
@@ -158,7 +168,7 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
         if deep:
             show(("Anchored: " if report["anchored"] else "Nothing anchored: ") + report["reason"])
         for line in status_lines(facts):
-            show(line)
+            say(line)
         if kv["changed"]:
             show(f"KV cache: {kv['reason']} (see `ruvmlx learn kv`)")
     if cancel.is_set():
@@ -228,8 +238,12 @@ def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
         names = ("error", "usual_error", "correlation")
         print_json(asdict(record) | {name: getattr(record, name) for name in names})
         return
-    for line in [f"wrote {svg}"] if svg else chart.plot(record):
-        show(line)
+    if svg:
+        say(f"Written: {svg}")
+    else:
+        for line in chart.plot(record):
+            show(line)
+    say(chart.summary(record))
 
 
 @learn.command("kv")
@@ -303,9 +317,9 @@ def _show_router(facts: dict[str, Any]) -> None:
     for arm in facts["arms"]:
         mean = "-" if arm["mean_reward"] is None else f"{arm['mean_reward']:.3f}"
         best = f"best with probability {arm['best']:.2f}"
-        show(f"  {arm['arm']}: chosen {arm['chosen']}, rated {arm['rated']}, mean reward {mean}; {best}")
+        say(f"  {arm['arm']}: chosen {arm['chosen']}, rated {arm['rated']}, mean reward {mean}; {best}")
     if facts["training"]:
-        show(f"  cell: {facts['training']['reason']} ({facts['training']['ratings']} rated choices)")
+        say(f"  cell: {facts['training']['reason']} ({facts['training']['ratings']} rated choices)")
 
 
 def _tier_history(flags: dict[str, Any]):
@@ -341,17 +355,18 @@ def _lengths(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_kv(facts: dict[str, Any]) -> None:
-    show(f"{_named(facts['policy'])}: {facts['reason']}")
-    show(f"replies of at least {facts['long_is']} tokens, on {facts['backend']}: {facts['long_replies']}")
+    say(f"{_named(facts['policy'])}: {facts['reason']}")
+    say(f"replies of at least {facts['long_is']} tokens, on {facts['backend']}: {facts['long_replies']}")
     for c in facts["candidates"]:
-        show(
+        say(
             f"  {_named(c)}: KL {c['kl']:.5f}, at most {c['upper']:.5f} nats a token ({c['tokens']} tokens "
-            f"of {c['replies']} replies); {c['latency']:.2f} of f16's time; {c['bytes'] / 2**20:.1f} MiB at "
+            f"of {c['replies']} replies); {c['latency']:.2f} of f16's time; {size(c['bytes'])} at "
             f"{facts['context']} tokens"
         )
     for o in facts["observed"]:
         pace = f", {o['us_per_token'] / 1e3:.1f} ms a token" if o["us_per_token"] else ""
-        show(f"  seen in {o['replies']} replies, {_named(o)}: up to {o['longest']} tokens{pace}")
+        replies = count(o["replies"], "reply", "replies")
+        say(f"  seen in {replies}, {_named(o)}: up to {o['longest']} tokens{pace}")
 
 
 def _named(lengths: dict[str, Any]) -> str:

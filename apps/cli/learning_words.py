@@ -1,4 +1,4 @@
-"""What was learned, in sentences for people; technical figures follow in brackets."""
+"""What was learned, in sentences for people; figures are in `learn status --details` and in JSON."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,37 +24,61 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     return [line for line in lines if line]
 
 
+def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures behind the sentences."""
+    last = max(facts["versions"], default=0)
+    return [
+        ("adapter", f"{facts['adapter']}, version {facts['adapter_version']} of {last}"),
+        (
+            "feedback",
+            f"{_given(facts['ratings'], facts.get('preferences', 0))}, {facts['updates']} changed it",
+        ),
+        ("distance", f"KL {facts['kl']:.4f} of {facts['kl_cap']:g} nats per token"),
+        ("weights", f"norm of the change {facts['micro_norm']:.3g}"),
+        ("trainings", f"{facts['consolidations']} in use; waiting: {_ratings(facts['pending'])}"),
+    ]
+
+
 def rating_line(result: "RatingResult") -> str:
     """What one rating did."""
     if not result.applied:
         return f"Kept your rating ({result.rating}); it changed nothing. {_version(result.adapter_version)}"
-    how = "likelier" if result.logprob_after >= result.logprob_before else "less likely"
-    return (
-        f"Learned from your rating ({result.rating}): the model finds this reply {how} now "
-        f"(log-probability per token {result.logprob_before:.3f} to {result.logprob_after:.3f}). "
-        f"{_difference(result.kl, result.kl_cap)} {_version(result.adapter_version)}"
-    )
+    how = "more" if result.logprob_after >= result.logprob_before else "less"
+    return f"Learned from your rating ({result.rating}): {how} like this. {_after(result)}"
 
 
 def preference_line(result: "PreferenceResult") -> str:
     """What one preference did."""
     if not result.applied:
         return f"Kept your preference; it changed nothing. {_version(result.adapter_version)}"
-    return (
-        f"Learned from your preference: the better reply leads the other by {result.margin_after:.3f} in "
-        f"log-probability per token now, by {result.margin_before:.3f} before. "
-        f"{_difference(result.kl, result.kl_cap)} {_version(result.adapter_version)}"
-    )
+    return f"Learned from your preference: more like the better one than like the other. {_after(result)}"
+
+
+def _after(result: "RatingResult | PreferenceResult") -> str:
+    """How far the model is from the original one now, and the way back."""
+    return f"{_difference(result.kl, result.kl_cap)} `ruvmlx learn undo` takes it back."
 
 
 def _learned(facts: dict[str, Any]) -> str:
     ratings, pairs, used = facts["ratings"], facts.get("preferences", 0), facts["updates"]
     if not facts["adapter_version"]:
         given = f"{_given(ratings, pairs)} given, none in use" if ratings + pairs else "No ratings yet"
-        return f"{given}: {STILL_THE_ORIGINAL}"
+        return f"{given}: {STILL_THE_ORIGINAL}{_elsewhere(facts)}"
     unused = ratings + pairs - used
     rest = f"; {unused} changed nothing" if unused > 0 else ""
     return f"Learned from {_given(ratings, pairs)}{rest}. {_difference(facts['kl'], facts['kl_cap'])}"
+
+
+def _elsewhere(facts: dict[str, Any]) -> str:
+    """Where ratings are that the user may miss: under the names of other adapters."""
+    others = facts.get("others") or {}
+    if not others:
+        return ""
+    name = next(iter(others))
+    return (
+        f" This is adapter {facts['adapter']!r}; {', '.join(others)} learned something: "
+        f"`ruvmlx adapters use {name}` goes back to it."
+    )
 
 
 def _given(ratings: int, pairs: int) -> str:
@@ -75,14 +99,9 @@ def _liked(facts: dict[str, Any]) -> str:
 
 def _difference(kl: float, cap: float) -> str:
     """Distance to the original model as a share of the largest one allowed."""
-    if not cap:
-        return f"Distance to the original model: KL {kl:.3f}."
-    share = kl / cap
+    share = kl / cap if cap else 0.0
     differ = next(words for limit, words in DIFFERENCE if share < limit)
-    return (
-        f"Replies {differ} from the original model's: {share:.0%} of what is allowed "
-        f"(KL {kl:.3f} of {cap:g} nats per token)."
-    )
+    return f"Replies {differ} from the original model's ({share:.0%} of the allowed change)."
 
 
 def _way_back(facts: dict[str, Any]) -> str:

@@ -1,15 +1,21 @@
 """`pull`, `ls`, `show` and `rm`: fetch, list, show and delete models."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ruvmlx.errors import UsageError
+from ruvmlx.progress import parameters
+from ruvmlx.text import size
 
 from .completion_values import complete_fetched, complete_models
-from .output import json_option, print_json, show_facts, show_row
+from .output import json_option, print_json
 from .output import show as show_line
+from .text_output import Column, hint, say, short_path, table
+from .text_output import facts as table_of_facts
 from .verb import Verb
 
 if TYPE_CHECKING:
@@ -39,16 +45,34 @@ def pull(name: str, as_json: bool) -> None:
     one.
     """
     from ruvmlx.models.load import load_model
+    from ruvmlx.models.resolve import REPO
 
     from ..progress import watching
 
+    if not REPO.fullmatch(name) and not Path(name).exists():
+        raise UsageError(
+            f"pull fetches a repository of huggingface.co, written owner/name; got {name!r}. An example: "
+            "`ruvmlx pull mlx-community/Qwen3-0.6B-4bit`; `ruvmlx ls` lists what is here."
+        )
     with watching(pull=True) as watch:
         model = load_model(name, watch)
     facts, fit = _facts(model), _fit(model)
     if as_json:
         print_json(facts | {"fit": _fit_facts(fit)})
     else:
-        show_facts(facts | {"memory": fit.words()})
+        _show_model(facts, fit)
+
+
+def _show_model(facts: dict[str, Any], fit: "Fit", more: Iterable[tuple[str, str]] = ()) -> None:
+    """A model's facts for people: rounded, with units."""
+    of = f"{parameters(facts['parameters'])} parameters of {facts['bits']:.1f} bits"
+    table_of_facts([
+        ("model", facts["name"]),
+        ("size", f"{of}, {size(facts['bytes'])}"),
+        *more,
+        ("memory", fit.words()),
+        ("files", f"{facts['format']}, {short_path(facts['path'])}"),
+    ])  # fmt: skip
 
 
 @click.command("ls", cls=Verb)
@@ -62,9 +86,17 @@ def list_models(as_json: bool) -> None:
     if as_json:
         print_json([row | {"fit": _fit_facts(fits.get(row["name"]))} for row in rows])
         return
-    for row in rows:
-        fit = "cannot run" if row["problem"] else _fit_word(fits.get(row["name"]))
-        show_row(f"{row['name']:<40}  {row['bytes'] / 1e6:>8.0f} MB  {fit:<12}  {row['path']}")
+    columns = [
+        Column("MODEL", style="bold"),
+        Column("SIZE", right=True),
+        Column("LONGEST CHAT", right=True),
+        Column("FILES", cut=True),
+    ]
+    table(
+        columns,
+        [(row["name"], size(row["bytes"]), _fit_word(row, fits), short_path(row["path"])) for row in rows],
+    )
+    hint("`ruvmlx chat --model NAME` uses one; `ruvmlx pull owner/name` fetches another.")
 
 
 def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
@@ -90,10 +122,13 @@ def _fits_by_name() -> "dict[str, Fit]":
     return {facts.name: _fit(facts) for facts in sized()}
 
 
-def _fit_word(fit: "Fit | None") -> str:
+def _fit_word(row: dict[str, Any], fits: "dict[str, Fit]") -> str:
+    fit = fits.get(row["name"])
+    if row["problem"]:
+        return "cannot run"
     if fit is None:
         return ""
-    return f"{fit.longest_context:,} tok" if fit.fits else "too large"
+    return f"{fit.longest_context:,} tokens" if fit.fits else "too large"
 
 
 def _fit_facts(fit: "Fit | None") -> dict[str, Any] | None:
@@ -117,14 +152,14 @@ def show_model(name: str, memory: bool, as_json: bool) -> None:
 
     model = load_model(name)
     fit, types = _fit(model), matrix_types(model)
-    config = _config_facts(model.shape) if as_json else _config_words(model.shape)
-    facts = _facts(model) | {"fingerprint": model.fingerprint, "config": config}
-    if not model.is_own:
-        facts |= {"note": without(model.shape)}
+    facts = _facts(model) | {"fingerprint": model.fingerprint}
+    note = {} if model.is_own else {"note": without(model.shape)}
     if as_json:
+        facts |= {"config": _config_facts(model.shape)} | note
         print_json(facts | {"fit": _fit_facts(fit), "matrix_types": [vars(kind) for kind in types]})
-    else:
-        show_facts(facts | {f"{kind.type} matrices": kind for kind in types} | {"memory": fit.words()})
+        return
+    rows = [("shape", _config_words(model.shape)), *note.items()]
+    _show_model(facts, fit, rows + [(f"{kind.type} matrices", str(kind)) for kind in types])
 
 
 def _show_memory(name: str, as_json: bool) -> None:
@@ -186,7 +221,7 @@ def remove_model(name: str) -> None:
     revisions = [v.commit_hash for r in cache.repos if r.repo_id == name for v in r.revisions]
     plan = cache.delete_revisions(*revisions)
     plan.execute()
-    show_line(f"deleted {name}: {plan.expected_freed_size / 1e6:.0f} MB")
+    say(f"Deleted {name}: {size(plan.expected_freed_size)} are free again.")
 
 
 VERBS = [pull, list_models, show_model, remove_model]

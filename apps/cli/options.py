@@ -1,6 +1,6 @@
 """Flags that several verbs share, and the runtime that they describe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -8,6 +8,7 @@ import click
 from ruvmlx import settings as config
 from ruvmlx.progress import Watch
 from ruvmlx.settings import Settings
+from ruvmlx.text import did_you_mean
 
 from .completion_values import complete_adapters, complete_models
 from .output import log
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # settings whose values are looked up
 F = TypeVar("F", bound=Callable[..., Any])
 
+BUILT_IN = ("default", "none")  # adapters that are never new
 SERVER = "http://127.0.0.1:8642"  # where `serve` listens unless told otherwise
 MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
 REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples")
@@ -76,6 +78,11 @@ def load_model(name: str | None) -> "Model":
 
     with watching() as watch:
         return load(name, watch)
+
+
+def unknown_adapter(name: str, known: Sequence[str]) -> str:
+    """One sentence, or two with a similar name."""
+    return f"there is no adapter {name!r}.{did_you_mean(name, (*known, *BUILT_IN))}"
 
 
 def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Model, Backend]":

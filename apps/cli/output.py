@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -33,18 +32,6 @@ def _plain(value: Any) -> Any:
 def show(text: str) -> None:
     """Print a line for people, sanitised: text that it quotes cannot control the terminal."""
     click.echo(sanitize(text))
-
-
-def show_row(text: str) -> None:
-    """Print a row of a list: a line end in a name must not look like another row."""
-    click.echo(sanitize(text).replace("\n", " "))
-
-
-def show_facts(facts: Mapping[str, Any]) -> None:
-    """Print one fact a line: name, value."""
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        show_row(f"{name:<{width}}  {value}")
 
 
 def log(text: str) -> None:

@@ -3,15 +3,21 @@
 import sys
 import time
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ruvmlx.errors import UsageError
+from ruvmlx.text import size
 
 from .options import load_and_open, model_options, resolve
-from .output import json_option, log, print_json, show_facts
+from .output import json_option, log, print_json
+from .text_output import facts as table_of_facts
 from .verb import Verb
+
+if TYPE_CHECKING:
+    from ruvmlx.backends.base import Backend
+    from ruvmlx.engine.perplexity import Perplexity
 
 LONGEST = 16 << 20  # bytes: its tokens take 150 times as much memory
 
@@ -52,7 +58,20 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
     if as_json:
         print_json(facts)
     else:
-        show_facts({k: v for k, v in facts.items() if v is not None and k != "kv"} | kv)
+        _show(found, backend)
+
+
+def _show(found: "Perplexity", backend: "Backend") -> None:
+    """For people: the perplexity, and what the cache's tiers cost."""
+    rows = [
+        ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better)"),
+        ("cache", f"{found.kv.policy}, {size(found.kv.bytes)}; all in f16: {size(found.kv.f16_bytes)}"),
+        ("backend", f"{backend.name}, {backend.kernels}"),
+    ]
+    if found.ppl_f16 is not None and found.kl_vs_f16 is not None:
+        cost = f"perplexity {found.ppl_f16:.2f} with an f16 cache, KL {found.kl_vs_f16:.4f} nats per token"
+        rows.insert(1, ("of tiers", cost))
+    table_of_facts(rows)
 
 
 def _read(file: str) -> str:

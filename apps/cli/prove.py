@@ -18,6 +18,7 @@ from ruvmlx.settings import Settings
 from ..prove.raters import RATERS
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show
+from .text_output import count
 from .verb import Verb
 
 KEPT_REPLIES = "prove-replies.db"  # in the data folder: the untouched model's replies
@@ -130,7 +131,10 @@ def prove(as_json: bool, **flags: Any) -> None:
     if as_json:
         print_json(facts)
         return
-    show(f"{facts['user']}, {arm.name}, {flags['seeds']} seeds, {len(setting.heldout)} held-out prompts")
+    show(
+        f"{facts['user']}, {arm.name}, {count(flags['seeds'], 'seed')}, "
+        f"{count(len(setting.heldout), 'held-out prompt')}"
+    )
     show(report.HEADER)
     for point in points:
         show(report.line(point))

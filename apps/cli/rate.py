@@ -9,7 +9,8 @@ from ruvmlx.errors import UsageError
 from .completion_values import complete_ratings, complete_replies
 from .learning_words import preference_line, rating_line
 from .options import model_options, open_runtime, resolve
-from .output import json_option, print_json, show
+from .output import json_option, print_json
+from .text_output import say
 from .verb import Verb
 
 
@@ -47,7 +48,7 @@ def rate(
     if as_json:
         print_json(result)
     else:
-        show(line)
+        say(line)
 
 
 VERBS = [rate]

@@ -2,18 +2,19 @@
 
 import json
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ruvmlx import settings
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.text import excerpt, one_line
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
-from .output import json_option, log, print_json, show, show_row
+from .output import json_option, log, print_json, show
+from .text_output import Column, ago, hint, say, table
 from .verb import VerbGroup
 
 chat_id = click.argument("session_id", metavar="ID|last", shell_complete=complete_chats)
@@ -29,9 +30,16 @@ def _facts(session) -> dict[str, Any]:
     return {"id": session.id, "title": session.title, "turns": session.turns, "updated": session.updated}
 
 
-def _show_row(row: dict[str, Any]) -> None:
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["updated"]))
-    show_row(f"{row['id']}  {when}  {row['turns']:>4}  {one_line(row['title'])}")
+COLUMNS = (
+    Column("ID", style="bold"), Column("USED"), Column("MESSAGES", right=True), Column("TITLE", cut=True),
+)  # fmt: skip
+
+
+def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
+    table(
+        COLUMNS,
+        [(r["id"], ago(r["updated"]), f"{r['turns']:,}", one_line(r["title"]) or "Untitled") for r in rows],
+    )
 
 
 @click.group(cls=VerbGroup)
@@ -47,8 +55,11 @@ def list_sessions(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    for row in rows:
-        _show_row(row)
+    if not rows:
+        say("No chats yet; `ruvmlx chat` begins one.")
+        return
+    _show_rows(rows)
+    hint("`ruvmlx chat --session ID` continues one; an ID may be shortened.")
 
 
 @sessions.command("show")
@@ -103,11 +114,11 @@ def search_sessions(words: tuple[str, ...], as_json: bool) -> None:
 def export_session(session_id: str, form: str | None, out: Path | None, as_json: bool) -> None:
     """Export a chat as Markdown, or as JSON with all branches, which can be imported."""
     from ruvmlx.chat_file import as_json as whole
-    from ruvmlx.chat_file import as_markdown, write_new
+    from ruvmlx.chat_file import as_markdown, write_new, writes_json
 
     store = _store(reading=True)
     session_id = store.chats.find(session_id)
-    if as_json or form == "json" or (form is None and out is not None and out.suffix == ".json"):
+    if as_json or form == "json" or (form is None and out is not None and writes_json(out)):
         text = json.dumps(whole(store, session_id), indent=1) + "\n"
     else:
         text = as_markdown(store, session_id)
@@ -131,7 +142,7 @@ def import_session(file: Path, as_json: bool) -> None:
     if as_json:
         print_json(_facts(store.chats.get(session_id)))
     else:
-        _show_row(_facts(store.chats.get(session_id)))
+        _show_rows([_facts(store.chats.get(session_id))])
 
 
 @sessions.command("rename")
@@ -153,7 +164,7 @@ def fork_session(session_id: str, as_json: bool) -> None:
     if as_json:
         print_json(_facts(store.chats.get(fork)))
     else:
-        _show_row(_facts(store.chats.get(fork)))
+        _show_rows([_facts(store.chats.get(fork))])
 
 
 @sessions.command("rm")
@@ -164,7 +175,7 @@ def remove_session(session_id: str, now: bool) -> None:
     from ruvmlx import soft_delete
 
     store = _store()
-    session_id = store.chats.find(session_id)
+    session_id = _found(store, session_id, deleted_too=now)
     title = one_line(store.chats.get(session_id).title) or "Untitled"
     soft_delete.delete_older(store)
     if now:
@@ -174,6 +185,16 @@ def remove_session(session_id: str, now: bool) -> None:
     else:
         store.chats.soft_delete(session_id)
         log(f"Deleted: {title} · `ruvmlx sessions restore {session_id}` brings it back for a day.")
+
+
+def _found(store: Any, beginning: str, deleted_too: bool) -> str:
+    """A chat's id. deleted_too: also one that was deleted and can still be restored."""
+    try:
+        return store.chats.find(beginning)
+    except NotFound:
+        if not deleted_too:
+            raise
+    return store.chats.find_soft_deleted(beginning)
 
 
 def _warn_of_readers(gone: bool) -> None:
@@ -221,9 +242,9 @@ def restore_session(session_id: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    for row in rows:
-        _show_row(row)
-    if not rows:
+    if rows:
+        _show_rows(rows)
+    else:
         log("no deleted chat can be restored.")
 
 

@@ -6,7 +6,8 @@ from ruvmlx import settings
 from ruvmlx.errors import RuvmlxError
 
 from .completion_values import complete_setting_names, complete_setting_values
-from .output import json_option, log, print_json, show, show_facts
+from .output import json_option, log, print_json
+from .text_output import Column, facts, hint, say, short_path, table
 from .verb import VerbGroup
 
 
@@ -16,17 +17,30 @@ def config() -> None:
 
 
 @config.command("show")
-@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--origin", is_flag=True, help="Say where each value comes from, instead of what it means.")
 @json_option
 def show_settings(origin: bool, as_json: bool) -> None:
-    """Show all settings as they apply here."""
+    """Show all settings as they apply here. Values in brackets are those of nobody's choice."""
     found = settings.resolve()
-    values = {k: settings.written(s.value) for k, s in found.items()}
     if as_json:
+        values = {k: settings.written(s.value) for k, s in found.items()}
         print_json({k: {"value": values[k], "origin": s.origin} for k, s in found.items()})
         return
-    shown = {k: "-" if value is None else value for k, value in values.items()}
-    show_facts({k: f"{v}  ({found[k].origin})" if origin else v for k, v in shown.items()})
+    last = Column("FROM" if origin else "MEANING", cut=True, style="dim")
+    rows = [
+        (k, effective(k, s), short_path(s.origin) if origin else settings.SPECS[k].doc)
+        for k, s in found.items()
+    ]
+    table([Column("SETTING", style="bold"), Column("VALUE"), last], rows)
+    hint("`ruvmlx config set NAME VALUE` changes one for good, `config unset NAME` takes that back.")
+
+
+def effective(name: str, found: settings.Resolved) -> str:
+    """The value that applies; in brackets if nothing was chosen and the program or the model decides."""
+    if found.value in (None, ""):
+        spec = settings.SPECS[name]
+        return f"({spec.unset or 'none'})" if found.value is None else spec.nothing or "(none)"
+    return str(settings.written(found.value))
 
 
 @config.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value
@@ -34,8 +48,30 @@ def show_settings(origin: bool, as_json: bool) -> None:
 @click.argument("value", shell_complete=complete_setting_values)
 def set_setting(name: str, value: str) -> None:
     """Save one value in your settings file."""
-    show(f"{name} = {value} in {settings.save(name, value)}")
+    path = settings.save(name, value)
+    say(f"{name} = {value}, in {short_path(path)}.")
+    _warn_of_another(name)
     note_setting(name, value)
+
+
+@config.command("unset")
+@click.argument("name", shell_complete=complete_setting_names)
+def unset_setting(name: str) -> None:
+    """Remove one value from your settings file, so that the default applies again."""
+    path = settings.remove(name)
+    value = effective(name, settings.resolve()[name])
+    if path is None:
+        say(f"{name} is not in your settings file; {value} applies.")
+        return
+    say(f"{name} is out of {short_path(path)}; {value} applies.")
+    note_setting(name, "unset")
+
+
+def _warn_of_another(name: str) -> None:
+    """Say it if a variable or a file of the working folder overrides what was saved."""
+    found = settings.resolve()[name]
+    if found.origin != str(settings.user_file()):
+        log(f"note: {found.origin} says {name} = {effective(name, found)}, which overrides it here.")
 
 
 def note_setting(name: str, value: str) -> None:
@@ -54,11 +90,11 @@ def note_setting(name: str, value: str) -> None:
 @json_option
 def paths(as_json: bool) -> None:
     """Show where your data and settings are."""
-    facts = {"data": settings.home(), "settings": settings.user_file(), "store": settings.store_file()}
+    found = {"data": settings.home(), "settings": settings.user_file(), "store": settings.store_file()}
     if as_json:
-        print_json(facts)
+        print_json(found)
     else:
-        show_facts(facts)
+        facts([(name, str(path)) for name, path in found.items()])
 
 
 VERBS = [config]

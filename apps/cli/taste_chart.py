@@ -5,14 +5,16 @@ from collections import Counter
 from ruvmlx.sona.taste_record import TasteRecord
 
 from ..charts import Axis, scatter
+from .text_output import count
 
 TITLE = "Stars that were predicted before each rating, against those that were given"
+FELT = 0.05  # stars: less is no difference
 STEP = 0.5  # stars in one row
 ROWS = [5 - STEP * i for i in range(9)]
 
 
 def plot(record: TasteRecord) -> list[str]:
-    """Counts of ratings: a column for the stars given, a row for the stars predicted; then what they say."""
+    """Counts of ratings: a column for the stars given, a row for the stars predicted."""
     columns = sorted({1.0, 2.0, 3.0, 4.0, 5.0, *(r.given for r in record.ratings)})
     counts = Counter((_row(r.predicted), r.given) for r in record.ratings)
     width = max(4, 1 + max((len(str(n)) for n in counts.values()), default=0))
@@ -22,7 +24,7 @@ def plot(record: TasteRecord) -> list[str]:
         lines.append(f"{row:>9g} |{cells}")
     lines.append(" " * 10 + "+" + "-" * width * len(columns))
     lines.append(f"{'given':>10} " + "".join(f"{given:>{width}g}" for given in columns))
-    return [*lines, *summary(record)]
+    return lines
 
 
 def _row(predicted: float) -> float:
@@ -30,14 +32,17 @@ def _row(predicted: float) -> float:
     return min(ROWS, key=lambda row: abs(row - predicted))
 
 
-def summary(record: TasteRecord) -> list[str]:
+def summary(record: TasteRecord) -> str:
     """What the chart shows, in words."""
-    if record.error is None:
-        return ["No ratings yet."]
-    count, known = len(record.ratings), record.correlation
-    said = f"{count} rating{'' if count == 1 else 's'}, each predicted from those before it: off by "
-    said += f"{record.error:.2f} stars on average; the mean of those before it, by {record.usual_error:.2f}."
-    return [said, f"Correlation of predicted and given stars: {known:.2f}."] if known is not None else [said]
+    if record.error is None or record.usual_error is None:
+        return "No ratings yet."
+    gain = record.usual_error - record.error
+    how = "about as well as" if abs(gain) < FELT else "better than" if gain > 0 else "worse than"
+    return (
+        f"ruvmlx guesses your ratings {how} the average of your earlier ones does: of "
+        f"{count(len(record.ratings), 'rating')}, it was off by {record.error:.1f} stars, the average by "
+        f"{record.usual_error:.1f}."
+    )
 
 
 def svg(record: TasteRecord) -> str:
@@ -46,4 +51,4 @@ def svg(record: TasteRecord) -> str:
     axis = Axis(0.5, 5.5, (1, 2, 3, 4, 5))
     counts = Counter((r.given, round(min(5.5, max(0.5, r.predicted)), 1)) for r in record.ratings)
     points = [(given, predicted, float(n)) for (given, predicted), n in sorted(counts.items())]
-    return scatter(TITLE, " ".join(["given", *summary(record)]), points, axis, axis)
+    return scatter(TITLE, f"given {summary(record)}", points, axis, axis)

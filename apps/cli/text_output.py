@@ -95,15 +95,6 @@ def count(number: int, name: str, plural: str = "") -> str:
     return f"{number:,} {name if number == 1 else plural or name + 's'}"
 
 
-def size(nbytes: float) -> str:
-    """Decimal units, as files and disks are sold: "900 B", "2.8 MB", "97 MB", "1.2 GB"."""
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= step:
-            amount = nbytes / step
-            return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
-    return f"{nbytes:.0f} B"
-
-
 def ago(then: float) -> str:
     """How long ago a time was, seconds since 1970: "2 minutes ago"; after two weeks its date."""
     passed = time.time() - then

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ruvmlx.platform.memory import size
+from ruvmlx.text import size
 
 Facts = Mapping[str, Any]
 

@@ -19,6 +19,7 @@ from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.fuse import fuse
 from ruvmlx.models.model import Model
 from ruvmlx.platform.cpu import total_memory
+from ruvmlx.text import size
 
 from ..bench.model import prompt
 from ..bench.stage import OnStage, PlayerError
@@ -259,7 +260,7 @@ def _players(
 def _no_peer(model: Model, ours: int, deadline: Deadline) -> str:
     """Why mlx-lm cannot take part; "" if it can."""
     if (needed := round(model.bytes * (1.2 + ours))) > 0.8 * total_memory():
-        return f"all at once would need {needed >> 20} MiB of {total_memory() >> 20} MiB"
+        return f"all at once would need {size(needed)} of {size(total_memory())}"
     if not model.path.is_dir() and model.bytes / _WRITING > 0.3 * deadline.left():
         return "it reads only folders, and writing one would take most of the time"
     return ""

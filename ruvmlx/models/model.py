@@ -117,6 +117,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
 
+    def text_with_specials(self, ids: Sequence[int]) -> str:
+        """Ids -> text in which special tokens are written out."""
+
     def encode_chat(
         self,
         messages: Sequence[Message],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
 from ..progress import QUIET, Watch
+from ..text import did_you_mean
 from .gguf_split import first_part, whole_name
 from .own_layouts import refuse_own_layout
 from .starter import STARTER_NAMES, starter_path
@@ -49,7 +50,14 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
         from .hub import fetch
 
         return ModelFiles(name, fetch(repo["repo"], watch, repo["type"] or repo["file"] or ""))
-    raise ModelNotFound(f"no model {name!r} on this machine; {NAME_ANOTHER}.")
+    raise ModelNotFound(f"no model is called {name!r}; {NAME_ANOTHER}.{_similar(name)}")
+
+
+def _similar(name: str) -> str:
+    """ " Did you mean 'starter'?": of the models that are here."""
+    from .local import list_local_models
+
+    return did_you_mean(name, (*STARTER_NAMES, *(row["name"] for row in list_local_models())))
 
 
 def _starter() -> ModelFiles:

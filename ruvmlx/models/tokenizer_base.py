@@ -98,6 +98,11 @@ class BaseTokenizer(ABC):
             data = data.removeprefix(b" ")
         return data.decode("utf-8", "replace")
 
+    def text_with_specials(self, ids: Sequence[int]) -> str:
+        """Ids -> text in which special tokens are written out, as the model reads it."""
+        names = {token_id: text.encode() for text, token_id in self.special_tokens.items()}
+        return b"".join(names.get(i) or self.token_bytes(i) for i in ids).decode("utf-8", "replace")
+
     def encode_chat(
         self,
         messages: Sequence[Message],

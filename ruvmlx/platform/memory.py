@@ -44,15 +44,6 @@ def peak() -> int:
     return _status("VmHWM") if sys.platform != "darwin" else max(_maxrss(), _darwin_footprint())
 
 
-def size(count: float) -> str:
-    """Bytes as text: "512 KiB", "1.2 GiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
 def _status(field: str) -> int:
     """A field of /proc/self/status in bytes. Not getrusage: its peak includes the program before exec."""
     try:

@@ -209,6 +209,11 @@ class AdapterHistory:
             self._store.versions.move_head(*self._key, version)
         return self.status()
 
+    def others(self) -> dict[str, int]:
+        """The model's other adapters that have learned something, each with its version in use."""
+        rows = self._store.adapters.all(self.fingerprint)
+        return {row.name: row.version for row in rows if row.name != self.name and row.version}
+
     def status(self) -> LearnStatus:
         given, pairs, version = self._given(), len(self.pairs.in_force()), self.version()
         row = self.adapter(version) if version else None

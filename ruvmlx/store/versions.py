@@ -67,14 +67,20 @@ class Versions:
             )
         )
         if row is None:
-            raise NotFound(f"adapter {name!r} has no version {version}; `ruvmlx learn status` lists them.")
+            raise NotFound(f"adapter {name!r} has no version {version}; {self._kept(fingerprint, name)}.")
         if row["state"] is None:
-            raise NotFound(
-                f"version {version} of adapter {name!r} is no longer kept; `ruvmlx learn status` lists those "
-                "that are."
-            )
+            known = self._kept(fingerprint, name)
+            raise NotFound(f"version {version} of adapter {name!r} is no longer kept; {known}.")
         found = dict(row)
         return VersionRow(**found | {"state": unpacked(found["state"], found.pop("packed"))})
+
+    def _kept(self, fingerprint: str, name: str) -> str:
+        """Versions that rollback accepts, in words."""
+        known = self.kept(fingerprint, name)
+        if not known:
+            return "there is only 0, the original model"
+        between = f"{len(known)} versions from {known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
+        return f"there are {between}, and 0, the original model"
 
     def kept(self, fingerprint: str, name: str) -> list[int]:
         """Versions that still have their weights, so that rollback can use them; oldest first."""

@@ -51,7 +51,7 @@ class ScriptedRuntime:
         """The runtime's parts: this object plays all of them."""
         return self
 
-    chats = deleted_chats = learning = tiers = scheduler = parts
+    chats = learning = tiers = scheduler = parts
 
     def clean_index(self, seconds):
         return True
@@ -74,6 +74,12 @@ class ScriptedRuntime:
 
     def asked_before(self):
         return [turn.content for turns in self.spoken.values() for turn in turns if turn.role == "user"][::-1]
+
+    def template_system(self):
+        return ""
+
+    def prompt_text(self, session_id):
+        return "".join(turn.content for turn in self.spoken[session_id])
 
     def set_system(self, session_id, system):
         self._called()

@@ -17,7 +17,7 @@ def test_plain_mode_swaps_a_real_adapter_and_the_chat_goes_on(open_tiny, tiny, c
     said = sink.getvalue()
     assert "Adapter: default@0. Others: other@1." in said and "Adapter: other@1." in said
     assert "No adapter: this chat does not learn. Others: other@1." in said
-    assert capsys.readouterr().err.count("Error: ") == 1
+    assert capsys.readouterr().err.count("ruvmlx: ") == 1
     (chat,) = runtime.store.chats.all()
     replies = [runtime.store.replies.get(t.reply_id) for t in runtime.chats.turns(chat.id) if t.reply_id]
     assert [(r.adapter, r.adapter_version) for r in replies] == [("default", 0), ("other", 1)]

@@ -38,11 +38,11 @@ async def test_a_reply_is_shown_word_by_word_while_it_is_written(size):
 
 @BOTH_SIZES
 async def test_after_a_reply_the_status_line_shows_speed_context_and_adapter(size):
-    """After a reply: speed, time to the first token, context, version and KL."""
+    """After a reply: speed, time to the first token, context, ratings."""
     async with chatting(ScriptedRuntime(["Hi."]), size) as (app, pilot):
         await ask(app, pilot)
         status = lines_of(app.screen)[-2]
-        for part in ("42 tok/s", "TTFT 180 ms", "ctx 33/8192", "v0", "change", "0%"):
+        for part in ("42 tokens/s", "first word 0.2 s", "33 of 8,192 tokens", "0 ratings"):
             assert part in status
         assert "SmolLM2-135M-Instruct" in screen_text(app)
         assert ("mlx · metal" in status) == (size == WIDE)
@@ -101,7 +101,7 @@ async def test_continue_shows_the_earlier_turns(size):
         await until(pilot, lambda: "It is me." in screen_text(app))
         assert app.chat.state.session == session
         assert "Who is there?" in screen_text(app)
-        assert "▲ up" in screen_text(app)
+        assert "▲ good" in screen_text(app)
         await ask(app, pilot, "And now?")
     assert [turn.content for turn in runtime.spoken[session]] == [
         "Who is there?",
@@ -313,7 +313,7 @@ async def test_system_status_help_and_new_do_what_they_say():
         await send("/system Be brief.", "System prompt: Be brief.")
         assert runtime.chats.turns(app.chat.state.session)[0].content == "Be brief."
         await send("/status", "8,192 tokens")
-        await send("/help", "take the last rating back")
+        await send("/help", "leave; the chat is saved")
         await send("/nope", "no command /nope")
         first = app.chat.state.session
         app.chat.prompt.text = "/new"
@@ -397,12 +397,12 @@ async def test_keys_are_offered_only_when_they_do_something():
             return lines_of(app.screen)[-1]
 
         assert "Send" in hints()
-        assert "Up" not in hints()
+        assert "Good" not in hints()
         app.chat.prompt.text = "Go"
         await pilot.press("enter")
         await until(pilot, lambda: "Stop" in hints())
         runtime.released.release()
-        await until(pilot, lambda: "^y Up" in hints() and "Stop" not in hints())
+        await until(pilot, lambda: "^y Good" in hints() and "Stop" not in hints())
         assert "Take back" not in hints()
         await pilot.press("ctrl+y")
         await until(pilot, lambda: "Take back" in hints())

@@ -73,7 +73,7 @@ async def test_again_writes_a_second_reply_and_both_can_be_shown(chatting, size)
             app.chat.transcript.replies[0].message_id != old and app.chat.transcript.replies[0].rating is None
         )
         await pilot.press("tab", "left")
-        await until(pilot, lambda: "‹ 1/2 ›" in screen_text(app) and "▲ up" in screen_text(app))
+        await until(pilot, lambda: "‹ 1/2 ›" in screen_text(app) and "▲ good" in screen_text(app))
         assert (
             app.chat.transcript.replies[0].message_id == old and app.focused is app.chat.transcript.replies[0]
         )

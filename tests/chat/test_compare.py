@@ -126,7 +126,7 @@ def test_plain_mode_compares_and_chooses(open_tiny, learned, capsys):
         assert "Learned that you prefer the reply with" in said and "/undo takes it back" in said
         assert runtime.chats.turns(learned)[-1].branch == 3 and runtime.status().preferences == 1
         code, said = plain(runtime, "/compare", "/choose 1")
-        assert code == 1 and said == "" and capsys.readouterr().err.count("Error: ") == 2
+        assert code == 1 and said == "" and capsys.readouterr().err.count("ruvmlx: ") == 2
 
 
 def test_the_order_of_the_two_replies_is_random():

@@ -27,10 +27,10 @@ def test_type_stream_stop_rate_quit_continue(chat):
     terminal.expect("Paris")
     terminal.expect("Choose")
     terminal.send("\x19")  # Ctrl+Y
-    terminal.expect(r"▲ up · likelier \(log-prob -\d\.\d+ → -\d\.\d+\) · change \d+% · [\d.]+ ms · v1")
+    terminal.expect("▲ good · Learned: more like this. Ctrl\\+R takes it back")
     terminal.send("Write a long story about the sea.\r")
     terminal.expect("Stop")
-    terminal.expect("tok/s")
+    terminal.expect("tokens/s")
     terminal.send("\x1b")
     terminal.expect("stopped")
     terminal.send("\x11")  # Ctrl+Q
@@ -39,7 +39,7 @@ def test_type_stream_stop_rate_quit_continue(chat):
     again = chat("-c")
     again.expect("What is the capital of France")
     again.expect("Paris")
-    again.expect("▲ up")
+    again.expect("▲ good")
     again.expect("Write a long story about the sea")
     again.expect("stopped")
     again.send("\x12")  # Ctrl+R takes back the rating of the last run
@@ -91,5 +91,5 @@ def test_plain_in_a_pipe(starter_file, home):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Assistant: ")
     assert "Paris" in done.stdout
-    assert "Rated down: this reply is less likely now (log-probability" in done.stdout
+    assert "Rated bad. Learned: less like this. /undo takes it back" in done.stdout
     assert "\x1b" not in done.stdout

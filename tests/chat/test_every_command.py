@@ -32,6 +32,9 @@ ARGUMENTS = {
     "system": "Be brief.",
     "adapter": "none",
     "best": "3",
+    "set": "temperature 0.5",
+    "find": "hello",
+    "explain": "adapter",
     "rewrite": "My own words.",
 }
 BEFORE = {"next": ["/again"], "prev": ["/again"], "undo": ["/up"], "restore": ["/delete"]}

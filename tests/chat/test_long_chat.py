@@ -98,7 +98,7 @@ async def test_selecting_upwards_loads_earlier_replies():
         await pilot.press("up")
         await until(pilot, lambda: isinstance(app.focused, ReplyMessage) and app.focused.reply_id == "a39")
         assert app.focused.rating == "up"
-        await until(pilot, lambda: "▲ up" in screen_text(app))
+        await until(pilot, lambda: "▲ good" in screen_text(app))
 
 
 async def test_a_new_chat_shows_no_turns_of_the_old_one():

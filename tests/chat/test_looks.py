@@ -44,7 +44,7 @@ async def test_the_contrast_theme_has_7_to_1_everywhere():
     ):
         await ask(app, pilot)
         await pilot.press("ctrl+y")
-        await until(pilot, lambda: "▲ up" in screen_text(app))
+        await until(pilot, lambda: "▲ good" in screen_text(app))
         for strip in app.screen._compositor.render_strips():
             for text, style, _ in strip:
                 if text.strip(" ─│╭╮╰╯▌▁▰▱") and style and style.color and style.bgcolor:
@@ -73,7 +73,7 @@ async def test_a_changed_key_works_and_the_old_one_does_not():
     runtime = ScriptedRuntime(["ok"])
     async with chatting(runtime, keys="rate_up=f5,quit=ctrl+x") as (app, pilot):
         await ask(app, pilot)
-        assert "f5 Up" in lines_of(app.screen)[-1] and "^x Quit" in lines_of(app.screen)[-1]
+        assert "f5 Good" in lines_of(app.screen)[-1] and "^x Quit" in lines_of(app.screen)[-1]
         await pilot.press("ctrl+y")
         assert runtime.ratings == []
         await pilot.press("f5")

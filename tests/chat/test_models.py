@@ -304,11 +304,11 @@ def test_plain_mode_lists_and_switches_models(cache, capsys):
     assert lines[1].startswith("2. fourth/cut-short, safetensors, 331 kB") and "sound safetensors" in lines[1]
     assert f"Model: {ONE} (safetensors, 16.0 bits" in said and "/models lists others." in said
     assert f"Model: {TWO} (safetensors" in said and said.count("It reads this chat again.") == 2
-    assert said.count("Assistant: ") == 2 and said.count("Rated up") == 1
+    assert said.count("Assistant: ") == 2 and said.count("Rated good") == 1
     assert "default, version 1, belongs to second/two." in said and "default, in use, version 0." in said
     errors = capsys.readouterr().err
     assert (
-        errors.count("Error: ") == 3 and "wrote that reply" in errors and "no place for this role" in errors
+        errors.count("ruvmlx: ") == 3 and "wrote that reply" in errors and "no place for this role" in errors
     )
     assert "numbered from 1 to 4" in errors and code == 1
 

@@ -49,8 +49,7 @@ def test_each_line_of_input_is_a_message_and_its_end_exits_with_0():
     done = chat("Hi\n\n/up\n/undo\n//etc/hosts?\n", ["Hel", "lo."], ["A file."])
     assert done.stdout == (
         "Assistant: Hello.\n"
-        "Rated up: this reply is likelier now (log-probability -1.234 to -1.198 per token). The model has "
-        "changed by 4% of what is allowed (KL 0.004 of 0.1). 0.04 ms, version 1.\n"
+        "Rated good. Learned: more like this. /undo takes it back. /details has the figures.\n"
         "Last rating taken back: 0 left, version 0.\n"
         "Assistant: A file.\n"
     )
@@ -84,7 +83,7 @@ def test_errors_are_one_line_and_the_chat_goes_on():
     """The exit code is the first error's: 2 for a wrong command."""
     done = chat("/rate 9\n/nope\n/undo\n/up\nHi\n", ["ok"])
     errors = done.stderr.splitlines()
-    assert [line.startswith("Error: ") for line in errors] == [True] * 4 + [False]
+    assert [line.startswith("ruvmlx: ") for line in errors] == [True] * 4 + [False]
     assert "Traceback" not in done.stderr
     assert done.stdout == "Assistant: ok\n"
     assert done.returncode == 2
@@ -252,7 +251,7 @@ def test_control_c_between_replies_waits_for_the_commit():
     runtime.rate = slow
     """
     done = chat("Hi\n/up\nnever read\n", ["ok"], setup=setup)
-    assert "Rated up" in done.stdout
+    assert "Rated good" in done.stdout
     assert done.stdout.count("Assistant") == 1
     assert done.returncode == 0
 
@@ -262,12 +261,11 @@ def test_continue_prints_the_earlier_turns():
     setup = """
     from threading import Event
     list(runtime.chats.say(runtime.chats.new_chat(), "Who?", sampling=None, max_new_tokens=9, cancel=Event()))
-    runtime.last_reply_id = None
     """
     terminal = Terminal(command(["Me."], setup=setup, continue_=True))
     terminal.expect("You: Who\\?\nAssistant: Me.\nYou: ")
     terminal.send("/up\n")
-    terminal.expect("Rated up")
+    terminal.expect("Rated good")
     terminal.send("\x04")
     terminal.expect("closed")
     assert terminal.wait() == 0

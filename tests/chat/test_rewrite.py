@@ -25,7 +25,7 @@ async def test_the_rewritten_reply_stands_beside_the_first_and_is_learned_from(c
         reply = await ask(app, pilot, "Hello")
         first = reply.text
         await pilot.press("tab")
-        assert "E Rewrite" in screen_text(app) or size != WIDE
+        await until(pilot, lambda: "E Rewrite" in screen_text(app) or size != WIDE)
         await pilot.press("E")
         await until(pilot, lambda: app.chat.prompt.text == first and app.chat.prompt.has_focus)
         assert "Rewriting the reply · Enter saves your version" in screen_text(app)
@@ -33,7 +33,7 @@ async def test_the_rewritten_reply_stands_beside_the_first_and_is_learned_from(c
         await pilot.press("enter")
         await until(pilot, lambda: LEARNED in screen_text(app))
         assert shown(app) == ["Hello", "My own words."] and app.chat.editing is None
-        assert "‹ 2/2 ›" in screen_text(app) and "◆ preferred · lead (log-prob)" in screen_text(app)
+        assert "‹ 2/2 ›" in screen_text(app) and "◆ preferred · Learned: more like this" in screen_text(app)
         status = await app.host.call(lambda runtime: runtime.status())
         assert (status.preferences, status.updates) == (1, 1)
         await pilot.press("ctrl+r")
@@ -136,7 +136,7 @@ def test_plain_mode_rewrites(open_tiny, capsys):
         code, said = plain(runtime, "Hello", "/rewrite", "/rewrite My own words.", "/undo", "/prev", "/next")
         assert code == 0, capsys.readouterr().err
         assert "To change it: /rewrite and your text." in said
-        assert "Learned that you prefer your version; /undo takes it back. Its log-probability" in said
+        assert "Learned that you prefer your version; /undo takes it back." in said
         assert "Last preference taken back: 0 ratings left" in said and "Assistant: My own words." in said
         code, said = plain(runtime, "/rewrite x")
         assert code == 1 and said == ""

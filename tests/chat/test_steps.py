@@ -34,7 +34,7 @@ def take(name, runtime, state, argument=""):
 def test_a_rating_is_reported_and_can_be_undone(runtime, state):
     """/undo changes what was learned, so the app shows the ratings anew; `flash` is its answer."""
     assert take("rate", runtime, state, "up too long").words.startswith(
-        "Rated up: this reply is likelier now (log-probability"
+        "Rated good. Learned: more like this. /undo"
     )
     undone = take("undo", runtime, state)
     assert undone.learned and undone.flash == undone.words == "Last rating taken back: 0 left, version 0."
@@ -44,7 +44,6 @@ def test_a_rating_is_reported_and_can_be_undone(runtime, state):
 
 def test_rating_an_empty_chat_is_refused(runtime, state):
     state.session = runtime.chats.new_chat()
-    runtime.last_reply_id = None
     with pytest.raises(NotFound, match="no reply to rate yet"):
         take("rate", runtime, state, "up")
     with pytest.raises(UsageError, match="a rating is up, down or 1 to 5"):
@@ -66,19 +65,23 @@ def test_the_system_prompt_is_shown_changed_and_removed(runtime, state):
 
 
 def test_restore_opens_the_deleted_chat_once(runtime, state):
-    """/delete opens a new chat; /restore opens the deleted one, once."""
-    put_away, brought_back = [], []
-    runtime.soft_delete, runtime.restore = put_away.append, brought_back.append
-    chats = SimpleNamespace(get=lambda _: SimpleNamespace(title="Greeting"))
-    runtime.store = SimpleNamespace(chats=chats)
+    """/delete opens a new chat; /restore opens the one that was deleted last, and says if there is none."""
+    deleted = []
+    runtime.store = SimpleNamespace(
+        chats=SimpleNamespace(
+            get=lambda _: SimpleNamespace(title="Greeting"),
+            soft_delete=deleted.append,
+            soft_deleted=lambda: [SimpleNamespace(id=deleted[-1])] if deleted else [],
+            restore=deleted.remove,
+        )
+    )
     first = state.session
     outcome = take("delete", runtime, state)
-    assert put_away == state.deleted == [first] and outcome.opens not in ("", first)
+    assert deleted == [first] and outcome.opens not in ("", first) and "for a day" in outcome.words
     state.session = outcome.opens
     back = take("restore", runtime, state)
     assert back.opens == first and back.retell and back.words == "Chat: Greeting"
-    assert brought_back == [first] and state.deleted == []
-    with pytest.raises(NotFound, match="no chat was deleted"):
+    with pytest.raises(NotFound, match="last 24 hours"):
         take("restore", runtime, state)
 
 

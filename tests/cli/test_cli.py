@@ -15,7 +15,7 @@ from ruvmlx.apps.cli.output import print_json, run_plainly
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.runtime import Runtime
-from ruvmlx.settings import Settings
+from ruvmlx.settings import Settings, store_file
 from ruvmlx.sona.optional import tier_choice
 from ruvmlx.store import Store
 
@@ -123,6 +123,18 @@ def test_the_prompt_can_come_from_a_pipe(starter_file, process):
     assert b"Paris" in done.stdout
 
 
+def test_a_piped_text_stands_before_the_prompt(starter_file, process):
+    """An empty pipe leaves the prompt as it is."""
+
+    def asked(stdin):
+        done = process("generate", "What was said?", "--max-tokens", "1", "--json", stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return Store(store_file()).replies.get("last").prompt
+
+    assert asked("The sky is green.\n") == "The sky is green.\n\nWhat was said?"
+    assert asked("") == "What was said?"
+
+
 def test_special_tokens_typed_by_the_user_are_text(starter_file, process):
     plain = json.loads(process("generate", "hi", "--max-tokens", "1", "--json").stdout)
     hostile = json.loads(process("generate", "hi<|im_end|>", "--max-tokens", "1", "--json").stdout)
@@ -132,7 +144,7 @@ def test_special_tokens_typed_by_the_user_are_text(starter_file, process):
 def test_ctrl_c_keeps_the_reply(starter_file):
     child = subprocess.Popen(
         [sys.executable, "-m", "ruvmlx", "generate", "Count.", "--ignore-eos", "--max-tokens", "4000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     first = child.stdout.read(20)
     child.send_signal(signal.SIGINT)
@@ -496,7 +508,7 @@ def test_config_show_says_where_a_value_comes_from(run, monkeypatch):
     monkeypatch.setenv("RUVMLX_TEMPERATURE", "0.1")
     shown = json.loads(run("config", "show", "--json")[1])
     assert shown["temperature"] == {"value": 0.1, "origin": "environment"}
-    assert "(environment)" in run("config", "show", "--origin")[1]
+    assert "environment" in run("config", "show", "--origin")[1]
 
 
 def test_help_is_quick(process):

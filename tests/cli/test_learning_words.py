@@ -21,8 +21,8 @@ def test_nothing_learned_is_said_in_two_lines():
 
 def test_what_was_learned_has_its_distance_and_the_way_back():
     assert status_lines(LEARNED)[:3] == [
-        "Learned from 3 ratings. Replies differ slightly from the original model's: 12% of what is allowed "
-        "(KL 0.012 of 0.1 nats per token).",
+        "Learned from 3 ratings. Replies differ slightly from the original model's (12% of the allowed "
+        "change).",
         "This is version 3. `ruvmlx learn undo` takes the last rating back; `ruvmlx learn rollback V` "
         "returns to version V (0: the original model).",
         "3 ratings wait for training: `ruvmlx learn consolidate` begins it now.",
@@ -52,7 +52,7 @@ def test_a_preference_is_told_by_the_lead_of_the_better_reply():
         applied=True, margin_before=-0.01, margin_after=0.25, kl=0.01, kl_cap=0.1, adapter_version=4
     )
     said = preference_line(done)
-    assert "leads the other by 0.250" in said and "by -0.010 before" in said and "version 4" in said
+    assert "more like the better one" in said and "`ruvmlx learn undo` takes it back" in said
     assert preference_line(SimpleNamespace(applied=False, adapter_version=4)).startswith(
         "Kept your preference"
     )
@@ -81,7 +81,7 @@ def test_a_rating_that_changes_nothing_is_no_lesson():
     assert lines[0].startswith("Learned from 5 ratings; 2 changed nothing. ")
 
 
-@pytest.mark.parametrize(("after", "how"), [(-0.2, "likelier"), (-0.9, "less likely")])
+@pytest.mark.parametrize(("after", "how"), [(-0.2, "more"), (-0.9, "less")])
 def test_a_rating_says_what_it_did(after, how):
     result = SimpleNamespace(
         rating="up",
@@ -93,5 +93,5 @@ def test_a_rating_says_what_it_did(after, how):
         adapter_version=4,
     )
     line = rating_line(result)
-    assert f"finds this reply {how} now" in line and "differ strongly" in line and "version 4" in line
+    assert f"Learned from your rating (up): {how} like this." in line and "differ strongly" in line
     assert "changed nothing" in rating_line(SimpleNamespace(**vars(result) | {"applied": False}))

@@ -132,4 +132,4 @@ def test_standard_input_without_an_end(tmp_path):
             stdin=endless, capture_output=True, text=True, timeout=SECONDS, preexec_fn=limited, check=False,
         )  # fmt: skip
     check(done.returncode, done.stderr)
-    assert done.returncode == 2 and "8 MiB" in done.stderr
+    assert done.returncode == 2 and "8.4 MB" in done.stderr

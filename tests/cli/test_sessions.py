@@ -80,7 +80,7 @@ def test_sessions_rm_can_be_undone(run, chats, home):
     assert "\x1b" not in run("sessions", "restore")[1]
     (back,) = json.loads(run("sessions", "restore", "last", "--json")[1])
     assert back["id"] == second and back["turns"] == 3
-    assert run("sessions", "restore", first[:8])[1].startswith(first)
+    assert run("sessions", "restore", first[:8])[1].splitlines()[1].startswith(first)
     assert run("sessions", "restore") == (0, "", "no deleted chat can be restored.\n")
     code, _, err = run("sessions", "restore", "unknown")
     assert code == 1 and err.count("\n") == 1 and "sessions restore" in err

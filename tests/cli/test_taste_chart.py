@@ -24,8 +24,10 @@ def test_each_rating_is_counted_at_its_place():
         rows["3"] == [".", "1", ".", ".", "."]
         and sum(cell != "." for row in rows.values() for cell in row) == 3
     )
-    assert lines[-3].split() == ["given", "1", "2", "3", "4", "5"]
-    assert "4 ratings" in lines[-2] and "off by 0.52 stars" in lines[-2] and "by 1.75" in lines[-2]
+    assert lines[-1].split() == ["given", "1", "2", "3", "4", "5"]
+    said = taste_chart.summary(record((5, 4.8), (5, 5.6), (1, 1.2), (2, 3.1)))
+    assert said.startswith("ruvmlx guesses your ratings better than the average")
+    assert "4 ratings" in said and "off by 0.5 stars" in said and "by 1.8" in said
 
 
 def test_thumbs_have_columns_of_their_own():
@@ -40,11 +42,11 @@ def test_thumbs_have_columns_of_their_own():
         "4.5",
         "5",
     ]
-    assert not any("Correlation" in line for line in lines)
+    assert "about as well as the average" in taste_chart.summary(record((4.5, 3.0), (1.5, 3.0)))
 
 
 def test_nothing_rated_is_said():
-    assert taste_chart.plot(TasteRecord(()))[-1] == "No ratings yet."
+    assert taste_chart.summary(TasteRecord(())) == "No ratings yet."
 
 
 def test_the_picture_has_a_circle_for_each_place():

@@ -4,7 +4,9 @@ import time
 
 import pytest
 from ruvmlx.apps.cli import text_output
-from ruvmlx.apps.cli.text_output import Column, ago, count, facts, say, short_path, size, table
+from ruvmlx.apps.cli.text_output import Column, ago, count, facts, say, short_path, table
+
+from ruvmlx.text import size
 
 COLUMNS = [Column("NAME"), Column("SIZE", right=True), Column("TITLE", cut=True)]
 ROWS = [("one", "2.8 MB", "A short title"), ("another name", "97 MB", "words " * 60)]

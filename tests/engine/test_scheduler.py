@@ -218,7 +218,7 @@ def test_a_request_waits_for_memory_and_fails_if_it_can_never_fit(packed):
     while running.step():
         most = max(most, pool.nbytes)
     assert most <= pool.budget
-    with pytest.raises(CacheTooLarge, match=r"4 tokens and up to 450 .* of 0\.25 MiB; the budget is 0\.188"):
+    with pytest.raises(CacheTooLarge, match=r"4 tokens and up to 450 .* of 262 kB; the budget is 197 kB"):
         _ = replies[2].response
     lengths = [len(replies[i].response.token_ids) for i in (0, 1, 3)]
     assert lengths == [130, 130, 20]

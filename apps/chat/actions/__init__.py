@@ -105,6 +105,10 @@ class Actions:
         """Carry out a slash command by a key."""
         self.start(Command(name, argument))
 
+    def take_back(self) -> None:
+        """Take the last rating back, in choose mode."""
+        self.command("undo")
+
     def method(self, path: str) -> Callable[..., Awaitable[None] | None]:
         """ "write.again" -> that method."""
         found: Callable[..., Awaitable[None] | None] = attrgetter(path)(self)
@@ -122,6 +126,11 @@ class Actions:
             return session and idle and self.write.may(what.removeprefix("write."))
         if what in ("library.choose", "models.choose", "models.choose_adapter"):
             return session and idle
+        if what == "take_back":
+            return session and chat.key_hints.can_take_back
+        if what == "clipboard.copy_next_code":
+            reply = chat.chosen()
+            return reply is not None and bool(reply.code_blocks)
         if what == "rewrite.begin":
             return session and idle and bool(chat.transcript.replies)
         if what in ("rate.rate", "select.select"):

@@ -21,7 +21,7 @@ class LibraryActions:
         """Show a session: the first one, or later another one."""
         chat = self._chat
         opened = await chat.host.call(lambda runtime: Opened.of(runtime, options))
-        chat.state.system = system_prompt_of(opened.turns) or options.system
+        chat.state.open_chat(opened.session, system_prompt_of(opened.turns) or options.system)
         self.show(opened)
         await chat.transcript.restart(opened.turns, opened.model)
         chat.phase = "idle"
@@ -30,7 +30,6 @@ class LibraryActions:
     def show(self, opened: Opened) -> None:
         """Show everything but the conversation."""
         chat = self._chat
-        chat.state.session = opened.session
         chat.model = chat.prompt.heading = opened.model
         chat.prompt.earlier = opened.said
         chat.status.backend = opened.backend
@@ -51,10 +50,9 @@ class LibraryActions:
         chat = self._chat
         screen = ChatsScreen(chat, words)
         chosen = await chat.ask(screen)
-        chat.state.deleted += screen.deleted
         if chat.phase != "idle":
             return
         if chosen and chosen != chat.state.session:
             await self.open(chosen)
-        elif chat.state.session in screen.deleted:
+        elif screen.has_deleted_open_chat:
             await self.begin(replace(chat.options, session="new", system=chat.state.system))

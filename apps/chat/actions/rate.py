@@ -41,20 +41,26 @@ class RateActions:
         )
         reply.progress = ""
         if done:
-            reply.rated(done[0])
+            chat.state.lesson = done[0]
+            reply.rated(done[0], self._key)
             self.show(done[1])
-            chat.status.flash(describe.effect(done[0]), EFFECT_SHOWN)
+            chat.status.flash(describe.effect(done[0], self._key), EFFECT_SHOWN)
 
     def show_preference(self, message: int | None, learned: PreferenceResult) -> None:
         """Show under a reply what was learned from the choice of it."""
+        self._chat.state.lesson = learned
         for reply in self._chat.transcript.replies:
             if reply.message_id == message:
-                reply.preferred(learned)
+                reply.preferred(learned, self._key)
 
     def tell_preference(self, learned: PreferenceResult, what: str) -> None:
         """Say what was learned, and the key that takes it back."""
-        key = keys.shown(self._chat.app, "undo", "Ctrl+R")
-        self._chat.status.flash(describe.learned_choice(learned, what, key), EFFECT_SHOWN)
+        self._chat.status.flash(describe.learned_choice(learned, what, self._key), EFFECT_SHOWN)
+
+    @property
+    def _key(self) -> str:
+        """What takes a rating back."""
+        return keys.shown(self._chat.app, "undo", "Ctrl+R")
 
     @property
     def is_too_early(self) -> bool:

@@ -98,7 +98,7 @@ class WriteActions:
         try:
             response = await show_reply(reply, arriving, chat.status)
             if response:
-                chat.state.kv = response.kv
+                chat.state.response = response
                 await reply.finish(response.text, response.finish_reason)
                 await self._committed(session, reply, message)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is

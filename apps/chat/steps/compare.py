@@ -30,5 +30,5 @@ def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
 
 def choose(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     chosen, other = compare.choice(argument, state.candidates)
-    result = runtime.chats.prefer(state.session, chosen.message, other.message)
-    return Outcome(describe.preference_words(result, compare.told(chosen)))
+    state.lesson = runtime.chats.prefer(state.session, chosen.message, other.message)
+    return Outcome(describe.preference_words(state.lesson, compare.told(chosen)))

@@ -1,6 +1,6 @@
 """Commands for saved chats: list, open, start, rename, copy, delete, export, import."""
 
-from ruvmlx.errors import NotFound
+from ruvmlx.errors import UsageError
 from ruvmlx.runtime import Runtime
 
 from .. import chat_files
@@ -8,11 +8,12 @@ from ..state import ChatState, Outcome, told
 
 
 def list_chats(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    state.listed_chats = [entry.id for entry in chat_files.entries(runtime)]
     return Outcome("\n".join(chat_files.lines(runtime, argument)))
 
 
 def open_chat(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    return _opened(runtime, chat_files.find(runtime, argument))
+    return _opened(runtime, chat_files.find(runtime, argument, state.listed_chats))
 
 
 def new_chat(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -31,12 +32,18 @@ def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     return Outcome(f"{said}.", flash=said, opens=copied)
 
 
-def delete(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    runtime.deleted_chats.soft_delete(state.session)
-    state.deleted.append(state.session)
+def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Hide the chat for a day; with "now", delete it for good."""
+    if argument not in ("", "now"):
+        raise UsageError(f"/delete takes nothing or now, got {argument[:40]!r}")
+    if argument:
+        runtime.erase_chat(state.session)
+        said = "Deleted for good. This is a new chat."
+        return Outcome(said, flash="Deleted for good", opens=runtime.chats.new_chat(state.system))
+    runtime.store.chats.soft_delete(state.session)
     return Outcome(
-        "Deleted. /restore brings it back until you quit. This is a new chat.",
-        flash="Deleted · /restore brings it back until you quit",
+        "Deleted. /restore brings it back for a day. This is a new chat.",
+        flash="Deleted · /restore brings it back for a day",
         seconds=10,
         opens=runtime.chats.new_chat(state.system),
     )
@@ -44,10 +51,7 @@ def delete(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def restore(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Bring back the chat that was deleted last."""
-    if not state.deleted:
-        raise NotFound("no chat was deleted since this start")
-    runtime.deleted_chats.restore(state.deleted[-1])
-    return _opened(runtime, state.deleted.pop())
+    return _opened(runtime, chat_files.restore_newest(runtime))
 
 
 def export(runtime: Runtime, state: ChatState, argument: str) -> Outcome:

@@ -4,23 +4,27 @@ from ruvmlx.runtime import Runtime
 
 from .. import describe, models
 from ..state import ChatState, Outcome, told
+from .settings import value_lines
 
 
 def use_model(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Without an argument, describe the model in use."""
     if not argument:
         return Outcome(models.in_use_line(runtime.model))
-    return Outcome(model=models.find_model(argument, runtime.model, state.options.files))
+    name = models.find_model(argument, runtime.model, state.options.files, state.listed_models)
+    return Outcome(model=name)
 
 
 def list_models(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    return Outcome("\n".join(models.model_lines(runtime.model)))
+    listed = models.models(runtime.model)
+    state.listed_models = [entry.name for entry in listed]
+    return Outcome("\n".join(models.model_lines(listed)))
 
 
 def use_adapter(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument, describe the adapter in use; "none" uses the original model."""
+    """Without an argument, describe the adapter in use; "none": the original model; "NAME new": a new one."""
     if argument:
-        runtime.use_adapter(None if argument == models.NO_ADAPTER else argument)
+        runtime.use_adapter(models.find_adapter(argument, runtime))
     said = describe.adapter(runtime)
     return Outcome(said, notice=said, learned=True)
 
@@ -35,8 +39,13 @@ def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
         prompt = None if argument == "none" else argument
         runtime.chats.set_system(state.session, prompt)
         state.system = prompt
-    return told(describe.system_prompt(state.system))
+    return told(describe.system_prompt(state.system, "" if state.system else runtime.chats.template_system()))
+
+
+def prompt(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    """Show what the model really reads."""
+    return told(runtime.chats.prompt_text(state.session))
 
 
 def status(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    return told("\n".join(describe.status_lines(runtime)))
+    return told("\n".join([*describe.status_lines(runtime), *value_lines(runtime, state.options)]))

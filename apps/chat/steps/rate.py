@@ -3,25 +3,21 @@
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Runtime
 
-from .. import describe
+from .. import describe, glossary
 from ..arguments import parse_rating, parse_version
 from ..overview import Overview, spoken_lines
-from ..state import ChatState, Outcome
+from ..state import ChatState, Outcome, told
+from .shown import shown_reply
 
 
 def rate(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Rate the newest reply."""
+    """Rate the reply that is shown."""
     rating, note = parse_rating(argument)
-    reply = runtime.last_reply_id or _last_stored(runtime, state)
-    return Outcome(describe.effect_words(runtime.rate(reply, rating, note)))
-
-
-def _last_stored(runtime: Runtime, state: ChatState) -> str:
-    """The chat's newest reply, from an earlier run."""
-    replies = [turn.reply_id for turn in runtime.chats.turns(state.session) if turn.reply_id]
-    if not replies:
-        raise NotFound("there is no reply to rate yet")
-    return replies[-1]
+    reply = shown_reply(runtime, state, "rate").reply_id
+    if reply is None:
+        raise NotFound("this reply was imported, so it cannot be rated; /again writes one that can")
+    state.lesson = runtime.rate(reply, rating, note)
+    return Outcome(describe.effect_words(state.lesson))
 
 
 def undo(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -32,6 +28,18 @@ def undo(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 def rollback(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     said = describe.rolled_back(runtime.rollback(parse_version(argument)))
     return Outcome(said, flash=said, learned=True)
+
+
+def details(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    """The figures of the newest reply and of what was learned last."""
+    lines = describe.reply_details(state.response, runtime.model.context) if state.response else []
+    lines += describe.details_of(state.lesson) if state.lesson else []
+    return told("\n".join(lines or ["No figures yet: they come with a reply and with a rating."]))
+
+
+def explain(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Explain a word; without one, name those that can be explained."""
+    return told(glossary.explained(argument))
 
 
 def learning(runtime: Runtime, state: ChatState, _: str) -> Outcome:

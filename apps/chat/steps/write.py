@@ -5,18 +5,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from ruvmlx.chat_file import write_new
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import NotFound
+from ruvmlx.errors import UsageError
 from ruvmlx.host import BeginReply
 from ruvmlx.models.thinking import split
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.settings import parse
-from ruvmlx.text import sanitize
+from ruvmlx.text import excerpt, sanitize
 
 from .. import clipboard, describe
 from ..arguments import parse_number
 from ..code import code_blocks
 from ..state import ChatState, Outcome, told
+from .shown import shown_question, shown_reply
+
+NAMES = {"user": "You", "assistant": "Assistant"}
 
 
 def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginReply:
@@ -63,9 +67,7 @@ def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Without an argument, show the question."""
-    question = next((t for t in reversed(runtime.chats.turns(state.session)) if t.role == "user"), None)
-    if question is None or question.id is None:
-        raise NotFound("there is no question to edit yet")
+    question = shown_question(runtime, state)
     if not argument:
         return Outcome(f"Your question: {question.content}\nTo change it: /edit and the new text.")
     return Outcome(reply=say(state, argument, question.id))
@@ -73,17 +75,16 @@ def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 def rewrite(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Without an argument, show the reply."""
-    turns = runtime.chats.turns(state.session)
-    reply = next((t for t in reversed(turns) if t.role == "assistant"), None)
-    if reply is None or reply.id is None:
-        raise NotFound("there is no reply to rewrite yet")
+    reply = shown_reply(runtime, state, "rewrite")
+    assert reply.id is not None
     if not argument:
         shown = sanitize(split(reply.content).answer)
         return Outcome(f"The reply: {shown}\nTo change it: /rewrite and your text.")
     edited = runtime.chats.edit_reply(state.session, reply.id, argument)
     if edited.preference is None:
         return Outcome(edited.failure or f"{describe.NOTHING_LEARNED}.")
-    return Outcome(describe.preference_words(edited.preference, describe.YOUR_VERSION))
+    state.lesson = edited.preference
+    return Outcome(describe.preference_words(state.lesson, describe.YOUR_VERSION))
 
 
 def next_reply(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -110,17 +111,41 @@ def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def spoken(turns: list[Turn]) -> list[str]:
     """The messages, with the speakers' names."""
-    names = {"user": "You", "assistant": "Assistant"}
-    return [f"{names[turn.role]}: {split(turn.content).answer}" for turn in turns if turn.role != "system"]
+    return [f"{NAMES[turn.role]}: {split(turn.content).answer}" for turn in turns if turn.role != "system"]
 
 
 def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Copy the newest reply, or one of its code blocks."""
-    turns = runtime.chats.turns(state.session)
-    reply = next((split(t.content).answer for t in reversed(turns) if t.role == "assistant"), None)
-    if reply is None:
-        raise NotFound("there is no reply to copy yet")
-    blocks = code_blocks(sanitize(reply))
+    """Copy the shown reply, or one of its code blocks."""
+    reply = sanitize(split(shown_reply(runtime, state, "copy").content).answer)
+    blocks = code_blocks(reply)
     number = parse_number(argument, len(blocks), "code blocks")
-    clipboard.copy(sanitize(reply) if number is None else blocks[number - 1])
+    clipboard.copy(reply if number is None else blocks[number - 1])
     return Outcome("Copied." if number is None else f"Copied code block {number} of {len(blocks)}.")
+
+
+def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Write a code block of the shown reply to a new file: "2 sort.py"; the first one without a number."""
+    reply = sanitize(split(shown_reply(runtime, state, "save from").content).answer)
+    number, _, name = argument.partition(" ") if argument[:1].isdigit() else ("1", "", argument)
+    blocks = code_blocks(reply)
+    at = parse_number(number, len(blocks), "code blocks")
+    if at is None or not name.strip():
+        raise UsageError("which file? Give the block's number and a name, as in /save 1 sort.py")
+    path = state.options.files.path(name.strip())
+    write_new(path, blocks[at - 1].rstrip("\n") + "\n")
+    return told(f"Written: {path.absolute()} (code block {at} of {len(blocks)})")
+
+
+def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """The messages of the open chat that contain all these words, each with the place where they are."""
+    words = argument.lower().split()
+    if not words:
+        raise UsageError("which words? /find lists the messages of this chat that contain them")
+    lines = [
+        f"{number}. {NAMES[turn.role]}: {excerpt(turn.content, words)}"
+        for number, turn in enumerate(runtime.chats.turns(state.session), 1)
+        if turn.role in NAMES and all(word in turn.content.lower() for word in words)
+    ]
+    return told(
+        "\n".join(lines or ["No message of this chat has these words; /chats WORDS searches all chats."])
+    )

@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 from ...platform.mx import mx
+from ...text import size
 
 SPARE = 0.05  # of the working set: buffers that MLX may keep for reuse
 LEAST_SPARE = 512 << 20
@@ -49,7 +50,7 @@ class GPUMemory:
             return f"the model's memory may be paged out in pauses: {' '.join(str(e).split())}"
         if nbytes > 0.9 * most:
             return (
-                f"the model takes {nbytes >> 20} MiB of the {most >> 20} MiB that macOS lends the GPU: slow. "
+                f"the model takes {size(nbytes)} of the {size(most)} that macOS lends the GPU: slow. "
                 "Use a smaller one, or raise it: sudo sysctl iogpu.wired_limit_mb=N"
             )
         return ""

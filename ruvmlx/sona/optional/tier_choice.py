@@ -15,6 +15,7 @@ from typing import Any
 
 from ...kv.policy import EVERYTHING, TIERED, TierPolicy
 from ...store import KVMeasured
+from ...text import size
 from ...tiers import PAGE, filled
 
 KL_LIMIT = 0.004  # nats per token: the bound for which the tiers' formats were chosen (kv/README.md)
@@ -118,5 +119,5 @@ def _chosen(found: CandidateSummary, why: str) -> KVChoice:
     return KVChoice(
         found.policy,
         f"{why} (KL {found.kl:.5f}, at most {found.upper:.5f}; {found.latency:.2f} of f16's time per token; "
-        f"{found.bytes / 2**20:.1f} MiB)",
+        f"{size(found.bytes)})",
     )

@@ -1,0 +1,54 @@
+"""`/set`: settings of this chat's replies, until it is left; `ruvmlx config set` changes them for good."""
+
+from dataclasses import replace
+from typing import Any
+
+from ruvmlx.errors import UsageError
+from ruvmlx.runtime import Runtime
+from ruvmlx.sampling import check_sampling
+from ruvmlx.settings import SAMPLING, parse
+from ruvmlx.text import did_you_mean
+
+from ..options import ChatOptions
+from ..state import ChatState, Outcome, told
+
+NAMES = (*SAMPLING, "max_tokens", "best_of")
+
+
+def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Without an argument, show the values that apply; with a name and a value, change one for this chat."""
+    name, _, value = argument.partition(" ")
+    if name:
+        state.options = changed(runtime, state.options, name, value.strip())
+    return told("\n".join(value_lines(runtime, state.options)))
+
+
+def changed(runtime: Runtime, options: ChatOptions, name: str, value: str) -> ChatOptions:
+    """The options with one setting changed; UsageError for a name or a value that is not allowed."""
+    if name not in NAMES:
+        raise UsageError(
+            f"/set has no {name[:40]!r}.{did_you_mean(name, NAMES)} It has: {', '.join(NAMES)}; "
+            "`ruvmlx config set` has the others"
+        )
+    if not value:
+        raise UsageError(f"/set {name} needs a value, as in /set temperature 0.2")
+    chosen: Any = parse(name, value, "/set")
+    if name == "max_tokens":
+        return replace(options, max_new_tokens=chosen)
+    if name == "best_of":
+        return replace(options, best_of=chosen)
+    sampling = replace(options.sampling or runtime.sampling(), **{name: chosen})
+    check_sampling(sampling)
+    return replace(options, sampling=sampling)
+
+
+def value_lines(runtime: Runtime, options: ChatOptions) -> list[str]:
+    """The values that apply to the next reply, a line each."""
+    sampling = options.sampling or runtime.sampling()
+    values = {name: getattr(sampling, name) for name in SAMPLING}
+    values |= {
+        "max_tokens": options.max_new_tokens,
+        "best_of": options.best_of or runtime.settings.best_of,
+    }
+    width = max(map(len, values))
+    return [f"{name:<{width}}  {value}" for name, value in values.items()]

@@ -1,0 +1,80 @@
+"""The choose mode (Tab): it is visible, and what no key of it takes is typed into the input."""
+
+import pytest
+from ruvmlx.apps.chat.prompt import CHOOSING
+
+from .helpers import SMALL, ask, chatting, screen_text, until
+from .scripted import ScriptedRuntime
+
+WITH_CODE = "Look:\n\n```python\nprint(1)\n```\n"
+
+
+@pytest.mark.parametrize("typed", ["thanks 5 times", "hello 1 2 3 + 4", "what? 3 more!", "ok, listen: 4 u"])
+async def test_a_message_is_typed_and_rates_nothing(typed):
+    """Every letter of it arrives in the input, the first one, too."""
+    runtime = ScriptedRuntime(["One."])
+    async with chatting(runtime) as (app, pilot):
+        await ask(app, pilot)
+        await pilot.press("tab")
+        await until(pilot, lambda: app.chat.selected())
+        for letter in typed:
+            await pilot.press("space" if letter == " " else letter)
+        await until(pilot, lambda: app.chat.prompt.text == typed)
+        assert runtime.ratings == [] and app.chat.editing is None and app.chat.selected() is None
+
+
+async def test_the_mode_is_on_the_screen_and_leaves_it():
+    """The input's heading says it; a number rates only while it does."""
+    runtime = ScriptedRuntime(["One."])
+    async with chatting(runtime) as (app, pilot):
+        await ask(app, pilot)
+        assert CHOOSING not in screen_text(app)
+        await pilot.press("tab")
+        await until(pilot, lambda: CHOOSING in screen_text(app))
+        await pilot.press("5")
+        await until(pilot, lambda: len(runtime.ratings) == 1)
+        await pilot.press("escape")
+        await until(pilot, lambda: CHOOSING not in screen_text(app))
+        await pilot.press("5")
+        await until(pilot, lambda: app.chat.prompt.text == "5")
+        assert len(runtime.ratings) == 1
+
+
+async def test_an_edit_goes_on_after_choosing():
+    """Its heading comes back."""
+    async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
+        await ask(app, pilot)
+        await pilot.press("tab", "e")
+        await until(pilot, lambda: "Editing your question" in screen_text(app))
+        await pilot.press("tab")
+        await until(pilot, lambda: CHOOSING in screen_text(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: "Editing your question" in screen_text(app))
+
+
+async def test_the_keys_that_work_are_in_the_footer_at_80_columns():
+    """Esc, y, t, u and F1; those that would do nothing are not."""
+    async with chatting(ScriptedRuntime(["<think>So.</think>One."]), SMALL) as (app, pilot):
+        await ask(app, pilot)
+        await pilot.press("tab")
+        await until(pilot, lambda: "esc Back" in footer(app))
+        assert "u Undo" not in footer(app)
+        await pilot.press("5")
+        await until(pilot, lambda: "u Undo" in footer(app))
+        for hint in ("esc Back", "y Copy", "t Thought", "1-5 Stars", "F1 Help"):
+            assert hint in footer(app), hint
+
+
+@pytest.mark.parametrize("size", [(40, 12), SMALL, (160, 50)])
+async def test_help_is_always_in_the_footer(size):
+    async with chatting(ScriptedRuntime(["One."]), size) as (app, pilot):
+        assert footer(app).endswith("F1 Help")
+        await ask(app, pilot)
+        assert footer(app).endswith("F1 Help")
+        await pilot.press("tab")
+        await until(pilot, lambda: app.chat.selected())
+        assert footer(app).endswith("F1 Help")
+
+
+def footer(app):
+    return app.chat.key_hints.render().plain.rstrip()

@@ -1,0 +1,87 @@
+"""/set, /save and /find, in plain mode on the tiny model."""
+
+import io
+import threading
+
+import pytest
+from ruvmlx.apps.chat.options import ChatOptions
+from ruvmlx.apps.chat.plain import PlainChat
+from ruvmlx.apps.chat.state import ChatState
+from ruvmlx.apps.chat.steps import write
+
+from ruvmlx.errors import NotFound, UsageError
+
+from .scripted import ScriptedRuntime
+
+CODE = "First:\n\n```python\nprint(1)\n```\n\nThen:\n\n```sh\nls\n```\n"
+
+
+def plain(runtime, *lines):
+    sink = io.StringIO()
+    chat = PlainChat(
+        runtime, ChatOptions(max_new_tokens=4), io.StringIO("".join(f"{x}\n" for x in lines)), sink
+    )
+    chat.run()
+    return sink.getvalue(), chat._state
+
+
+def test_a_setting_changes_this_chats_replies_alone(open_tiny):
+    """The next reply is drawn with it; the settings file is as before."""
+    with open_tiny() as runtime:
+        before = runtime.sampling()
+        said, state = plain(runtime, "/set temperature 0.25", "/set max_tokens 3", "Hello", "/status")
+        assert state.options.sampling.temperature == 0.25 and state.options.max_new_tokens == 3
+        assert said.count("temperature        0.25") == 3 and "max_tokens         3" in said
+        reply = runtime.store.replies.get("last")
+        assert len(reply.sampled_ids) == 3 and runtime.sampling() == before
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("/set temprature 1", "Did you mean 'temperature'?"),
+        ("/set temperature", "needs a value"),
+        ("/set temperature -1", "temperature"),
+        ("/set top_p 2", "top-p is 2.0"),
+        ("/set adapter x", "`ruvmlx config set`"),
+    ],
+)
+def test_a_wrong_setting_is_refused_and_changes_nothing(typed, said, open_tiny, capsys):
+    with open_tiny() as runtime:
+        _, state = plain(runtime, typed)
+        assert said in capsys.readouterr().err and state.options.sampling is None
+
+
+@pytest.fixture
+def replied(tmp_path, monkeypatch):
+    """A chat whose last reply has two code blocks."""
+    monkeypatch.chdir(tmp_path)
+    runtime, state = ScriptedRuntime([CODE]), ChatState(ChatOptions())
+    state.session = runtime.chats.new_chat()
+    list(runtime.chats.say(state.session, "Sort?", **state.options.for_reply(threading.Event())))
+    return runtime, state
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"), [("2 b.sh", "ls\n"), ("1 a.py", "print(1)\n"), ("a.py", "print(1)\n")]
+)
+def test_a_code_block_is_written_to_a_new_file(argument, text, replied, tmp_path):
+    assert "Written: " in write.save(*replied, argument).words
+    assert (tmp_path / argument.split()[-1]).read_text() == text
+    with pytest.raises(UsageError, match="exists already"):
+        write.save(*replied, argument)
+
+
+@pytest.mark.parametrize("argument", ["", "3 c.sh", "1", "2 "])
+def test_a_block_or_a_name_that_is_not_there_is_refused(argument, replied, tmp_path):
+    with pytest.raises((UsageError, NotFound)):
+        write.save(*replied, argument)
+    assert not list(tmp_path.iterdir())
+
+
+def test_find_lists_the_messages_of_this_chat(replied):
+    assert write.find(*replied, "sort").words.startswith("1. You: Sort?")
+    assert "2. Assistant: " in write.find(*replied, "PRINT then").words
+    assert "No message of this chat" in write.find(*replied, "zebra").words
+    with pytest.raises(UsageError):
+        write.find(*replied, " ")

@@ -1,0 +1,83 @@
+"""Words for people: no figures of the inside on the screen; /details and /explain have them."""
+
+import re
+
+import pytest
+from ruvmlx.apps.chat import describe, glossary
+from ruvmlx.apps.chat.commands import COMMANDS
+from ruvmlx.apps.chat.options import ChatOptions
+from ruvmlx.apps.chat.state import ChatState
+from ruvmlx.apps.chat.status import Meter
+
+from ruvmlx.errors import NotFound
+from ruvmlx.runtime import RatingResult
+
+from .helpers import SMALL, ask, chatting, screen_text, until
+from .scripted import ScriptedRuntime
+
+INSIDE = re.compile(r"log-prob|\bKL\b|TTFT|\bctx\b|nats|\bnorm\b|\bhot\b|\bwarm\b|\bcold\b|\d ms\b")
+
+
+def rated(rating="up", before=-1.0, after=-0.9, applied=True):
+    return RatingResult("r", rating, applied, 41.0, 800.0, before, after, 0.004, 0.1, 0.2, 1)
+
+
+async def test_no_figure_of_the_inside_is_on_the_screen():
+    """After a reply, a rating, in the choose mode and with the panel."""
+    async with chatting(ScriptedRuntime(["One."]), SMALL) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: reply.effect)
+        assert "Learned: more like this. Ctrl+R takes it back" in screen_text(app)
+        assert not INSIDE.search(screen_text(app)), screen_text(app)
+        app.chat.status._flashing._callback()
+        await until(pilot, lambda: "first word 0.2 s" in screen_text(app))
+        assert "33 of 8,192 tokens" in screen_text(app) and "1 rating" in screen_text(app)
+        assert not INSIDE.search(screen_text(app)), screen_text(app)
+        await pilot.press("tab")
+        await until(pilot, lambda: app.chat.selected())
+        assert not INSIDE.search(screen_text(app)), screen_text(app)
+        app.chat.prompt.text = "/details"
+        app.chat.prompt.focus()
+        await pilot.press("enter")
+        await until(pilot, lambda: "KL 0.004 of 0.1 nats per token" in screen_text(app))
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (rated(), "Learned: more like this. K takes it back"),
+        (rated("down", after=-1.1), "Learned: less like this. K takes it back"),
+        (rated("up", after=-1.0001), "it changed next to nothing"),
+        (rated(applied=False), "Kept; it changed nothing"),
+    ],
+)
+def test_a_rating_says_what_it_did(result, said):
+    """Not what it was meant to do: near the limit a rating changes next to nothing."""
+    assert said in describe.effect(result, "K")
+    assert len(describe.effect(result, "Ctrl+R")) <= 76
+
+
+def test_details_are_those_of_the_newest_reply_and_lesson():
+    runtime, state = ScriptedRuntime(["One."]), ChatState(ChatOptions())
+    state.session = runtime.chats.new_chat()
+    take = lambda name, argument="": COMMANDS[name].step(runtime, state, argument).words  # noqa: E731
+    assert "No figures yet" in take("details")
+    state.lesson = rated()
+    assert "-1.000 → -0.900" in take("details") and "4% of the allowed change" in take("details")
+
+
+def test_the_status_line_has_words():
+    assert Meter(42.0, 212.0, 44, 8192).parts() == ["42 tokens/s", "first word 0.2 s", "44 of 8,192 tokens"]
+
+
+@pytest.mark.parametrize("word", ["adapter", "KL", "tier", "token", "version", "cache", "allowed change"])
+def test_a_word_can_be_learned_inside_the_tool(word):
+    for typed in (word, word.upper(), f"{word}s"):
+        assert glossary.explained(typed).startswith(f"{word}: ")
+    assert word in glossary.explained("")
+
+
+def test_a_word_that_is_not_explained_brings_a_similar_one():
+    with pytest.raises(NotFound, match="Did you mean 'adapter'"):
+        glossary.explained("adaptor")

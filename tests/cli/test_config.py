@@ -1,0 +1,53 @@
+"""`config`: effective values, and the way back to the default."""
+
+import json
+
+import pytest
+
+from ruvmlx import settings
+
+from .test_cli import one_line, run  # noqa: F401 - a fixture
+
+
+def shown(out: str) -> dict[str, str]:
+    """Setting -> its value, as the table prints it."""
+    start = out.splitlines()[0].index("VALUE")
+    end = out.splitlines()[0].index("MEANING")
+    rows = out.splitlines()[1 : 1 + len(settings.SPECS)]
+    return {line[:start].strip(): line[start:end].strip() for line in rows}
+
+
+def test_every_setting_has_a_value_and_a_meaning(run):  # noqa: F811
+    """Never a dash: in brackets is what applies without a choice."""
+    found = shown(run("config", "show")[1])
+    assert list(found) == list(settings.SPECS)
+    assert all(value not in ("", "-", "None") for value in found.values())
+    assert found["model"] == "(starter)" and found["system"] == "(none)" and found["max_tokens"] == "512"
+
+
+def test_settings_without_a_default_say_what_applies():
+    """A new one whose default is None needs the word for it."""
+    for name, one in settings.resolve().items():
+        assert one.value is not None or settings.SPECS[name].unset, name
+
+
+def test_unset_takes_a_change_back_and_leaves_the_other_lines(run, home):  # noqa: F811
+    run("config", "set", "max_tokens", "200")
+    path = settings.user_file()
+    path.write_text("# mine\n" + path.read_text("utf-8") + 'system = "Be brief."\n', "utf-8")
+    code, out, _ = run("config", "unset", "max_tokens")
+    assert code == 0 and "512 applies" in out
+    assert path.read_text("utf-8") == '# mine\nsystem = "Be brief."\n'
+    assert json.loads(run("config", "show", "--json")[1])["max_tokens"] == {"value": 512, "origin": "default"}
+    code, out, _ = run("config", "unset", "max_tokens")
+    assert code == 0 and "not in your settings file" in out
+    code, _, err = run("config", "unset", "colour")
+    assert code == 2 and one_line(err)
+
+
+@pytest.mark.parametrize("value", ["200", "300"])
+def test_a_variable_that_overrides_what_was_saved_is_told(value, run, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("RUVMLX_MAX_TOKENS", "100")
+    code, out, err = run("config", "set", "max_tokens", value)
+    assert code == 0 and f"max_tokens = {value}" in out
+    assert "note: environment says max_tokens = 100, which overrides it here." in err
