@@ -27,6 +27,7 @@ from .errors import Interrupted, RuvmlxError, UsageError, error_line
 from .models.facts import Facts
 from .models.variants import FileChoice
 from .plan import Plan
+from .platform.bounded_process import stop_requests
 from .platform.cpu import GPU_SHARE
 from .progress import QUIET, Progress, Watch
 from .runtime import Runtime
@@ -378,6 +379,7 @@ class Host:
         if self._reply_cancel is not None:
             self._reply_cancel.set()
         self.stop_opening()
+        stop_requests()
 
     def stop_opening(self) -> None:
         """End the opening of a model that is in progress."""

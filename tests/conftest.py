@@ -8,7 +8,6 @@ import pytest
 from ruvmlx import settings as config
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine
-from ruvmlx.models import tokenizer_trial
 from ruvmlx.models.load import load_model
 from ruvmlx.models.starter import starter_path
 from ruvmlx.platform import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
@@ -92,25 +91,14 @@ def full(request) -> bool:
     return request.config.getoption("--full")
 
 
-@pytest.fixture(scope="session")
-def tried(tmp_path_factory):
-    """The tokenizers that were tried in this session: trying the tiny model's takes half a second."""
-    return tmp_path_factory.mktemp("tried")
-
-
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch, request, tried):
+def home(tmp_path, monkeypatch):
     """An empty data folder, none of the developer's own settings, and none of other programs' models."""
     for name in config.SPECS:
         monkeypatch.delenv(config.variable(name), raising=False)
     monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setenv("LMSTUDIO_MODELS", str(tmp_path / "lmstudio"))
-    if "tiny_folder" in request.fixturenames:
-        (tmp_path / "home").mkdir(mode=0o700)
-        (tmp_path / "home" / tokenizer_trial.PASSED).symlink_to(tried, target_is_directory=True)
-    else:
-        monkeypatch.setattr(tokenizer_trial, "PASSED", str(tried))
     return tmp_path / "home"
 
 

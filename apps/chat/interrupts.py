@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import Self
 
+from ruvmlx.platform.bounded_process import stop_requests
+
 from . import ending
 
 
@@ -37,6 +39,7 @@ class Interrupts:
     def _on_signal(self, signum: int) -> None:
         if signum != signal.SIGINT:
             self.ended_by, self._pending = signum, True
+        stop_requests()
         if self._cancel is not None:
             self._cancel.set()
         elif self._raise:

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ruvmlx.platform.bounded_process import stop_requests
+
 
 @contextmanager
 def ctrl_c_sets(cancel: threading.Event) -> Iterator[None]:
@@ -15,6 +17,7 @@ def ctrl_c_sets(cancel: threading.Event) -> Iterator[None]:
 
     def stop(signum: int, frame: object) -> None:
         cancel.set()
+        stop_requests()
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = signal.signal(signal.SIGINT, stop)

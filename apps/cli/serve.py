@@ -15,6 +15,7 @@ import click
 
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
+from ruvmlx.platform.bounded_process import ending
 from ruvmlx.progress import Watch
 
 from . import service
@@ -169,6 +170,7 @@ def _signals(serving: "Serving", host: "Host", server: "WebServer"):
     def stop() -> None:
         server.force_exit = server.should_exit
         server.should_exit = True
+        ending.set()
         serving.stop()
         host.stop()
 
@@ -178,6 +180,7 @@ def _signals(serving: "Serving", host: "Host", server: "WebServer"):
     try:
         yield
     finally:
+        ending.clear()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from ruvmlx.engine.constraint import Constraint
 from ruvmlx.engine.nonces import without_nonces
 from ruvmlx.errors import UsageError
+from ruvmlx.grammar import Constraint
 from ruvmlx.models.model import Message
 from ruvmlx.models.thinking import joined
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ruvmlx.engine.constraint import Constraint, matcher_for
+from ruvmlx.engine.constraint import matcher_for
 from ruvmlx.engine.tools import Prepared, prepare
 from ruvmlx.errors import UsageError
+from ruvmlx.grammar import Constraint
 from ruvmlx.models.model import Message, Model, Tools
 
 from .endpoint import Call

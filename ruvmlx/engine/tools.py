@@ -25,10 +25,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..errors import UnsupportedModel, UsageError
+from ..grammar import Constraint, json_rule
 from ..models.messages import one_line
 from ..models.model import Message, Model, Tokenizer, Tools
 from ..models.tool_calls import ARGS, CALL_ID, HERMES, LLAMA, MISTRAL, MISTRAL11, CallParser, Dialect
-from .constraint import Constraint, json_rule
 
 MOST_CALLS = 8  # in a reply that must call
 MOST_TOOLS = 512

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..grammar import Constraint
 from ..kv.cache import KVStats
 from ..models.model import Message, Tools
 from ..sampling import Sampling
-from .constraint import Constraint
 
 INTERACTIVE = 1  # priority of a chat: somebody looks at the screen
 

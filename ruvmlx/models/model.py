@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import UnsupportedModel
 from .rope_scaling import RopeScaling
+
+if TYPE_CHECKING:  # the tokenizer's process starts faster without it
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def without(shape: ModelShape) -> str:
 # A plain tensor is one array [out, in], float32, float16 or ml_dtypes.bfloat16.
 # A quantised one is three, in MLX's affine layout: ".weight" uint32 [out, in * bits / 32] (little end first),
 # ".scales" and ".biases" float16/float32 [out, in / group_size]:   w = scale * q + bias.
-Weights = Mapping[str, np.ndarray]
+Weights = Mapping[str, "np.ndarray"]
 
 
 @dataclass(frozen=True)

@@ -82,13 +82,11 @@ def open_folder(path: Path, name: str) -> Folder | OtherFolder:
 
 def load_folder(path: Path, name: str) -> Model:
     """Check everything but the weights' values."""
-    from .tokenizer_json import folder_tokenizer
-    from .tokenizer_trial import try_tokenizer
+    from .tokenizer_process import ProcessTokenizer
 
     folder = open_folder(path, name)
     generation = read_object(path / "generation_config.json")
-    try_tokenizer(path)
-    tokenizer = folder_tokenizer(path, [folder.data.get("eos_token_id"), generation.get("eos_token_id")])
+    tokenizer = ProcessTokenizer(path, [folder.data.get("eos_token_id"), generation.get("eos_token_id")])
     check_vocab(tokenizer.vocab_size, folder.shape.vocab_size, name)
     layout = {t.name: (t.dtype, t.shape) for t in folder.tensors.values()}
     return Model(

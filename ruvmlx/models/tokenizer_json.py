@@ -26,7 +26,7 @@ def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
     """`eos`: eos_token_id entries of the folder's configuration files, numbers or lists of them."""
     config = read_object(path / "tokenizer_config.json")
     template = _template(path, config)
-    eos_ids = {i for entry in eos for i in _ids(entry)}
+    eos_ids = {i for entry in eos for i in token_ids(entry)}
     if (path / "tokenizer.json").is_file():
         return JsonTokenizer(path / "tokenizer.json", config, template, eos_ids)
     if (path / "tekken.json").is_file():
@@ -40,7 +40,8 @@ def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
     )
 
 
-def _ids(entry: Any) -> list[int]:
+def token_ids(entry: Any) -> list[int]:
+    """Of an eos_token_id entry, which may be anything."""
     entries = entry if isinstance(entry, list) else [entry]
     return [i for i in entries if type(i) is int and i >= 0]
 

@@ -14,10 +14,11 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.batch import generate_many
-from ruvmlx.engine.constraint import MOST_CHARACTERS, Constraint, matcher_for
+from ruvmlx.engine.constraint import matcher_for
 from ruvmlx.engine.source import StepSource
 from ruvmlx.engine.types import Begun, GenerationRequest
 from ruvmlx.errors import UsageError
+from ruvmlx.grammar import MOST_CHARACTERS, Constraint
 from ruvmlx.models.load import load_model
 from ruvmlx.models.tokenizer_json import folder_tokenizer
 from tests.models.make_models import gguf_spm_keys, gguf_vocab_keys, make_safetensors_model

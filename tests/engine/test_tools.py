@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine import Sampling
-from ruvmlx.engine.constraint import Constraint, matcher_for
+from ruvmlx.engine.constraint import matcher_for
 from ruvmlx.engine.detokenize import StreamDecoder
 from ruvmlx.engine.tools import prepare, tool_form
 from ruvmlx.engine.types import GenerationRequest
 from ruvmlx.errors import UsageError
+from ruvmlx.grammar import Constraint
 from ruvmlx.models.chat_template import CHATML, LLAMA3, PLAIN
 from ruvmlx.models.model import Message, Tokenizer
 from ruvmlx.models.tekken import TekkenTokenizer

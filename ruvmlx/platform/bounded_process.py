@@ -1,0 +1,222 @@
+"""A child process that answers requests within limits of time and memory.
+
+A library that reads a file or a text of unknown origin can panic, abort, compute for hours or take all
+memory. This process can catch none of these. So the library runs in a child, and each request to the child
+has limits. This process only waits for the answer, outside Python's lock: signals and other threads go on.
+
+The child half is `answer_requests`. A request and an answer are JSON, each behind its length in four bytes.
+The child writes nothing to the terminal.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet, finalize
+
+from .. import errors
+from ..errors import RuvmlxError, error_line
+
+WAIT = 12  # times as long by the clock as in processor time: the machine may be busy
+POLL = 0.1  # s
+LARGEST_ANSWER = 1 << 28  # bytes
+
+
+class Ended(Exception):
+    """The child died or reached a limit, or what it ran failed, and the text says how."""
+
+
+class Stopped(Ended):
+    """`stop_requests` ended the child."""
+
+
+class BoundedProcess:
+    """A child that runs `python -m module args`. It starts with the first request, and again after an end.
+
+    Requests may come from any thread; they wait for each other.
+    """
+
+    def __init__(self, module: str, *args: str, opening: float = 0.0):
+        """opening: seconds of processor time that the first request to a child may take beyond its own."""
+        # -P: not the modules of the user's working folder.
+        self._command = [sys.executable or "python3", "-P", "-m", module, *args]
+        self._opening = opening
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+
+    def ask(self, request: Any, seconds: float, memory: int) -> Any:
+        """The child's answer to a request.
+
+        seconds: of processor time. memory: bytes that the child may take since its start, all requests
+        together. Raises Ended, or the RuvmlxError that the child raised.
+        """
+        with self._lock:
+            if ending.is_set():
+                raise Stopped
+            if self._child is None or self._child.owner != os.getpid():
+                self._child, seconds = _Child(self._command), seconds + self._opening
+            child = self._child
+            try:
+                said = child.asked({"request": request, "seconds": seconds, "memory": memory})
+                if "failed" in said:  # a library that has panicked may be in any state
+                    raise Ended(said["failed"])
+            except BaseException:  # also Ctrl+C: an answer that nobody reads would be taken for the next one
+                self.close()
+                raise
+        if "error" in said:
+            raise getattr(errors, said["error"], RuvmlxError)(said["text"])
+        return said["answer"]
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+
+def stop_requests() -> None:
+    """End every child that works on a request now: whoever waits for its answer gets Stopped. For Ctrl+C and
+    signals that end this process; from any thread."""
+    for child in list(_working):
+        child.stop()
+
+
+_working: "WeakSet[_Child]" = WeakSet()
+ending = threading.Event()  # set while this process ends: every request gets Stopped
+
+
+class _Child:
+    """One process, with the socket to it. owner: the id of the process that started it."""
+
+    def __init__(self, command: list[str]):
+        self.owner, self._is_stopped = os.getpid(), False
+        self._socket, its = socket.socketpair()
+        one = dict.fromkeys(("RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+        with its:
+            self._process = subprocess.Popen(
+                command,
+                stdin=its.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **one, "TOKENIZERS_PARALLELISM": "false"},  # each thread reserves memory
+                start_new_session=True,  # the parent handles Ctrl+C
+            )
+        self.close = finalize(self, _end, self.owner, self._process, self._socket)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._process.kill()
+
+    def asked(self, request: dict[str, Any]) -> dict[str, Any]:
+        until = time.monotonic() + WAIT * request["seconds"]
+        data = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        _working.add(self)
+        try:
+            self._socket.settimeout(WAIT * request["seconds"])
+            self._socket.sendall(len(data).to_bytes(4, "big") + data)
+            size = int.from_bytes(self._received(4, until, request["memory"]), "big")
+            if size > LARGEST_ANSWER:
+                raise Ended
+            return json.loads(self._received(size, until, request["memory"]))
+        except (Ended, OSError, ValueError, RecursionError):
+            raise Stopped if self._is_stopped else Ended from None
+        finally:
+            _working.discard(self)
+
+    def _received(self, size: int, until: float, memory: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            self._socket.settimeout(POLL)
+            try:
+                part = self._socket.recv(min(size - len(data), 1 << 20))
+            except TimeoutError:
+                # macOS limits no address space.
+                if time.monotonic() > until or (sys.platform == "darwin" and self._resident() > memory):
+                    raise Ended from None
+                continue
+            if not part:
+                raise Ended
+            data += part
+        return bytes(data)
+
+    def _resident(self) -> int:
+        """Bytes of memory that the child holds."""
+        command = ["ps", "-o", "rss=", "-p", str(self._process.pid)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        return int(found.stdout.strip() or 0) * 1024
+
+
+def _end(owner: int, process: subprocess.Popen, connection: socket.socket) -> None:
+    connection.close()
+    if owner == os.getpid():  # a forked process has no such child
+        process.kill()
+        process.wait()
+
+
+# In the child -------------------------------------------------------------------------------------
+
+
+def answer_requests(answer: Callable[[Any], Any]) -> None:
+    """Answer requests until the parent closes the connection. Does not return."""
+    start = _address_space()
+    connection = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with contextlib.suppress(OSError):
+        while True:
+            size = int.from_bytes(_read(connection, 4), "big")
+            request = json.loads(_read(connection, size).decode("utf-8", "surrogatepass"))
+            _limit(request["seconds"], start + request["memory"])
+            said = _answered(answer, request["request"])
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            data = json.dumps(said).encode()
+            _write(connection, len(data).to_bytes(4, "big") + data)
+    os._exit(0)  # no destructor of a broken library runs
+
+
+def _answered(answer: Callable[[Any], Any], request: Any) -> dict[str, Any]:
+    try:
+        return {"answer": answer(request)}
+    except RuvmlxError as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
+        return {"failed": error_line(error)}
+
+
+def _address_space() -> int:
+    """Bytes, on Linux."""
+    if sys.platform != "linux":
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limit(seconds: float, memory: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # of processor time; its signal ends the process
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
+
+
+def _read(connection: int, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = os.read(connection, min(size - len(data), 1 << 20))
+        if not part:
+            raise ConnectionError
+        data += part
+    return bytes(data)
+
+
+def _write(connection: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(connection, view) :]

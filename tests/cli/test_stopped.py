@@ -1,0 +1,135 @@
+"""Ctrl+C and SIGTERM end a verb while its tokenizer works on a text without end, or a schema is compiled.
+
+The limits of time are switched off here: without a signal these verbs would run for days.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import suppress
+from threading import Thread
+
+import pytest
+
+ENDLESS = "а б в г д " * 100 + "x9"
+SPLIT = {
+    "type": "Split",
+    "pattern": {"Regex": "[\u0400-\u04ff ]*" * 3 + "[0-9]"},
+    "behavior": "Isolated",
+    "invert": False,
+}
+VERB = f"""
+import sys
+from ruvmlx import grammar
+from ruvmlx.models import tokenizer_process
+
+tokenizer_process.TEXT_SECONDS = grammar.SECONDS = 1e5
+encode = tokenizer_process.ProcessTokenizer._encode_run
+
+def told(self, text, first):
+    if {ENDLESS[:20]!r} in text:
+        print("ENCODING", file=sys.stderr, flush=True)
+    return encode(self, text, first)
+
+tokenizer_process.ProcessTokenizer._encode_run = told
+check = grammar._check
+
+def told_schema(*of):
+    print("COMPILING", file=sys.stderr, flush=True)
+    check(*of)
+
+grammar._check = told_schema
+from ruvmlx.apps.main import main
+main()
+"""
+
+
+@pytest.fixture
+def endless(tmp_path, tiny_folder):
+    """A model whose tokenizer never ends at ENDLESS."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "m")
+    file = folder / "tokenizer.json"
+    whole = json.loads(file.read_text())
+    whole["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [SPLIT, whole["pre_tokenizer"]]}
+    file.write_text(json.dumps(whole))
+    return str(folder)
+
+
+def started(*arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", VERB, *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def wait_until(verb: subprocess.Popen, word: str) -> None:
+    assert verb.stderr is not None
+    for line in verb.stderr:
+        if word in line:
+            return
+    pytest.fail(f"it ended before {word}")
+
+
+def ended(verb: subprocess.Popen) -> tuple[int, str]:
+    """The exit code and standard error; fails where the verb does not end."""
+    assert verb.stderr is not None
+    try:
+        said = verb.communicate(timeout=120)[1]
+    finally:
+        verb.kill()
+    assert "Traceback" not in said and "unexpected" not in said
+    return verb.returncode, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["generate", "perplexity", "chat"])
+def test_a_verb(endless, tmp_path, name, number):
+    (tmp_path / "text").write_text(ENDLESS)
+    arguments = {"generate": [ENDLESS], "perplexity": [str(tmp_path / "text")], "chat": ["--plain"]}[name]
+    verb = started(name, *arguments, "--model", endless)
+    if name == "chat":
+        verb.stdin.write(ENDLESS + "\n")
+        verb.stdin.flush()
+    wait_until(verb, "ENCODING")
+    verb.send_signal(number)
+    if name == "chat" and number == signal.SIGINT:  # it ends the reply, not the chat
+        verb.stdin.write("/exit\n")
+    code, _ = ended(verb)
+    assert code != 0 or name == "chat"
+
+
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "n", "schema": {"type": "integer", "multipleOf": 999983}},
+}
+WORK = {
+    "a text": ("ENCODING", {"messages": [{"role": "user", "content": ENDLESS}]}),
+    "schemas": ("COMPILING", {"messages": [{"role": "user", "content": "hi"}], "response_format": SCHEMA}),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_serve(endless, name):
+    """Of clients there are more than threads for schemas."""
+    verb = started("serve", "--json", "--port", "0", "--model", endless)
+    assert verb.stdout is not None
+    ready = json.loads(verb.stdout.readline())
+    word, fields = WORK[name]
+    url, body = f"{ready['base_url']}/chat/completions", json.dumps({"model": "m", **fields}).encode()
+
+    def ask() -> None:
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        with suppress(OSError):
+            urllib.request.urlopen(request, timeout=300).close()
+
+    clients = [Thread(target=ask) for _ in range(12 if name == "schemas" else 1)]
+    for client in clients:
+        client.start()
+    wait_until(verb, word)
+    os.kill(verb.pid, signal.SIGTERM)
+    ended(verb)
+    for client in clients:
+        client.join()
