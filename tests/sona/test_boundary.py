@@ -57,3 +57,22 @@ def test_of_the_same_again_few_blocks_are_taken_for_a_change():
     found = [len(boundaries(rewards(0.6, 400, seed), about(0, 400, seed + 1000))) for seed in range(40)]
     blocks = 40 * (400 - WARM) / BLOCK
     assert sum(found) / blocks < 0.1
+
+
+ALIKE = [1.0, -1.0] * 40  # their mean is 0, their deviation nearly 1
+
+
+def of_sixteen(ups: int) -> list[float]:
+    return [1.0] * ups + [-1.0] * (16 - ups)
+
+
+@pytest.mark.parametrize("ups,found", [(12, []), (13, [64]), (4, []), (3, [64])])
+def test_two_standard_errors_are_a_change(ups, found):
+    """12 of 16 are 1.98 of them, 13 are 2.48."""
+    assert boundaries(ALIKE[:64] + of_sixteen(ups), np.zeros((80, 5))) == found
+
+
+@pytest.mark.parametrize("before,found", [(16, []), (32, []), (48, []), (64, [64])])
+def test_fifty_values_come_before_the_first_test(before, found):
+    """Blocks have 16, so the first that is tested begins at 64."""
+    assert boundaries(ALIKE[:before] + of_sixteen(16), np.zeros((before + 16, 5))) == found
