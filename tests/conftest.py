@@ -1,6 +1,7 @@
 """Every test has a data folder of its own; models are made on the spot, once a session."""
 
 import gc
+import os
 import signal
 
 import pytest
@@ -34,8 +35,10 @@ def pytest_configure(config):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """-n auto: two processes for the whole suite, none for a part of it, which starts at once."""
-    return 2 if config.args_source is not pytest.Config.ArgsSource.ARGS else 0
+    """-n auto: for the whole suite one process more than there are cores, for many tests wait; at most four,
+    each of which may hold a model. None for a part of the suite: it starts at once."""
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    return min((os.cpu_count() or 1) + 1, 4) if whole else 0
 
 
 def pytest_addoption(parser):

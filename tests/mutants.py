@@ -1,12 +1,12 @@
-"""Plants the mistakes of data/mutants.tsv, one line each, and says which tests find them: are fewer found than before?
+"""Plants the mistakes of data/mutants.tsv and says which tests find them: are fewer found than before?
 
     python -m tests.mutants CHECKOUT --out after.json [--only TEXT] [--full]
     python -m tests.mutants --table before.json after.json
 
-CHECKOUT is a clone or worktree with an environment of its own (`uv sync`) in which nothing is changed. Each
-mistake is planted there, the tests that concern it run, and the line is put back. Tests with inputs
-(`full("neon")`) take part, as in the checkout of whoever makes the change. A C mistake is found by the programs
-of neon/tests, which compile the sources; the installed library is not built again.
+CHECKOUT is a clone or worktree with an environment of its own (`uv sync`) in which nothing is changed. One
+line is changed, the tests that concern it run, and it is put back. Tests with inputs, as `full("neon")`,
+take part, as in the checkout of whoever makes the change. A C mistake is found by the programs of neon/tests,
+which compile the sources; the installed library is not built again.
 """
 
 import argparse

@@ -41,6 +41,7 @@ def filled(backend, policy, n):
     return caches
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("n", [1, 2, 7, 16])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("way", TOLERANCE)

@@ -105,6 +105,7 @@ def test_lora_add_matches_its_twin(impl, tokens, width, out, rank):
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("window", [0, 1, 50, 130])
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def attend_ref(q, keys, values, turn, position, window):
     return np.einsum("tgs,sd->tgd", w / w.sum(-1, keepdims=True), values)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("impl", implementations())
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("window", [0, 100, 230])

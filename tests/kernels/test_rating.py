@@ -125,6 +125,7 @@ def some_text(rng, rank, vocab, sizes, whole=True):
     return KLContexts(p, ratio, odd(rng, m, rank), following, list(zip(sizes, shares, strict=True)), *more)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("sizes", [(3, 2, 5), (4, 0, 7), (1, 1, 33), (0, 2, 5), (3, 2, 0)])
 @pytest.mark.parametrize("rank,vocab", [(1, 9), (2, 2049), (3, 1025), (2, 9001)])  # 9001: wide
 @pytest.mark.parametrize("whole", [True, False])

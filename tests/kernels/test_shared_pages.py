@@ -43,6 +43,7 @@ def shared_pages(caches):
     return sum(all(c.kv.pages[i] is page for c in caches) for i, page in enumerate(caches[0].kv.pages))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("impl", implementations())
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("window", [0, 70])

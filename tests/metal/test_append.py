@@ -39,6 +39,7 @@ def turned(x, turn, traditional):
     return (both if traditional else both.swapaxes(2, 3)).reshape(x.shape)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("tokens", [1, 3, 65])
 @pytest.mark.parametrize("d,traditional,kind", KERNELS[append.APPEND])
 def test_append_matches_its_twin(run, rng, d, traditional, kind, tokens):
@@ -54,6 +55,7 @@ def test_append_matches_its_twin(run, rng, d, traditional, kind, tokens):
         np.testing.assert_array_equal(rows[:, 1], v.swapaxes(0, 1).astype(np.float16))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("lengths", [[1], [65, 128, 70]], ids=["one", "several"])
 @pytest.mark.parametrize("d,traditional,kind", KERNELS[rope_append.ROPE_APPEND])
 def test_rope_append_matches_its_twin(run, rng, d, traditional, kind, lengths):
