@@ -18,7 +18,7 @@ from functools import partial
 from typing import TextIO
 
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import error_line
+from ruvmlx.errors import UsageError, error_line
 from ruvmlx.host import BeginReply, ModelHolder, Opener, OpenRuntime, StoppableWatch
 from ruvmlx.models.thinking import AnswerFilter
 from ruvmlx.runtime import Runtime, Turn
@@ -31,6 +31,8 @@ from .interrupts import Interrupts
 from .options import ChatOptions, start_session
 from .state import ChatState, Outcome, system_prompt_of
 from .steps.write import place, say, spoken
+
+LONGEST = 1 << 20  # characters of a line; no context is that long
 
 
 class PlainStreams:
@@ -48,12 +50,20 @@ class PlainStreams:
             self.write("You: ", self._sink if self._sink.isatty() else sys.stderr)
         try:
             with self._interrupts.raising():
-                line = self._source.readline()
+                line = self._source.readline(LONGEST + 1)
+                if len(line) > LONGEST:
+                    self._skip_line(line)
+                    self.complain(UsageError(f"a line is over {LONGEST} characters, too long to read."))
+                    return "\n"
         except (KeyboardInterrupt, OSError):
             line = ""
         if not line and self.interactive:
             self.print("")
         return line or None
+
+    def _skip_line(self, line: str) -> None:
+        while line and not line.endswith("\n"):
+            line = self._source.readline(LONGEST)
 
     def print(self, text: str) -> None:
         self.write(sanitize(text) + "\n")

@@ -104,7 +104,8 @@ def family_of(model_type: object, where: str) -> Family:
 
 def families_of(architecture: object, where: str) -> list[Family]:
     """The rows that share a GGUF architecture."""
-    found = [family for family in FAMILIES if architecture in family.architectures]
+    name = architecture if isinstance(architecture, str) else None  # a file may have an array in its place
+    found = [family for family in FAMILIES if name in family.architectures]
     if not found:
         raise _not_run(f"{where}: architecture", architecture, ARCHITECTURES)
     return found

@@ -62,7 +62,9 @@ class GGUFVocab:
         """`tokenizer.ggml.<name>_token_id`, when it is there and names a token."""
         key = f"tokenizer.ggml.{name}_token_id"
         value: Any = self.file.metadata.get(key)
-        if value is None or value in (-1, 0xFFFFFFFF):
+        if value is None:
+            return None
+        if isinstance(value, int) and value in (-1, 0xFFFFFFFF):
             return None
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(self.tokens):
             raise self._bad(key, f"one of the {len(self.tokens)} tokens")

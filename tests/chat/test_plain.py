@@ -89,6 +89,20 @@ def test_errors_are_one_line_and_the_chat_goes_on():
     assert done.returncode == 2
 
 
+def test_a_line_without_end_takes_no_memory():
+    """It is one line of error; the next line is a message."""
+    setup = """
+        from tests.limits import peak_memory
+        before = peak_memory()
+        Kept.close = lambda self: print((peak_memory() - before) >> 20, file=sys.stderr)
+    """
+    done = chat("x" * 50_000_000 + "\nHi\n", ["Hello."], setup=setup)
+    assert done.stdout == "Assistant: Hello.\n"
+    error, taken = done.stderr.splitlines()
+    assert error == "ruvmlx: a line is over 1048576 characters, too long to read." and int(taken) < 40
+    assert done.returncode == 2
+
+
 def test_an_error_while_opening_is_one_line_with_its_exit_code():
     """One line on stderr, the error's own exit code."""
     code = (

@@ -182,6 +182,7 @@ def test_config_round_trip(options, tmp_path):
 
 
 YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": f32(4.0)}
+NUMBERS = np.arange(3, dtype=np.int32)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +213,9 @@ YARN = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": f32(4.0)
         ({"tokenizer.ggml.merges": ["a b c"]}, "not a pair", CorruptFile),
         ({"tokenizer.ggml.merges": ["q zz"]}, "the library that reads it fails", CorruptFile),
         ({"tokenizer.ggml.eos_token_id": u32(9999)}, "eos_token_id is not one of", CorruptFile),
+        ({"tokenizer.ggml.eos_token_id": NUMBERS}, "eos_token_id is not one of", CorruptFile),
+        ({"tokenizer.ggml.bos_token_id": NUMBERS}, "bos_token_id is not one of", CorruptFile),
+        ({"general.architecture": NUMBERS}, "architecture", UnsupportedModel),
     ],
 )
 def test_wrong_keys_one_line(keys, words, error, tmp_path):
