@@ -35,6 +35,18 @@ class UnsupportedModel(RuvmlxError):
     """An intact file of a kind that this runtime does not support."""
 
 
+class PromptTooLong(UsageError):
+    """A prompt that leaves no room for a reply in the context. tokens: of the prompt; limit: the most that
+    may be read."""
+
+    def __init__(self, tokens: int, limit: int, model: str):
+        super().__init__(
+            f"the prompt is {tokens} tokens; {model} reads at most {limit} and needs room for a reply. "
+            "Shorten it."
+        )
+        self.tokens, self.limit = tokens, limit
+
+
 class CacheTooLarge(RuvmlxError):
     """A request whose KV cache does not fit into the budget, even alone. prompt: tokens; reply: the most."""
 

@@ -37,6 +37,13 @@ _KINDS = {
 }
 # Endless space is JSON, too, and small models fall for it: 40 characters are an indent of 20 levels.
 _JSON = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
+# As json.dumps and the filter tojson write it: so the next turn begins with what the cache has.
+_AS_TEMPLATES = {
+    "whitespace_pattern": None,
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 # Of llguidance: 20 ms for the regexes of a grammar, 15 ms for a mask, about 60 MB for the lexer's states.
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -91,9 +98,11 @@ class Constraint:
         return json_rule(json.loads(self.source), self.kind == "loose json")
 
 
-def json_rule(schema: Mapping[str, Any], loose: bool = False) -> str:
-    """JSON that fits the schema, as a part of a Lark grammar; loose: as in `Constraint.json_schema`."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _json_options(loose)})}"
+def json_rule(schema: Mapping[str, Any], loose: bool = False, as_templates: bool = False) -> str:
+    """JSON that fits the schema, as a part of a Lark grammar; loose: as in `Constraint.json_schema`.
+    as_templates: with space only where chat templates write it."""
+    options = {**_json_options(loose), **(_AS_TEMPLATES if as_templates else {})}
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
 def _json_options(loose: bool) -> dict[str, Any]:

@@ -58,7 +58,9 @@ def cli() -> None:
     """Chat with a local model that learns from your ratings."""
 
 
-_OWN_FILE = "adapters bench chat completion doctor generate learn perplexity prove rate serve sessions"
+_OWN_FILE = (
+    "adapters bench chat completion connect doctor generate learn perplexity prove rate serve sessions"
+)
 FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # verb -> file
     "backup": "backup",
     "restore": "backup",

@@ -34,7 +34,7 @@ SECTIONS = {
     "What was learned": ("learn", "adapters", "prove"),
     "Your chats and settings": ("sessions", "backup", "restore", "config"),
     "Models": ("ls", "pull", "show", "rm", "perplexity"),
-    "Programs and this machine": ("serve", "doctor", "bench", "completion"),
+    "Programs and this machine": ("serve", "connect", "doctor", "bench", "completion"),
 }
 
 PAGES = {
@@ -272,6 +272,11 @@ PAGES = {
         ("serve", "for programs on this machine"),
         ("serve --host 0.0.0.0 --port 9000", "for others, too; a key is made and asked for"),
         ("serve --install", "start it at every login; asks first"),
+    ),
+    "connect": _page(
+        "Let another program use the server",
+        ("connect claude", "print its configuration, for the running server"),
+        ("connect codex --write", "write it; `connect codex --undo` takes it back"),
     ),
     "doctor": _page(
         "Check the installation, your data and the model",

@@ -74,7 +74,11 @@ class Access:
         origin = headers.get("origin")
         if origin is None:
             return []
-        return [("access-control-allow-origin", origin), ("vary", "origin")]
+        return [
+            ("access-control-allow-origin", origin),
+            ("access-control-expose-headers", "retry-after, x-ruvmlx-ignored"),
+            ("vary", "origin"),
+        ]
 
     @staticmethod
     def preflight(headers: Headers) -> list[tuple[str, str]]:

@@ -10,9 +10,10 @@ from ruvmlx.models.model import Message
 from ruvmlx.models.thinking import joined
 
 from .bodies import ReplyBody, Text
+from .chat_requests import schema_form
 from .errors import ApiError
-from .prompts import ToolUse, function_tool
-from .tool_bodies import FunctionName, JsonSchema
+from .prompts import ReplyForm, ToolUse, function_tool
+from .tool_bodies import FunctionName, JsonSchema, NamedSchema
 from .turns import add_turn
 
 
@@ -21,6 +22,7 @@ class CacheMark(Struct, forbid_unknown_fields=True):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
 
 
 class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -96,6 +98,13 @@ class AskedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"
     content: str | Annotated[list[TextBlock | ResultBlock], Meta(min_length=1)]
 
 
+class InstructedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
+    """Instructions between two messages. Where the model's template allows system text only at the beginning,
+    they join the user's turn or the result before them."""
+
+    content: str | Annotated[list[TextBlock], Meta(min_length=1)]
+
+
 class AnsweredTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
     """An earlier reply of the model."""
 
@@ -118,22 +127,29 @@ class ThinkingOff(Struct, forbid_unknown_fields=True, tag_field="type", tag="dis
     """The model answers at once, where its template has the choice."""
 
 
-class Metadata(Struct, forbid_unknown_fields=True):
-    """Accepted; not used and not kept."""
+class SchemaOutput(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """JSON that fits the schema. A keyword that is not supported is an error."""
 
-    user_id: str | None = None
+    schema: JsonSchema
+
+
+class OutputConfig(Struct, forbid_unknown_fields=True):
+    """What the answer must fit."""
+
+    format: SchemaOutput | None = None
 
 
 class CountBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/messages/count_tokens."""
 
     model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
-    messages: Annotated[list[AskedTurn | AnsweredTurn], Meta(min_length=1)]
+    messages: Annotated[list[AskedTurn | AnsweredTurn | InstructedTurn], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
     thinking: ThinkingOn | ThinkingAdaptive | ThinkingOff | None = None
     tools: list[ClientTool] | None = None
     tool_choice: CallsAuto | CallsAny | CallsOne | CallsNone | None = None
     cache_control: CacheMark | None = None
+    output_config: OutputConfig | None = None
     adapter: Annotated[
         str | None, Meta(description="The adapter that writes; none: the untouched model.")
     ] = None
@@ -148,10 +164,6 @@ class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=100, description="0 is greedy.")] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1, description="0 is all.")] | None = None
-    metadata: Metadata | None = None
-    service_tier: Annotated[
-        Literal["auto", "standard_only"] | None, Meta(description="There is one tier: both mean the same.")
-    ] = None
 
 
 def reply_body(body: MessagesBody) -> ReplyBody:
@@ -174,9 +186,8 @@ def conversation(body: CountBody, tag: str | None) -> list[Message]:
     if isinstance(body.messages[-1], AnsweredTurn):
         message = "messages: the last one must be the user's; this server cannot go on from a begun reply."
         raise ApiError(400, message, "messages", "invalid_combination")
-    system = [TextBlock(body.system)] if isinstance(body.system, str) else body.system or []
-    texts = [without_nonces(block.text) for block in system]
-    found = [Message("system", "\n\n".join(filter(None, texts)))] if any(texts) else []
+    system = _instructions(body.system or "")
+    found = [Message("system", system)] if system else []
     names: dict[str, str] = {}  # of the tools called so far, by the call's id
     for i, turn in enumerate(body.messages):
         blocks: Sequence[Any] = (
@@ -186,9 +197,16 @@ def conversation(body: CountBody, tag: str | None) -> list[Message]:
             calls = [block for block in blocks if isinstance(block, CallBlock)]
             names |= {block.id: block.name for block in calls}
             add_turn(found, "assistant", _text(blocks, tag), [_call(block) for block in calls])
+        elif isinstance(turn, InstructedTurn):
+            add_turn(found, "system", _instructions(turn.content))
         else:
             _add_asked(found, blocks, f"messages[{i}]", names)
     return found
+
+
+def _instructions(system: str | Sequence[TextBlock]) -> str:
+    blocks = [TextBlock(system)] if isinstance(system, str) else system
+    return "\n\n".join(filter(None, (without_nonces(block.text) for block in blocks)))
 
 
 def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: Mapping[str, str]) -> None:
@@ -233,6 +251,14 @@ def tools_of_body(body: CountBody) -> ToolUse:
         case CallsNone():
             return ToolUse(tools, "none")
     return ToolUse(tools, "auto", "", parallel)
+
+
+def form_of(body: CountBody) -> ReplyForm | None:
+    """What a reply without calls must fit; None: anything."""
+    if body.output_config is None or body.output_config.format is None:
+        return None
+    named = NamedSchema("answer", body.output_config.format.schema, strict=True)
+    return schema_form(named, "output_config.format.schema")
 
 
 def _text(blocks: Sequence[TextBlock | ThoughtBlock | CallBlock], tag: str | None) -> str:

@@ -7,7 +7,20 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, WebSocketRoute
 
-from . import chat, completions, embeddings, health, messages, models, openapi, page, ratings, responses
+from . import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    messages,
+    models,
+    ollama_chat,
+    ollama_models,
+    openapi,
+    page,
+    ratings,
+    responses,
+)
 from .access import Access
 from .dispatch import Dispatcher
 from .endpoint import Endpoint
@@ -25,6 +38,8 @@ ENDPOINTS: list[Endpoint] = [
     *embeddings.ENDPOINTS,
     *ratings.ENDPOINTS,
     *models.ENDPOINTS,
+    *ollama_chat.ENDPOINTS,
+    *ollama_models.ENDPOINTS,
     *health.ENDPOINTS,
     *page.ENDPOINTS,
 ]

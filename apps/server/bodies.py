@@ -1,12 +1,11 @@
-"""Request bodies: typed, and strict. A field that is not listed here is refused by its name.
+"""Request bodies: typed, and strict. A field that is listed neither here nor in request_fields.py is refused
+by its name.
 
 A field that is null counts as not given.
 """
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from ruvmlx.engine.tools import MOST_TOOLS
@@ -14,11 +13,10 @@ from ruvmlx.engine.tools import MOST_TOOLS
 from .errors import ApiError
 from .tool_bodies import Bias, EarlierCall, OfferedTool, ResponseFormat, TokenId, ToolChoice
 
-B = TypeVar("B")
-
 Text = Annotated[str, Meta(min_length=1)]
 Words = Annotated[str, Meta(pattern=r"\S")]
 Stop = Text | Annotated[list[Text], Meta(max_length=16)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Off = Annotated[bool, Meta(extra_json_schema={"const": False}, description="Only false is supported.")]
 
 
@@ -134,6 +132,9 @@ class ChatBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: Annotated[bool | None, Meta(description="Needs tools. false: at most one call.")] = (
         None
     )
+    reasoning_effort: Annotated[
+        Effort | None, Meta(description="none: the model answers at once; all others: it thinks first.")
+    ] = None
     store: Off | None = None
 
 
@@ -191,69 +192,6 @@ EXACT: dict[str, dict[str, Any]] = {
     "CompletionBody": {"properties": {"prompt": {"anyOf": PROMPTS}}},
     "RatingBody": {"anyOf": ONE_OF_TWO},
 }
-
-_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
-_FLOAT = "got `float`"
-_TOOL_TYPE = re.compile(r"tools\[\d+\](\.tools\[\d+\])?\.type")
-_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`", re.DOTALL)
-
-
-def decode(data: bytes, kind: type[B]) -> B:
-    """A body as its type; ApiError, 400, that names the first field which is wrong."""
-    decoder = _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        if _FLOAT in str(error):
-            return _with_whole_floats(data, kind)
-        raise _refusal(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {_short(str(error))}.", code="invalid_json") from None
-
-
-def _with_whole_floats(data: bytes, kind: type[B]) -> B:
-    """In JSON, 2.0 is a whole number, too."""
-    try:
-        return msgspec.convert(_whole(msgspec.json.decode(data)), kind)
-    except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from None
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return {name: _whole(item) for name, item in value.items()} if isinstance(value, dict) else value
-
-
-def _refusal(message: str) -> ApiError:
-    what, _, place = message.partition(" - at `")
-    inside = place.rpartition(" in `")[2]  # of a wrong key: "key` in `$.logit_bias`"
-    path = inside.removesuffix("`").removeprefix("$").removeprefix(".")
-    if found := _UNKNOWN.search(what):
-        param = _join(path, found["field"])
-        return ApiError(
-            400, f"{param}: this server does not support this field.", param, "unsupported_parameter"
-        )
-    if found := _MISSING.search(what):
-        param = _join(path, found["field"])
-        return ApiError(400, f"{param}: this field is required.", param, "missing_required_parameter")
-    reason = _short(what[:1].lower() + what[1:])
-    if _TOOL_TYPE.fullmatch(path):
-        reason += "; only functions that the client runs are supported, so leave this tool out"
-    return ApiError(400, f"{path or 'the body'}: {reason}.", path or None, "invalid_value")
-
-
-def _join(path: str, field: str) -> str:
-    return _short(f"{path}.{field}" if path else field)
-
-
-def _short(text: str) -> str:
-    """Printable and short: names in a body may be anything."""
-    text = "".join(c if c.isprintable() else "?" for c in text.rstrip("."))
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def refuse_true(value: bool | None, field: str) -> None:

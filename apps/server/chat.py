@@ -12,7 +12,7 @@ from ruvmlx.models.thinking import tag_of
 from ruvmlx.models.tool_calls import CallBegun
 
 from .bodies import ChatBody, refuse_true
-from .chat_requests import form_of, messages_of, tools_of
+from .chat_requests import form_of, messages_of, thought_of, tools_of
 from .endpoint import Answer, Call, Endpoint, EventStream
 from .errors import ApiError
 from .openai_answers import (
@@ -129,7 +129,9 @@ async def chat_completions(call: Call) -> Answer:
     logprobs = max(1, body.top_logprobs or 0) if body.logprobs else 0
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     prompt = await chat_prompt(call, messages_of(body.messages, tag), tools_of(body), form_of(body))
-    requests = await requests_for(call, body, _limit(body), logprobs, [prompt.fields])
+    thinking = thought_of(body.reasoning_effort, tag, "reasoning_effort")
+    fields = {**prompt.fields, "thinking": thinking}
+    requests = await requests_for(call, body, _limit(body), logprobs, [fields])
     if body.stream:
         return EventStream(_chunks(call, body, requests, prompt.new_calls), failed_event)
     return _completion(call, body, requests, await written(call, requests, prompt.new_calls))
@@ -155,7 +157,7 @@ def _completion(
         )
         for index, reply in enumerate(replies)
     ]
-    usage = usage_of([reply.response for reply in replies], len(replies))
+    usage = usage_of([reply.response for reply in replies], len(replies), _limit(body))
     return ChatCompletion(
         requests[0].request_id, "chat.completion", int(time.time()), body.model, choices, usage
     )
@@ -207,7 +209,8 @@ async def _chunks(
                 reason = finish_reason(part.response, part.index in called)
                 yield chunk([ChunkChoice(part.index, Delta(), None, reason, reply_id)])
     if wants_usage:
-        yield chunk([], usage_of([done[i] for i in range(len(requests))], len(requests)))
+        responses = [done[i] for i in range(len(requests))]
+        yield chunk([], usage_of(responses, len(requests), _limit(body)))
     yield DONE
 
 

@@ -74,6 +74,16 @@ def tools_of(body: ChatBody) -> ToolUse:
     return ToolUse(tools, body.tool_choice or "auto", "", parallel)
 
 
+def thought_of(effort: str | None, tag: str | None, field: str) -> bool | None:
+    """Whether the model is to think first; None: as its template says. ApiError if it cannot."""
+    if effort is None or effort == "none":
+        return None if effort is None else False
+    if tag is None:
+        message = f"{field}: this model does not think first; leave the field out."
+        raise ApiError(400, message, field, "invalid_combination")
+    return True
+
+
 def form_of(body: ChatBody) -> ReplyForm | None:
     """What the reply must fit; None: anything."""
     match body.response_format:

@@ -76,7 +76,7 @@ async def completions(call: Call) -> Answer:
             TextChoice(index, response.text, entries, finish_reason(response), response.request_id)
         )
         responses.append(response)
-    usage = usage_of(responses, body.n or 1)
+    usage = usage_of(responses, body.n or 1, body.max_tokens)
     id, now = requests[0].request_id, int(time.time())
     return TextCompletion(id, "text_completion", now, body.model, choices, usage)
 
@@ -137,7 +137,8 @@ async def _chunks(call: Call, body: CompletionBody, requests: Requests) -> Async
                 done[i] = part.response
                 yield chunk([TextChoice(i, "", None, finish_reason(part.response), reply_id)])
     if wants_usage:
-        yield chunk([], usage_of([done[i] for i in range(len(requests))], body.n or 1))
+        responses = [done[i] for i in range(len(requests))]
+        yield chunk([], usage_of(responses, body.n or 1, body.max_tokens))
     yield DONE
 
 

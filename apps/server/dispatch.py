@@ -8,10 +8,11 @@ from typing import Any
 from ruvmlx.errors import RuvmlxError
 
 from .access import headers_of
-from .bodies import decode
+from .decoding import Decoded, decode
 from .endpoint import Call, Endpoint
 from .errors import ApiError, InternalError, api_error
 from .held_bodies import HeldBody
+from .request_fields import ignored_betas
 from .sending import ClientGone, Receive, Send, Sender, read_body, unless_gone
 from .serving import RecentRequest, Serving
 
@@ -58,14 +59,15 @@ class Dispatcher:
             raise ApiError(503, "the server is stopping.", code="stopping")
         if serving.calls > MOST_CALLS:
             raise ApiError(429, f"{MOST_CALLS} requests are being answered; try again.", code="busy")
-        body: Any = None
+        decoded: Decoded[Any] = Decoded(None, [])
         if endpoint.body is not None:
             _check_media_type(headers.get("content-type"))
             data = await read_body(receive, headers.get("content-length"), serving.limits, held)
-            body = decode(data, endpoint.body)
+            decoded = decode(data, endpoint.body)
+        sender.name_ignored([*decoded.ignored, *ignored_betas(headers.get("anthropic-beta", ""))])
         call = Call(
             serving,
-            body,
+            decoded.body,
             dict(scope.get("path_params", {})),
             scope["state"]["salt"],
             facts,

@@ -12,15 +12,19 @@ if TYPE_CHECKING:
     from .serving import Serving
 
 
+EVENTS = "text/event-stream"
+
+
 @dataclass(frozen=True)
 class EventStream:
-    """An answer of server-sent events. failed: an error after the first event, as events. keep_alive: what is
-    sent in a time of silence.
+    """An answer of server-sent events, or of lines. failed: an error after the first event, as events.
+    keep_alive: what is sent in a time of silence.
     """
 
     events: AsyncGenerator[bytes, None]
     failed: Callable[[ApiError], bytes]
     keep_alive: bytes = b": the reply is being prepared\n\n"
+    media_type: str = EVENTS
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,9 @@ Handler = Callable[[Call], Awaitable[Answer]]
 class Endpoint:
     """path: as Starlette writes it. body, answer: structs; event: the struct of a streamed event. is_open: no
     API key is asked for. errors: how its clients read errors; error_body: the struct of that. statuses:
-    errors that it answers with besides those that all endpoints have. media_type: of a PlainText.
-    links: what to do with the answer, as OpenAPI's Link Objects. anthropic_answer: the answer where the
-    header `anthropic-version` is sent, if it is another.
+    errors that it answers with besides those that all endpoints have. media_type: of a PlainText;
+    event_type: of a stream. links: what to do with the answer, as OpenAPI's Link Objects. anthropic_answer:
+    the answer where the header `anthropic-version` is sent, if it is another.
     """
 
     method: str
@@ -78,5 +82,6 @@ class Endpoint:
     error_body: type = ErrorAnswer
     statuses: tuple[int, ...] = ()
     media_type: str = "text/plain"
+    event_type: str = EVENTS
     links: Sequence[Mapping[str, Any]] = ()
     anthropic_answer: Any = None

@@ -12,6 +12,7 @@ from ruvmlx.errors import (
     MemoryBusy,
     ModelNotFound,
     NotFound,
+    PromptTooLong,
     RuvmlxError,
     StoreBusy,
     UsageError,
@@ -28,15 +29,25 @@ TYPES = {
     429: "rate_limit_error",
 }
 ANTHROPIC_TYPES = {**TYPES, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
-RETRY_SECONDS = 1  # the Retry-After of errors that pass
+RETRY_SECONDS = 1  # the Retry-After of errors that pass, where nothing better is known
 
 
 class ApiError(RuvmlxError):
-    """An answer with an error status. param: the field that is wrong; code: a word that programs may test."""
+    """An answer with an error status. param: the field that is wrong; code: a word that programs may test;
+    anthropic: the message in the words that Anthropic's clients look for, if it is another."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        anthropic: str | None = None,
+    ):
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
+        self.anthropic = anthropic or message
+        self.seconds = RETRY_SECONDS  # after which it may succeed, where a status says to try again
 
     @property
     def type(self) -> str:
@@ -45,7 +56,7 @@ class ApiError(RuvmlxError):
     @property
     def retry_after(self) -> int | None:
         """Seconds after which the same request may succeed."""
-        return RETRY_SECONDS if self.status in (429, 503) else None
+        return self.seconds if self.status in (429, 503) else None
 
 
 _STATUSES: list[tuple[type[RuvmlxError], int]] = [
@@ -65,15 +76,35 @@ _CODES: list[tuple[type[RuvmlxError], str]] = [
 ]
 
 
+def busy(message: str, seconds: int) -> ApiError:
+    """Too many requests; seconds: until it may be answered."""
+    error = ApiError(429, message, code="busy")
+    error.seconds = seconds
+    return error
+
+
 def api_error(error: RuvmlxError, param: str | None = None) -> ApiError:
     """One of our own errors as an answer. param: the field that a wrong request is about."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, PromptTooLong):
+        return _too_long(error)
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     if isinstance(error, CacheTooLarge):
         param = "max_tokens"
     return ApiError(status, str(error), param if status == 400 else None, code)
+
+
+def _too_long(error: PromptTooLong) -> ApiError:
+    """Agents shorten the conversation when they find these words, and the numbers in Anthropic's."""
+    return ApiError(
+        400,
+        f"This model's maximum context length is {error.limit + 1} tokens: {error}",
+        "messages",
+        "context_length_exceeded",
+        f"prompt is too long: {error.tokens} tokens > {error.limit} maximum",
+    )
 
 
 @dataclass(frozen=True)
@@ -112,5 +143,5 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 def anthropic_error(error: ApiError) -> dict[str, Any]:
     """The body of an error as Anthropic's clients read it; the message names the field that is wrong."""
     kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else TYPES[400])
-    facts = {"type": kind, "message": str(error), "param": error.param, "code": error.code}
+    facts = {"type": kind, "message": error.anthropic, "param": error.param, "code": error.code}
     return {"type": "error", "error": facts}

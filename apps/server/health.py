@@ -26,11 +26,12 @@ async def health(call: Call) -> Answer:
 async def metrics(call: Call) -> Answer:
     """Counts since the start, and the memory in use, for Prometheus."""
     serving = call.serving
-    held, purposes = await serving.host.call_between(
-        lambda runtime: (runtime.held(), runtime.memory_purposes())
+    held, purposes, (_, queued) = await serving.host.call_between(
+        lambda runtime: (runtime.held(), runtime.memory_purposes(), runtime.scheduler.counts)
     )
     gauges: dict[str, tuple[str, float]] = {
         "ruvmlx_replies_in_progress": ("Replies being written, or waiting for their turn.", serving.waiting),
+        "ruvmlx_queue_length": ("Replies that wait for a place or for memory.", queued),
         "ruvmlx_model_bytes": ("Weights and working memory.", held.model),
         "ruvmlx_kv_bytes": ("KV caches in memory.", held.kv),
         "ruvmlx_adapter_bytes": ("Loaded adapters.", held.adapters),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationRequest, GenerationResponse
 from ruvmlx.models.thinking import tag_of
@@ -16,13 +16,14 @@ from .anthropic_bodies import (
     CountBody,
     MessagesBody,
     conversation,
+    form_of,
     reply_body,
     tools_of_body,
     wants_thought,
 )
 from .endpoint import Answer, Call, Endpoint, EventStream
 from .errors import ApiError, anthropic_error
-from .openai_answers import ReplyId
+from .openai_answers import ReplyId, room_of
 from .prompts import ChatPrompt, chat_prompt
 from .splitting import NewCalls
 from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, written
@@ -72,12 +73,14 @@ WrittenBlock = WrittenThought | WrittenText | WrittenToolUse
 
 class MessageUsage(Struct):
     """Tokens. input_tokens: of the prompt, those not read from a KV cache; cache_creation_input_tokens: 0,
-    because caching costs nothing."""
+    because caching costs nothing. max_tokens: the longest reply that there was room for; only where the
+    request allowed a longer one."""
 
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
+    max_tokens: int | UnsetType = UNSET
 
 
 class AnthropicMessage(Struct, tag_field="type", tag="message"):
@@ -188,7 +191,7 @@ async def count_tokens(call: Call) -> Answer:
 async def _prompt(call: Call, body: CountBody) -> ChatPrompt:
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     thinking = wants_thought(body, tag)
-    prompt = await chat_prompt(call, conversation(body, tag), tools_of_body(body))
+    prompt = await chat_prompt(call, conversation(body, tag), tools_of_body(body), form_of(body))
     return replace(prompt, fields={**prompt.fields, "thinking": thinking})
 
 
@@ -206,7 +209,7 @@ def _message(body: MessagesBody, reply: WrittenReply) -> AnthropicMessage:
         content,
         why.stop_reason,
         why.stop_sequence,
-        _usage(response),
+        _usage(response, body.max_tokens),
     )
 
 
@@ -229,9 +232,10 @@ def _why(response: GenerationResponse, called: bool) -> StopFacts:
     return StopFacts("tool_use" if called else "end_turn", None)
 
 
-def _usage(response: GenerationResponse) -> MessageUsage:
-    cached = response.cached_tokens
-    return MessageUsage(response.prompt_tokens - cached, response.generation_tokens, cached)
+def _usage(response: GenerationResponse, allowed: int) -> MessageUsage:
+    cached, room = response.cached_tokens, room_of([response], allowed)
+    new = response.prompt_tokens - cached
+    return MessageUsage(new, response.generation_tokens, cached, max_tokens=room)
 
 
 async def _events(
@@ -249,7 +253,8 @@ async def _events(
             for event in blocks.of(part):
                 yield named_event(event)
             if part.response is not None:
-                yield named_event(MessageDelta(_why(part.response, blocks.called), _usage(part.response)))
+                usage = _usage(part.response, body.max_tokens)
+                yield named_event(MessageDelta(_why(part.response, blocks.called), usage))
                 yield named_event(MessageStop())
 
 

@@ -11,29 +11,46 @@ COUNTERS = {
     "ruvmlx_request_seconds_total": "Time of all answers, by endpoint.",
     "ruvmlx_prompt_tokens_total": "Tokens of prompts.",
     "ruvmlx_cached_tokens_total": "Tokens of prompts that were in a KV cache already.",
-    "ruvmlx_generated_tokens_total": "Tokens that were written.",
+    "ruvmlx_generated_tokens_total": "Tokens that were written, those of cancelled replies included.",
     "ruvmlx_cancelled_total": "Replies that ended because their client left.",
     "ruvmlx_refused_total": "Requests that were refused before they reached an endpoint, by reason.",
     "ruvmlx_ratings_total": "Ratings and preferences that were learned from.",
 }
 
 
+HISTOGRAMS = {"ruvmlx_first_token_seconds": "Time from a request to its first token, waits included."}
+BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds
+
+
 @dataclass
 class Metrics:
-    """Counters since the start. To be used in one thread."""
+    """Counters and histograms since the start. To be used in one thread."""
 
     counts: Counter[tuple[str, Labels]] = field(default_factory=Counter)
+    observed: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # by name: [sum, counts up to each bound, all]
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
         assert name in COUNTERS, name
         self.counts[name, tuple(sorted(labels.items()))] += amount  # type: ignore[assignment]
 
+    def observe(self, name: str, seconds: float) -> None:
+        """Add a value to a histogram."""
+        assert name in HISTOGRAMS, name
+        row = self.observed.setdefault(name, [0.0] * (len(BOUNDS) + 2))
+        row[0] += seconds
+        for i, bound in enumerate((*BOUNDS, float("inf")), 1):
+            row[i] += seconds <= bound
+
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """All counters, then gauges: name -> (what it is, value)."""
+        """All counters, histograms, then gauges: name -> (what it is, value)."""
         lines: list[str] = []
         for name, meaning in COUNTERS.items():
             found = sorted((labels, value) for (of, labels), value in self.counts.items() if of == name)
             lines += _family(name, "counter", meaning, found or [((), 0)])
+        for name, meaning in HISTOGRAMS.items():
+            lines += _histogram(name, meaning, self.observed.get(name, [0.0] * (len(BOUNDS) + 2)))
         for name, (meaning, value) in gauges.items():
             lines += _family(name, "gauge", meaning, [((), value)])
         return "\n".join(lines) + "\n"
@@ -50,6 +67,14 @@ def _family(name: str, kind: str, meaning: str, values: Iterable[tuple[Labels, f
         inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
         lines.append(f"{name}{{{inside}}} {_number(value)}" if inside else f"{name} {_number(value)}")
     return lines
+
+
+def _histogram(name: str, meaning: str, row: list[float]) -> list[str]:
+    total, *counts = row
+    lines = [f"# HELP {name} {meaning}", f"# TYPE {name} histogram"]
+    for bound, count in zip([*map(_number, BOUNDS), "+Inf"], counts, strict=True):
+        lines.append(f'{name}_bucket{{le="{bound}"}} {_number(count)}')
+    return [*lines, f"{name}_sum {_number(total)}", f"{name}_count {_number(counts[-1])}"]
 
 
 def _number(value: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationResponse, TokenLogprob
 from ruvmlx.models.model import Tokenizer
@@ -23,12 +23,14 @@ class PromptDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens of a request. The prompt of several replies is counted once."""
+    """Tokens of a request. The prompt of several replies is counted once. max_tokens: the longest reply that
+    there was room for; only where the request allowed a longer one."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    max_tokens: int | UnsetType = UNSET
 
 
 class TopLogprob(Struct):
@@ -73,13 +75,21 @@ class ErrorAnswer(Struct):
 ReplyId = Annotated[str, Meta(description="What POST /v1/ratings and `ruvmlx rate` take.")]
 
 
-def usage_of(responses: Sequence[GenerationResponse], per_prompt: int) -> Usage:
-    """responses: in the order of their requests, with `per_prompt` replies to each prompt."""
+def usage_of(responses: Sequence[GenerationResponse], per_prompt: int, allowed: int | None) -> Usage:
+    """responses: in the order of their requests, with `per_prompt` replies to each prompt. allowed: tokens of
+    a reply, as the request says."""
     first = responses[::per_prompt]
     prompt = sum(response.prompt_tokens for response in first)
     cached = sum(response.cached_tokens for response in first)
     generated = sum(response.generation_tokens for response in responses)
-    return Usage(prompt, generated, prompt + generated, PromptDetails(cached))
+    room = room_of(responses, allowed)
+    return Usage(prompt, generated, prompt + generated, PromptDetails(cached), room)
+
+
+def room_of(responses: Sequence[GenerationResponse], allowed: int | None) -> int | UnsetType:
+    """Tokens of the longest reply that there was room for, if the request allowed a longer one."""
+    limits = [response.limit for response in responses if response.limit is not None]
+    return UNSET if allowed is None or min(limits, default=allowed) >= allowed else min(limits)
 
 
 def finish_reason(response: GenerationResponse, called: bool = False) -> FinishReason:

@@ -1,7 +1,7 @@
 """GET /openapi.json: made from the table of endpoints and their structs, so that it cannot disagree."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -9,7 +9,8 @@ import msgspec
 from ruvmlx import __version__
 
 from .bodies import EXACT
-from .endpoint import Answer, Call, Endpoint, PlainText
+from .endpoint import EVENTS, Answer, Call, Endpoint, PlainText
+from .request_fields import UNUSED, Unused, steps_of
 
 _NAMES = re.compile(r"\{(?P<name>\w+)(:\w+)?\}")
 _MEANINGS = {
@@ -53,6 +54,9 @@ def document(endpoints: Sequence[Endpoint], models: Sequence[str], adapters: Seq
         list(kinds), ref_template="#/components/schemas/{name}"
     )
     _name(components, models, adapters)
+    for kind in kinds:
+        for path, field in UNUSED.get(kind, {}).items():
+            _add_unused(components, components[kind.__name__], steps_of(path), field)
     found = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for e in endpoints:
@@ -66,6 +70,48 @@ def document(endpoints: Sequence[Endpoint], models: Sequence[str], adapters: Seq
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _add_unused(
+    components: dict[str, Any],
+    schema: dict[str, Any],
+    steps: Sequence[tuple[str, str | None]],
+    field: Unused,
+    of: str | None = None,
+) -> None:
+    """Add a field that is accepted and changes nothing to every object at the end of a path. of: the `type`
+    of the objects here; None: of all."""
+    (name, tag), *rest = steps
+    for found in _objects(components, schema):
+        fields = found["properties"]
+        if of and fields.get("type", {}).get("enum") != [of]:
+            continue
+        if rest and name in fields:
+            _add_unused(components, fields[name], rest, field, tag)
+        elif tag is not None and not rest and name in fields:
+            _add_item(fields[name], tag, field)
+        elif not rest:
+            kind = msgspec.json.schema(field.kind if field.kind is Any else field.kind | None)
+            fields[name] = {**kind, "description": f"Accepted; it changes nothing. {field.why}"}
+
+
+def _objects(components: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The structs that a value of this schema, or each item of it, may be."""
+    if "$ref" in schema:
+        yield from _objects(components, components[schema["$ref"].rpartition("/")[2]])
+    elif "properties" in schema:
+        yield schema
+    else:
+        for part in [*schema.get("anyOf", ()), *filter(None, [schema.get("items")])]:
+            yield from _objects(components, part)
+
+
+def _add_item(schema: dict[str, Any], tag: str, field: Unused) -> None:
+    kind = {"const": tag}
+    item = {"type": "object", "properties": {"type": kind}, "required": ["type"], "description": field.why}
+    for part in [schema, *schema.get("anyOf", ())]:
+        if "items" in part:
+            part["items"]["anyOf"].append(item)
 
 
 def _name(components: dict[str, Any], models: Sequence[str], adapters: Sequence[str]) -> None:
@@ -116,7 +162,9 @@ def _success(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     if e.anthropic_answer is not None:
         answer = {"anyOf": [answer, schemas[e.anthropic_answer]]}
     content: dict[str, Any] = {"application/json": {"schema": answer}}
-    if e.event is not None:
+    if e.event is not None and e.event_type != EVENTS:
+        content[e.event_type] = {"schema": {"type": "string"}}
+    elif e.event is not None:
         known = {"anyOf": [schemas[e.event], schemas[e.error_body]]}
         payload = {"type": "string", "contentMediaType": "application/json", "contentSchema": known}
         data = {"anyOf": [{"const": "[DONE]"}, payload]}

@@ -65,6 +65,7 @@ async def chat_prompt(
     """The conversation, its tools and what a reply without calls must fit. ApiError, 400, names the field
     that is wrong, also if a schema cannot be compiled."""
     model = call.serving.runtime.model
+    messages = [call.serving.written_calls.restored(message) for message in messages]
     # In a thread: a large schema or vocabulary takes up to a second, and other replies go on meanwhile.
     if form is not None:
         await asyncio.to_thread(_compile, model, form.constraint, form.where)

@@ -73,7 +73,7 @@ async def rate(call: Call) -> Answer:
 
 
 def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer:
-    reply = _reply(runtime, body.id, tenant)
+    reply = _taught(runtime, body.id, tenant)
     done: RatingResult = runtime.rate(reply.id, str(body.rating), body.note or "", reply.adapter)
     return RatingAnswer(
         done.reply_id, done.rating, done.applied, done.logprob_before, done.logprob_after,
@@ -82,12 +82,21 @@ def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer:
 
 
 def _prefer(runtime: Runtime, body: RatingBody, tenant: str) -> PreferenceAnswer:
-    reply = _reply(runtime, body.id, tenant)
+    reply = _taught(runtime, body.id, tenant)
     done: PreferenceResult = runtime.choices.rewrite(reply.id, body.preferred or "", reply.adapter)
     return PreferenceAnswer(
         done.worse, done.better, done.applied, done.margin_before, done.margin_after,
         done.kl, done.kl_cap, _learner(runtime, reply), done.adapter_version, done.total_us / 1e6,
     )  # fmt: skip
+
+
+def _taught(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
+    """The reply with this id, if an adapter wrote it: that one learns."""
+    reply = _reply(runtime, id, tenant)
+    if reply.adapter is None and runtime.learner is not None:
+        message = "id: the untouched model wrote this reply, so no adapter can learn from its rating."
+        raise ApiError(409, message, "id", "no_adapter")
+    return reply
 
 
 def _learner(runtime: Runtime, reply: ReplyRow) -> str:

@@ -17,6 +17,7 @@ from . import responses_answers as answers
 from .endpoint import Answer, Call, Endpoint, EventStream
 from .errors import ApiError
 from .messages import named_event
+from .openai_answers import room_of
 from .prompts import chat_prompt
 from .responses_bodies import ReasoningOptions, ResponsesBody, conversation, reply_body, wants_thought
 from .responses_items import OpenCall, OpenText
@@ -143,7 +144,11 @@ class ResponseWriter:
         status: answers.Status = "incomplete" if is_full else "completed"
         yield from self._closed(status)
         why = answers.WhyIncomplete("max_output_tokens") if is_full else None
-        self._replace(status=status, incomplete_details=why, usage=usage_of(self._tokenizer, response))
+        self._replace(
+            status=status,
+            incomplete_details=why,
+            usage=usage_of(self._tokenizer, response, self.answer.max_output_tokens),
+        )
         yield self._numbered(_LAST[status], self.answer)
 
     def _replace(self, **fields: Any) -> None:
@@ -154,11 +159,14 @@ class ResponseWriter:
         return event(number, *facts)
 
 
-def usage_of(tokenizer: Tokenizer, response: GenerationResponse) -> answers.ResponseUsage:
-    """The tokens of a reply."""
+def usage_of(
+    tokenizer: Tokenizer, response: GenerationResponse, allowed: int | None
+) -> answers.ResponseUsage:
+    """The tokens of a reply. allowed: tokens of a reply, as the request says."""
     prompt, cached, count = response.prompt_tokens, response.cached_tokens, response.generation_tokens
     thought = answers.ThoughtTokens(thought_tokens(tokenizer, response))
-    return answers.ResponseUsage(prompt, answers.CachedTokens(cached), count, thought, prompt + count)
+    total, room = prompt + count, room_of([response], allowed)
+    return answers.ResponseUsage(prompt, answers.CachedTokens(cached), count, thought, total, room)
 
 
 def thought_tokens(tokenizer: Tokenizer, response: GenerationResponse) -> int:

@@ -74,13 +74,15 @@ class ThoughtTokens(Struct):
 
 
 class ResponseUsage(Struct):
-    """Tokens of a response."""
+    """Tokens of a response. max_output_tokens: the longest one that there was room for; only where the
+    request allowed a longer one."""
 
     input_tokens: int
     input_tokens_details: CachedTokens
     output_tokens: int
     output_tokens_details: ThoughtTokens
     total_tokens: int
+    max_output_tokens: int | UnsetType = UNSET
 
 
 class ResponseFailure(Struct):

@@ -10,14 +10,12 @@ from ruvmlx.engine.tools import MOST_TOOLS
 from ruvmlx.models.model import Message
 from ruvmlx.models.thinking import joined
 
-from .bodies import Off, ReplyBody, refuse_true
-from .chat_requests import earlier_call
+from .bodies import Effort, Off, ReplyBody, refuse_true
+from .chat_requests import earlier_call, thought_of
 from .errors import ApiError
 from .responses_tools import FunctionChoice, ResponseTool, TextOptions, full_name
 from .tool_bodies import FunctionName
 from .turns import add_turn
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class InputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
@@ -76,18 +74,13 @@ _ANY = ("type", "id", "status")
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True):
-    """effort: none: the model answers at once; all others: it thinks first. summary: with auto, as without
-    it, there is none: the thought itself is in the output.
-    """
+    """effort: none: the model answers at once; all others: it thinks first."""
 
     effort: Effort | None = None
-    summary: Literal["auto"] | None = None
 
 
 class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/responses. Fields that Codex sends and that change nothing here are accepted:
-    prompt_cache_key, client_metadata, include.
-    """
+    """The body of POST /v1/responses."""
 
     model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
@@ -109,13 +102,9 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
         None, Meta(description="Responses are not kept: send the whole conversation as input.")
     ] = None
     truncation: Literal["disabled"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: FunctionChoice | None = None
     parallel_tool_calls: Annotated[bool | None, Meta(description="false: at most one call.")] = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
-    prompt_cache_key: str | None = None
-    client_metadata: dict[str, str] | None = None
 
 
 def reply_body(body: ResponsesBody) -> ReplyBody:
@@ -194,10 +183,4 @@ def _joined_parts(content: str | Sequence[InputText | OutputText | ReasoningText
 
 def wants_thought(body: ResponsesBody, tag: str | None) -> bool | None:
     """Whether the model is to think first; None: as its template says. ApiError if it cannot."""
-    effort = body.reasoning.effort if body.reasoning else None
-    if effort is None or effort == "none":
-        return None if effort is None else False
-    if tag is None:
-        message = "reasoning.effort: this model does not think first; leave the field out."
-        raise ApiError(400, message, "reasoning.effort", "invalid_combination")
-    return True
+    return thought_of(body.reasoning.effort if body.reasoning else None, tag, "reasoning.effort")

@@ -14,7 +14,7 @@ from .limits import ServerLimits
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
-_EVENTS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
+IGNORED = "x-ruvmlx-ignored"
 
 
 class ClientGone(Exception):
@@ -29,6 +29,11 @@ class Sender:
         self.status = 0
         self._failed: Callable[[ApiError], bytes] | None = None  # of a stream
         self._ended = False
+
+    def name_ignored(self, names: Sequence[str]) -> None:
+        """Tell in a header which parts of the request change nothing in the answer."""
+        if names:
+            self._headers.append((IGNORED, ", ".join(names)))
 
     async def answer(self, answer: Answer) -> None:
         """Send an endpoint's answer."""
@@ -71,7 +76,8 @@ class Sender:
         async with aclosing(kept) as events:
             async for event in events:
                 if not self.status:
-                    await self._begin(200, [*_EVENTS, *self._headers])
+                    kind = ("content-type", f"{stream.media_type}; charset=utf-8")
+                    await self._begin(200, [kind, ("cache-control", "no-cache"), *self._headers])
                 await self._put(event, more=True)
         await self._put(b"", more=False)
 

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -18,7 +19,9 @@ from .errors import ApiError
 from .held_bodies import HeldBodies
 from .limits import ServerLimits
 from .metrics import Metrics
+from .reply_times import ReplyTimes
 from .requestlog import RequestLog
+from .written_calls import WrittenCalls
 
 NO_ADAPTER = "none"
 MOST_RECENT = 50
@@ -62,6 +65,8 @@ class Serving:
     calls: int = 0
     written: int = 0  # replies that were written to their ends
     started: int = field(default_factory=lambda: int(time.time()))
+    written_calls: WrittenCalls = field(default_factory=WrittenCalls)
+    times: ReplyTimes = field(default_factory=ReplyTimes)
     recent: deque[tuple[str, RecentRequest]] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
     bodies: HeldBodies = field(init=False)
     own_adapters: Mapping[str, str] = field(default_factory=dict)
@@ -131,8 +136,13 @@ class Serving:
     async def names(self, salt: str) -> list[str]:
         """What a request's `model` may be."""
         adapters = await self.adapters(salt)
-        own = [self.model_name] if self.alias in (None, self.model_name) else [self.model_name, self.alias]
+        own = list(dict.fromkeys([self.model_name, *self._shown_alias()]))
         return [*own, *(f"{name}@{adapter}" for name in own for adapter in adapters)]
+
+    def _shown_alias(self) -> Iterator[str]:
+        """The alias, unless it is a path of this machine."""
+        if self.alias is not None and not Path(self.alias).expanduser().exists():
+            yield self.alias
 
     async def adapter_of(self, model: str, adapter: str | None, salt: str) -> str | None:
         """The adapter that a request's `model` and `adapter` ask for, as `GenerationRequest.adapter_id`.

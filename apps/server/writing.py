@@ -1,18 +1,19 @@
 """Writes the replies to requests: parts of them as they arrive, or all of them when they are done."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from ruvmlx.engine.types import GenerationRequest, GenerationResponse, Patience, TokenLogprob
-from ruvmlx.errors import RuvmlxError
+from ruvmlx.errors import MemoryBusy, RuvmlxError
 from ruvmlx.models.tool_calls import ParsedCall
 
 from .bodies import ReplyBody
 from .endpoint import Call
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, busy
 from .serving import Serving
 from .splitting import CallPiece, NewCalls, SplitText, joined_calls
 
@@ -62,6 +63,7 @@ async def requests_for(
     asked = {name: getattr(body, name) for name in _OPTIONS}
     asked["logit_bias"] = _biases(body, runtime.model.shape.vocab_size)
     count = body.n or 1
+    patience = Patience(serving.limits.memory_seconds, serving.limits.memory_waits)
     return [
         GenerationRequest(
             **prompt,
@@ -73,9 +75,10 @@ async def requests_for(
             cache_salt=call.salt_for(body.user),
             tenant=call.salt,
             resumable=i == 0 and is_likely_to_go_on(prompt),  # the others share its pages
-            patience=Patience(serving.limits.memory_seconds, serving.limits.memory_waits),
+            # Once the first one runs, the others wait for it and for each other: its work is not thrown away.
+            patience=Patience() if i or k else patience,
         )
-        for prompt in prompts
+        for k, prompt in enumerate(prompts)
         for i in range(count)
     ]
 
@@ -108,12 +111,14 @@ async def reply_parts(
     raw: the thought is part of the text.
     """
     serving, arrived = call.serving, asyncio.Queue[ReplyPart | Exception]()
-    if serving.waiting + len(requests) > serving.limits.replies:
-        raise ApiError(429, f"{serving.waiting} replies are being written; try again.", code="busy")
+    over = serving.waiting + len(requests) - serving.limits.replies
+    if over > 0:
+        seconds = serving.times.until_free(over / max(1, serving.waiting))
+        raise busy(f"{serving.waiting} replies are being written; try again.", seconds)
     with serving.answering(requests):
         for index, request in enumerate(requests):
             text = SplitText(raw, new_calls)
-            serving.start(_pump(serving, index, request, arrived, text))
+            serving.start(_pump(call, index, request, arrived, text))
         unfinished = len(requests)
         while unfinished:
             part = await arrived.get()
@@ -124,7 +129,6 @@ async def reply_parts(
                     del part  # it holds this frame
             if part.response is not None:
                 unfinished -= 1
-                _count(call, part.response)
             yield part
 
 
@@ -150,7 +154,7 @@ def _joined(parts: Sequence[ReplyPart]) -> WrittenReply:
 
 
 async def _pump(
-    serving: Serving,
+    call: Call,
     index: int,
     request: GenerationRequest,
     arrived: "asyncio.Queue[ReplyPart | Exception]",
@@ -158,23 +162,48 @@ async def _pump(
 ) -> None:
     """Read one reply to its end, also when its client has gone: `request.cancel` is set then."""
     try:
-        async for chunks in serving.host.submit(request):
-            logprobs = [token for chunk in chunks for token in chunk.logprobs]
-            response = chunks[-1].response
-            if response is not None and response.finish_reason == "cancelled":
-                raise ApiError(503, "the server is stopping; the reply was ended early.")
-            new = "".join(chunk.text for chunk in chunks)
-            *others, last = text.feed(new, ends=response is not None)
-            prompt = max(chunk.prompt_tokens for chunk in chunks)
-            for part in others:
-                arrived.put_nowait(ReplyPart(index, part.thought, part.text, (), prompt, None, part.calls))
-            arrived.put_nowait(
-                ReplyPart(index, last.thought, last.text, logprobs, prompt, response, last.calls)
-            )
+        with call.serving.times.reply():
+            async for part in _parts(call, index, request, text):
+                arrived.put_nowait(part)
     except RuvmlxError as error:
-        arrived.put_nowait(api_error(error).with_traceback(None))  # that would hold this frame
+        arrived.put_nowait(_told(call.serving, error).with_traceback(None))  # that would hold this frame
     except Exception as error:  # noqa: BLE001 - whoever waits for the reply handles it
         arrived.put_nowait(error)
+
+
+async def _parts(
+    call: Call, index: int, request: GenerationRequest, text: SplitText
+) -> AsyncGenerator[ReplyPart, None]:
+    begun, has_token, calls = time.monotonic(), False, list[CallPiece]()
+    async for chunks in call.serving.host.submit(request):
+        response = chunks[-1].response
+        if not has_token and chunks[-1].generated:
+            has_token = True
+            call.serving.metrics.observe("ruvmlx_first_token_seconds", time.monotonic() - begun)
+        if response is not None:
+            _count(call, response)
+        if response is not None and response.finish_reason == "cancelled":
+            raise ApiError(503, "the server is stopping; the reply was ended early.")
+        logprobs = [token for chunk in chunks for token in chunk.logprobs]
+        new = "".join(chunk.text for chunk in chunks)
+        *others, last = text.feed(new, ends=response is not None)
+        calls += [piece for part in (*others, last) for piece in part.calls]
+        prompt = max(chunk.prompt_tokens for chunk in chunks)
+        for part in others:
+            yield ReplyPart(index, part.thought, part.text, (), prompt, None, part.calls)
+        if response is not None:
+            for made in joined_calls(calls):
+                call.serving.written_calls.add(made)
+        yield ReplyPart(index, last.thought, last.text, logprobs, prompt, response, last.calls)
+
+
+def _told(serving: Serving, error: RuvmlxError) -> ApiError:
+    """The error as clients see it, with the time after which there may be memory."""
+    found = api_error(error)
+    if isinstance(error, MemoryBusy):
+        taken = max(1, error.budget - error.free)
+        found.seconds = serving.times.until_free((error.need - error.free) / taken)
+    return found
 
 
 def _count(call: Call, response: GenerationResponse) -> None:

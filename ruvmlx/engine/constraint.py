@@ -40,6 +40,12 @@ class Matcher:
     def restrict(self, logits: np.ndarray) -> None:
         if not self._begun:
             return
+        if forced := self._matcher.compute_ff_tokens():
+            # Text that must come is written in the tokens in which a later prompt reads it.
+            kept = logits[forced[0]]
+            logits[:] = -np.inf
+            logits[forced[0]] = kept
+            return
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
             raise self._failed("has no next token")

@@ -7,7 +7,7 @@ logits before the response is complete; the learning loop records its trace this
 from collections.abc import Iterator
 
 from ..backends.base import Backend, HeadAdapter
-from ..errors import UsageError
+from ..errors import PromptTooLong, UsageError
 from ..kv.disk import CacheFolder
 from ..kv.policy import TierPolicy
 from ..models.model import Model
@@ -52,10 +52,7 @@ class LLMInferenceEngine:
                 raise UsageError("the prompt is empty; give some text.")
             ids = tokenizer.encode(request.prompt or "", most=limit)
         if len(ids) >= limit:
-            raise UsageError(
-                f"the prompt is {len(ids)} tokens; {self.model.name} reads at most {limit - 1} "
-                "and needs room for a reply. Shorten it."
-            )
+            raise PromptTooLong(len(ids), limit - 1, self.model.name)
         return ids
 
     def _checked_ids(self, input_ids) -> list[int]:

@@ -345,6 +345,7 @@ class Run:
             examples=self.request.examples,
             route=self.request.route,
             stopped_by=self.stops.hit,
+            limit=self.limit,
         )
 
 

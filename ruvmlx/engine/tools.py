@@ -12,8 +12,9 @@ place for tools, or writes calls in a form that is not known, gets them in its s
 
 "required" and `function` are a constraint: the reply is one call, or up to MOST_CALLS, and parses. Arguments
 fit the function's parameters if it is `strict`; else keywords of JSON Schema that llguidance does not know
-are no restriction, because a tool's parameters are often written for people. With "auto" and `answer`, a
-reply is calls, as above, or what fits `answer`.
+are no restriction, because a tool's parameters are often written for people. Arguments have properties that
+the parameters do not declare only where these ask for them. With "auto" and `answer`, a reply is calls, as
+above, or what fits `answer`.
 """
 
 import hashlib
@@ -29,6 +30,7 @@ from ..grammar import Constraint, json_rule
 from ..models.messages import one_line
 from ..models.model import Message, Model, Tokenizer, Tools
 from ..models.tool_calls import ARGS, CALL_ID, HERMES, LLAMA, MISTRAL, MISTRAL11, CallParser, Dialect
+from .closed_schemas import closed
 
 MOST_CALLS = 8  # in a reply that must call
 MOST_TOOLS = 512
@@ -305,5 +307,5 @@ def _calls(dialect: Dialect, mark: Any, most: int) -> str:
 
 
 def _arguments(function: Mapping[str, Any]) -> str:
-    schema = {"type": "object", **function["parameters"]}
-    return json_rule(schema, loose=function.get("strict") is not True)
+    schema = closed({"type": "object", **function["parameters"]})
+    return json_rule(schema, loose=function.get("strict") is not True, as_templates=True)

@@ -97,6 +97,9 @@ class GenerationResponse:
     route: Any = None  # the request's route
     others: tuple["GenerationResponse", ...] = ()  # written with this one, and not chosen
     stopped_by: str | None = None  # the stop string that ended it
+    limit: int | None = (
+        None  # the most tokens that it could have: what was asked for, or the room that there was
+    )
 
 
 @dataclass(frozen=True)

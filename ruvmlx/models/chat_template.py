@@ -72,9 +72,7 @@ class ChatTemplate:
         turns = [self._turn(message) for message in messages]
         if not turns:
             raise UsageError("an empty conversation cannot be rendered; give at least one message.")
-        if turns[0]["role"] != "system":
-            return self._run(turns, asked)
-        return self._run_with_system(turns, asked)
+        return self._run_with_later(turns, asked)
 
     def _turn(self, message: Message) -> dict[str, Any]:
         if message.role not in ROLES:
@@ -84,6 +82,24 @@ class ChatTemplate:
         keys = ("tool_calls", "tool_call_id", "name")
         more = {key: self._guard.inside(getattr(message, key)) for key in keys if getattr(message, key)}
         return {"role": message.role, "content": self._guard(message.content), **more}
+
+    def _run_with_later(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
+        """Some templates allow system text only at the beginning: fold what comes later in then."""
+        later = [turn["content"].strip() for turn in turns[1:] if turn["role"] == "system"]
+        if not any(later):
+            return self._run_with_first(turns, asked)
+        try:
+            text = self._run_with_first(turns, asked)
+        except (UsageError, UnsupportedModel):
+            return self._run_with_first(fold_later(turns), asked)
+        if all(system in text for system in later):
+            return text
+        return self._run_with_first(fold_later(turns), asked)
+
+    def _run_with_first(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
+        if turns[0]["role"] != "system":
+            return self._run(turns, asked)
+        return self._run_with_system(turns, asked)
 
     def _run_with_system(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
         """Some templates refuse a system turn, some leave it out without a word: fold it in then."""
@@ -127,6 +143,30 @@ def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         rest[0]["content"] = f"{system}\n\n{rest[0]['content']}"
         return rest
     return [{"role": "user", "content": system}, *rest]
+
+
+def fold_later(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """System text behind the first turn joins the turn before it, if that is no reply; else the turn after
+    it; else it is a turn of the user."""
+    folded, waiting = [turns[0]], list[str]()
+    for turn in turns[1:]:
+        if turn["role"] == "system" and (waiting or folded[-1]["role"] == "assistant"):
+            waiting.append(turn["content"])
+        elif turn["role"] == "system":
+            last = folded.pop()
+            folded.append({**last, "content": "\n\n".join([last["content"], turn["content"]])})
+        elif turn["role"] == "assistant":
+            folded += _as_user(waiting)
+            folded.append(turn)
+            waiting = []
+        else:
+            folded.append({**turn, "content": "\n\n".join([*waiting, turn["content"]])})
+            waiting = []
+    return folded + _as_user(waiting)
+
+
+def _as_user(texts: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "\n\n".join(texts)}] if texts else []
 
 
 def _fallback(specials: Sequence[str], gap: str) -> str:

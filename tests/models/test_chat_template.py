@@ -9,7 +9,7 @@ import pytest
 
 from ruvmlx.errors import UnsupportedModel, UsageError
 from ruvmlx.models import typed_text
-from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, pick
+from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, fold_later, pick
 from ruvmlx.models.load import load_model
 from ruvmlx.models.model import Message
 from ruvmlx.models.tokenizer_base import BaseTokenizer
@@ -313,3 +313,30 @@ def test_transformers_renders_the_same(template):
         )
         got = ChatTemplate(template, SPECIALS, "<s>", "</s>").render([Message(r, c) for r, c in turns])
         assert got.replace(GUARD, "") == want[0]
+
+
+LATER = [
+    ("user", "one"), ("system", "mid one"), ("assistant", "two"), ("system", "mid two"), ("user", "three"),
+    ("assistant", "four"), ("system", "mid three"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [LLAMA2, SILENT], ids=["refuses", "leaves out"])
+@pytest.mark.parametrize("first", [(), (("system", "first"),)], ids=["", "system"])
+def test_later_system_text_joins_a_turn(template, first):
+    """Where a template refuses it, or leaves it out: each text is there once, in its order."""
+    text = Letters(template).text_of(*first, *LATER)
+    start = "first\n\n" if first else ""
+    assert text == f" {start}one\n\nmid one  two mid two\n\nthree  four mid three "
+
+
+def test_later_system_text_stays_where_the_template_has_a_place():
+    text = Letters(CHATML).text_of(*LATER)
+    assert text.count("system\nmid") == 3 and text.startswith("user\none\nsystem\nmid one\n")
+
+
+def test_system_text_behind_a_result_joins_the_result():
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "tool", "system", "assistant")]
+    folded = fold_later(turns)
+    assert [turn["role"] for turn in folded] == ["user", "assistant", "tool", "assistant"]
+    assert folded[2]["content"] == "tool\n\nsystem"

@@ -158,11 +158,15 @@ def test_a_rating(serve):
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [*HI, {"role": "assistant", "content": "so"}]}, "messages"),
-        ({"messages": [{"role": "system", "content": "so"}]}, "messages[0].role"),
+        ({"messages": [{"role": "developer", "content": "so"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "auto"}}, "tool_choice"),
-        ({"output_config": {}}, "output_config"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}},
+            "output_config.format.schema",
+        ),
         ({"thinking": {"type": "enabled", "budget_tokens": 4}}, "thinking"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"stop_sequences": "x"}, "stop_sequences"),
@@ -189,10 +193,10 @@ def test_errors_are_the_clients_own(claude, asked, serve):
         claude.messages.create(**{**asked, "model": "another-model"})
     assert caught.value.body["error"]["type"] == "not_found_error"
     long = [{"role": "user", "content": "long " * 300}]
-    with pytest.raises(anthropic.BadRequestError, match="reads at most"):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 511 maximum"):
         claude.messages.create(**{**asked, "messages": long})
     with (
-        pytest.raises(anthropic.BadRequestError, match="reads at most"),
+        pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 511 maximum"),
         claude.messages.stream(**{**asked, "messages": long}) as stream,
     ):
         stream.get_final_message()

@@ -189,7 +189,7 @@ def test_too_many_replies(serve, slow, stream):
     busy = running.send_chat(max_tokens=400, n=2)
     running.wait_until(lambda: slow)
     refused = running.chat(stream=stream)
-    assert refused.status == 429 and refused.headers["retry-after"] == "1"
+    assert refused.status == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
     assert refused.error["type"] == "rate_limit_error"
     busy.close()
     running.wait_until(lambda: running.serving.waiting == 0)

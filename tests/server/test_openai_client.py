@@ -172,6 +172,30 @@ def test_errors_are_the_clients_own(client, running):
         )
 
 
+def test_a_prompt_that_is_too_long_has_the_code_that_agents_look_for(client, running):
+    langchain = pytest.importorskip("langchain_openai")
+    exceptions = pytest.importorskip("langchain_core.exceptions")
+    long = [{"role": "user", "content": "long " * 300}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=running.model, messages=long)
+    assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
+    model = langchain.ChatOpenAI(model=running.model, base_url=running.url, api_key="x", max_retries=0)
+    with pytest.raises(exceptions.ContextOverflowError):
+        model.invoke("long " * 300)
+
+
+def test_a_limit_beyond_the_context_is_told(client, running):
+    """The usage has what there was room for, whole and as a stream; not where the limit fits."""
+    for more in ({}, {"stream": True, "stream_options": {"include_usage": True}}):
+        got = client.chat.completions.create(
+            model=running.model, messages=HI, max_tokens=10_000, stop=["e", "a", "i", " "], **more
+        )
+        usage = [chunk.usage for chunk in got][-1] if more else got.usage
+        assert usage.max_tokens == 512 - usage.prompt_tokens
+    usage = client.chat.completions.create(model=running.model, messages=HI, max_tokens=2).usage
+    assert not hasattr(usage, "max_tokens")
+
+
 def test_models(client, running):
     names = [model.id for model in client.models.list()]
     assert names == [running.model, f"{running.model}@default", f"{running.model}@none"]

@@ -23,10 +23,7 @@ def test_a_body_lists_its_fields_and_no_others(shared):
     body = schemas["ChatBody"]
     assert body["additionalProperties"] is False and body["required"] == ["model", "messages"]
     assert {"temperature", "stream", "seed", "logprobs", "adapter", "tools"} <= set(body["properties"])
-    assert (
-        "reasoning_effort" not in body["properties"]
-        and "tools" not in schemas["CompletionBody"]["properties"]
-    )
+    assert "audio" not in body["properties"] and "tools" not in schemas["CompletionBody"]["properties"]
     assert body["properties"]["model"]["enum"] == [
         shared.model,
         f"{shared.model}@default",

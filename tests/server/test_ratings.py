@@ -146,10 +146,13 @@ def test_adapters_per_request(running, open_tiny, history):
 
 
 def test_a_reply_of_the_untouched_model(running):
-    """The adapter in use learns from its rating, which can be taken back."""
+    """No adapter learns from its rating, or from a text that is preferred to it; and it says so."""
     id = running.chat(adapter="none").json["id"]
-    assert rate(running, id).json["adapter"] == "default"
-    assert running.ask("DELETE", f"/v1/ratings/{id}").json["adapter_version"] == 0
+    before = logprob(running, adapter="default")
+    for feedback in ({"rating": "down"}, {"preferred": "Better."}):
+        refused = running.ask("POST", "/v1/ratings", {"id": id, **feedback})
+        assert refused.status == 409 and refused.error["code"] == "no_adapter"
+    assert logprob(running, adapter="default") == before
 
 
 def test_without_an_adapter(serve):

@@ -207,7 +207,7 @@ def test_any_object(client, shared):
 
 
 def test_what_codex_sends(shared):
-    """A turn of Codex 0.169 with `web_search = "disabled"`, behind a call and its result."""
+    """A turn of Codex 0.169 with its own settings, behind a call and its result."""
     strict = {"strict": False, "description": "Runs it."}
     call = {"type": "function_call", "id": "fc_1", "name": "exec_command", "arguments": '{"cmd": "ls"}',
             "call_id": "c1"}  # fmt: skip
@@ -231,6 +231,7 @@ def test_what_codex_sends(shared):
              **strict},
             {"type": "namespace", "name": "agents", "description": "Agents.",
              "tools": [{"type": "function", "name": "close", "parameters": {"type": "object"}, **strict}]},
+            {"type": "web_search", "external_web_access": False},
         ],
         "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"summary": "auto"},
         "prompt_cache_key": "0199", "client_metadata": {"session_id": "0199"},

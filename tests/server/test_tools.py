@@ -88,9 +88,9 @@ def test_a_stream_of_calls_is_the_whole_reply(client, shared):
 
 def test_a_cut_call_ends_by_its_length(client, shared):
     """The arguments so far are what there is of them."""
-    done = client.chat.completions.create(**asked(shared, max_tokens=60)).choices[0]
+    done = client.chat.completions.create(**asked(shared, max_tokens=30)).choices[0]
     assert done.finish_reason == "length"
-    stream = client.chat.completions.create(**asked(shared, max_tokens=60), stream=True)
+    stream = client.chat.completions.create(**asked(shared, max_tokens=30), stream=True)
     assert [c.choices[0].finish_reason for c in stream][-1] == "length"
 
 

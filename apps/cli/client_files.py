@@ -1,0 +1,192 @@
+"""The configuration of each client that `connect` knows."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruvmlx.errors import UsageError
+
+PART = 4  # a reply may take this part of the context
+LONGEST = 32_000  # tokens of a reply that clients ask for by themselves
+CLAUDE_LEAST = 100_000  # tokens: the smallest window that Claude Code takes
+MARGIN = 0.95  # of what there is room for: clients count tokens of another model
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server. url: without /v1. context: tokens of prompt and reply together."""
+
+    url: str
+    key: str
+    model: str
+    context: int
+
+    @property
+    def reply(self) -> int:
+        """Tokens of a reply."""
+        return max(1, min(LONGEST, self.context // PART))
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt at which a client should shorten the conversation."""
+        return int(MARGIN * (self.context - self.reply))
+
+
+@dataclass(frozen=True)
+class ClientFile:
+    """path: the file that `text` belongs into; None: none. use: what to do next. merge: (what the file
+    has) -> the file with the configuration."""
+
+    path: Path | None
+    text: str
+    use: str
+    merge: Callable[[str], str] = lambda before: before
+
+    def merged(self) -> str:
+        assert self.path is not None
+        return self.merge(self.path.read_text(encoding="utf-8") if self.path.exists() else "")
+
+
+def names() -> list[str]:
+    """The clients that are known."""
+    return list(_CLIENTS)
+
+
+def client_of(name: str, served: Served) -> ClientFile:
+    """The configuration of a client for this server."""
+    return _CLIENTS[name](served)
+
+
+def _claude(served: Served) -> ClientFile:
+    """Claude Code takes no window below CLAUDE_LEAST, but a share of it at which it makes a summary."""
+    window = max(CLAUDE_LEAST, served.context)
+    share = 100 * served.prompt // (window - min(served.reply, 20_000))
+    variables = {
+        "ANTHROPIC_BASE_URL": served.url,
+        "ANTHROPIC_API_KEY": served.key,
+        "ANTHROPIC_MODEL": served.model,
+        **{f"ANTHROPIC_DEFAULT_{kind}_MODEL": served.model for kind in ("HAIKU", "SONNET", "OPUS")},
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.reply),
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window),
+        "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": str(max(1, min(95, share))),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    return _json_client(
+        _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json", {"env": variables}, "Start `claude`."
+    )
+
+
+def _codex(served: Served) -> ClientFile:
+    """A profile has a file of its own, so the user's own settings stay as they are."""
+    text = f"""\
+model = {json.dumps(served.model)}
+model_provider = "ruvmlx"
+model_context_window = {served.context}
+model_auto_compact_token_limit = {served.prompt}
+
+[model_providers.ruvmlx]
+name = "ruvmlx"
+base_url = {json.dumps(f"{served.url}/v1")}
+wire_api = "responses"
+experimental_bearer_token = {json.dumps(served.key)}
+"""
+    path = _home("CODEX_HOME", ".codex") / "ruvmlx.config.toml"
+    return ClientFile(path, text, "Start `codex --profile ruvmlx`.", lambda before: text)
+
+
+def _continue(served: Served) -> ClientFile:
+    text = f"""\
+name: ruvmlx
+version: 1.0.0
+schema: v1
+models:
+  - name: ruvmlx
+    provider: openai
+    model: {json.dumps(served.model)}
+    apiBase: {json.dumps(f"{served.url}/v1")}
+    apiKey: {json.dumps(served.key)}
+    defaultCompletionOptions:
+      contextLength: {served.context}
+      maxTokens: {served.reply}
+"""
+    path = Path.home() / ".continue" / "configs" / "ruvmlx.yaml"
+    return ClientFile(path, text, "Choose `ruvmlx` in Continue.", lambda before: text)
+
+
+def _zed(served: Served) -> ClientFile:
+    model = {
+        "name": served.model,
+        "max_tokens": served.context,
+        "max_output_tokens": served.reply,
+        "capabilities": {"tools": True, "images": False},
+    }
+    provider = {"api_url": f"{served.url}/v1", "available_models": [model]}
+    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    wanted = {"language_models": {"openai_compatible": {"ruvmlx": provider}}}
+    use = f"Set RUVMLX_API_KEY={served.key}, and choose the model in the agent panel."
+    return _json_client(base / "zed" / "settings.json", wanted, use)
+
+
+def _open_webui(served: Served) -> ClientFile:
+    text = f"OPENAI_API_BASE_URL={served.url}/v1\nOPENAI_API_KEY={served.key}\nENABLE_OLLAMA_API=false\n"
+    return ClientFile(None, text, "Start `open-webui serve` with them.")
+
+
+def _llm(served: Served) -> ClientFile:
+    text = f"""\
+- model_id: ruvmlx
+  model_name: {json.dumps(served.model)}
+  api_base: {json.dumps(f"{served.url}/v1")}
+  api_key_name: ruvmlx
+  supports_schema: true
+  supports_tools: true
+"""
+    path = _home("LLM_USER_PATH", ".config/io.datasette.llm") / "extra-openai-models.yaml"
+
+    def merged(before: str) -> str:
+        if "model_id: ruvmlx" in before:
+            raise UsageError(f"{path} has a model `ruvmlx` already; take it out first.")
+        return before + ("\n" if before and not before.endswith("\n") else "") + text
+
+    return ClientFile(
+        path, text, f"Run `llm keys set ruvmlx --value {served.key}`, then `llm -m ruvmlx`.", merged
+    )
+
+
+_CLIENTS: dict[str, Callable[[Served], ClientFile]] = {
+    "claude": _claude,
+    "codex": _codex,
+    "continue": _continue,
+    "zed": _zed,
+    "open-webui": _open_webui,
+    "llm": _llm,
+}
+
+
+def _home(variable: str, folder: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / folder)
+
+
+def _json_client(path: Path, wanted: Mapping[str, Any], use: str) -> ClientFile:
+    def merged(before: str) -> str:
+        try:
+            found = json.loads(before or "{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UsageError(f"{path} is not plain JSON (it may have comments); add these lines yourself.")
+        return json.dumps(_joined(found, wanted), indent=2, ensure_ascii=False) + "\n"
+
+    return ClientFile(path, json.dumps(wanted, indent=2) + "\n", use, merged)
+
+
+def _joined(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Both; where both have a value, the wanted one."""
+    joined = dict(found)
+    for name, value in wanted.items():
+        own = joined.get(name)
+        joined[name] = _joined(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+    return joined

@@ -1,0 +1,61 @@
+"""Files of other programs: written in one step, and put back as they were."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from ruvmlx.errors import NotFound, RuvmlxError
+
+
+def write_over(path: Path, text: str, record: Path) -> None:
+    """Write a file, and keep in `record` what was there before; a second call keeps the first one's."""
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    known = _known(record)
+    if known is not None and known["path"] == str(path):
+        before = known["before"] if known["after"] == _digest(before) else before
+    facts = {"path": str(path), "before": before, "after": _digest(text)}
+    _write(record, json.dumps(facts))
+    _write(path, text)
+
+
+def put_back(record: Path) -> Path:
+    """Put the file of a record back as it was; returns its path. RuvmlxError if it has changed since."""
+    known = _known(record)
+    if known is None:
+        raise NotFound("nothing was written with --write, so there is nothing to put back.")
+    path, before = Path(str(known["path"])), known["before"]
+    now = path.read_text(encoding="utf-8") if path.exists() else None
+    if _digest(now) != known["after"]:
+        raise RuvmlxError(f"{path} has changed since --write; remove the lines of ruvmlx by hand.")
+    if before is None:
+        path.unlink()
+    else:
+        _write(path, before)
+    record.unlink()
+    return path
+
+
+def _known(record: Path) -> dict[str, str | None] | None:
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("path", "before", "after")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _digest(text: str | None) -> str | None:
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    """Write beside the target, then rename: a reader sees the old file or the new one. A link stays one."""
+    path = path.resolve()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fresh.write_text(text, encoding="utf-8")
+    if path.exists():
+        fresh.chmod(path.stat().st_mode & 0o777)
+    else:
+        fresh.chmod(0o600)  # it may hold a key
+    os.replace(fresh, path)

@@ -1,0 +1,97 @@
+"""Request bodies: from JSON to their structs, or an error that names the first field which is wrong."""
+
+import re
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+
+import msgspec
+
+from .errors import ApiError
+from .request_fields import is_unused, reason_of, take_unused
+
+B = TypeVar("B")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
+_FLOAT = "got `float`"
+_TOOL_TYPE = re.compile(r"tools\[\d+\](\.tools\[\d+\])?\.type")
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`", re.DOTALL)
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+class Decoded(NamedTuple, Generic[B]):
+    """A body as its struct. ignored: paths of the fields that were sent and change nothing."""
+
+    body: B
+    ignored: list[str]
+
+
+def decode(data: bytes, kind: type[B]) -> Decoded[B]:
+    """A body as its struct; ApiError, 400, that names the first field which is wrong.
+
+    Most bodies have no unused fields, and are decoded at once.
+    """
+    decoder = _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
+    try:
+        try:
+            return Decoded(decoder.decode(data), [])
+        except msgspec.ValidationError:
+            return _decoded_in_steps(data, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {_short(str(error))}.", code="invalid_json") from None
+
+
+def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
+    value = msgspec.json.decode(data)
+    ignored = take_unused(value, kind)
+    try:
+        return Decoded(msgspec.convert(value, kind), ignored)
+    except msgspec.ValidationError as error:
+        if _FLOAT not in str(error):
+            _refuse(str(error), kind)
+    try:
+        return Decoded(msgspec.convert(_whole(value), kind), ignored)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), kind)
+
+
+def _whole(value: Any) -> Any:
+    """In JSON, 2.0 is a whole number, too."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return {name: _whole(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _refuse(message: str, kind: type) -> NoReturn:
+    what, _, place = message.partition(" - at `")
+    inside = place.rpartition(" in `")[2]  # of a wrong key: "key` in `$.logit_bias`"
+    path = inside.removesuffix("`").removeprefix("$").removeprefix(".")
+    if found := _UNKNOWN.search(what):
+        raise _unknown(kind, _join(path, found["field"])) from None
+    if found := _MISSING.search(what):
+        param = _join(path, found["field"])
+        raise ApiError(
+            400, f"{param}: this field is required.", param, "missing_required_parameter"
+        ) from None
+    reason = _short(what[:1].lower() + what[1:])
+    if _TOOL_TYPE.fullmatch(path):
+        reason += "; only functions that the client runs are supported, so leave this tool out"
+    raise ApiError(400, f"{path or 'the body'}: {reason}.", path or None, "invalid_value") from None
+
+
+def _unknown(kind: type, param: str) -> ApiError:
+    reason = reason_of(kind, param)
+    why = f": {reason}" if reason else ""
+    if is_unused(kind, param):  # with another value
+        return ApiError(400, f"{param}: this value is not supported{why}.", param, "invalid_value")
+    message = f"{param}: this server does not support this field{why}."
+    return ApiError(400, message, param, "unsupported_parameter")
+
+
+def _join(path: str, field: str) -> str:
+    return _short(f"{path}.{field}" if path else field)
+
+
+def _short(text: str) -> str:
+    """Printable and short: names in a body may be anything."""
+    text = "".join(c if c.isprintable() else "?" for c in text.rstrip("."))
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,210 @@
+"""Request bodies of ollama's endpoints: strict, as those of bodies.py."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from ruvmlx.engine.nonces import without_nonces
+from ruvmlx.engine.tools import MOST_TOOLS
+from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import joined
+
+from .bodies import ReplyBody, Text, Words
+from .chat_requests import any_object, schema_form
+from .errors import ApiError
+from .prompts import ReplyForm, ToolUse, function_tool
+from .tool_bodies import FunctionName, JsonSchema, NamedSchema
+
+Name = Annotated[str, Meta(description="NAME, NAME:latest or NAME@ADAPTER, as GET /api/tags lists them.")]
+NoImages = Annotated[list[str], Meta(max_length=0)]
+Format = Literal["", "json"] | JsonSchema
+
+
+class OllamaFunction(Struct, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+
+
+class OllamaTool(Struct, forbid_unknown_fields=True):
+    """A tool that the client runs."""
+
+    function: OllamaFunction
+    type: Literal["function"] | None = None
+
+
+class OllamaCalled(Struct, forbid_unknown_fields=True):
+    """What an earlier call called. index: not used."""
+
+    name: FunctionName
+    arguments: dict[str, Any] = {}
+    index: int | None = None
+
+
+class OllamaCall(Struct, forbid_unknown_fields=True):
+    """A call in an earlier reply."""
+
+    function: OllamaCalled
+    id: str | None = None
+
+
+class OllamaMessage(Struct, forbid_unknown_fields=True):
+    """A message. tool_name: of a result: the function that returned it. thinking: the model's thought before
+    an earlier reply."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: NoImages | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaOptions(Struct, forbid_unknown_fields=True):
+    """num_predict: tokens of the reply; below 1: as many as there is room for."""
+
+    seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    stop: Text | Annotated[list[Text], Meta(max_length=16)] | None = None
+
+
+class OllamaReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What chat and generate have in common. stream: true if it is not given. format: json: any object; or a
+    schema that the answer fits. think: whether the model thinks first; null: as its template says."""
+
+    model: Name
+    stream: bool | None = None
+    format: Format | None = None
+    options: OllamaOptions | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class OllamaChatBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /api/chat."""
+
+    messages: list[OllamaMessage] = []
+    tools: Annotated[list[OllamaTool], Meta(max_length=MOST_TOOLS)] | None = None
+
+
+class OllamaGenerateBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /api/generate. raw: the prompt goes to the model without its chat template."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: NoImages | None = None
+
+
+class OllamaEmbedBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /api/embed."""
+
+    model: Name
+    input: Words | Annotated[list[Words], Meta(min_length=1, max_length=2048)]
+
+
+class OllamaShowBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /api/show. verbose: changes nothing."""
+
+    model: Name
+    verbose: bool | None = None
+
+
+def plain_name(model: str) -> str:
+    """A model's name without ollama's tag for the newest version."""
+    return model.removesuffix(":latest")
+
+
+def reply_body(body: OllamaReplyBody) -> ReplyBody:
+    """What the body asks of a reply, in the fields that all endpoints share."""
+    options = body.options or OllamaOptions()
+    return ReplyBody(
+        model=plain_name(body.model),
+        stop=options.stop,
+        seed=options.seed,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+    )
+
+
+def limit_of(body: OllamaReplyBody) -> int | None:
+    """Tokens of the longest reply; None: the body does not say."""
+    asked = body.options.num_predict if body.options else None
+    return asked if asked is not None and asked > 0 else None
+
+
+def form_of(body: OllamaReplyBody) -> ReplyForm | None:
+    """What the answer must fit; None: anything."""
+    if not body.format:
+        return None
+    if body.format == "json" or isinstance(body.format, str):
+        return any_object("format")
+    return schema_form(NamedSchema("answer", body.format), "format")
+
+
+def thought_of(body: OllamaReplyBody, tag: str | None) -> bool | None:
+    """Whether the model is to think first; None: as its template says. ApiError if it cannot."""
+    if body.think is None or body.think is False:
+        return body.think
+    if tag is None:
+        message = "think: this model does not think first; leave the field out."
+        raise ApiError(400, message, "think", "invalid_combination")
+    return True
+
+
+def tools_of(body: OllamaChatBody) -> ToolUse:
+    """The tools; the model decides whether it calls one."""
+    functions = [tool.function for tool in body.tools or ()]
+    return ToolUse([function_tool(f.name, f.description, f.parameters, None) for f in functions])
+
+
+def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Message]:
+    """The conversation as the engine takes it. tag: begins a thought; None: the model does not think first.
+
+    Calls have no ids in ollama's form, so the results of a reply's calls follow in their order.
+    """
+    found: list[Message] = []
+    open_calls: list[tuple[str, str]] = []  # (id, name) of calls without a result
+    for at, message in enumerate(messages):
+        text = message.content or ""
+        if message.role == "tool":
+            call_id, name = _answered(message, open_calls, f"messages[{at}]")
+            found.append(Message("tool", text, (), call_id, name))
+        elif message.role == "assistant":
+            calls = [_call(made, f"call{at}x{i}") for i, made in enumerate(message.tool_calls or ())]
+            open_calls = [(call["id"], call["function"]["name"]) for call in calls]
+            said = joined(message.thinking, text, tag) if message.thinking and tag else text
+            found.append(Message("assistant", said, tuple(calls)))
+        else:
+            found.append(Message(message.role, without_nonces(text) if message.role == "system" else text))
+    return found
+
+
+def _call(made: OllamaCall, call_id: str) -> dict[str, Any]:
+    function = {"name": made.function.name, "arguments": made.function.arguments}
+    return {"id": made.id or call_id, "type": "function", "function": function}
+
+
+def _answered(message: OllamaMessage, open_calls: list[tuple[str, str]], where: str) -> tuple[str, str]:
+    """The call that a result belongs to: by its id, its name, or the first one without a result."""
+    for call in open_calls:
+        if (message.tool_call_id or call[0]) == call[0] and (message.tool_name or call[1]) == call[1]:
+            open_calls.remove(call)
+            return call
+    field = f"{where}.role"
+    raise ApiError(400, f"{field}: no call before this message waits for it.", field, "invalid_combination")

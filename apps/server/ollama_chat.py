@@ -1,0 +1,276 @@
+"""POST /api/chat and /api/generate: ollama's form."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from ruvmlx.engine.types import GenerationResponse
+from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import tag_of
+
+from .endpoint import Answer, Call, Endpoint, EventStream
+from .errors import ApiError
+from .ollama_bodies import (
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaReplyBody,
+    conversation,
+    form_of,
+    limit_of,
+    reply_body,
+    thought_of,
+    tools_of,
+)
+from .openai_answers import ReplyId, TokenInfo, token_infos
+from .prompts import ChatPrompt, ToolUse, chat_prompt
+from .splitting import joined_calls
+from .writing import ReplyPart, reply_parts, requests_for
+
+NDJSON = "application/x-ndjson"
+
+
+class OllamaError(Struct):
+    """Every error: one line. param and code, which ollama's own errors lack: as in OpenAI's form."""
+
+    error: str
+    param: str | None = None
+    code: str | None = None
+
+
+class CalledFunction(Struct):
+    """A call of a function."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class WrittenToolCall(Struct):
+    """A call."""
+
+    function: CalledFunction
+    id: str
+
+
+class WrittenMessage(Struct):
+    """What the model wrote, or a piece of it. thinking: its thought."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[WrittenToolCall] | UnsetType = UNSET
+
+
+class OllamaAnswer(Struct, kw_only=True):
+    """A reply, or a piece of one. Behind `done`: of the last one. Durations: nanoseconds. id: what POST
+    /v1/ratings takes. max_tokens: the longest reply that there was room for, where fewer than num_predict."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    id: ReplyId | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    logprobs: list[TokenInfo] | UnsetType = UNSET
+    message: WrittenMessage | UnsetType = UNSET
+    response: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+
+
+def ollama_error(error: ApiError) -> dict[str, Any]:
+    """The body of an error as ollama's clients read it."""
+    return {"error": str(error), "param": error.param, "code": error.code}
+
+
+def failed_line(error: ApiError) -> bytes:
+    """An error after the stream has begun."""
+    return msgspec.json.encode(ollama_error(error)) + b"\n"
+
+
+def now() -> str:
+    """The time, as ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+async def chat(call: Call) -> Answer:
+    """Answer a conversation, whole or, if `stream` is not false, line by line."""
+    body: OllamaChatBody = call.body
+    tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
+    if not body.messages:
+        return await _loaded(call, body, _chat_words)
+    prompt = await chat_prompt(call, conversation(body.messages, tag), tools_of(body), form_of(body))
+    fields = {**prompt.fields, "thinking": thought_of(body, tag)}
+    return await _answer(call, body, ChatPrompt(fields, prompt.new_calls), _chat_words)
+
+
+async def generate(call: Call) -> Answer:
+    """Answer one prompt, or with `raw` go on from it."""
+    body: OllamaGenerateBody = call.body
+    tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
+    if not body.prompt:
+        return await _loaded(call, body, _plain_words)
+    if body.raw:
+        return await _answer(call, body, ChatPrompt({"prompt": body.prompt}), _plain_words)
+    system = [Message("system", body.system)] if body.system else []
+    prompt = await chat_prompt(call, [*system, Message("user", body.prompt)], ToolUse(), form_of(body))
+    fields = {**prompt.fields, "thinking": thought_of(body, tag)}
+    return await _answer(call, body, ChatPrompt(fields), _plain_words)
+
+
+Words = Callable[
+    [Sequence[ReplyPart]], dict[str, Any]
+]  # what parts of a reply say, as fields of an OllamaAnswer
+
+
+def _chat_words(parts: Sequence[ReplyPart]) -> dict[str, Any]:
+    text, thought = "".join(p.text for p in parts), "".join(p.thought for p in parts)
+    calls = _calls(parts) if parts and parts[-1].response is not None else []
+    return {"message": WrittenMessage("assistant", text, thought or UNSET, calls or UNSET)}
+
+
+def _plain_words(parts: Sequence[ReplyPart]) -> dict[str, Any]:
+    text, thought = "".join(p.text for p in parts), "".join(p.thought for p in parts)
+    return {"response": text, "thinking": thought or UNSET}
+
+
+def _calls(parts: Sequence[ReplyPart]) -> list[WrittenToolCall]:
+    """The calls whose arguments are an object: the last one may be cut off."""
+    found = []
+    for made in joined_calls([piece for part in parts for piece in part.calls]):
+        try:
+            arguments = msgspec.json.decode(made.arguments or "{}", type=dict)
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        found.append(WrittenToolCall(CalledFunction(made.name, arguments), made.id))
+    return found
+
+
+async def _answer(call: Call, body: OllamaReplyBody, prompt: ChatPrompt, words: Words) -> Answer:
+    logprobs = max(1, body.top_logprobs or 0) if body.logprobs else 0
+    begun = time.monotonic_ns()
+    requests = await requests_for(call, reply_body(body), limit_of(body), logprobs, [prompt.fields])
+    lines = _answers(call, body, reply_parts(call, requests, new_calls=prompt.new_calls), words, begun)
+    if body.stream is not False:
+        alive = OllamaAnswer(model=body.model, created_at=now(), done=False, **words([]))
+        return EventStream(_encoded(lines), failed_line, _line(alive), NDJSON)
+    async with aclosing(lines) as answers:
+        parts = [answer async for answer in answers]
+    return _joined(parts)
+
+
+async def _answers(
+    call: Call,
+    body: OllamaReplyBody,
+    arriving: AsyncGenerator[ReplyPart, None],
+    words: Words,
+    begun: int,
+) -> AsyncGenerator[OllamaAnswer, None]:
+    """An answer for each part that says something, and a last one. Calls come with the last one, whole."""
+    held: list[ReplyPart] = []
+    async with aclosing(arriving) as parts:
+        async for part in parts:
+            infos = _infos(call, body, part)
+            if part.calls or part.response is not None:
+                held.append(part)
+            if part.response is not None:
+                said = words([ReplyPart(0, part.thought, part.text), _only_calls(held, part.response)])
+                yield _last(body, part.response, said, infos, begun)
+            elif part.text or part.thought or infos:
+                yield OllamaAnswer(
+                    model=body.model, created_at=now(), done=False, logprobs=infos, **words([part])
+                )
+
+
+def _only_calls(parts: Sequence[ReplyPart], response: GenerationResponse) -> ReplyPart:
+    return ReplyPart(0, response=response, calls=[piece for part in parts for piece in part.calls])
+
+
+def _infos(call: Call, body: OllamaReplyBody, part: ReplyPart) -> list[TokenInfo] | UnsetType:
+    if not (body.logprobs and part.logprobs):
+        return UNSET
+    return token_infos(call.serving.runtime.model.tokenizer, part.logprobs, body.top_logprobs or 0)
+
+
+def _last(
+    body: OllamaReplyBody,
+    response: GenerationResponse,
+    said: dict[str, Any],
+    infos: list[TokenInfo] | UnsetType,
+    begun: int,
+) -> OllamaAnswer:
+    first = round(1e6 * response.ttft_ms)
+    return OllamaAnswer(
+        model=body.model,
+        created_at=now(),
+        done=True,
+        done_reason="length" if response.finish_reason == "length" else "stop",
+        id=response.request_id,
+        total_duration=time.monotonic_ns() - begun,
+        load_duration=0,
+        prompt_eval_count=response.prompt_tokens,
+        prompt_eval_duration=first,
+        eval_count=response.generation_tokens,
+        eval_duration=max(0, round(1e6 * response.latency_ms) - first),
+        logprobs=infos,
+        **said,
+    )
+
+
+def _joined(parts: Sequence[OllamaAnswer]) -> OllamaAnswer:
+    """The whole reply of its pieces."""
+    last = parts[-1]
+    infos = [info for part in parts for info in part.logprobs or ()]
+    last = msgspec.structs.replace(last, logprobs=infos or UNSET)
+    if last.message is UNSET:
+        thought = "".join(part.thinking or "" for part in parts)
+        text = "".join(part.response or "" for part in parts)
+        return msgspec.structs.replace(last, response=text, thinking=thought or UNSET)
+    messages = [part.message for part in parts if part.message is not UNSET]
+    text, thought = "".join(m.content for m in messages), "".join(m.thinking or "" for m in messages)
+    whole = msgspec.structs.replace(messages[-1], content=text, thinking=thought or UNSET)
+    return msgspec.structs.replace(last, message=whole)
+
+
+async def _loaded(call: Call, body: OllamaReplyBody, words: Words) -> Answer:
+    """The answer to a request that asks for nothing: the model is loaded."""
+    await call.serving.adapter_of(reply_body(body).model, None, call.salt)
+    answer = OllamaAnswer(model=body.model, created_at=now(), done=True, done_reason="load", **words([]))
+    if body.stream is False:
+        return answer
+
+    async def once() -> AsyncGenerator[OllamaAnswer, None]:
+        yield answer
+
+    return EventStream(_encoded(once()), failed_line, b"\n", NDJSON)
+
+
+async def _encoded(answers: AsyncGenerator[OllamaAnswer, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(answers) as each:
+        async for answer in each:
+            yield _line(answer)
+
+
+def _line(answer: OllamaAnswer) -> bytes:
+    return msgspec.json.encode(answer) + b"\n"
+
+
+CLIENTS: dict[str, Any] = {"errors": ollama_error, "error_body": OllamaError, "statuses": (404, 409)}
+ENDPOINTS = [
+    Endpoint(
+        "POST", "/api/chat", chat, "Answer a conversation, in ollama's form.", OllamaAnswer,
+        body=OllamaChatBody, event=OllamaAnswer, event_type=NDJSON, **CLIENTS,
+    ),
+    Endpoint(
+        "POST", "/api/generate", generate, "Answer a prompt, in ollama's form.", OllamaAnswer,
+        body=OllamaGenerateBody, event=OllamaAnswer, event_type=NDJSON, **CLIENTS,
+    ),
+]  # fmt: skip

@@ -1,0 +1,276 @@
+"""The fields of a request that are not in force here: for each body, those that cannot change its answer, and
+those that would.
+
+A body's struct lists the fields that are in force. UNUSED lists the others that clients send and that cannot
+change what this server answers: they are accepted, and the answer's header `x-ruvmlx-ignored` names them.
+WOULD_CHANGE lists those that would change the answer: they are refused by name, with the reason. All that is
+in no list is refused by name.
+
+A path is written as in an error, without numbers: `tools[].strict`. `tools[web_search]` stands for the items
+of `tools` whose `type` is web_search.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .anthropic_bodies import CountBody, MessagesBody
+from .bodies import ChatBody, CompletionBody, EmbeddingBody
+from .ollama_bodies import OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
+from .responses_bodies import ResponsesBody
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A field that changes nothing. kind: the values that it may have; null is always allowed. why: for the
+    OpenAPI document."""
+
+    kind: Any
+    why: str
+
+
+_CACHES = "Every prompt's prefix is cached."
+_ONE_TIER = "There is one tier."
+_NOT_KEPT = "It is not used and not kept."
+_NO_HOSTED = "This server runs no tools of its own."
+_ALL_TOOLS = "The model sees every tool."
+
+_OPENAI_HINTS = {
+    "prompt_cache_key": Unused(str, _CACHES),
+    "prompt_cache_retention": Unused(str, _CACHES),
+    "prompt_cache_options": Unused(dict[str, Any], _CACHES),
+    "safety_identifier": Unused(str, _NOT_KEPT),
+    "service_tier": Unused(Literal["auto", "default", "flex", "scale", "priority", "fast"], _ONE_TIER),
+}
+_OBFUSCATION = Unused(bool, "Nothing is added to a stream.")
+_ANTHROPIC_HINTS = {
+    "context_management": Unused(dict[str, Any], "Nothing is removed from the conversation."),
+    "output_config.effort": Unused(str, "A model has one effort."),
+    "output_config.task_budget": Unused(dict[str, Any], "max_tokens is the limit."),
+    "thinking.display": Unused(Literal["summarized", "omitted", "updates"], "Thoughts come as they are."),
+    "thinking.block_binding": Unused(Any, "Nothing checks where a thought came from."),
+    "tools[].eager_input_streaming": Unused(bool, "The input of every call is streamed."),
+    "tools[].defer_loading": Unused(bool, _ALL_TOOLS),
+    "tools[].input_examples": Unused(list[dict[str, Any]], "Templates have no place for examples."),
+    "tools[].allowed_callers": Unused(list[Literal["direct"]], "Only the model calls tools."),
+    "messages[].content[tool_use].caller": Unused(dict[str, Any], "Only the model calls tools."),
+    "messages[].content[tool_use].toolset_name": Unused(str, "Tools have no sets."),
+    "messages[].content[tool_result].toolset_name": Unused(str, "Tools have no sets."),
+    "betas": Unused(list[str], "What a beta adds has fields of its own."),
+    "speed": Unused(Literal["standard", "fast"], "There is one speed."),
+    "metadata": Unused(dict[str, Any], _NOT_KEPT),
+}
+_FUNCTION_HINTS = {
+    "allowed_callers": Unused(list[Literal["direct"]], "Only the model calls tools."),
+    "defer_loading": Unused(bool, _ALL_TOOLS),
+    "output_schema": Unused(dict[str, Any], "Results are read as they are."),
+}
+_MESSAGES_HINTS = {
+    "service_tier": Unused(Literal["auto", "standard_only"], _ONE_TIER),
+    "inference_geo": Unused(str, "The model runs on this machine."),
+    "diagnostics": Unused(Any, _NOT_KEPT),
+    "billing_policy": Unused(Any, "Nothing is billed."),
+    "fallbacks": Unused(Any, "There is one model."),
+    "fallback_credit_token": Unused(str, "Nothing is billed."),
+    "user_profile_id": Unused(str, _NOT_KEPT),
+    "workspace_id": Unused(str, _NOT_KEPT),
+}
+_Included = Literal[
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+_MACHINE = "The settings of the server decide."
+_OLLAMA_OPTIONS = {
+    **{
+        f"options.{name}": Unused(int, _MACHINE)
+        for name in ("main_gpu", "num_batch", "num_gpu", "num_thread")
+    },
+    **{
+        f"options.{name}": Unused(bool, _MACHINE)
+        for name in ("f16_kv", "low_vram", "numa", "use_mlock", "use_mmap")
+    },
+    **{f"options.{name}": Unused(bool, _NOT_KEPT) for name in ("embedding_only", "logits_all", "vocab_only")},
+    "options.num_ctx": Unused(int, "The context is the model's."),
+    "options.num_keep": Unused(int, "Nothing is removed from the conversation."),
+    "options.mirostat": Unused(Literal[0], "0 is off."),
+    "options.mirostat_eta": Unused(float, "Only mirostat uses it."),
+    "options.mirostat_tau": Unused(float, "Only mirostat uses it."),
+    "options.repeat_penalty": Unused(Annotated[float, Meta(ge=1, le=1)], "1 is off."),
+    "options.repeat_last_n": Unused(int, "Only repeat_penalty uses it."),
+    "options.penalize_newline": Unused(bool, "Only repeat_penalty uses it."),
+    "keep_alive": Unused(str | float, "The model stays loaded."),
+}
+_OLLAMA_REFUSED = {
+    "options.mirostat": "give top_p or min_p",
+    "options.tfs_z": "give top_p or min_p",
+    "options.typical_p": "give top_p or min_p",
+}
+
+UNUSED: dict[type, dict[str, Unused]] = {
+    ChatBody: {
+        **_OPENAI_HINTS,
+        "stream_options.include_obfuscation": _OBFUSCATION,
+        "metadata": Unused(dict[str, str], _NOT_KEPT),
+        "modalities": Unused(Annotated[list[Literal["text"]], Meta(min_length=1)], "Answers are text."),
+        "prediction": Unused(dict[str, Any], "A guess at the answer only saves time."),
+        "verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
+    },
+    CompletionBody: {"stream_options.include_obfuscation": _OBFUSCATION},
+    EmbeddingBody: {"user": Unused(str, _NOT_KEPT)},
+    ResponsesBody: {
+        **_OPENAI_HINTS,
+        "client_metadata": Unused(dict[str, str], _NOT_KEPT),
+        "context_management": Unused(list[dict[str, Any]], "Nothing is removed from the conversation."),
+        "include": Unused(list[_Included], "The answer has all that there is."),
+        "max_tool_calls": Unused(int, _NO_HOSTED),
+        "reasoning.summary": Unused(Literal["auto", "concise", "detailed"], "The output has the thought."),
+        "reasoning.generate_summary": Unused(str, "The output has the thought itself."),
+        "stream_options": Unused(dict[Literal["include_obfuscation"], bool], _OBFUSCATION.why),
+        "text.verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
+        **{f"tools[function].{name}": field for name, field in _FUNCTION_HINTS.items()},
+        **{f"tools[].tools[].{name}": field for name, field in _FUNCTION_HINTS.items()},
+        "tools[web_search]": Unused(dict[str, Any], _NO_HOSTED),
+        "tools[web_search_preview]": Unused(dict[str, Any], _NO_HOSTED),
+    },
+    OllamaChatBody: _OLLAMA_OPTIONS,
+    OllamaGenerateBody: {**_OLLAMA_OPTIONS, "template": Unused(Literal[""], "The template is the model's.")},
+    OllamaEmbedBody: {
+        "keep_alive": _OLLAMA_OPTIONS["keep_alive"],
+        "options": Unused(dict[str, Any], "They are for replies."),
+        "truncate": Unused(bool, "The maximum is stated."),
+    },
+    CountBody: _ANTHROPIC_HINTS,
+    MessagesBody: {**_ANTHROPIC_HINTS, **_MESSAGES_HINTS},
+}
+
+WOULD_CHANGE: dict[type, dict[str, str]] = {
+    ChatBody: {
+        "audio": "answers are text",
+        "function_call": "give tool_choice",
+        "functions": "give tools",
+        "moderation": "this server moderates nothing",
+        "web_search_options": "this server searches nothing",
+    },
+    CompletionBody: {
+        "best_of": "give n, and choose yourself",
+        "suffix": "this server writes no text before a given end",
+    },
+    EmbeddingBody: {"dimensions": "a vector has all dimensions of the model"},
+    ResponsesBody: {
+        "conversation": "conversations are not kept; send all of it as input",
+        "moderation": "this server moderates nothing",
+        "prompt": "prompts are not kept; send the text as input",
+        "top_logprobs": "give logprobs to /v1/chat/completions",
+    },
+    OllamaChatBody: _OLLAMA_REFUSED,
+    OllamaGenerateBody: {
+        **_OLLAMA_REFUSED,
+        "context": "send the conversation to /api/chat",
+        "suffix": "this server writes no text before a given end",
+        **dict.fromkeys(("height", "steps", "width"), "this server makes no images"),
+    },
+    OllamaEmbedBody: {"dimensions": "a vector has all dimensions of the model"},
+    CountBody: {"mcp_servers": "this server calls no other servers", "thread": "threads are not kept"},
+    MessagesBody: {
+        "compaction": "this server makes no summaries",
+        "container": "this server runs no code",
+        "mcp_servers": "this server calls no other servers",
+        "thread": "threads are not kept",
+    },
+}
+
+# Betas of Anthropic whose fields and blocks are in force here, or ask for nothing.
+_BETAS_IN_FORCE = (
+    "claude-code",
+    "fine-grained-tool-streaming",
+    "interleaved-thinking",
+    "mid-conversation-system",
+    "prompt-caching",
+    "extended-cache-ttl",
+    "structured-outputs",
+    "token-counting",
+    "token-efficient-tools",
+)
+_BETA = re.compile(r"[a-zA-Z0-9._-]{1,64}")
+MOST_BETAS = 32
+_STEP = re.compile(r"(?P<name>\w+)(\[(?P<tag>\w*)\])?")
+
+
+def ignored_betas(header: str) -> list[str]:
+    """The betas of a header `anthropic-beta` that change nothing here. What is no name is left out."""
+    names = [name.strip() for name in header.split(",")[:MOST_BETAS]]
+    return [n for n in names if _BETA.fullmatch(n) and not n.startswith(_BETAS_IN_FORCE)]
+
+
+def take_unused(body: Any, kind: type) -> list[str]:
+    """Remove the unused fields of a decoded body; returns their paths. A field whose value is of another kind
+    stays, and is refused with the body."""
+    return [path for path, field in UNUSED.get(kind, {}).items() if _take(body, steps_of(path), field)]
+
+
+def steps_of(path: str) -> list[tuple[str, str | None]]:
+    """(field, item) for each step of a path. item: None: the field itself; "": each of its items; else those
+    whose `type` is this."""
+    return [(found["name"], found["tag"]) for found in _STEP.finditer(path)]
+
+
+def is_unused(kind: type, path: str) -> bool:
+    """Is this a field that changes nothing? path: with or without numbers."""
+    plain = re.sub(r"\[\d+\]", "[]", path)
+    return any(re.sub(r"\[\w+\]", "[]", name) == plain for name in UNUSED.get(kind, {}))
+
+
+def reason_of(kind: type, path: str) -> str | None:
+    """Why a field is refused, where the table says so. path: with or without numbers."""
+    return WOULD_CHANGE.get(kind, {}).get(re.sub(r"\[\d+\]", "[]", path))
+
+
+def _take(value: Any, steps: list[tuple[str, str | None]], field: Unused) -> bool:
+    (name, tag), *rest = steps
+    if not isinstance(value, dict) or name not in value:
+        return False
+    if rest:
+        return any([_take(item, rest, field) for item in _items(value[name], tag)])
+    if tag is not None:
+        return _take_items(value[name], tag)
+    if not _fits(value[name], field.kind):
+        return False
+    del value[name]
+    return True
+
+
+def _items(value: Any, tag: str | None) -> Iterator[Any]:
+    if tag is None:
+        yield value
+    elif isinstance(value, list):
+        yield from (item for item in value if not tag or _type_of(item) == tag)
+
+
+def _take_items(items: Any, tag: str) -> bool:
+    if not isinstance(items, list):
+        return False
+    kept = [item for item in items if _type_of(item) != tag]
+    found, items[:] = len(kept) < len(items), kept
+    return found
+
+
+def _type_of(item: Any) -> Any:
+    return item.get("type") if isinstance(item, dict) else None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind | None if kind is not Any else Any)
+    except msgspec.ValidationError:
+        return False
+    return True

@@ -1,0 +1,45 @@
+"""Calls of tools as the model wrote them, for when they come back.
+
+A client may send the arguments of an earlier call back in another order: Claude Code puts those with a
+default first. Then the prompt would differ from what the KV cache has, although it means the same.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from ruvmlx.models.model import Message
+from ruvmlx.models.tool_calls import ParsedCall
+
+KEPT = 4096  # calls, the last ones written
+
+
+@dataclass
+class WrittenCalls:
+    """Remembers the arguments of calls by the call's id. To be used in one thread."""
+
+    _arguments: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    def add(self, made: ParsedCall) -> None:
+        self._arguments[made.id] = made.arguments
+        while len(self._arguments) > KEPT:
+            self._arguments.popitem(last=False)
+
+    def restored(self, message: Message) -> Message:
+        """The message with the arguments of its calls in the order in which the model wrote them."""
+        if not message.tool_calls:
+            return message
+        return replace(message, tool_calls=tuple(map(self._restored, message.tool_calls)))
+
+    def _restored(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        known, given = self._arguments.get(str(call.get("id"))), call["function"]["arguments"]
+        if known is None or not isinstance(given, dict):
+            return call
+        try:
+            written = msgspec.json.decode(known)
+        except (msgspec.DecodeError, RecursionError):
+            return call
+        return {**call, "function": {**call["function"], "arguments": written}} if written == given else call

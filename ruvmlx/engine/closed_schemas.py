@@ -1,0 +1,69 @@
+"""JSON schemas whose objects have no other properties than the declared ones.
+
+In JSON Schema an object may have any further properties. A small model then writes words of the schema
+language as properties (`required`, `maxLength`). As in llama.cpp, an object that declares properties and says
+nothing of others is closed here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_ASKS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+_COMBINES = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "dependencies")
+_MAPS = ("properties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties")
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with its objects closed. An object that is combined with others stays open: what one part
+    declares would be refused by another."""
+    return _closed(schema, _combined(schema))
+
+
+def _closed(schema: Any, combined: frozenset[str]) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    found = dict(schema)
+    for name in _MAPS:
+        if isinstance(found.get(name), Mapping):
+            open_names = combined if name != "properties" else ()
+            parts = found[name].items()
+            found[name] = {key: p if key in open_names else _closed(p, combined) for key, p in parts}
+    if _is_combined(found):
+        return found
+    for name in _LISTS:
+        if isinstance(found.get(name), list):
+            found[name] = [_closed(part, combined) for part in found[name]]
+    for name in _SINGLE:
+        if name in found:
+            found[name] = _closed(found[name], combined)
+    if "properties" in found and not any(name in found for name in _ASKS):
+        found["additionalProperties"] = False
+    return found
+
+
+def _is_combined(schema: Mapping[str, Any]) -> bool:
+    return "allOf" in schema or ("properties" in schema and any(name in schema for name in _COMBINES))
+
+
+def _combined(schema: Any) -> frozenset[str]:
+    """Names of the definitions that are combined with other objects."""
+    if isinstance(schema, list):
+        return frozenset().union(*map(_combined, schema))
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    found = frozenset().union(*map(_combined, schema.values()))
+    if _is_combined(schema):
+        found |= _references([schema.get(name) for name in _COMBINES] + [{"$ref": schema.get("$ref")}])
+    return found
+
+
+def _references(value: Any) -> frozenset[str]:
+    if isinstance(value, list):
+        return frozenset().union(*map(_references, value))
+    if not isinstance(value, Mapping):
+        return frozenset()
+    own = value.get("$ref")
+    name = frozenset({own.rpartition("/")[2]}) if isinstance(own, str) else frozenset[str]()
+    return name.union(*map(_references, value.values()))

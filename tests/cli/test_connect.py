@@ -1,0 +1,155 @@
+"""`connect`: clients' files are written with the server's context, and put back bit for bit."""
+
+import json
+import os
+import tomllib
+
+import pytest
+from click.testing import CliRunner
+from ruvmlx.apps.cli import cli
+from ruvmlx.apps.cli.client_files import Served, client_of, names
+from ruvmlx.apps.cli.written_files import put_back, write_over
+
+from ruvmlx.errors import NotFound, RuvmlxError, UsageError
+
+SERVED = Served("http://127.0.0.1:8642", "none-needed", "starter", 8192)
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """The home of a user whose clients have no files yet."""
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "LLM_USER_PATH", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "house"))
+    return tmp_path / "house"
+
+
+def test_the_limits_leave_room_for_a_reply():
+    """Whatever the context: the prompt at which a client shortens, and a reply, fit together."""
+    for context in (512, 8192, 32_768, 131_072, 1_000_000):
+        served = Served("u", "k", "m", context)
+        assert 0 < served.prompt + served.reply <= context and served.reply <= 32_000
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "open-webui"])
+@pytest.mark.parametrize("before", [None, "own"])
+def test_a_file_is_written_and_put_back(house, tmp_path, name, before):
+    """Twice, too; what the user had is in the new file, and the old file comes back."""
+    made = client_of(name, SERVED)
+    own = {"claude": '{"model": "x", "env": {"A": "1"}}', "zed": '{"theme": "One"}'}.get(
+        name, "- model_id: mine\n"
+    )
+    if before:
+        made.path.parent.mkdir(parents=True)
+        made.path.write_text(own)
+    record = tmp_path / "connected" / "x.json"
+    write_over(made.path, made.merged(), record)
+    text = made.path.read_text()
+    assert "starter" in text and made.path.stat().st_mode & 0o077 == (0o044 if before else 0)
+    if before and name in ("claude", "zed"):
+        found = json.loads(text)
+        assert found.get("theme") == "One" or (found["model"], found["env"]["A"]) == ("x", "1")
+    if name != "llm":
+        write_over(made.path, made.merged(), record)
+    assert put_back(record) == made.path
+    assert made.path.read_text() == own if before else not made.path.exists()
+    with pytest.raises(NotFound):
+        put_back(record)
+
+
+def test_a_file_that_changed_is_left_alone(house, tmp_path):
+    made, record = client_of("claude", SERVED), tmp_path / "x.json"
+    write_over(made.path, made.merged(), record)
+    made.path.write_text("mine")
+    with pytest.raises(RuvmlxError, match="has changed since"):
+        put_back(record)
+    assert made.path.read_text() == "mine"
+    with pytest.raises(UsageError, match="not plain JSON"):
+        made.merged()
+
+
+def test_codex_reads_its_file(house):
+    """As TOML, with the limits of its auto-compaction."""
+    found = tomllib.loads(client_of("codex", SERVED).text)
+    assert found["model_context_window"] == 8192
+    assert found["model_auto_compact_token_limit"] == SERVED.prompt < 8192 - SERVED.reply
+    assert found["model_providers"][found["model_provider"]]["wire_api"] == "responses"
+
+
+def test_llm_reads_its_file(house, monkeypatch):
+    """llm itself lists the model."""
+    llm = pytest.importorskip("llm", reason="the dependency group `clients` is not installed")
+    made = client_of("llm", SERVED)
+    monkeypatch.setenv("LLM_USER_PATH", str(made.path.parent))
+    write_over(made.path, made.merged(), made.path.parent / "x.json")
+    assert "ruvmlx" in [model.model_id for model in llm.get_models()]
+    with pytest.raises(UsageError, match="already"):
+        made.merged()
+
+
+def invoke(*words):
+    return CliRunner().invoke(cli, ["connect", *words], catch_exceptions=True)
+
+
+def test_the_command_asks_the_server(house, home, shared_url):
+    """It prints the server's model and context; --write and --undo; what is wrong is one line."""
+    url, model = shared_url
+    printed = invoke("claude", "--server", url)
+    assert printed.exit_code == 0, printed.output
+    variables = json.loads(printed.stdout)["env"]
+    assert variables["ANTHROPIC_MODEL"] == model and variables["ANTHROPIC_BASE_URL"] == url
+    assert int(variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == 512 // 4
+    assert invoke("codex", "--server", url, "--write").exit_code == 0
+    path = house / ".codex" / "ruvmlx.config.toml"
+    assert tomllib.loads(path.read_text())["model_context_window"] == 512
+    assert invoke("codex", "--undo").exit_code == 0 and not path.exists()
+    for words, message in (
+        (("codex", "--undo"), "nothing to put back"),
+        (("open-webui", "--server", url, "--write"), "no file"),
+        (("claude", "--server", url, "--name", "x"), "no model 'x'"),
+        (("claude", "--server", "http://127.0.0.1:9"), "no ruvmlx answers"),
+    ):
+        failed = invoke(*words)
+        assert failed.exit_code and message in str(failed.exception), failed.output
+
+
+@pytest.fixture
+def shared_url(open_tiny):
+    from ruvmlx.apps.server.access import Access
+    from ruvmlx.apps.server.limits import ServerLimits
+
+    from tests.server.conftest import run_server
+
+    running = run_server(open_tiny, Access(), ServerLimits())
+    yield f"http://127.0.0.1:{running.port}", running.model
+    running.stop()
+
+
+@pytest.mark.slow
+def test_claude_code_reads_its_file(house, tmp_path):
+    """The command line itself, where it is installed: it asks the server that the file names."""
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    from tests.server.coding_agents import run
+
+    asked = []
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_error(400)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Refuse)
+    Thread(target=server.serve_forever, daemon=True).start()
+    made = client_of("claude", Served(f"http://127.0.0.1:{server.server_port}", "k", "starter", 8192))
+    write_over(made.path, made.merged(), tmp_path / "x.json")
+    environment = {"CLAUDE_CONFIG_DIR": str(made.path.parent), "DISABLE_AUTOUPDATER": "1"}
+    with pytest.raises(AssertionError):  # it fails: the server refuses
+        run("claude", lambda path: [path, "-p", "hello"], tmp_path, **environment)
+    server.shutdown()
+    assert asked[0]["model"] == "starter" and asked[0]["max_tokens"] == 2048
+    assert os.environ["HOME"] == str(house)

@@ -1,0 +1,134 @@
+"""ollama's API, with its official Python client."""
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+
+from .test_tools import DAYS
+
+ollama = pytest.importorskip("ollama", reason="the dependency group `clients` is not installed")
+
+HI = [{"role": "user", "content": "hello"}]
+GREEDY = {"temperature": 0, "num_predict": 8}
+
+
+@pytest.fixture
+def client(roomy):
+    return ollama.Client(f"http://127.0.0.1:{roomy.port}")
+
+
+def test_chat_whole_and_as_a_stream(client, roomy):
+    """Both say what OpenAI's form says; the last line has the numbers."""
+    want = roomy.chat("hello").json
+    text = want["choices"][0]["message"]["content"]
+    done = client.chat(roomy.model, HI, options=GREEDY)
+    assert done.message.content == text and done.message.role == "assistant"
+    assert done.done and done.done_reason == "length" and done.eval_count == 8
+    assert done.prompt_eval_count == want["usage"]["prompt_tokens"]
+    pieces = list(client.chat(roomy.model, HI, options=GREEDY, stream=True))
+    assert "".join(piece.message.content or "" for piece in pieces) == text
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1].eval_count == 8 and pieces[-1].total_duration > 0
+
+
+def test_generate(client, roomy):
+    """With the chat template as chat does, with `raw` as OpenAI's completions do."""
+    chat = client.chat(roomy.model, [{"role": "system", "content": "Be kind."}, *HI], options=GREEDY)
+    done = client.generate(roomy.model, "hello", system="Be kind.", options=GREEDY)
+    assert done.response == chat.message.content
+    raw = client.generate(roomy.model, "hello", raw=True, options=GREEDY, stream=True)
+    body = roomy.body(prompt="hello")
+    want = roomy.ask("POST", "/v1/completions", body).json["choices"][0]["text"]
+    assert "".join(piece.response for piece in raw) == want
+    assert client.generate(roomy.model, "").done_reason == "load"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_formats(client, roomy, stream):
+    """A schema, and any object."""
+    asked = {"options": {"temperature": 1.0, "seed": 3, "num_predict": 400}, "stream": stream}
+    for form in (DAYS, "json"):
+        done = client.chat(roomy.model, HI, format=form, **asked)
+        parts = list(done) if stream else [done]
+        if parts[-1].done_reason == "stop":
+            value = json.loads("".join(part.message.content for part in parts))
+            jsonschema.validate(value, DAYS if form is DAYS else {"type": "object"})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_and_its_result(client, roomy, calls_first, stream):
+    """The client sends the reply back as it came, with the result behind it."""
+
+    def weather(days: int) -> str:
+        """Tells the weather.
+
+        Args:
+          days: how many.
+        """
+        return f"rain for {days} days"
+
+    calls_first("weather", {"type": "object", "properties": {"days": {"const": 3}}, "required": ["days"]})
+    done = client.chat(roomy.model, HI, tools=[weather], options={"num_predict": 80}, stream=stream)
+    parts = list(done) if stream else [done]
+    message = parts[-1].message
+    [call] = message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("weather", {"days": 3})
+    result = {"role": "tool", "tool_name": "weather", "content": weather(**call.function.arguments)}
+    again = client.chat(roomy.model, [*HI, message, result], tools=[weather], options=GREEDY)
+    assert again.eval_count == 8 and again.prompt_eval_count > parts[-1].prompt_eval_count
+    with pytest.raises(ollama.ResponseError, match="no call before this message"):
+        client.chat(roomy.model, [*HI, result], options=GREEDY)
+
+
+def test_logprobs(client, roomy):
+    done = client.chat(roomy.model, HI, options=GREEDY, logprobs=True, top_logprobs=2)
+    want = roomy.chat("hello", logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
+    assert [info.token for info in done.logprobs] == [info["token"] for info in want]
+    assert all(len(info.top_logprobs) == 2 for info in done.logprobs)
+
+
+def test_embed(client, roomy):
+    """The same vectors as OpenAI's form has."""
+    done = client.embed(roomy.model, ["hello", "a river"])
+    body = {"model": roomy.model, "input": ["hello", "a river"]}
+    want = roomy.ask("POST", "/v1/embeddings", body).json
+    np.testing.assert_array_equal(done.embeddings, [row["embedding"] for row in want["data"]])
+    assert done.prompt_eval_count == want["usage"]["prompt_tokens"]
+
+
+def test_models(client, roomy):
+    """What is listed can be asked, with ollama's tag, too."""
+    names = [model.model for model in client.list().models]
+    assert names == [roomy.model, f"{roomy.model}@none"]
+    for name in [*names, f"{roomy.model}:latest"]:
+        assert client.generate(name, "hello", options={"num_predict": 1}).eval_count == 1
+    shown = client.show(roomy.model)
+    assert shown.modelinfo["llama.context_length"] == 1536 and "tools" in shown.capabilities
+    [loaded] = client.ps().models
+    assert loaded.model == roomy.model and loaded.size > 0 and loaded.context_length == 1536
+    assert roomy.ask("GET", "/api/version").json["version"]
+
+
+def test_a_reply_can_be_rated(serve):
+    running = serve()
+    body = {"model": running.model, "prompt": "hello", "stream": False, "options": GREEDY}
+    done = running.ask("POST", "/api/generate", body).json
+    rated = running.ask("POST", "/v1/ratings", {"id": done["id"], "rating": "up"})
+    assert rated.status == 200 and rated.json["applied"]
+
+
+def test_errors_are_the_clients_own(client, roomy):
+    """With the status, before a stream begins; a line where it has begun."""
+    with pytest.raises(ollama.ResponseError) as caught:
+        client.chat("another", HI)
+    assert caught.value.status_code == 404
+    for stream in (False, True):
+        with pytest.raises(ollama.ResponseError, match="maximum context length") as caught:
+            list(client.chat(roomy.model, [{"role": "user", "content": "long " * 400}], stream=stream))
+        assert caught.value.status_code == 400
+    with pytest.raises(ollama.ResponseError, match="mirostat"):
+        client.chat(roomy.model, HI, options={"mirostat": 2})
+    with pytest.raises(ollama.ResponseError, match="think"):
+        client.chat(roomy.model, HI, think=True)
