@@ -39,7 +39,7 @@ ARGUMENTS = {
 }
 BEFORE = {"next": ["/again"], "prev": ["/again"], "undo": ["/up"], "restore": ["/delete"]}
 BEFORE |= {"choose": ["/compare A question"], "compare": [], "import": ["/export earlier.json"]}
-NAMES = sorted(commands.COMMANDS)
+NAMES = sorted(set(commands.COMMANDS) - {"save"})  # needs a reply with code: test_set_save_find.py
 
 
 def typed(name):
