@@ -21,7 +21,7 @@ from queue import LifoQueue
 from typing import Any
 
 from .errors import UsageError
-from .platform.bounded_process import BoundedProcess, Ended, Stopped, answer_requests
+from .platform.bounded_process import BoundedProcess, ProcessEnded, ProcessStopped, answer_requests
 from .text import one_line
 
 SECONDS, OPENING = 2.0, 1.0  # of processor time, for a schema and for the child's start
@@ -174,9 +174,9 @@ def _check(vocabulary: Vocabulary, constraint: Constraint) -> None:
     child = _children.get()
     try:
         child.ask(request, SECONDS, MEMORY)
-    except Stopped:
+    except ProcessStopped:
         raise UsageError(f"{constraint.name} was not compiled: ruvmlx was stopped.") from None
-    except Ended:
+    except ProcessEnded:
         limits = f"{SECONDS:.0f} seconds of work and {MEMORY >> 20} MB"
         why = f"{constraint.name} takes more than {limits} to compile. Make it simpler."
         raise _remembered(key, why) from None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptFile
-from ..platform.bounded_process import BoundedProcess, Ended, answer_requests
+from ..platform.bounded_process import BoundedProcess, ProcessEnded, answer_requests
 from .json_files import MAX_BYTES
 from .messages import one_line
 from .tokenizer_base import BaseTokenizer
@@ -51,7 +51,7 @@ class ProcessTokenizer(BaseTokenizer):
         memory = self._memory + PER_CHARACTER * characters
         try:
             return self._process.ask(request, seconds, memory)
-        except Ended as ended:
+        except ProcessEnded as ended:
             limits = f", or needs more than {seconds:.0f} seconds of work and {memory >> 20} MB"
             why = f": {one_line(ended)}" if str(ended) else limits
             raise CorruptFile(

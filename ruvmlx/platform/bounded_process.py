@@ -30,11 +30,11 @@ POLL = 0.1  # s
 LARGEST_ANSWER = 1 << 28  # bytes
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """The child died or reached a limit, or what it ran failed, and the text says how."""
 
 
-class Stopped(Ended):
+class ProcessStopped(ProcessEnded):
     """`stop_requests` ended the child."""
 
 
@@ -56,18 +56,18 @@ class BoundedProcess:
         """The child's answer to a request.
 
         seconds: of processor time. memory: bytes that the child may take since its start, all requests
-        together. Raises Ended, or the RuvmlxError that the child raised.
+        together. Raises ProcessEnded, or the RuvmlxError that the child raised.
         """
         with self._lock:
             if ending.is_set():
-                raise Stopped
+                raise ProcessStopped
             if self._child is None or self._child.owner != os.getpid():
                 self._child, seconds = _Child(self._command), seconds + self._opening
             child = self._child
             try:
                 said = child.asked({"request": request, "seconds": seconds, "memory": memory})
                 if "failed" in said:  # a library that has panicked may be in any state
-                    raise Ended(said["failed"])
+                    raise ProcessEnded(said["failed"])
             except BaseException:  # also Ctrl+C: an answer that nobody reads would be taken for the next one
                 self.close()
                 raise
@@ -83,14 +83,15 @@ class BoundedProcess:
 
 
 def stop_requests() -> None:
-    """End every child that works on a request now: whoever waits for its answer gets Stopped. For Ctrl+C and
-    signals that end this process; from any thread."""
+    """End every child that works on a request now: whoever waits for its answer gets ProcessStopped.
+
+    For Ctrl+C and signals that end this process; from any thread."""
     for child in list(_working):
         child.stop()
 
 
 _working: "WeakSet[_Child]" = WeakSet()
-ending = threading.Event()  # set while this process ends: every request gets Stopped
+ending = threading.Event()  # set while this process ends: every request gets ProcessStopped
 
 
 class _Child:
@@ -124,10 +125,10 @@ class _Child:
             self._socket.sendall(len(data).to_bytes(4, "big") + data)
             size = int.from_bytes(self._received(4, until, request["memory"]), "big")
             if size > LARGEST_ANSWER:
-                raise Ended
+                raise ProcessEnded
             return json.loads(self._received(size, until, request["memory"]))
-        except (Ended, OSError, ValueError, RecursionError):
-            raise Stopped if self._is_stopped else Ended from None
+        except (ProcessEnded, OSError, ValueError, RecursionError):
+            raise ProcessStopped if self._is_stopped else ProcessEnded from None
         finally:
             _working.discard(self)
 
@@ -140,10 +141,10 @@ class _Child:
             except TimeoutError:
                 # macOS limits no address space.
                 if time.monotonic() > until or (sys.platform == "darwin" and self._resident() > memory):
-                    raise Ended from None
+                    raise ProcessEnded from None
                 continue
             if not part:
-                raise Ended
+                raise ProcessEnded
             data += part
         return bytes(data)
 

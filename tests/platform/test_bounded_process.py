@@ -9,7 +9,7 @@ import pytest
 
 from ruvmlx.errors import UsageError
 from ruvmlx.platform import bounded_process
-from ruvmlx.platform.bounded_process import BoundedProcess, Ended, stop_requests
+from ruvmlx.platform.bounded_process import BoundedProcess, ProcessEnded, stop_requests
 
 CHILD = """
 import os, sys, time
@@ -75,7 +75,7 @@ def test_answers(child):
 @pytest.mark.parametrize("what, value, seconds", [("spin", 0, 0.2), ("exit", 3, 60), ("fill", 10**9, 60)])
 def test_limits(child, what, value, seconds):
     """Time, memory, a death: the request ends, and a new child answers the next one."""
-    with pytest.raises(Ended) as ended:
+    with pytest.raises(ProcessEnded) as ended:
         ask(child, what, value, seconds)
     assert ("MemoryError" in str(ended.value)) == (what == "fill")  # this one the child sees itself
     assert ask(child, "say", 1) == 1
@@ -84,7 +84,7 @@ def test_limits(child, what, value, seconds):
 def test_a_child_that_waits_is_ended_by_the_clock(child, monkeypatch):
     ask(child, "say")
     monkeypatch.setattr(bounded_process, "WAIT", 1)
-    with pytest.raises(Ended):
+    with pytest.raises(ProcessEnded):
         ask(child, "sleep", 10_000, 0.2)
 
 
@@ -109,7 +109,7 @@ def test_requests_of_other_threads_can_be_stopped(child):
     pid, ended = ask(child, "pid"), threading.Event()
 
     def wait():
-        with pytest.raises(Ended):
+        with pytest.raises(ProcessEnded):
             ask(child, "sleep", 10_000, 10_000)
         ended.set()
 
