@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from .engine.types import Chunk
 from .host import Host
-from .progress import Watch
+from .progress import QUIET, Watch
 from .runtime import Runtime
 from .serving import BeginReply
 
@@ -51,8 +51,8 @@ class Guest:
     def cancel_idle(self) -> None:
         self._host.cancel_idle()
 
-    async def settle(self) -> None:
-        await self._host.settle()
+    async def settle(self, watch: Watch = QUIET) -> None:
+        await self._host.settle(watch)
 
     async def switch(self, model: str, session: str, watch: Watch) -> None:
         self._switching = True

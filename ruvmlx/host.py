@@ -325,9 +325,10 @@ class Host:
         if self._idle_cancel is not None:
             self._idle_cancel.set()
 
-    async def settle(self) -> None:
+    async def settle(self, watch: Watch = QUIET) -> None:
         """Prepare the newest replies for their ratings. `write` cancels it, also one that is being written;
-        a rating does the rest."""
+        a rating does the rest. watch: gets the progress where the model was never measured, in the runtime's
+        thread."""
         self.cancel_idle()
         self._cancel_settle()
         cancel = self._settle_cancel = threading.Event()
@@ -335,7 +336,7 @@ class Host:
         def settle() -> None:
             if self.is_writing:
                 cancel.set()
-            self.holder.opened.settle(cancel)
+            self.holder.opened.settle(cancel, watch)
 
         await self._run(settle)
 

@@ -14,7 +14,7 @@ from .errors import NotFound, UsageError
 from .lora.residency import Residency
 from .models.model import Model
 from .pausing import Stopped, stop_when
-from .progress import QUIET, Watch
+from .progress import Watch
 from .settings import Settings
 from .sona.adapter_history import LearnStatus
 from .sona.judge import Judge, TasteJudge
@@ -56,16 +56,13 @@ class LearningState:
 class Learning:
     """The adapters of one model. learner: of the adapter in use; None: no adapter is in use."""
 
-    def __init__(
-        self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool, watch: Watch
-    ):
+    def __init__(self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool):
         """learn: False records ratings, for examples and for later, but never changes weights."""
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
-        self._learns, self._watch = learn, watch
+        self._learns = learn
         self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
         name = settings.adapter_name
         self.learner: Learner | None = self.residency.get(name) if name else None
-        self._watch = QUIET  # loading another adapter is quick: the model is calibrated by now
         self._routing: Routing | None = None
         if settings.router:
             self._routing = Routing(store, model.fingerprint, settings.examples > 0)
@@ -73,9 +70,7 @@ class Learning:
 
     def _load(self, name: str) -> Learner:
         implicit, targets = self._settings.implicit_feedback, self._settings.learn_targets
-        return open_learner(
-            self._store, self._model, self._backend, name, self._learns, implicit, targets, self._watch
-        )
+        return open_learner(self._store, self._model, self._backend, name, self._learns, implicit, targets)
 
     @property
     def label(self) -> str | None:
@@ -139,8 +134,8 @@ class Learning:
         LoRA from before again afterwards."""
         return contextlib.nullcontext() if learner is self.learner else restored(self._backend)
 
-    def settle(self, cancel: threading.Event | None = None) -> None:
-        """Prepare the newest replies for a rating; called while the user reads.
+    def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
+        """Prepare the newest replies for a rating; called while the user reads. watch: as in Learner.settle.
 
         It takes seconds after many replies, or if ratings change more than the output head. `cancel` is
         checked every few tens of milliseconds; the next call, or the rating, does the rest.
@@ -148,7 +143,7 @@ class Learning:
         if self.learner is None:
             return
         with contextlib.suppress(Stopped):
-            self.learner.settle(stop_when(cancel))
+            self.learner.settle(stop_when(cancel), watch)
         if self._routing is not None:
             self._routing.of(self.learner).sync()
 

@@ -69,7 +69,6 @@ class Runtime:
         backend: Backend,
         settings: Settings,
         learn: bool = True,
-        watch: Watch = QUIET,
         plan: Plan | None = None,
     ):
         """learn: False records ratings, for examples and for later, but never changes weights. plan: made
@@ -80,7 +79,7 @@ class Runtime:
         self.engine = LLMInferenceEngine(model, backend, folder=folder)
         self._planned = memory_plan.Planned.of(self.engine, plan)
         self.tiers = TierReview(store, self.engine, settings)
-        self.learning = Learning(store, model, backend, settings, learn, watch)
+        self.learning = Learning(store, model, backend, settings, learn)
         self.writer = ReplyWriter(store, self.engine, settings, self.learning, self.tiers)
         self.choices = Choices(store, model, self.learning)
         self.chats = Conversations(
@@ -105,7 +104,7 @@ class Runtime:
             budget = (settings.kv_budget or 0) << 20
             weights = planning.counted(loaded)
             backend = open_backend(settings.backend, weights, settings.threads, budget, planning)
-            return cls(store, loaded, backend, settings, learn, watch, planning.plan)
+            return cls(store, loaded, backend, settings, learn, planning.plan)
         except BaseException:
             store.close()
             raise
@@ -191,15 +190,17 @@ class Runtime:
         """Adapters of this model that have learned something."""
         return self.store.adapters.all(self.model.fingerprint)
 
-    def settle(self, cancel: threading.Event | None = None) -> None:
+    def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
         """Prepare the newest reply for its rating, while the user reads: `Learning.settle`."""
-        self.learning.settle(cancel)
+        self.learning.settle(cancel, watch)
 
-    def rate(self, reply_id: str, rating: str, note: str = "", adapter: str | None = None) -> RatingResult:
+    def rate(
+        self, reply_id: str, rating: str, note: str = "", adapter: str | None = None, watch: Watch = QUIET
+    ) -> RatingResult:
         """Rate a reply (its id, or "last"): the weights change at once. adapter: that learns from it; None:
-        the one in use."""
+        the one in use. watch: gets the progress of what a model's first rating waits for."""
         with self.learning.using(adapter) as learner:
-            return learner.rate(reply_id, rating, note)
+            return learner.rate(reply_id, rating, note, watch)
 
     def unrate(self, reply_id: str, adapter: str | None = None) -> LearnStatus:
         """Take the rating of one reply back, as if it had never been given: `take_back`. adapter: as in

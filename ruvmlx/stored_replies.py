@@ -74,7 +74,8 @@ class ReplyArchive:
     ) -> ReplyRow:
         route = run.request.route
         reply = self.row(run, learner, trace, response, **values)
-        features = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
+        teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
+        features = b"" if response.repeats else teaching
         kv = self._tiers.observed(response.session_id, response)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
         self.store.replies.add(

@@ -148,7 +148,7 @@ def tiny_neutral(tiny, tiny_backend) -> bytes:
     config = tiny.config
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(reference_text, "texts", lambda: _SHORT)
-        measured = calibration.measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
+        measured = calibration.measure(tiny_backend, tiny.tokenizer, 2, config.max_context)
         return measured.to_bytes()  # with the name of the text, so that no test measures again
 
 

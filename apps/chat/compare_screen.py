@@ -78,7 +78,7 @@ class CompareScreen(ModalScreen[int | None]):
                 begin = compare.writing(session, self._text, first == 0, learned, chat.state.options)
                 response = await show_reply(reply, chat.host.write(begin), chat.status)
                 if response:
-                    await reply.finish(response.text, response.finish_reason)
+                    await reply.finish(response.text, response.ending)
                     reply.ending = ""
                     written = partial(compare.candidate, session=session, with_learned=learned)
                     self.candidates.append(await chat.host.call(written))

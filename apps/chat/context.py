@@ -11,6 +11,7 @@ from textual.worker import Worker
 from ruvmlx.errors import NotFound, error_line
 from ruvmlx.guest import Guest
 from ruvmlx.host import Host
+from ruvmlx.progress import Progress, Watch
 from ruvmlx.runtime import Runtime
 
 from .messages import Notice, ReplyMessage, UserMessage
@@ -29,6 +30,27 @@ def call_soon(loop: asyncio.AbstractEventLoop, show: Callable[[], None]) -> None
     """show() in the app's thread; called from the runtime's thread."""
     with contextlib.suppress(RuntimeError):  # the app has ended
         loop.call_soon_threadsafe(show)
+
+
+class StatusWatch(Watch):
+    """Shows progress in the status line, until `end`."""
+
+    def __init__(self, status: StatusLine) -> None:
+        self._loop, self._status, self._shown = asyncio.get_running_loop(), status, ""
+
+    def progress(self, progress: Progress) -> None:
+        call_soon(self._loop, lambda: self._show(progress.line))
+
+    def _show(self, line: str) -> None:
+        self._shown = self._status.background = line
+
+    def end(self) -> None:
+        """Take the line away, unless something else is shown by now."""
+        call_soon(self._loop, self._take_away)
+
+    def _take_away(self) -> None:
+        if self._shown and self._status.background == self._shown:
+            self._status.background = ""
 
 
 class ChatContext:

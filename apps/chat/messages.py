@@ -21,6 +21,7 @@ from .windowed import Windowed
 ENDINGS = {
     "cancelled": "stopped · /more continues it",
     "length": "cut at the length limit · /more continues it",
+    "repeats": "ended, because it only repeated itself; ratings of it teach nothing · /again writes another",
 }
 
 
@@ -152,12 +153,12 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self._show_thought()
         await self.body.show(self.answer)
 
-    async def finish(self, text: str, finish_reason: str) -> None:
-        """Show the whole reply as it was committed."""
+    async def finish(self, text: str, ending: str) -> None:
+        """Show the whole reply as it was committed. ending: why it ended, as in `ENDINGS`."""
         self.text, self.finished = sanitize(text), True
         self._show_thought()
         await self.body.show(self.answer, final=True)
-        self.progress, self.ending = "", ENDINGS.get(finish_reason, "")
+        self.progress, self.ending = "", ENDINGS.get(ending, "")
 
     def rated(self, result: RatingResult, key: str) -> None:
         """Show what a rating changed. key: what takes it back."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TextIO
 
+from ruvmlx.engine.repetition import REPEATS
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import UsageError, error_line
 from ruvmlx.host import BeginReply, ModelHolder, Opener, OpenRuntime, StoppableWatch
@@ -33,6 +34,7 @@ from .state import ChatState, Outcome, system_prompt_of
 from .steps.write import place, say, spoken
 
 LONGEST = 1 << 20  # characters of a line; no context is that long
+_ENDS = {"cancelled": "stopped", "length": "cut at the length limit", "repeats": REPEATS.rstrip(".")}
 
 
 class PlainStreams:
@@ -192,7 +194,7 @@ class PlainChat:
     def _stream(self, reply: Iterator[Chunk]) -> None:
         """Print words as they come. The label is printed with the first word, so that an error has its own
         line."""
-        safe, answer, begun, reason = Sanitizer(), AnswerFilter(), False, ""
+        safe, answer, begun, end = Sanitizer(), AnswerFilter(), False, ""
         try:
             for chunk in reply:
                 was_thinking = answer.is_thinking
@@ -205,13 +207,12 @@ class PlainChat:
                     self._streams.write(text if begun else f"Assistant: {text.lstrip()}")
                     begun = True
                 if chunk.response:
-                    reason, self._state.response = chunk.response.finish_reason, chunk.response
+                    end, self._state.response = chunk.response.ending, chunk.response
         finally:
             if begun:
                 self._streams.write("\n")
-        ends = {"cancelled": "(stopped)", "length": "(cut at the length limit)"}
-        if reason in ends:
-            self._streams.print(ends[reason])
+        if end in _ENDS:
+            self._streams.print(f"({_ENDS[end]})")
 
     def _switch(self, name: str) -> None:
         """Switch to another model; Ctrl-C keeps the one in use."""

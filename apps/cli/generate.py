@@ -61,6 +61,10 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
         )
         with ctrl_c_sets(request.cancel):
             response = _print_reply(runtime.generate(request), quiet=as_json)
+        if response.repeats:
+            from ruvmlx.engine.repetition import REPEATS
+
+            log(f"note: {REPEATS}")
         runtime.settle()
         if as_json:
             print_json(_report(runtime, response))
@@ -133,6 +137,7 @@ def _report(runtime: Any, response: "GenerationResponse") -> dict[str, Any]:
         "generation_tps": round(response.generation_tps, 2),
         "ttft_ms": round(response.ttft_ms, 2),
         "finish_reason": response.finish_reason,
+        "repeats": response.repeats,
         "model": runtime.model.name,
         "backend": runtime.backend.name,
         "kernels": runtime.backend.kernels,

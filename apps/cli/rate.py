@@ -37,13 +37,15 @@ def rate(
             result: Any = runtime.choices.prefer(better, worse)
         line = preference_line(result)
     else:
+        from ..progress import watching
+
         if better or worse or reply_id is None or rating is None:
             raise UsageError(
                 "give a reply and its rating, as in `rate last up`; or both --better and --worse."
             )
         check_rating(rating)
-        with open_runtime(resolve(flags)) as runtime:
-            result = runtime.rate(reply_id, rating, note)
+        with open_runtime(resolve(flags)) as runtime, watching() as watch:
+            result = runtime.rate(reply_id, rating, note, watch=watch)
         line = rating_line(result)
     if as_json:
         print_json(result)

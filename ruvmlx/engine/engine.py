@@ -11,6 +11,7 @@ from ..errors import PromptTooLong, UsageError
 from ..kv.disk import CacheFolder
 from ..kv.policy import TierPolicy
 from ..models.model import Model
+from ..models.system_prompt import with_system
 from .run import Recorder, Run
 from .sessions import SessionManager
 from .types import Chunk, GenerationRequest, GenerationResponse
@@ -40,8 +41,10 @@ class LLMInferenceEngine:
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
                 raise UsageError("the prompt is empty; give some text.")
+            # Agents bring tools with instructions of their own.
+            messages = request.messages if request.tools else with_system(self.model, request.messages)
             ids = tokenizer.encode_chat(
-                request.messages,
+                messages,
                 thinking=request.thinking,
                 tools=request.tools,
                 salt=request.cache_salt,

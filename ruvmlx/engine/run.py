@@ -21,6 +21,7 @@ from ..sampling import check_sampling, log_softmax, top_ids
 from ..tiers import PAGE
 from .constraint import Matcher, matcher_for
 from .detokenize import StopStrings, StreamDecoder
+from .repetition import Repetition
 from .session import Session
 from .sessions import SessionManager
 from .source import Source, StepSource, needs_steps, source
@@ -98,6 +99,7 @@ class Run:
         # What the template wrote of the reply: the tag that opens its thought.
         self._opening = "" if request.begun else opened_by(tokenizer, self.prompt)
         self.rule = self._new_rule()
+        self.repetition = self._new_repetition()
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None  # None while the run goes on
         self.started = self.first_token = time.perf_counter()
@@ -202,11 +204,13 @@ class Run:
 
     def _accepted(self, token: int) -> Chunk:
         opening, self._opening = self._opening, ""
+        if self.repetition is not None:
+            self.repetition.add(token)
         text = opening + self.stops.add(self.decoder.add(token))
         self.text.append(text)
         if self.stops.hit or (self.rule is not None and self.rule.over):
             self.finish_reason = "stop"
-        elif len(self.ids) >= self.limit:
+        elif len(self.ids) >= self.limit or self.repeats:
             self.finish_reason = "length"
         return Chunk(text, len(self.ids), len(self.prompt), len(self.prompt))
 
@@ -267,6 +271,16 @@ class Run:
         if self.request.begun is not None:
             raise UsageError("a reply cannot be continued under a constraint; ask again without one.")
         return matcher_for(self.engine.model, constraint, self._opening)
+
+    def _new_repetition(self) -> Repetition | None:
+        """What watches for a loop; None where the user asked to go on, or a constraint says when to end."""
+        goes_on = self.request.ignore_eos or self.request.begun is not None
+        return None if goes_on or self.rule is not None else Repetition()
+
+    @property
+    def repeats(self) -> bool:
+        """Does the reply only repeat itself by now? It ends there."""
+        return self.repetition is not None and self.repetition.is_loop
 
     def draw_work(self) -> ReplyWork | None:
         """The kernel call that draws the next token, to be run before `draw`; None if there is none."""
@@ -346,6 +360,7 @@ class Run:
             route=self.request.route,
             stopped_by=self.stops.hit,
             limit=self.limit,
+            repeats=self.repeats,
         )
 
 

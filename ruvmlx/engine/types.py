@@ -100,6 +100,12 @@ class GenerationResponse:
     limit: int | None = (
         None  # the most tokens that it could have: what was asked for, or the room that there was
     )
+    repeats: bool = False  # it was ended, with the finish_reason "length", because it only repeated itself
+
+    @property
+    def ending(self) -> str:
+        """Why it ended, for people: its finish_reason, or "repeats"."""
+        return "repeats" if self.repeats else self.finish_reason
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from .layout import check_vocab, parameter_count
 from .model import Model
 from .resolve import find_model
 from .sampling_defaults import sampling_defaults
-from .starter import STARTER_SAMPLING, starter_path
+from .starter import STARTER_SAMPLING, STARTER_SYSTEM, starter_path
 
 
 def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
@@ -23,7 +23,7 @@ def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
         return _load_folder(found.name, found.path)
     model = load_gguf(found.path, found.name)
     if found.path == starter_path():
-        model.default_sampling = STARTER_SAMPLING
+        model.default_sampling, model.default_system = STARTER_SAMPLING, STARTER_SYSTEM
     return model
 
 
@@ -48,7 +48,7 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
         fingerprint=fingerprint(config, layout, map(file.raw, sampled)),
         parameters=parameter_count(config),
         bytes=file.tensor_bytes,
-        default_sampling=_gguf_sampling(file.metadata),
+        default_sampling=_gguf_sampling(file.metadata, config.model_type, path),
         types=file.types,
     )
 
@@ -56,10 +56,12 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
 _SAMPLED_GGUF = ("token_embd.weight", "output.weight", "output_norm.weight", "blk.0.attn_q.weight")
 
 
-def _gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
+def _gguf_sampling(metadata: Mapping[str, Any], model_type: str, path: Path) -> dict[str, float]:
     """general.sampling.temp and its like, where newer files have them."""
     values = {name: metadata.get(f"general.sampling.{name}") for name in SAMPLING}
-    return sampling_defaults(values | {"temperature": metadata.get("general.sampling.temp")})
+    values |= {"temperature": metadata.get("general.sampling.temp")}
+    names = [path.name, *(str(metadata.get(f"general.{key}", "")) for key in ("name", "basename"))]
+    return sampling_defaults(values, model_type, names)
 
 
 def _load_folder(name: str, path: Path) -> Model:

@@ -99,7 +99,7 @@ def load_folder(path: Path, name: str) -> Model:
         fingerprint=fingerprint(folder.shape, layout, folder.samples()),
         parameters=folder.parameters,
         bytes=folder.bytes,
-        default_sampling=sampling_defaults(generation),
+        default_sampling=sampling_defaults(generation, folder.shape.model_type, [name, path.name]),
         types=folder.types,
         wrapped=folder.wrapped,
     )

@@ -2,6 +2,9 @@
 
 It follows the store: after an undo, a rollback or another process's rating it loads the stored version. It
 keeps the backend's LoRA in step with the weights.
+
+Nothing is measured when it is opened. What ratings need of a model that was never measured, and of a base
+whose probe is not in memory, is measured while the user reads the first reply, or by the first rating.
 """
 
 from collections import OrderedDict
@@ -11,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..backends.base import Backend
+from ..backends.base import Backend, restored, untouched
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
 from ..lora.layer_lora import LayerLoRA, unpacked_layers
@@ -22,7 +25,7 @@ from ..progress import QUIET, Watch
 from ..store import Store
 from .adapter_history import AdapterHistory
 from .base_probe import probe_under
-from .calibration import measure
+from .calibration import Measured, Measurement
 from .kl_probe import KLProbe
 from .state import LearnerState, ProbedBase
 
@@ -56,22 +59,47 @@ class ActiveAdapter:
     """The adapter in use. Lives in the backend's thread."""
 
     def __init__(
-        self, store: Store, model: Model, backend: Backend, history: AdapterHistory, layers: LayerInstaller,
-        watch: Watch = QUIET,
-    ):  # fmt: skip
-        """watch: shows the progress of the calibration, which runs once per model and takes seconds."""
+        self, store: Store, model: Model, backend: Backend, history: AdapterHistory, layers: LayerInstaller
+    ):
         self._store, self._model, self._layers = store, model, layers
         self.backend, self.history = backend, history
-        backend.set_lora(None)
-        # Loaded before any base is installed: under a base the backend's head is not the frozen model's.
-        self.frozen_probe = self._load_probe(watch)
-        self._bases: OrderedDict[int, ProbedBase] = OrderedDict()
+        self._measurement = Measurement(Measured.of(model, backend, RANK))
+        self._probe = self._stored_probe()
+        self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
+        self._probed: dict[int, ProbedBase] = {}  # of those in `_bases`
         self.state = self.load(history.version())
-        self.probed_base = self._probed(self.state.base)
+        self.base = self._loaded(self.state.base)
+        backend.set_lora(self.base)
+
+    # -- the measurement of the model ------------------------------------------------------------------
 
     @property
-    def base(self) -> BaseLoRA | None:
-        return self.probed_base.lora
+    def is_measured(self) -> bool:
+        """Is the KL probe in use known? Until the model's own is, replies are traced by a blank adapter."""
+        return self._probe is not None and (self.base is None or self.state.base in self._probed)
+
+    def measure(self, pause: Pause | None = None, watch: Watch = QUIET) -> None:
+        """Measure the model, once for all time, and the base in use, once per process, unless that is done:
+        seconds. `pause` may raise to stop; the next call goes on. watch: gets the progress of the model's."""
+        if self._probe is None:
+            self._probe = self._stored_probe()  # another process may have measured it
+        if self._probe is None:
+            with untouched(self.backend):
+                self._probe = self._measurement.run(pause, watch)
+            self._store.model_data.put_reference_text(self._model.fingerprint, self._probe.to_bytes())
+        if self.state.version == 0 and is_blank(self.state.micro):
+            self.state = self.load(0)
+        if self.base is not None and self.state.base not in self._probed:
+            with restored(self.backend):
+                self._probed[self.state.base] = self.probe_base(self.base, pause)
+
+    @property
+    def frozen_probe(self) -> KLProbe:
+        """The frozen model's KL probe; measured now if it is not known."""
+        if self._probe is None:
+            self.measure()
+        assert self._probe is not None
+        return self._probe
 
     @property
     def layer_lora(self) -> LayerLoRA | None:
@@ -90,9 +118,11 @@ class ActiveAdapter:
     @property
     def nbytes(self) -> int:
         """Bytes of the weights and of the KL probes."""
-        bases = sum(b.probe.nbytes + (b.lora.nbytes if b.lora else 0) for b in self._bases.values())
+        bases = sum(base.nbytes for base in self._bases.values())
+        probes = sum(probed.probe.nbytes for probed in self._probed.values())
         own = self.state.micro.nbytes + (self.layer_lora.nbytes if self.layer_lora else 0)
-        return own + self.frozen_probe.nbytes + bases + self._layers.nbytes
+        frozen = self._probe.nbytes if self._probe is not None else 0
+        return own + frozen + bases + probes + self._layers.nbytes
 
     @property
     def differs(self) -> bool:
@@ -114,7 +144,8 @@ class ActiveAdapter:
 
     def _use(self, state: LearnerState) -> None:
         if state.base != self.state.base:
-            self.probed_base = self._probed(state.base)
+            self.base = self._loaded(state.base)
+            self._set(self.base)
             self._layers.forget_probe()
         elif not (state.layer_lora and state.layer_lora.moves):
             self._layers.forget_probe()
@@ -124,7 +155,9 @@ class ActiveAdapter:
         """A stored version's weights; 0: the untouched model. NotFound if it is no longer stored."""
         config = self._model.shape
         if version == 0:
-            return LearnerState(MicroLoRA.fresh(self.frozen_probe.directions, config.vocab_size), 0, 0, 0.0)
+            blank = np.zeros((config.hidden_size, RANK), np.float32)
+            directions = blank if self._probe is None else self._probe.directions
+            return LearnerState(MicroLoRA.fresh(directions, config.vocab_size), 0, 0, 0.0)
         row = self.history.adapter(version)
         micro = MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size)
         return LearnerState(micro, row.base, version, row.kl, unpacked_layers(row.state, config))
@@ -173,32 +206,35 @@ class ActiveAdapter:
             lora, probe_under(self.frozen_probe, self.backend, self._model.tokenizer, context, pause)
         )
 
-    def remember(self, base: int, probed: ProbedBase) -> None:
-        """Keep the probe of a base that was measured before it was stored under this id."""
-        self._bases[base] = probed
-
-    def _probed(self, base: int) -> ProbedBase:
-        """Install a base and measure the KL probe under it, unless it is known."""
-        if base == 0:
-            self.backend.set_lora(None)
+    @property
+    def probed_base(self) -> ProbedBase:
+        """The base in use, with the KL probe under it, which is measured now if it is not known."""
+        if self.base is None:
             return ProbedBase(None, self.frozen_probe)
-        known = self._bases.pop(base, None)
-        if known is None:
-            known = self.probe_base(self.history.base(base))
-        else:
-            self._set(known.lora)
+        self.measure()
+        return self._probed[self.state.base]
+
+    def remember(self, base: int, probed: ProbedBase) -> None:
+        """Keep a base that was measured before it was stored under this id, with its probe."""
+        assert probed.lora is not None
+        self._bases[base], self._probed[base] = probed.lora, probed
+
+    def _loaded(self, base: int) -> BaseLoRA | None:
+        """A base LoRA by its id, from memory or from the store; 0: none."""
+        if base == 0:
+            return None
+        known = self._bases.pop(base, None) or self.history.base(base)
         self._bases[base] = known
         while len(self._bases) > _BASES_IN_MEMORY:
-            self._bases.popitem(last=False)
+            self._probed.pop(self._bases.popitem(last=False)[0], None)
         return known
 
-    def _load_probe(self, watch: Watch) -> KLProbe:
-        config, tokenizer = self._model.shape, self._model.tokenizer
+    def _stored_probe(self) -> KLProbe | None:
         stored = self._store.model_data.reference_text(self._model.fingerprint)
-        eos = np.array(sorted(tokenizer.eos_ids))
-        known = KLProbe.from_bytes(stored, self.backend.head, eos) if stored else None
-        if known is None:
-            shape = (RANK, config.vocab_size, config.max_context)
-            known = measure(self.backend, tokenizer, *shape, watch)
-            self._store.model_data.put_reference_text(self._model.fingerprint, known.to_bytes())
-        return known
+        eos = np.array(sorted(self._model.tokenizer.eos_ids))
+        return KLProbe.from_bytes(stored, self.backend.head, eos) if stored else None
+
+
+def is_blank(adapter: MicroLoRA) -> bool:
+    """Was the adapter made before the model was measured? Then it has no directions yet."""
+    return not adapter.lora_a.any()

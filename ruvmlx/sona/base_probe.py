@@ -9,7 +9,7 @@ from ..models.model import Tokenizer
 from ..pausing import Pause
 from . import reference_text
 from .coordinates import packed
-from .kl_probe import ROWS, KLProbe, drifting, log_softmax_rows
+from .kl_probe import ROWS, Drift, KLProbe, log_softmax_rows
 
 
 def probe_under(
@@ -22,10 +22,10 @@ def probe_under(
     """
     pause = pause or (lambda: None)
     answers = frozen.answered_contexts
-    states, following, _, n_answers = reference_text.read(backend, tokenizer, max_context, pause)
-    contexts = np.ascontiguousarray(states[frozen.rows])
-    prose = states[n_answers:], following[n_answers:]
-    drift = drifting(*prose, backend.head, frozen.directions, frozen.tokens, pause)
+    text = reference_text.read(backend, tokenizer, max_context, pause, frozen.read_texts)
+    contexts = np.ascontiguousarray(text.states[frozen.rows])
+    prose = text.states[text.answers :], text.following[text.answers :]
+    drift = Drift(*prose, frozen.directions, frozen.tokens).run(backend.head, pause)
     known = frozen.log_probabilities
     new = replace(frozen, contexts=contexts, drift=drift, head=backend.head, frozen=known)
     lost = _compare(frozen, new, backend, pause)

@@ -4,72 +4,177 @@ It yields lora_a, the coordinates of ratings (tokens, and features of tokens), a
 the frozen model is measured (kl_probe.py).
 """
 
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
 import numpy as np
 
 from ..backends.base import Backend
 from ..errors import RuvmlxError
-from ..models.model import Tokenizer
+from ..models.model import Model, Tokenizer
+from ..pausing import Pause
 from ..progress import QUIET, Told, Watch
 from . import reference_text
-from .kl_probe import KLProbe, chosen, drifting
+from .kl_probe import Drift, Head, KLProbe, chosen
+from .reference_text import Reading
 
 ACTIVE = 2048  # tokens that ratings may move: the most frequent ones in plain replies
 FEATURES = 256  # directions in which tokens move together
+PROBES = 1024  # of a wider model's dimensions, random combinations of all
 WIDEST, NARROWEST = 8.0, 0.003  # range of the standard deviations of the prior of tokens' weights
 _CONTEXTS = 48, 48, 80  # in answers, in prose with the largest projections, in other prose
+_ROWS = 64  # states per call of the head
+# A model with fewer parameters reads all texts. A larger one begins no further text after so many seconds,
+# once it has read FEWEST of answers and of prose.
+SMALL, PATIENCE, FEWEST = 1_000_000_000, 20.0, 2
+WHAT = "Getting to know the model, once"
 
 
-def measure(
-    backend: Backend,
-    tokenizer: Tokenizer,
-    rank: int,
-    vocab_size: int,
-    max_context: int,
-    watch: Watch = QUIET,
-) -> KLProbe:
-    """The frozen model's KL probe, from the reference text: some 2,700 tokens of prefill."""
-    count = Told(watch, "Getting to know the model, once", len(reference_text.texts()), "texts")
-    pause = None if watch is QUIET else lambda: count.add(0)  # a pause makes prefill slower
-    states, following, at_end, answers = reference_text.read(backend, tokenizer, max_context, pause, count)
-    count.begin("Getting to know its words, once", 0)
+@dataclass(frozen=True)
+class Measured:
+    """What is measured: a model of this backend, with this tokenizer. rank: of lora_a."""
 
-    def head(hidden: np.ndarray) -> np.ndarray:
-        count.add(0)
-        return backend.head(hidden)
+    backend: Backend
+    tokenizer: Tokenizer
+    rank: int
+    max_context: int
+    parameters: int = 0
 
-    if not (np.isfinite(states).all() and np.isfinite(at_end).all()):
-        raise RuvmlxError(
-            "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
-        )
-    ends = sorted(tokenizer.eos_ids)
-    every = np.concatenate([states, at_end])
-    ended = [bool(question) for question, _ in reference_text.texts()]
-    in_reply = np.concatenate([np.arange(len(states)) < answers, ended])
-    frequency, cost, ending = survey(every, head, ends)
-    tokens, precision = prior(frequency, cost, ends)
-    reading = directions(every, in_reply, ending)[:, :rank].copy()
-    along = features(head, states.shape[1], tokens, frequency[tokens])
-    rows, counts = measured(states @ reading, answers)
-    return KLProbe(
-        np.ascontiguousarray(states[rows]), rows, counts, np.array(len(states) - answers), following[rows],
-        reading,
-        tokens, np.array(ends), np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,
-        drifting(states[answers:], following[answers:], head, reading, tokens), backend.head,
-    )  # fmt: skip
+    @classmethod
+    def of(cls, model: Model, backend: Backend, rank: int) -> "Measured":
+        """A model in a backend."""
+        return cls(backend, model.tokenizer, rank, model.shape.max_context, model.parameters)
 
 
-def survey(states: np.ndarray, head, ends: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+class Measurement:
+    """The measurement of one model's KL probe, from the reference text: some 2,700 tokens of prefill, then
+    the head on all states, twice. It can be stopped at any time, and goes on where it was."""
+
+    def __init__(self, model: Measured):
+        self._model, self._reading = model, Reading()
+        self._spent = 0.0  # seconds of reading
+        self._survey: Survey | None = None
+        self._rest: Callable[[Pause], KLProbe] | None = None  # what comes after the survey
+
+    def run(self, pause: Pause | None = None, watch: Watch = QUIET) -> KLProbe:
+        """Measure what is still missing. `pause` may raise to stop. RuvmlxError for damaged weights."""
+        order = _order([bool(question) for question, _ in reference_text.texts()])
+        count = Told(watch, WHAT, len(order), "texts")
+        count.add(len(self._reading.states))
+
+        def pausing() -> None:
+            if pause is not None:
+                pause()
+            count.add(0)
+
+        waits = pause is not None or watch is not QUIET  # else reading is faster without
+        for done, index in enumerate(order):
+            if self._is_enough(done):
+                break
+            self._read(index, pausing if waits else None)
+            count.add(1)
+        few = len(self._reading.states) < len(order)
+        count.begin(f"{WHAT} ({len(self._reading.states)} of {len(order)} texts)" if few else WHAT, 0)
+        return self._measured(pausing)
+
+    def _is_enough(self, texts: int) -> bool:
+        return self._model.parameters >= SMALL and texts >= 2 * FEWEST and self._spent > PATIENCE
+
+    def _read(self, index: int, pause: Pause | None) -> None:
+        started, model = time.perf_counter(), self._model
+        try:
+            self._reading.read(index, model.backend, model.tokenizer, model.max_context, pause)
+        finally:
+            self._spent += time.perf_counter() - started
+
+    def _measured(self, pause: Pause) -> KLProbe:
+        head = self._model.backend.head
+        if self._survey is None:
+            text = self._reading.joined()
+            if not (np.isfinite(text.states).all() and np.isfinite(text.ends).all()):
+                raise RuvmlxError(
+                    "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
+                )
+            every, ends = np.concatenate([text.states, text.ends]), sorted(self._model.tokenizer.eos_ids)
+            self._survey = Survey(every, ends)
+        surveyed = self._survey.run(head, pause)
+        self._rest = self._rest or self._prepared(self._survey.states, surveyed, pause)
+        return self._rest(pause)
+
+    def _prepared(self, every: np.ndarray, surveyed: "Surveyed", pause: Pause) -> Callable[[Pause], KLProbe]:
+        text, model, ends = self._reading.joined(), self._model, sorted(self._model.tokenizer.eos_ids)
+        states, following, answers = text.states, text.following, text.answers
+
+        def head(hidden: np.ndarray) -> np.ndarray:
+            pause()
+            return model.backend.head(hidden)
+
+        in_reply = np.concatenate([np.arange(len(states)) < answers, text.is_answer])
+        reading = directions(every, in_reply, surveyed.ending)[:, : model.rank].copy()
+        tokens, precision = prior(surveyed.frequency, surveyed.cost, ends)
+        along = features(head, states.shape[1], tokens, surveyed.frequency[tokens])
+        rows, counts = measured(states @ reading, answers)
+        drift = Drift(states[answers:], following[answers:], reading, tokens)
+
+        def rest(pause: Pause) -> KLProbe:
+            return KLProbe(
+                np.ascontiguousarray(states[rows]), rows, counts, np.array(len(states) - answers),
+                following[rows], reading, tokens, np.array(ends),
+                np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,
+                drift.run(model.backend.head, pause), model.backend.head, read_texts=self._reading.read_texts,
+            )  # fmt: skip
+
+        return rest
+
+
+def measure(backend: Backend, tokenizer: Tokenizer, rank: int, max_context: int) -> KLProbe:
+    """The KL probe of a model, measured at once."""
+    return Measurement(Measured(backend, tokenizer, rank, max_context)).run()
+
+
+def _order(is_answer: Sequence[bool]) -> list[int]:
+    """Indices of the texts, such that the first ones are of both kinds: FEWEST of each, then in turn."""
+    kinds = [[i for i, answer in enumerate(is_answer) if answer is kind] for kind in (True, False)]
+    head = [i for kind in kinds for i in kind[:FEWEST]]
+    turns = [i for pair in zip_longest(*(kind[FEWEST:] for kind in kinds)) for i in pair if i is not None]
+    return head + turns
+
+
+@dataclass(frozen=True)
+class Surveyed:
     """Over states [T, D]: mean probability [V] and mean p (1 - p) [V] of each token, and the log-probability
     [T] that the reply ends at each state."""
-    frequency, cost, ending = 0.0, 0.0, []
-    for i in range(0, len(states), 64):
-        z = head(states[i : i + 64]).astype(np.float64)
-        p = np.exp(z - z.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
-        frequency, cost = frequency + p.sum(axis=0), cost + (p * (1 - p)).sum(axis=0)
-        ending.append(np.log(p[:, ends].sum(axis=1) + 1e-5))
-    n = len(states)
-    return np.asarray(frequency) / n, np.asarray(cost) / n, np.concatenate(ending)
+
+    frequency: np.ndarray
+    cost: np.ndarray
+    ending: np.ndarray
+
+
+class Survey:
+    """Looks at every token's probability at every state. It can be stopped, and goes on where it was."""
+
+    def __init__(self, states: np.ndarray, ends: list[int]):
+        self.states, self._ends, self._at = states, ends, 0
+        self._frequency: Any = 0.0
+        self._cost: Any = 0.0
+        self._ending: list[np.ndarray] = []
+
+    def run(self, head: Head, pause: Pause) -> Surveyed:
+        """`pause` may raise to stop."""
+        while self._at < len(self.states):
+            z = head(self.states[self._at : self._at + _ROWS]).astype(np.float64)
+            p = np.exp(z - z.max(axis=1, keepdims=True))
+            p /= p.sum(axis=1, keepdims=True)
+            self._frequency = self._frequency + p.sum(axis=0)
+            self._cost = self._cost + (p * (1 - p)).sum(axis=0)
+            self._ending.append(np.log(p[:, self._ends].sum(axis=1) + 1e-5))
+            self._at += _ROWS
+            pause()
+        n = len(self.states)
+        return Surveyed(self._frequency / n, self._cost / n, np.concatenate(self._ending))
 
 
 def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -124,10 +229,18 @@ def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.
     The principal directions of these tokens' rows in the head, weighted by frequency: words of one kind have
     similar rows. Each has variance 1 over tokens drawn by `frequency` [A], so all cost the same KL.
     """
-    unit = np.eye(width, dtype=np.float32)
-    rows = np.concatenate([head(unit[i : i + 64]).take(tokens, axis=1) for i in range(0, width, 64)])
+    unit = np.eye(width, dtype=np.float32) if width <= PROBES else _combinations(width)
+    parts = (unit[i : i + _ROWS] for i in range(0, len(unit), _ROWS))
+    rows = np.concatenate([head(part).take(tokens, axis=1) for part in parts])
     p = (frequency / frequency.sum()).astype(np.float32)
     rows = rows.T - rows @ p
     variance, axes = np.linalg.eigh(((rows * p[:, None]).T @ rows).astype(np.float64))
     kept = np.flatnonzero(variance > 1e-6 * variance[-1])[-FEATURES:]
     return np.ascontiguousarray(rows @ (axes[:, kept] / np.sqrt(variance[kept])), np.float32)
+
+
+def _combinations(width: int) -> np.ndarray:
+    """PROBES random directions [PROBES, width], the same on every machine: products of two rows of the head
+    survive within about 3% of their lengths."""
+    signs = np.random.Generator(np.random.PCG64(1)).integers(0, 2, (PROBES, width), dtype=np.int8)
+    return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(PROBES))

@@ -29,6 +29,7 @@ import numpy as np
 from ..backends.base import Backend, untouched
 from ..errors import RuvmlxError, UsageError
 from ..models.model import Model, Tokenizer
+from ..pausing import Pause
 from ..store import Store
 
 MAX_TOKENS = 128  # most tokens read of a message; of a longer one, the first and the last half of them
@@ -110,13 +111,33 @@ class Whitening:
         )
 
 
-def whitening_of(store: Store, model: Model, backend: Backend) -> Whitening:
-    """The model's whitening: from the store, or measured and stored, which takes seconds."""
+class ReadQuestions:
+    """The everyday questions (questions.json), about 330 tokens, as far as a model has read them."""
+
+    def __init__(self) -> None:
+        self._states: list[np.ndarray] = []
+
+    def read(self, backend: Backend, tokenizer: Tokenizer, pause: Pause | None = None) -> np.ndarray:
+        """Hidden states [T, D] of all of them. `pause` may raise to stop; the next call goes on."""
+        text = resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8")
+        for question in json.loads(text)[len(self._states) :]:
+            if pause is not None:
+                pause()
+            self._states.append(_states(backend, tokenizer, question))
+        return np.concatenate(self._states)
+
+
+def whitening_of(
+    store: Store, model: Model, backend: Backend,
+    read: ReadQuestions | None = None, pause: Pause | None = None,
+) -> Whitening:  # fmt: skip
+    """The model's whitening: from the store, or measured and stored, which takes seconds. read: the questions
+    that were read before. `pause` may raise to stop."""
     stored = store.model_data.whitening(model.fingerprint)
     known = Whitening.from_bytes(stored, model.shape.hidden_size) if stored else None
     if known is None:
         with untouched(backend):
-            known = measure(backend, model.tokenizer)
+            known = whitening((read or ReadQuestions()).read(backend, model.tokenizer, pause))
         store.model_data.put_whitening(model.fingerprint, known.to_bytes())
     return known
 
@@ -200,10 +221,8 @@ def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) ->
 
 
 def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:
-    """Read the everyday questions (questions.json) with the model: about 330 tokens of prefill."""
-    text = resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8")
-    questions = json.loads(text)
-    return whitening(np.concatenate([_states(backend, tokenizer, q) for q in questions]))
+    """Read the everyday questions with the model: about 330 tokens of prefill."""
+    return whitening(ReadQuestions().read(backend, tokenizer))
 
 
 def whitening(states: np.ndarray) -> Whitening:

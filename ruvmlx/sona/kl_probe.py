@@ -15,6 +15,7 @@ import numpy as np
 from ..kernels.rating import KLContexts
 from ..lora import MicroLoRA
 from ..lora.micro_lora import ALPHA
+from ..pausing import Pause
 from . import reference_text
 from .coordinates import Coordinates, packed
 
@@ -24,6 +25,9 @@ _STORED = (
     "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
     "drift",
 )  # fmt: skip
+
+
+Head = Callable[[np.ndarray], np.ndarray]  # hidden [T, D] -> logits [T, V]
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class KLProbe:
 
     contexts [M, D]: hidden states to measure distances on; rows [M]: their indices among all states read.
     counts, prose: ContextGroups. following [M]: the token after each context. directions [D, r]: lora_a.
+    read_texts: indices of the reference texts that were read; None: all of them.
     tokens, eos, precision, features: Coordinates. drift [r, A + 1]: `drifting` of all prose.
 
     head: hidden [T, D] -> logits [T, V]. Under a base LoRA (base_probe.py) contexts, drift and head are the
@@ -94,10 +99,11 @@ class KLProbe:
     precision: np.ndarray
     features: np.ndarray
     drift: np.ndarray
-    head: Callable[[np.ndarray], np.ndarray]
+    head: Head
     frozen: np.ndarray | None = None
     packed_ratio: np.ndarray | None = None
     rise: float = 0.0
+    read_texts: np.ndarray | None = None
     # The last lora_a found equal to `directions`: from one rating to the next it is the same array.
     _same: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -269,6 +275,8 @@ class KLProbe:
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
         arrays = {name: getattr(self, name) for name in _STORED}
+        if self.read_texts is not None:
+            arrays["read_texts"] = self.read_texts
         np.savez(out, **arrays, text=np.array(reference_text.digest()))
         return out.getvalue()
 
@@ -279,33 +287,35 @@ class KLProbe:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if str(f["text"]) != reference_text.digest():
                     return None
-                arrays = {name: f[name] for name in _STORED}
+                arrays = {name: f[name] for name in (*_STORED, "read_texts") if name in f or name in _STORED}
             sound = all(np.isfinite(a).all() for a in arrays.values())
             return cls(**arrays, eos=eos, head=head) if sound else None
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 
 
-def drifting(
-    states: np.ndarray,
-    following: np.ndarray,
-    head,
-    reading: np.ndarray,
-    tokens: np.ndarray,
-    pause: Callable[[], None] = lambda: None,
-) -> np.ndarray:
+class Drift:
     """Gradient of a text's mean negative log-likelihood with respect to lora_b: [r, A + 1].
 
     The mean of u (p - onehot(y))^T, for states [T, D], following tokens y [T] and reading: lora_a [D, r]. The
     last column is for all tokens that are not in `tokens`.
     """
-    total = np.zeros((reading.shape[1], tokens.size + 1), np.float32)
-    for i in range(0, len(states), ROWS):
-        rows = np.exp(log_softmax_rows(head(states[i : i + ROWS])))
-        rows[np.arange(len(rows)), following[i : i + ROWS]] -= 1
-        total += (states[i : i + ROWS] @ reading).T @ packed(rows, tokens)
-        pause()
-    return total / max(1, len(states))
+
+    def __init__(self, states: np.ndarray, following: np.ndarray, reading: np.ndarray, tokens: np.ndarray):
+        self._states, self._following, self._reading, self._tokens = states, following, reading, tokens
+        self._total = np.zeros((reading.shape[1], tokens.size + 1), np.float32)
+        self._at = 0
+
+    def run(self, head: Head, pause: Pause) -> np.ndarray:
+        """The gradient. `pause` may raise to stop; the next call goes on."""
+        while self._at < len(self._states):
+            part = slice(self._at, self._at + ROWS)
+            rows = np.exp(log_softmax_rows(head(self._states[part])))
+            rows[np.arange(len(rows)), self._following[part]] -= 1
+            self._total += (self._states[part] @ self._reading).T @ packed(rows, self._tokens)
+            self._at += ROWS
+            pause()
+        return self._total / max(1, len(self._states))
 
 
 def log_softmax_rows(z: np.ndarray) -> np.ndarray:

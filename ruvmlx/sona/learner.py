@@ -20,6 +20,7 @@ from ..lora.layer_lora import LayerLoRA, packed
 from ..lora.targets import Targets
 from ..models.model import Model
 from ..pausing import Pause
+from ..progress import QUIET, Watch
 from ..store import HeadMoved, PreferenceRow, ReplyRow, Store
 from . import instant, objective
 from .active_adapter import ActiveAdapter
@@ -116,12 +117,17 @@ class Learner:
             return Trace(self.active.load(0).micro, 0)
         return Trace(self.micro, self.version)
 
-    def settle(self, pause: Pause | None = None) -> None:
+    def settle(self, pause: Pause | None = None, watch: Watch | None = None) -> None:
         """Prepare the newest replies for a rating, in this process or another.
 
         That takes seconds after many replies, and where ratings change more than the head: `pause` is called
-        in between and may raise to stop.
+        in between and may raise to stop. watch: gets the progress where the model was never measured; None:
+        that is left to the first rating, and then nothing is prepared.
         """
+        if not self.active.is_measured:
+            if watch is None:
+                return
+            self.active.measure(pause, watch)
         self.traces.settle()
         self.rating_index.settle(pause)
         if self._pushes_taste(self.micro):
@@ -130,8 +136,9 @@ class Learner:
 
     # -- ratings -------------------------------------------------------------------------------------
 
-    def rate(self, reply_id: str, rating: str, note: str = "") -> RatingResult:
-        """Apply a rating and commit it. An earlier rating of the same reply is taken back first.
+    def rate(self, reply_id: str, rating: str, note: str = "", watch: Watch = QUIET) -> RatingResult:
+        """Apply a rating and commit it. An earlier rating of the same reply is taken back first. watch: gets
+        the progress where the model was never measured, which the rating then waits for.
 
         UsageError for an unknown rating, AdapterMismatch for another model's reply, RuvmlxError if the update
         is not finite; nothing is changed then.
@@ -139,6 +146,7 @@ class Learner:
         started = time.perf_counter()
         rating = objective.check_rating(rating)
         reply = self.rateable(reply_id)
+        self.active.measure(watch=watch)
         return self._committed(lambda: self._rate(reply, rating, note, started))
 
     def _committed(self, attempt: Callable[[], T]) -> T:
@@ -189,6 +197,7 @@ class Learner:
             raise UsageError(f"a preference is between two replies; got {better.id} twice.")
         if better.prompt != worse.prompt:
             raise UsageError("a preference is between replies to one question; these answer two.")
+        self.active.measure()
         return self._committed(lambda: self._prefer(better, worse, kind, strength, started))
 
     def _prefer(
@@ -199,7 +208,7 @@ class Learner:
         before = self.state
         base = self._without(self.history.pairs.steps(before.version, better.id, worse.id))
         traces = [self.traces.of(reply, base) for reply in (better, worse)]
-        weights = self._pair_weights(strength, *traces)
+        weights = self._pair_weights(strength, *traces) if better.teaches and worse.teaches else (0.0, 0.0)
         new, apply_us = self._apply(base, [*zip(traces, weights, strict=True)], "preference")
         row = PreferenceRow(better.id, worse.id, kind, strength, weights[0] - weights[1])
         state = packed(new.micro, new.layer_lora)
@@ -253,7 +262,8 @@ class Learner:
 
     def _weight(self, reply: ReplyRow, rating: str, trace: Trace) -> float:
         r, value = self.rating_index.weigh(reply, rating)
-        w = objective.dro_weight(rating, r, value, trace.log_ratio) if self._learns else 0.0
+        learns = self._learns and reply.teaches
+        w = objective.dro_weight(rating, r, value, trace.log_ratio) if learns else 0.0
         return w * trace.importance if w < 0 else w
 
     def _apply(self, base: LearnerState, given: _Weighed, what: str) -> tuple[LearnerState, float]:

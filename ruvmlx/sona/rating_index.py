@@ -66,17 +66,12 @@ class RatingIndex:
         self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
         self._new: deque[ReplyRow] = deque(maxlen=NEWEST)  # not settled yet
         self._pending: list[LearningSignal] = []
+        self._read = embedding.ReadQuestions()
 
     @cached_property
     def whitening(self) -> embedding.Whitening:
         """The model's whitening; measuring it takes seconds, once per model."""
-        stored = self._store.model_data.whitening(self._model.fingerprint)
-        known = embedding.Whitening.from_bytes(stored, self._model.shape.hidden_size) if stored else None
-        if known is None:
-            with untouched(self._backend):
-                known = embedding.measure(self._backend, self._model.tokenizer)
-            self._store.model_data.put_whitening(self._model.fingerprint, known.to_bytes())
-        return known
+        return embedding.whitening_of(self._store, self._model, self._backend, self._read)
 
     @cached_property
     def bank(self) -> ReasoningBank:
@@ -109,6 +104,10 @@ class RatingIndex:
     def settle(self, pause: Pause | None = None) -> None:
         """While the user reads: embed the newest questions, cluster the bank, write signals. pause: called
         between two questions; the next call goes on."""
+        if "whitening" not in vars(self):
+            self.whitening = embedding.whitening_of(
+                self._store, self._model, self._backend, self._read, pause
+            )
         while self._new:
             if pause is not None:
                 pause()
@@ -266,10 +265,12 @@ class RatingIndex:
         return chosen[::-1]
 
     def _example(self, reply_id: str) -> LikedExample | None:
-        """A stored reply as an example; None if its chat was deleted or it has no whole sentence."""
+        """A stored reply as an example; None if it teaches nothing, its chat was deleted, or it has no whole
+        sentence."""
         reply = self._store.replies.get(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
-        return LikedExample(reply.id, reply.prompt, text) if reply.prompt.strip() and text.strip() else None
+        usable = reply.teaches and reply.prompt.strip() and text.strip()
+        return LikedExample(reply.id, reply.prompt, text) if usable else None
 
     def status(self) -> MemoryStatus:
         self.sync()

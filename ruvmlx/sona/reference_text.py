@@ -2,14 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 
 import numpy as np
 
 from ..backends.base import Backend
 from ..models.model import Message, Tokenizer
-from ..progress import Count
+from ..pausing import Pause
 
 
 def texts() -> list[tuple[str, str]]:
@@ -24,30 +25,69 @@ def digest() -> str:
     return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
 
 
+@dataclass
+class Reading:
+    """The texts that a model has read so far, by their indices in `texts()`: the hidden states that predict a
+    text's tokens and the one at its end [T + 1, D], and those tokens [T]."""
+
+    states: dict[int, np.ndarray] = field(default_factory=dict)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+
+    def read(
+        self, index: int, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None
+    ) -> None:
+        """Read one text with the backend's model and current LoRA, unless it is read already. `pause` may
+        raise to stop; the text is not read then."""
+        if index in self.states:
+            return
+        ids, first = encoded(tokenizer, *texts()[index], max_context)
+        self.states[index] = backend.hidden_states(ids, pause)[first - 1 :]
+        self.tokens[index] = ids[first:]
+
+    @property
+    def read_texts(self) -> np.ndarray:
+        """Indices of the texts that were read, ascending; answers come before prose."""
+        return np.array(sorted(self.states), np.int32)
+
+    def joined(self) -> "ReadTexts":
+        """All that was read, in the order of the texts."""
+        parts = [(i, bool(texts()[i][0]), self.states[i], self.tokens[i]) for i in sorted(self.states)]
+        return ReadTexts(
+            np.concatenate([states[:-1] for _, _, states, _ in parts]),
+            np.asarray([token for *_, tokens in parts for token in tokens], np.int32),
+            np.concatenate([states[-1:] for _, _, states, _ in parts]),
+            np.array([is_answer for _, is_answer, _, _ in parts]),
+            sum(len(tokens) for _, is_answer, _, tokens in parts if is_answer),
+        )
+
+
+@dataclass(frozen=True)
+class ReadTexts:
+    """states [T, D]: hidden states that predict the texts' tokens, following [T]; those in `answers` of them
+    come first, the others are in prose. ends [E, D]: the state at each text's end; is_answer [E].
+
+    The ends are separate, because the length of a reply is taste: KL is not measured there.
+    """
+
+    states: np.ndarray
+    following: np.ndarray
+    ends: np.ndarray
+    is_answer: np.ndarray
+    answers: int
+
+
 def read(
     backend: Backend,
     tokenizer: Tokenizer,
     max_context: int,
-    pause: Callable[[], None] | None = None,
-    count: Count | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Read the texts with the backend's model and current LoRA.
-
-    Returns the hidden states that predict the texts' tokens [T, D], those tokens [T], the state at each
-    text's end [E, D], and how many of the T are in answers; the others are in prose. The ends are separate,
-    because the length of a reply is taste: KL is not measured there.
-    """
-    states, following, ends, answers = [], [], [], 0
-    for question, answer in texts():
-        tokens, first = encoded(tokenizer, question, answer, max_context)
-        hidden = backend.hidden_states(tokens, pause)[first - 1 :]
-        states.append(hidden[:-1])
-        ends.append(hidden[-1:])
-        following += tokens[first:]
-        answers = len(following) if question else answers
-        if count:
-            count.add(1)
-    return np.concatenate(states), np.asarray(following, np.int32), np.concatenate(ends), answers
+    pause: Pause | None = None,
+    which: Sequence[int] | np.ndarray | None = None,
+) -> ReadTexts:
+    """Read the texts (which: their indices; None: all) with the backend's model and current LoRA."""
+    reading = Reading()
+    for index in range(len(texts())) if which is None else which:
+        reading.read(int(index), backend, tokenizer, max_context, pause)
+    return reading.joined()
 
 
 def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:

@@ -2,13 +2,13 @@
 
 from collections import OrderedDict
 
-from ..backends.base import under
+from ..backends.base import under, untouched
 from ..errors import NotFound
 from ..lora.layer_lora import LayerLoRA
 from ..pausing import Pause
 from ..store import ReplyRow, Store
 from . import instant
-from .active_adapter import ActiveAdapter
+from .active_adapter import ActiveAdapter, is_blank
 from .layer_part import KLGuard, LayerPart
 from .state import LearnerState
 from .trace import Trace
@@ -31,8 +31,9 @@ class ReplyTraces:
         return sum(trace.nbytes for trace in self.held.values())
 
     def keep(self, reply_id: str, trace: Trace) -> None:
-        """Keep a reply's trace in memory, among the newest few."""
-        if trace.tokens:
+        """Keep a reply's trace in memory, among the newest few. One by a blank adapter under a base is not
+        kept: its hidden states are not the untouched model's."""
+        if trace.tokens and not (is_blank(trace.adapter) and self._active.base is not None):
             self.held[reply_id] = trace
             while len(self.held) > _TRACES_IN_MEMORY:
                 self._stored.discard(self.held.popitem(last=False)[0])
@@ -57,13 +58,23 @@ class ReplyTraces:
                 self._read_layers(self._store.replies.get(reply_id), trace, state, pause)
 
     def _settle(self, reply_id: str) -> None:
-        trace, state = self.held[reply_id], self._active.state
+        trace, state = self._directed(reply_id), self._active.state
         if trace.stats is None and trace.version == state.version:
             self._active.probe.prepare()
             trace.stats = instant.prepare_stats(trace, self._active.probe)
         if reply_id not in self._stored and self._active.history.base_of(trace.version) == state.base:
             self._store.traces.put(reply_id, trace.to_bytes())
             self._stored.add(reply_id)
+
+    def _directed(self, reply_id: str) -> Trace:
+        """A trace in memory. One that a blank adapter recorded is first computed again, with the directions
+        that are known by now: the untouched model's head reads its hidden states."""
+        trace = self.held[reply_id]
+        if is_blank(trace.adapter):
+            with untouched(self._active.backend):
+                trace = trace.replayed(self._active.load(0).micro, 0, self._active.backend.head)
+            self.held[reply_id] = trace
+        return trace
 
     def of(self, reply: ReplyRow, state: LearnerState) -> Trace:
         """The reply's trace under the given weights."""

@@ -112,5 +112,7 @@ def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeature
 
 
 def _computed(row: ReplyWords) -> ReplyFeatures | None:
-    """Features of a reply that was stored without them; None if its text was deleted."""
-    return reply_features(row.prompt, row.text, row.finish_reason) if row.text else None
+    """Features of a reply that was stored without those of today; None if its text was deleted or it teaches
+    nothing."""
+    missing = row.text and row.features != b""
+    return reply_features(row.prompt, row.text, row.finish_reason) if missing else None

@@ -4,7 +4,6 @@ from functools import partial
 
 from ..backends.base import Backend
 from ..models.model import Model
-from ..progress import QUIET, Watch
 from ..store import Store
 from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
@@ -17,18 +16,17 @@ from .rating_index import RatingIndex
 
 def open_learner(
     store: Store, model: Model, backend: Backend, name: str = "default",
-    learn: bool = True, implicit: bool = False, targets: str = "head", watch: Watch = QUIET,
+    learn: bool = True, implicit: bool = False, targets: str = "head",
 ) -> Learner:  # fmt: skip
-    """The learner of one named adapter on one model. Takes seconds if the model was never calibrated.
+    """The learner of one named adapter on one model. Nothing is measured yet (ActiveAdapter.measure).
 
     learn: False records ratings and updates the rating index, but never changes weights.
     implicit: the rating index also uses implicit feedback on replies that were not rated (signal.py).
     targets: the matrices that ratings change (lora/targets.py).
-    watch: shows the progress of the calibration.
     """
     layers = LayerAdapter(store, model, backend, targets)
     history = AdapterHistory(store, model.fingerprint, name, model.is_own)
     rating_index = RatingIndex(store, model, backend, history, implicit)
-    active = ActiveAdapter(store, model, backend, history, layers, watch)
+    active = ActiveAdapter(store, model, backend, history, layers)
     guard, anchors = partial(enforce_kl_cap, layers), EWC(history)
     return Learner(store, model, active, rating_index, layers, guard, anchors, learn)

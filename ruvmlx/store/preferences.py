@@ -134,6 +134,7 @@ class Preferences:
             " SELECT r.id AS reply_id, s.rating, s.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
             " r.logprob, s.reward FROM said s JOIN replies r ON r.id = s.reply_id"
             " WHERE length(r.sampled_ids) > 0 AND length(r.prompt_ids) > 0"
+            " AND (r.features IS NULL OR length(r.features) > 0)"
             " AND s.id = (SELECT max(id) FROM said WHERE reply_id = s.reply_id)"
             " AND NOT EXISTS (SELECT 1 FROM ratings t WHERE t.reply_id = r.id AND t.fingerprint = ?1"
             " AND t.adapter = ?2 AND t.in_force)"

@@ -146,13 +146,13 @@ class Ratings:
         return [ReplyWords(**row) for row in rows]
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
-        """The newest ratings in force whose replies still have their tokens, oldest first."""
+        """The newest ratings in force that teach and whose replies still have their tokens, oldest first."""
         rows = self._db.rows(
             "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
             " r.logprob"
             " FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND length(r.sampled_ids) > 0"
-            " AND length(r.prompt_ids) > 0"
+            " AND length(r.prompt_ids) > 0 AND (r.features IS NULL OR length(r.features) > 0)"
             " ORDER BY t.id DESC LIMIT ?",
             fingerprint,
             name,

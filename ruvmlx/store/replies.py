@@ -35,7 +35,8 @@ class ReplyRow:
     examples: tuple[str, ...] = ()  # ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # time per token, relative to the usual time on this machine
     thought: int = 0  # sampled tokens at the beginning that are a thought, which ratings do not move
-    features: bytes | None = None  # of the text, for the taste model (sona/taste_features.py)
+    # Of the text, for the taste model (sona/taste_features.py); empty: ratings of this reply teach nothing.
+    features: bytes | None = None
     beside: str | None = None  # id of the reply that was shown in its place (best of n)
     edited: str | None = None  # id of the reply that the user rewrote to this one; None: the model wrote it
     tenant: str = ""  # a digest of the API key that asked for it; empty: asked for without one
@@ -49,6 +50,11 @@ class ReplyRow:
     def rated_ids(self) -> list[int]:
         """The tokens that a rating moves."""
         return self.sampled_ids[self.thought :]
+
+    @property
+    def teaches(self) -> bool:
+        """Do ratings of it teach anything? Not where it was ended because it only repeated itself."""
+        return self.features is None or len(self.features) > 0
 
     @classmethod
     def of(cls, *facts: object, **values: Any) -> "ReplyRow":

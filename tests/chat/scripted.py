@@ -144,11 +144,11 @@ class ScriptedRuntime:
         """The scheduler's: no LoRA is installed."""
         self._called()
 
-    def settle(self, cancel=None):
+    def settle(self, cancel=None, watch=None):
         self._called()
         self.settled += 1
 
-    def rate(self, reply_id, rating, note=""):
+    def rate(self, reply_id, rating, note="", watch=None):
         self._called()
         if reply_id == "last":
             reply_id = self.last_reply_id

@@ -18,7 +18,7 @@ from .test_trace import traced_reply
 @pytest.fixture
 def probe(tiny, tiny_backend):
     config = tiny.config
-    return measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
+    return measure(tiny_backend, tiny.tokenizer, 2, config.max_context)
 
 
 @pytest.fixture

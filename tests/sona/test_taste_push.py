@@ -129,7 +129,7 @@ def test_ratings_by_dice_hardly_push_the_end(effects, count):
 @pytest.fixture
 def probe(tiny, tiny_backend):
     config = tiny.config
-    return measure(tiny_backend, tiny.tokenizer, 2, config.vocab_size, config.max_context)
+    return measure(tiny_backend, tiny.tokenizer, 2, config.max_context)
 
 
 @pytest.fixture

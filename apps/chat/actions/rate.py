@@ -9,7 +9,7 @@ from ruvmlx.runtime import LearnStatus, PreferenceResult, Runtime
 
 from .. import describe, keys
 from ..arguments import parse_rating
-from ..context import ChatContext
+from ..context import ChatContext, StatusWatch
 from ..view_model import Standing
 from .panel import PanelActions
 
@@ -36,9 +36,11 @@ class RateActions:
             chat.status.flash("There is no reply to rate yet")
             return
         reply_id, session, reply.progress = reply.reply_id, chat.state.session, "rating"
+        watch = StatusWatch(chat.status)
         done = await chat.attempt(
-            lambda runtime: (runtime.rate(reply_id, rating, note), Standing.of(runtime, session))
+            lambda runtime: (runtime.rate(reply_id, rating, note, watch=watch), Standing.of(runtime, session))
         )
+        watch.end()
         reply.progress = ""
         if done:
             chat.state.lesson = done[0]

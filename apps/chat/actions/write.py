@@ -8,7 +8,7 @@ from ruvmlx.host import BeginReply
 from ruvmlx.runtime import Runtime, Turn
 
 from ..commands import message_text
-from ..context import ChatContext
+from ..context import ChatContext, StatusWatch
 from ..messages import Notice, ReplyMessage, UserMessage
 from ..steps.write import say, write_again, write_more
 from ..stream import show_reply
@@ -99,7 +99,7 @@ class WriteActions:
             response = await show_reply(reply, arriving, chat.status)
             if response:
                 chat.state.response = response
-                await reply.finish(response.text, response.finish_reason)
+                await reply.finish(response.text, response.ending)
                 await self._committed(session, reply, message)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             if chat.phase != "closing":
@@ -149,10 +149,13 @@ class WriteActions:
 
     async def _settle(self) -> None:
         if self._chat.phase != "closing":
+            watch = StatusWatch(self._chat.status)
             try:
-                await self._chat.host.settle()
+                await self._chat.host.settle(watch)
             except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
                 await self._chat.show_error(error)
+            finally:
+                watch.end()
             self._rate.look_again()
 
     # Editing a question

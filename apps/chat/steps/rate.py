@@ -3,6 +3,7 @@
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Runtime
 
+from ...progress import watching
 from .. import describe, glossary
 from ..arguments import parse_rating, parse_version
 from ..overview import Overview, spoken_lines
@@ -16,7 +17,8 @@ def rate(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     reply = shown_reply(runtime, state, "rate").reply_id
     if reply is None:
         raise NotFound("this reply was imported, so it cannot be rated; /again writes one that can")
-    state.lesson = runtime.rate(reply, rating, note)
+    with watching(still=True) as watch:
+        state.lesson = runtime.rate(reply, rating, note, watch=watch)
     return Outcome(describe.effect_words(state.lesson))
 
 

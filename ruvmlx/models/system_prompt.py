@@ -1,0 +1,47 @@
+"""The system prompt that a model really gets, and where it comes from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .model import Message, Model
+
+_MARK = "\ue000system\ue000"  # no template writes private-use characters
+_QUESTION = "\ue000question\ue000"
+
+
+@dataclass(frozen=True)
+class SystemPrompt:
+    """A system prompt and its origin: "yours", "measured" (the model's `default_system`), "template" (the
+    chat template adds it where a conversation has none), or "none"."""
+
+    text: str
+    origin: str
+
+
+def system_prompt(model: Model, given: str | None = None) -> SystemPrompt:
+    """What the model gets as its system prompt.
+
+    given: what the user chose, which always wins; "": no system prompt at all; None: nothing was chosen.
+    """
+    if given is not None:
+        return SystemPrompt(given, "yours" if given else "none")
+    if model.default_system:
+        return SystemPrompt(model.default_system, "measured")
+    written = _of_template(model)
+    return SystemPrompt(written, "template" if written else "none")
+
+
+def with_system(model: Model, messages: Sequence[Message]) -> list[Message]:
+    """The conversation, headed by the model's `default_system` unless it has a system message of its own."""
+    own = any(message.role == "system" for message in messages)
+    head = [] if own or not model.default_system else [Message("system", model.default_system)]
+    return [*head, *messages]
+
+
+def _of_template(model: Model) -> str:
+    """What the chat template writes in the place of a system prompt where a conversation has none."""
+    question = Message("user", _QUESTION)
+    bare = model.tokenizer.chat_text([question])
+    before, mark, after = model.tokenizer.chat_text([Message("system", _MARK), question]).partition(_MARK)
+    has_place = mark and bare.startswith(before) and bare.endswith(after)
+    return bare[len(before) : len(bare) - len(after)].strip() if has_place else ""

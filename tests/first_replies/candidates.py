@@ -1,0 +1,23 @@
+"""Ways to ask the starter model: what `__main__.py` compares."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A system prompt ("": an empty one, in place of the template's own) and a way to draw tokens."""
+
+    system: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """As the table shows it."""
+        drawn = ", ".join(f"{name} {value:g}" for name, value in self.sampling.items())
+        return f"“{self.system}”; {drawn}"
+
+
+TEMPLATE = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # the chat template's own
+MAKERS = {"temperature": 0.2, "top_p": 0.9}
+CANDIDATES = (Candidate(TEMPLATE, MAKERS),)
