@@ -198,7 +198,7 @@ KEYS_HELP = (
     ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
     ("↑ ↓", "in the first or last line: earlier messages"),
     ("F2", "side panel: what was learned, the machine"),
-    ("F3, F4", "models, adapters"),
+    ("F3, F4, F5", "models, adapters, fetch a better model"),
     ("PgUp, PgDn", "scroll"),
     ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
 )

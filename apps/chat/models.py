@@ -1,10 +1,14 @@
 """Lists, finds and describes models and adapters, for the app and plain mode."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ruvmlx.errors import UsageError
+from ruvmlx import proposals, settings
+from ruvmlx.errors import RuvmlxError, UsageError
+from ruvmlx.models.hub import offline
 from ruvmlx.models.local import list_local_models
 from ruvmlx.models.model import Model
 from ruvmlx.plan import Plan
@@ -46,15 +50,35 @@ def _words(model: Model) -> str:
     return ", ".join(_facts(model.format, model.bits, model.parameters, model.bytes, " parameters"))
 
 
-def models(in_use: Model) -> list[PickerEntry]:
+def models(in_use: Model, proposes: bool = False) -> list[PickerEntry]:
     """The models that `ruvmlx ls` lists, and the one in use if it is elsewhere. Reads files' headers, so do
-    not call it in the app's thread."""
+    not call it in the app's thread. proposes: then those that are worth fetching, unless offline."""
     rows = list_local_models()
     entries = [_entry(row, row["path"] == str(in_use.path)) for row in rows]
+    if proposes and not offline():
+        entries += [_offered(offer) for offer in proposals.proposals()]
     if any(entry.in_use for entry in entries):
         return entries
     own = _facts(in_use.format, in_use.bits, in_use.parameters, in_use.bytes)
     return [PickerEntry(str(in_use.path), " · ".join(own), True, aloud=_words(in_use)), *entries]
+
+
+def _offered(offer: proposals.ModelOffer) -> PickerEntry:
+    speed = f"about {offer.tps_expected:.0f} tokens/s"
+    return PickerEntry(offer.name, f"to fetch · {megabytes(offer.size)} · {speed} · {offer.licence}")
+
+
+def is_proposal(name: str) -> bool:
+    """Is this a model of the table that is not on this machine?"""
+    return any(offer.name == name for offer in proposals.proposals(few=99))
+
+
+def remember(name: str) -> None:
+    """Make a model the one of the next start. If the settings cannot be written, it is not: the chat goes
+    on."""
+    path = Path(name).expanduser()
+    with contextlib.suppress(RuvmlxError):
+        settings.save("model", str(path.resolve()) if path.exists() else name)
 
 
 def _entry(row: dict[str, Any], in_use: bool) -> PickerEntry:

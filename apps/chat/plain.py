@@ -224,6 +224,7 @@ class PlainChat:
                 finally:
                     # The old model was closed to make room and cannot be opened again.
                     self._left = self._holder.runtime is None
+        models.remember(name)
         self._state.model_changed()
         self._streams.print(models.told(self._runtime))
         self._warn()

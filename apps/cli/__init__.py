@@ -66,6 +66,7 @@ FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # verb -> file
     "restore": "backup",
     "config": "settings",
     "ls": "models",
+    "models": "models",
     "pull": "models",
     "rm": "models",
     "show": "models",

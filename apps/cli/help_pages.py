@@ -33,7 +33,7 @@ SECTIONS = {
     "Chat": ("chat", "generate", "rate"),
     "What was learned": ("learn", "adapters", "prove"),
     "Your chats and settings": ("sessions", "backup", "restore", "config"),
-    "Models": ("ls", "pull", "show", "rm", "perplexity"),
+    "Models": ("ls", "models", "pull", "show", "rm", "perplexity"),
     "Programs and this machine": ("serve", "connect", "doctor", "bench", "completion"),
 }
 
@@ -246,6 +246,11 @@ PAGES = {
         "List the models on this machine",
         ("ls", "those of ollama and LM Studio, too"),
         ("ls --json", "for a script"),
+    ),
+    "models": _page(
+        "Propose models for this machine",
+        ("models", "those that are here, then the best ones to fetch"),
+        ("models --json", "for a script"),
     ),
     "pull": _page(
         "Fetch a model from Hugging Face",

@@ -1,4 +1,4 @@
-"""`pull`, `ls`, `show` and `rm`: fetch, list, show and delete models."""
+"""`pull`, `ls`, `models`, `show` and `rm`: fetch, list, propose, show and delete models."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ruvmlx.models.facts import Facts
     from ruvmlx.models.model import Model, ModelShape
     from ruvmlx.plan import Fit
+    from ruvmlx.proposals import ModelOffer
 
 
 def _facts(model: "Model | Facts") -> dict[str, Any]:
@@ -97,6 +98,32 @@ def list_models(as_json: bool) -> None:
         [(row["name"], size(row["bytes"]), _fit_word(row, fits), short_path(row["path"])) for row in rows],
     )
     hint("`ruvmlx chat --model NAME` uses one; `ruvmlx pull owner/name` fetches another.")
+
+
+@click.command("models", cls=Verb)
+@json_option
+def propose_models(as_json: bool) -> None:
+    """Show what this machine can run well: the models that are on it, then the best ones to fetch.
+
+    Memory is that with 8,192 tokens of context. The speed is computed from this machine's memory bandwidth.
+    """
+    from ruvmlx.proposals import installed, proposals
+
+    here, offers = installed(), proposals()
+    if as_json:
+        print_json([asdict(offer) for offer in (*here, *offers)])
+        return
+    for line in (*map(_offer_line, here), *map(_offer_line, offers)):
+        show_line(line)
+    if offers:
+        show_line(f"`ruvmlx pull {offers[0].name}` fetches the first of those that are not here.")
+
+
+def _offer_line(offer: "ModelOffer") -> str:
+    size, memory = offer.size / 1e9, offer.memory_at_8k / 1e9
+    words = "here" if offer.installed else f"to fetch, {offer.licence}"
+    speed = f"about {offer.tps_expected:,.0f} tokens/s"
+    return f"{offer.name:<54}  {size:>5.1f} GB  {memory:>5.1f} GB of memory  {speed:<22}  {words}"
 
 
 def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
@@ -224,4 +251,4 @@ def remove_model(name: str) -> None:
     say(f"Deleted {name}: {size(plan.expected_freed_size)} are free again.")
 
 
-VERBS = [pull, list_models, show_model, remove_model]
+VERBS = [pull, list_models, propose_models, show_model, remove_model]

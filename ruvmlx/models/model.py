@@ -155,8 +155,8 @@ class Model:
     bytes: int
     # The model's own sampling settings, where it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    # The system prompt of conversations that have none; "": what the chat template does then.
-    default_system: str = ""
+    # The system prompt of conversations that have none, perhaps an empty one; None: what the template does.
+    default_system: str | None = None
     context_limit: int | None = None  # tokens; the user's own limit
     types: Mapping[str, int] = field(default_factory=dict)  # of a GGUF file: weights by type
     wrapped: bool = False  # the folder holds a model for images, of which this is the language model

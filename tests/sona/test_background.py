@@ -246,7 +246,7 @@ PARTS = (
     "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "trainer._layer_input",
     "trainer._run", "trainer.hidden", "adamw.update", "checkpoints.put_training", "background._gradients",
     "promotion.frozen_logprobs", "promotion._nll", "promotion._loss", "reference_text.read",
-    "kl_probe.drifting", "base_probe._compare", "promotion._grounded", "adapter_history.promote",
+    "kl_probe.run", "base_probe._compare", "promotion._grounded", "adapter_history.promote",
 )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def slow_kl(runtime, base, micro) -> float:
     rows = []
     for lora, adapter in ((None, None), (base, micro)):
         backend.set_lora(lora)
-        states, _, _, _answers = read(backend, tokenizer, config.max_context)
+        states = read(backend, tokenizer, config.max_context).states
         frozen = runtime.learner.active.frozen_probe
         hidden = states[frozen.rows[: frozen.answers]]
         logits = backend.head(hidden)

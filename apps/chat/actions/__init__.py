@@ -34,6 +34,7 @@ class Actions:
         self.library = LibraryActions(chat, self.rate, self.write)
         self.clipboard = ClipboardActions(chat, self.rate)
         self.models = ModelActions(chat, self.library, self.write, self._use_adapter)
+        self.fetch = self.models.fetch
         self.compare = CompareActions(chat, self.rate, self.write)
         self.rewrite = RewriteActions(chat, self.rate, self.write)
         self.leave = LeaveActions(chat, self.write, self.clipboard)
@@ -124,7 +125,7 @@ class Actions:
             return chat.editing is not None
         if what in ("write.again", "write.more", "write.edit", "write.flip"):
             return session and idle and self.write.may(what.removeprefix("write."))
-        if what in ("library.choose", "models.choose", "models.choose_adapter"):
+        if what in ("library.choose", "models.choose", "models.choose_adapter", "fetch.go"):
             return session and idle
         if what == "take_back":
             return session and chat.key_hints.can_take_back

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from ruvmlx.errors import error_line
+from ruvmlx.guest import Guest
 from ruvmlx.models.model import Model
 from ruvmlx.models.resolve import REPO, STORES
 from ruvmlx.plan import Plan
@@ -18,6 +19,7 @@ from ..picker_screen import PickerScreen
 from ..user_files import UserFiles
 from ..view_model import Opened
 from ..welcome import Welcome
+from .fetch import FetchActions
 from .library import LibraryActions
 from .write import WriteActions
 
@@ -47,6 +49,7 @@ class ModelActions:
     ) -> None:
         self._chat, self._library, self._write, self._use_adapter = chat, library, write, use_adapter
         self._plan: Plan | None = None  # of the first model
+        self.fetch = FetchActions(chat, self._switch, self.choose)
 
     # The first model
 
@@ -59,6 +62,7 @@ class ModelActions:
             if chat.host.is_first_run:
                 for welcome in chat.transcript.query_children(Welcome):
                     welcome.plan = self._plan
+            await self.fetch.propose(await self._model_in_use())
 
     def _show_first(self, what: Plan | Progress) -> None:
         if isinstance(what, Plan):
@@ -84,9 +88,15 @@ class ModelActions:
     async def _choose(self, words: str) -> None:
         in_use = await self._model_in_use()
         files = self._chat.options.files
-        screen = PickerScreen("Models", lambda: models.models(in_use), partial(_new_model, files), words)
+        guest = isinstance(self._chat.host, Guest)
+        listed = partial(models.models, in_use, proposes=not guest)
+        screen = PickerScreen("Models", listed, partial(_new_model, files), words)
         chosen = await self._chat.ask(screen)
-        if chosen is not None and self._chat.phase == "idle":
+        if chosen is None or self._chat.phase != "idle":
+            return
+        if await asyncio.to_thread(models.is_proposal, chosen):
+            self.fetch.fetch(chosen)
+        else:
             await self._switch(files.model(chosen))
 
     async def _model_in_use(self) -> Model:
@@ -103,12 +113,18 @@ class ModelActions:
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             await self._after_failed_switch(error)
         else:
+            await self._remember(name)
             await self._changed()
         finally:
             chat.status.background = ""
             if chat.phase == "opening":
                 chat.phase = "idle"
             chat.send_waiting()
+
+    async def _remember(self, name: str) -> None:
+        """The model chosen last is the next start's, where no flag, variable or project says otherwise."""
+        if not isinstance(self._chat.host, Guest):
+            await asyncio.to_thread(models.remember, name)
 
     def _show_switch(self, what: Plan | Progress) -> None:
         if self._chat.phase == "opening":

@@ -1,0 +1,97 @@
+"""A better model by one key: the app proposes it, fetches it in the background, and offers the switch."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from ruvmlx import proposals
+from ruvmlx.errors import Interrupted, error_line
+from ruvmlx.guest import Guest
+from ruvmlx.models.facts import Facts
+from ruvmlx.models.hub import offline
+from ruvmlx.models.model import Model
+from ruvmlx.models.resolve import find_model
+from ruvmlx.models.starter import starter_path
+from ruvmlx.progress import Progress, megabytes
+
+from .. import keys
+from ..context import ChatContext, StatusWatch
+from ..messages import Notice
+
+
+class _FetchWatch(StatusWatch):
+    """Ends the fetch when the chat ends; what was fetched is kept."""
+
+    def __init__(self, chat: ChatContext) -> None:
+        super().__init__(chat.status)
+        self._chat = chat
+
+    def progress(self, progress: Progress) -> None:
+        if self._chat.phase == "closing":
+            raise Interrupted("the chat has ended; what was fetched is kept.")
+        super().progress(progress)
+
+
+class FetchActions:
+    """switch: opens another model in this chat. choose: shows the list of models."""
+
+    def __init__(
+        self, chat: ChatContext, switch: Callable[[str], Awaitable[None]], choose: Callable[[], None]
+    ) -> None:
+        self._chat, self._switch, self._choose = chat, switch, choose
+        self._offer: proposals.ModelOffer | None = None
+        self._fetching = ""  # the model's name
+        self._fetched = ""  # it waits for the user to switch
+
+    async def propose(self, model: Model) -> None:
+        """Propose the best model for this machine, if the starter is in use and the network may be used."""
+        if isinstance(self._chat.host, Guest) or offline() or model.path != starter_path():
+            return
+        self._offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))
+        if self._offer is not None and self._chat.phase != "closing":
+            await self._chat.transcript.mount(Notice(self._words(self._offer)))  # the welcome stays
+
+    def _words(self, offer: proposals.ModelOffer) -> str:
+        facts = f"{megabytes(offer.size)}, about {offer.tps_expected:.0f} tokens a second, {offer.licence}"
+        return (
+            "This is a very small model, to try ruvmlx with. "
+            f"{self._key} fetches a good one for this machine: {offer.name} ({facts})."
+        )
+
+    @property
+    def _key(self) -> str:
+        return keys.shown(self._chat.app, "fetch", "F5")
+
+    def go(self) -> None:
+        """Fetch the proposed model; once it is here, switch to it. Without a proposal, show all models."""
+        if self._fetched:
+            name, self._fetched = self._fetched, ""
+            self._chat.start(partial(self._switch, name))
+        elif self._fetching:
+            self._chat.status.flash(f"{self._fetching} is being fetched; the chat goes on meanwhile")
+        elif self._offer is not None:
+            self.fetch(self._offer.name)
+        else:
+            self._choose()
+
+    def fetch(self, name: str) -> None:
+        """Fetch a model while the chat goes on."""
+        self._chat.start(partial(self._fetch, name))
+
+    async def _fetch(self, name: str) -> None:
+        chat, watch = self._chat, _FetchWatch(self._chat)
+        self._fetching = name
+        try:
+            await asyncio.to_thread(find_model, name, watch)
+        except Exception as error:  # noqa: BLE001 - files and networks fail in many classes
+            if chat.phase != "closing":
+                await chat.transcript.add(
+                    Notice(f"{error_line(error)} {self._key} goes on with it.", "error")
+                )
+        else:
+            self._fetched = name
+            if chat.phase != "closing":
+                await chat.transcript.add(Notice(f"{name} is here. {self._key} switches this chat to it."))
+        finally:
+            self._fetching = ""
+            watch.end()

@@ -1,0 +1,106 @@
+"""One key fetches a better model while the chat goes on, from a stand-in for the hub; one more switches."""
+
+from dataclasses import replace
+
+import pytest
+from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.options import ChatOptions
+
+from ruvmlx import proposals, settings
+from ruvmlx.engine import Sampling
+from ruvmlx.host import Opener
+from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
+
+from ..models.make_models import make_safetensors_model
+from ..models.test_fetching import served  # noqa: F401 - a fixture
+from .helpers import SMALL, ask, until
+from .test_models import notices
+
+NAME = "owner/tiny"
+
+
+@pytest.fixture
+def starter(tmp_path, monkeypatch):
+    """A small model in the starter's place."""
+    path = make_safetensors_model(tmp_path / "starter")
+    for place in ("apps.chat.actions.fetch", "models.local"):
+        monkeypatch.setattr(f"ruvmlx.{place}.starter_path", lambda: path)
+    return path
+
+
+@pytest.fixture
+def offered(monkeypatch):
+    """The table has one row: the model of the stand-in."""
+    row = replace(proposals.table()[-1].facts, name=NAME, bytes=3_000_000, to_fetch=3_000_000)
+    monkeypatch.setattr(proposals, "table", lambda: [proposals.Proposed(row, "Apache-2.0")])
+    monkeypatch.setattr(proposals, "memory_bandwidth", lambda: 1e11)
+    return row
+
+
+def chat(starter, model=None):
+    def opens(model, adapter, watch):
+        known = dict(backend="native", adapter="none", threads=1, kv_disk=None)
+        return Runtime.open(Settings(model=model or str(starter), **known), watch=watch)
+
+    options = ChatOptions(sampling=Sampling(1.5), max_new_tokens=5, learn_when_idle=False)
+    return ChatApp(Opener(opens, model, None), options)
+
+
+async def opened(app, pilot):
+    await until(pilot, lambda: app.phase == "idle" or app.failure)
+    assert not app.failure
+
+
+async def test_one_key_fetches_and_one_more_switches(starter, served, offered):  # noqa: F811
+    """The offer; F5; a message is answered meanwhile; the connection breaks and the fetch goes on; F5 again
+    switches in the same chat, and the next start opens that model."""
+    served.pace, served.drops = 0.01, [1_000_000]
+    app = chat(starter)
+    async with app.run_test(size=SMALL) as pilot:
+        await opened(app, pilot)
+        offer = f"F5 fetches a good one for this machine: {NAME}"
+        await until(pilot, lambda: any(offer in said for said in notices(app)))
+        assert served.ranges == []
+        await pilot.press("f5")
+        await until(pilot, lambda: NAME in app.chat.status.background)
+        await ask(app, pilot, "Hello there")
+        assert len(app.chat.transcript.replies) == 1 and app.chat.model != NAME
+        await until(pilot, lambda: any(f"{NAME} is here. F5 switches" in n for n in notices(app)))
+        assert len(served.ranges) == 2 and served.ranges[1] > 0
+        session = app.chat.state.session
+        await pilot.press("f5")
+        await until(pilot, lambda: app.phase == "idle" and app.chat.model == NAME)
+        assert app.chat.state.session == session
+        app.host.close_now()
+    assert settings.load().model == NAME
+
+
+async def test_nothing_is_offered_offline_or_beside_another_model(starter, served, offered, monkeypatch):  # noqa: F811
+    """HF_HUB_OFFLINE, or any model but the starter: no line, no request; F5 shows the list of models."""
+    for offline in ("1", "0"):
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        other = None if offline == "1" else str(make_safetensors_model(starter.parent / "other", seed=4))
+        app = chat(starter, other)
+        async with app.run_test(size=SMALL) as pilot:
+            await opened(app, pilot)
+            await pilot.pause(0.1)
+            assert not any("fetches a good one" in said for said in notices(app))
+            app.host.close_now()
+    assert served.ranges == []
+
+
+async def test_a_failed_fetch_is_one_line_and_goes_on_by_the_same_key(starter, served, offered):  # noqa: F811
+    """The line names the key; what was fetched is kept."""
+    served.drops = [1_000_000, 0, 0, 0, 0, 0, 0]
+    app = chat(starter)
+    async with app.run_test(size=SMALL) as pilot:
+        await opened(app, pilot)
+        await until(pilot, lambda: notices(app))
+        await pilot.press("f5")
+        await until(pilot, lambda: any("F5 goes on with it" in said for said in notices(app)))
+        served.drops = []
+        await pilot.press("f5")
+        await until(pilot, lambda: any(f"{NAME} is here" in said for said in notices(app)))
+        assert served.ranges[-1] > 0
+        app.host.close_now()

@@ -1,0 +1,108 @@
+"""What a model gets where the user chose nothing: sampling and a system prompt, and who decided them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ruvmlx.engine import GenerationRequest, LLMInferenceEngine
+from ruvmlx.models.families import FAMILIES
+from ruvmlx.models.load import load_model
+from ruvmlx.models.model import Message
+from ruvmlx.models.sampling_defaults import ADVICE, sampling_defaults
+from ruvmlx.models.system_prompt import SystemPrompt, system_prompt, with_system
+from ruvmlx.settings import SAMPLING
+from tests.models.make_models import make_safetensors_model
+
+SAYS_SO = (
+    "{% if messages[0]['role'] != 'system' %}<s>system You are Tiny.</s>{% endif %}"
+    "{% for m in messages %}<s>{{ m['role'] }} {{ m['content'] }}</s>{% endfor %}"
+)
+SILENT = "{% for m in messages %}<s>{{ m['role'] }} {{ m['content'] }}</s>{% endfor %}"
+NO_PLACE = "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['content'] }}{% endif %}{% endfor %}"
+
+
+@pytest.fixture
+def model(tmp_path):
+    def of(template, **more):
+        folder = make_safetensors_model(tmp_path / "m")
+        config = folder / "tokenizer_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
+        return replace(load_model(str(folder)), **more)
+
+    return of
+
+
+def test_every_family_has_advice():
+    """Each row of families.py has a row of its makers' sampling, of settings that exist."""
+    advised = {row.model_type for row in ADVICE if not row.name}
+    assert {family.model_type for family in FAMILIES} <= advised
+    assert all(set(row.sampling) <= set(SAMPLING) for row in ADVICE)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "temperature"),
+    [
+        ("llama", "Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", 0.6),
+        ("llama", "SmolLM2-1.7B-Instruct", 0.2),
+        ("smollm3", "SmolLM3-3B-Q4_K_M.gguf", 0.6),
+        ("llama", "Mistral-7B-Instruct-v0.3-Q4_K_M.gguf", 0.7),
+        ("mistral", "Mistral-Nemo-Instruct-2407", 0.3),
+        ("llama", "Mistral-Small-24B-Instruct-2501-Q4_K_M.gguf", 0.15),
+        ("ministral3", "Ministral-3-3B-Instruct-2512", 0.1),
+        ("ministral3", "Ministral-3-14B-Reasoning-2512", 0.7),
+        ("qwen2", "qwen2.5-0.5b-instruct-q4_k_m.gguf", 0.7),
+        ("qwen2", "DeepSeek-R1-Distill-Qwen-7B", 0.6),
+        ("qwen3", "Qwen3-4B", 0.6),
+        ("qwen3", "Qwen3-4B-Instruct-2507", 0.7),
+        ("phi3", "Phi-3-mini", None),
+    ],
+)
+def test_makers_advice_by_name_then_by_family(model_type, name, temperature):
+    """GGUF files call other families Llama, so their names decide; an unknown family has no advice."""
+    assert sampling_defaults({}, model_type, [name]).get("temperature") == temperature
+
+
+def test_the_models_own_files_come_before_advice():
+    """One setting in generation_config.json is enough: no advice is mixed with it."""
+    assert sampling_defaults({"top_k": 7}, "qwen2", ["Qwen2.5"]) == {"top_k": 7}
+
+
+def test_who_decides_the_system_prompt(model):
+    """The user, then the measured default, then the chat template, by one function."""
+    says = model(SAYS_SO)
+    assert system_prompt(says, "be kind") == SystemPrompt("be kind", "yours")
+    assert system_prompt(says, "") == SystemPrompt("", "none")
+    assert system_prompt(says) == SystemPrompt("You are Tiny.", "template")
+    assert system_prompt(replace(says, default_system="Hm.")) == SystemPrompt("Hm.", "measured")
+    assert system_prompt(replace(says, default_system="Hm."), "mine") == SystemPrompt("mine", "yours")
+    for template in (SILENT, NO_PLACE):
+        assert system_prompt(model(template)) == SystemPrompt("", "none")
+
+
+def test_a_default_never_joins_a_system_message(model):
+    """It heads conversations that have none; an empty system message is the user's word, too."""
+    asked, own = Message("user", "hi"), Message("system", "")
+    with_default = model(SAYS_SO, default_system="Hm.")
+    assert with_system(with_default, [asked]) == [Message("system", "Hm."), asked]
+    assert with_system(with_default, [own, asked]) == [own, asked]
+    assert with_system(model(SAYS_SO), [asked]) == [asked]
+
+
+def test_the_engine_reads_what_the_function_says(model):
+    """The prompt's tokens are those of the conversation with the default; with tools it is left out."""
+    from ruvmlx.backends.reference import ReferenceBackend
+
+    plain = model(SAYS_SO)
+    engine = LLMInferenceEngine(replace(plain, default_system="Hm."), ReferenceBackend(plain))
+    asked = [Message("user", "hi")]
+    ids = engine.prompt_ids(GenerationRequest(messages=asked))
+    assert ids == plain.tokenizer.encode_chat([Message("system", "Hm."), *asked])
+    own = [Message("system", "mine"), *asked]
+    assert engine.prompt_ids(GenerationRequest(messages=own)) == plain.tokenizer.encode_chat(own)
+
+
+def test_the_starter_has_both(starter):
+    """Its own template would add a line; the measured default is sent instead."""
+    assert starter.default_system is not None and system_prompt(starter).origin == "measured"
+    assert system_prompt(replace(starter, default_system=None)).text.endswith("trained by Hugging Face")
