@@ -9,8 +9,8 @@ from .engine import Chunk, GenerationRequest, Sampling
 from .engine.types import INTERACTIVE, Begun
 from .errors import NotFound, UsageError
 from .learning import Learning
-from .models.chat_template import ROLES
 from .models.model import Message
+from .models.system_prompt import system_prompt, with_system
 from .reply_writer import ReplyWriter
 from .sampling import check_sampling
 from .sona.state import PreferenceResult
@@ -68,15 +68,13 @@ class Conversations:
         ids = self._store.replies.get(shown).prompt_ids if shown else []
         if not ids:
             messages = alternating([*turns, Turn("user", "...")])
-            ids = self._model.tokenizer.encode_chat(self._writer.window.fitting(messages, 1))
+            sent = with_system(self._model, self._writer.window.fitting(messages, 1))
+            ids = self._model.tokenizer.encode_chat(sent)
         return self._model.tokenizer.text_with_specials(ids)
 
     def template_system(self) -> str:
-        """The system prompt that the model's template writes where the user has none; "" for none."""
-        tokenizer, mark = self._model.tokenizer, "..."
-        before = tokenizer.decode(tokenizer.encode_chat([Message("user", mark)])).partition(mark)[0]
-        lines = [line for line in before.splitlines() if line.strip().lower() not in ("", *ROLES)]
-        return "\n".join(lines)
+        """The system prompt that is sent where the user has none: `system_prompt`; "" for none."""
+        return system_prompt(self._model).text
 
     def check_chat(self, session_id: str) -> None:
         """Raise UsageError or UnsupportedModel if the model's chat template does not accept the chat."""

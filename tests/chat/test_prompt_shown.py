@@ -34,7 +34,9 @@ def test_the_templates_own_system_prompt_is_shown(starter_file, open_tiny):
     """SmolLM2's template writes one where the user has none; the tiny model's does not."""
     with open_tiny() as runtime:
         assert plain(runtime, "/system").strip() == "No system prompt."
-        runtime.chats._model = load_model("starter")
+        runtime.chats._model = starter = load_model("starter")
+        assert plain(runtime, "/system").strip() == "No system prompt."  # a measured one, which is empty
+        starter.default_system = None
         assert runtime.chats.template_system() == OWN
         assert f"No system prompt of yours. The model's template sends its own: {OWN}" in plain(
             runtime, "/system"

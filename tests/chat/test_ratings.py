@@ -84,7 +84,7 @@ async def test_without_an_adapter_the_chat_works_and_does_not_learn():
     """A runtime that does not learn chats all the same."""
     runtime = ScriptedRuntime(["Hi."])
 
-    def none(*_):
+    def none(*_, **__):
         raise NotFound("no adapter is loaded")
 
     runtime.status = runtime.rate = none
@@ -138,7 +138,7 @@ async def test_a_rating_that_fails_during_a_reply_leaves_the_reply_alone():
     """Its error is the rating's own."""
     runtime = ScriptedRuntime(["One."], ["Two ", "is ", "long."], gate=True, free=1)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise NotFound("no such reply any more")
 
     async with chatting(runtime) as (app, pilot):
