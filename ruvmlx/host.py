@@ -7,210 +7,26 @@ and `close` included, runs in the host's thread, one call at a time and in order
 `write` and `submit` stream any number of replies at the same time (serving.py): calls run between two of
 their steps.
 
-`ModelHolder` holds the runtime in use and replaces it by one with another model. The plain chat, which has no
-event loop, uses only the holder.
+model_holder.py holds the runtime in use. The plain chat, which has no event loop, uses only the holder.
 """
 
 import asyncio
-import gc
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from .engine.types import Chunk, GenerationRequest
-from .errors import Interrupted, RuvmlxError, UsageError, error_line
-from .models.facts import Facts
-from .models.variants import FileChoice
-from .plan import Plan
+from .errors import RuvmlxError
+from .model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
 from .platform.bounded_process import stop_requests
-from .platform.cpu import GPU_SHARE
-from .progress import QUIET, Progress, Watch
+from .progress import QUIET, Watch
 from .runtime import Runtime
 from .serving import BeginReply, ServingLoop
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Opener:
-    """Opens a runtime: open(model, adapter, watch), with names as in the settings.
-
-    model, adapter: of the first runtime. first_run: this machine had no data before.
-    """
-
-    open: Callable[[str | None, str | None, Watch], Runtime]
-    model: str | None = None
-    adapter: str | None = "default"
-    first_run: bool = False
-
-    def __call__(self) -> Runtime:
-        return self.open(self.model, self.adapter, QUIET)
-
-    @classmethod
-    def of(cls, open_runtime: "OpenRuntime") -> "Opener":
-        """An opener from a plain function, which cannot open another model."""
-        return open_runtime if isinstance(open_runtime, Opener) else cls(_open_only(open_runtime))
-
-
-OpenRuntime = Callable[[], Runtime] | Opener
-
-
-def _open_only(open_runtime: Callable[[], Runtime]) -> Callable[[str | None, str | None, Watch], Runtime]:
-    def opens(model: str | None, adapter: str | None, watch: Watch) -> Runtime:
-        if model is not None:
-            raise UsageError("this chat was opened with one model only; start another one with --model.")
-        return open_runtime()
-
-    return opens
-
-
-class ModelUnchanged(RuvmlxError):
-    """Another model could not be opened; the model in use is kept."""
-
-    def __init__(self, why: Exception) -> None:
-        super().__init__(f"{error_line(why)} The model stays as it was.")
-        self.exit_code = getattr(why, "exit_code", 1)
-
-
-class StoppableWatch(Watch):
-    """Forwards to another watch, and raises `Interrupted` once any thread has set `stopped`."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self.stopped, self._fetches = threading.Event(), False
-
-    def found(self, facts: Facts) -> None:
-        self._watch.found(facts)
-
-    def chosen(self, choice: FileChoice) -> None:
-        self._fetches = True
-        self._raise_if_stopped()
-        self._watch.chosen(choice)
-
-    def planned(self, plan: Plan) -> None:
-        self._fetches = self._fetches or plan.facts.to_fetch > 0
-        self._raise_if_stopped()
-        self._watch.planned(plan)
-
-    def progress(self, progress: Progress) -> None:
-        self._raise_if_stopped()
-        self._watch.progress(progress)
-
-    def _raise_if_stopped(self) -> None:
-        if self.stopped.is_set():
-            kept = "; what was fetched so far is kept" if self._fetches else ""
-            raise Interrupted(f"stopped before the model was open{kept}.")
-
-
-class _PlanWatch(Watch):
-    """Forwards to another watch; keeps the plan, and calls then(plan)."""
-
-    def __init__(self, watch: Watch, then: Callable[[Plan], None] = lambda plan: None) -> None:
-        self._watch, self._then = watch, then
-        self.plan: Plan | None = None
-
-    def found(self, facts: Facts) -> None:
-        self._watch.found(facts)
-
-    def chosen(self, choice: FileChoice) -> None:
-        self._watch.chosen(choice)
-
-    def planned(self, plan: Plan) -> None:
-        self.plan = plan
-        self._watch.planned(plan)
-        self._then(plan)
-
-    def progress(self, progress: Progress) -> None:
-        self._watch.progress(progress)
-
-
-class ModelHolder:
-    """Holds the runtime in use, and replaces it by one with another model. Lives in the runtime's thread.
-
-    During a switch both runtimes are open for a moment, if the machine has enough memory. Otherwise the old
-    one is closed as soon as the plan shows that the new one will fit, and opened again if the new one fails.
-    The chat is in the store, and the new model reads it again.
-    """
-
-    def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:
-        self.opener, self.runtime, self.model = opener, runtime, opener.model
-        self.plan: Plan | None = None  # of the runtime in use, if it was planned
-        self.leaving = False  # the program is closing: do not open a runtime again
-
-    @classmethod
-    def of_runtime(cls, runtime: Runtime) -> "ModelHolder":
-        """Holds an open runtime that cannot be replaced."""
-        return cls(Opener.of(lambda: runtime), runtime)
-
-    @property
-    def first_run(self) -> bool:
-        return self.opener.first_run
-
-    @property
-    def opened(self) -> Runtime:
-        assert self.runtime is not None, "call open() first"
-        return self.runtime
-
-    def open(self, watch: Watch = QUIET) -> None:
-        """Open the first runtime."""
-        plan_watch = _PlanWatch(watch)
-        self.runtime = self.opener.open(self.model, self.opener.adapter, plan_watch)
-        self.plan = plan_watch.plan
-
-    def switch(self, model: str, session: str, watch: Watch = QUIET) -> None:
-        """Switch to another model, with its adapter of the same name.
-
-        Raises ModelUnchanged if that fails; the model in use is kept then. `runtime` is None afterwards only
-        if the old runtime was closed to make room and cannot be opened again.
-        """
-        label = self.opened.adapter_label
-        adapter = label.rpartition("@")[0] if label else None
-        held = self.plan.need.total if self.plan else 0
-        plan_watch = _PlanWatch(watch, lambda plan: self._make_room(plan, held))
-        try:
-            new = self._checked(session, self.opener.open(model, adapter, plan_watch))
-        except Exception as error:  # noqa: BLE001 - files, memory and templates fail in many classes
-            if self.runtime is None and not self.leaving:
-                self.runtime = self.opener.open(self.model, adapter, QUIET)
-            raise ModelUnchanged(error) from None
-        self.release()
-        self.runtime, self.model, self.plan = new, model, plan_watch.plan
-
-    def _make_room(self, plan: Plan, held: int) -> None:
-        """Close the runtime in use, which takes `held` bytes, if the new one fits only without it."""
-        need, memory = plan.need.total, plan.memory
-        beside = plan.fits and need + held <= memory.total * GPU_SHARE
-        if not (plan.facts.to_fetch or beside or need > memory.limit + held):
-            self.release()
-
-    @staticmethod
-    def _checked(session: str, runtime: Runtime) -> Runtime:
-        """The runtime, if its model's chat template accepts the chat; else close it and raise."""
-        try:
-            runtime.chats.check_chat(session)
-        except BaseException:
-            runtime.close()
-            raise
-        return runtime
-
-    def release(self) -> None:
-        """Close the runtime in use and free all its memory."""
-        if self.runtime is not None:
-            self.runtime.close()
-            self.runtime = None
-        gc.collect()
-        if "mlx.core" in sys.modules:
-            sys.modules["mlx.core"].clear_cache()
-
-    def close(self) -> None:
-        runtime, self.runtime = self.runtime, None
-        if runtime is not None:
-            runtime.close()
 
 
 def _slice(work: Generator[None, None, T]) -> tuple[float, bool, T | None]:

@@ -8,7 +8,7 @@ page all derive from its fields. The project file is `ruvmlx.toml` in the workin
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 import platformdirs
 
 from . import tiers
-from .errors import StoreError, UsageError
+from .errors import UsageError
 from .platform import files
+from .setting_spec import SettingSpec
 
 LARGEST = 1 << 20  # bytes of a file of settings
 
@@ -29,81 +30,6 @@ TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
 TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_proj:20-29"
 
 _OWN = "the model's own"
-
-
-@dataclass(frozen=True)
-class SettingSpec:
-    """What one setting accepts.
-
-    kind: str, int, float, or bool, which is written as on and off. choices, pattern: texts that are allowed;
-    expected: the pattern in words. least, most: bounds of a number. word: a text that is allowed instead of
-    a number; nothing: one that stands for no text. unset: what applies without a value, in words. flag: the
-    flag's name where it is not the setting's own. sampling: a field of
-    `sampling.Sampling` by the same name. witnessed: changes go into the witness log. public: values identify
-    nobody, so reports may contain them.
-    """
-
-    kind: type
-    doc: str
-    choices: tuple[str, ...] = ()
-    pattern: re.Pattern[str] | None = None
-    expected: str = ""
-    least: int | None = None
-    most: int | None = None
-    word: str = ""
-    nothing: str = ""
-    unset: str = ""
-    flag: str = ""
-    sampling: bool = False
-    witnessed: bool = False
-    public: bool = False
-
-    def parse(self, value: Any) -> Any:
-        """The value in the setting's type; ValueError, with what was expected, if it is not allowed."""
-        if self.kind is bool:
-            return self._switch(value)
-        if self.word and value == self.word:
-            return value
-        if self.nothing and value == self.nothing:
-            return ""
-        try:
-            if isinstance(value, bool) or (self.kind is int and isinstance(value, float)):
-                raise ValueError
-            parsed = self.kind(value)
-        except (TypeError, ValueError):
-            raise ValueError(self.allowed if self.word else self.kind.__name__) from None
-        if not self._allows(parsed):
-            raise ValueError(self.allowed)
-        return parsed
-
-    @staticmethod
-    def _switch(value: Any) -> bool:
-        if isinstance(value, bool):
-            return value
-        if value not in ("on", "off"):
-            raise ValueError("on or off")
-        return bool(value == "on")
-
-    def _allows(self, value: Any) -> bool:
-        if self.choices:
-            return str(value) in self.choices
-        if self.pattern is not None:
-            return self.pattern.fullmatch(value) is not None
-        if self.least is None:
-            return True
-        return bool(self.least <= value and (self.most is None or value <= self.most))
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values in words."""
-        if self.kind is bool:
-            return "on or off"
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        if self.least is not None:
-            words = f"{self.least} or more" if self.most is None else f"from {self.least} to {self.most}"
-            return f"{self.word}, or {words}" if self.word else words
-        return self.expected
 
 
 def _setting(kind: type, default: Any, doc: str, **rules: Any) -> Any:
@@ -352,7 +278,7 @@ class Resolved:
 
 def resolve(flags: Mapping[str, Any] | None = None) -> dict[str, Resolved]:
     """Every setting's value, with the source that decided it."""
-    project, user = _read(project_file()), _read(user_file())
+    project, user = read_file(project_file()), read_file(user_file())
     sources: list[tuple[str, Mapping[str, Any]]] = [
         ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
         ("environment", _environment()),
@@ -371,7 +297,7 @@ def _first(name: str, default: Any, sources: list[tuple[str, Mapping[str, Any]]]
 
 def parse(name: str, value: Any, origin: str) -> Any:
     """A value in the setting's type; UsageError for a value not allowed, or an unknown name."""
-    return _checked(name, _spec(name), value, f" (from {origin})")
+    return _checked(name, spec_of(name), value, f" (from {origin})")
 
 
 def _checked(name: str, spec: SettingSpec, value: Any, origin: str = "") -> Any:
@@ -381,7 +307,7 @@ def _checked(name: str, spec: SettingSpec, value: Any, origin: str = "") -> Any:
         raise UsageError(f"{name} = {value!r}{origin}: expected {e}.") from None
 
 
-def _spec(name: str, where: str = "") -> SettingSpec:
+def spec_of(name: str, where: str = "") -> SettingSpec:
     if name not in SPECS:
         raise UsageError(f"{where}no setting {name!r}; there are: {', '.join(SPECS)}.")
     return SPECS[name]
@@ -397,7 +323,8 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> dict[str, Any]:
+    """The values in a file of settings, {} without one. UsageError for a file that cannot be read."""
     try:
         values = tomllib.loads(files.read_ordinary(path, LARGEST).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # opening the store reports an unusable folder
@@ -406,59 +333,5 @@ def _read(path: Path) -> dict[str, Any]:
         why = getattr(e, "strerror", None) or e
         raise UsageError(f"cannot read {path}: {why}. Mend or remove it.") from e
     for name in values:
-        _spec(name, f"{path}: ")
+        spec_of(name, f"{path}: ")
     return values
-
-
-def remove(name: str) -> Path | None:
-    """Remove one value from the user file, so that the default applies; returns the file, None if the file
-    has no such value."""
-    _spec(name)
-    path = user_file()
-    if name not in _read(path):
-        return None
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    _write(path, [line for line in lines if not _sets(line, name)])
-    return path
-
-
-def save(name: str, value: str) -> Path:
-    """Set one value in the user file; its other lines, comments too, stay as they are."""
-    line = f"{name} = {_toml(written(parse(name, value, 'the command line')))}\n"
-    _read(user_file())  # refuse to overwrite a file that cannot be read
-    path = user_file()
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    _write(path, _replaced(lines, name, line))
-    return path
-
-
-def _write(path: Path, lines: Sequence[str]) -> None:
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with files.replacing(path) as f:
-            f.write("".join(lines).encode())
-    except OSError as e:
-        raise StoreError(
-            f"cannot write {path}: {e.strerror}. Set RUVMLX_HOME to a folder you can write."
-        ) from e
-
-
-def _sets(line: str, name: str) -> bool:
-    return re.match(rf"\s*{name}\s*=", line) is not None
-
-
-def _replaced(lines: list[str], name: str, line: str) -> list[str]:
-    """The lines with one setting in place of its old one, or at the end."""
-    at = [i for i, old in enumerate(lines) if _sets(old, name)]
-    if at:
-        return [*lines[: at[0]], line, *lines[at[0] + 1 :]]
-    ended = [old if old.endswith("\n") else old + "\n" for old in lines]
-    return [*ended, line]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        escaped = "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped)
-        return f'"{escaped}"'
-    return repr(value)

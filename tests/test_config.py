@@ -3,7 +3,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 from ruvmlx.apps.cli.chat import chat
 
-from ruvmlx import settings
+from ruvmlx import settings, settings_file
 from ruvmlx.errors import UsageError
 
 
@@ -19,7 +19,7 @@ def test_precedence_flag_environment_project_user_default(monkeypatch, home, fol
         return found.value, found.origin
 
     assert now() == (512, "default")
-    settings.save("max_tokens", "5")
+    settings_file.save("max_tokens", "5")
     assert now() == (5, str(home / "config.toml"))
     (folder / "ruvmlx.toml").write_text("max_tokens = 6\n")
     assert now() == (6, "ruvmlx.toml")
@@ -31,16 +31,16 @@ def test_precedence_flag_environment_project_user_default(monkeypatch, home, fol
 
 def test_saved_text_comes_back_whole():
     hard = 'say "hi" \\ and\n\ttab é\x01'
-    settings.save("system", hard)
-    settings.save("temperature", "0.25")
+    settings_file.save("system", hard)
+    settings_file.save("temperature", "0.25")
     found = settings.load()
     assert (found.system, found.temperature) == (hard, 0.25)
 
 
 def test_only_the_user_can_read_the_settings():
-    path = settings.save("system", "my words")
+    path = settings_file.save("system", "my words")
     path.chmod(0o644)
-    settings.save("system", "more of my words")
+    settings_file.save("system", "more of my words")
     assert path.stat().st_mode & 0o777 == 0o600 and [f.name for f in path.parent.iterdir()] == [path.name]
 
 
@@ -49,7 +49,7 @@ def test_only_the_user_can_read_the_settings():
 )
 def test_bad_values_are_refused_and_nothing_is_written(name, value):
     with pytest.raises(UsageError):
-        settings.save(name, value)
+        settings_file.save(name, value)
     assert not settings.user_file().exists()
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from ruvmlx.backends.select import Choice
 from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, UsageError
-from ruvmlx.host import Host, ModelHolder, ModelUnchanged, Opener, StoppableWatch, _PlanWatch
+from ruvmlx.host import Host
+from ruvmlx.model_holder import ModelHolder, ModelUnchanged, Opener, StoppableWatch, _PlanWatch
 from ruvmlx.models.facts import Facts
 from ruvmlx.plan import MachineMemory, Need, Plan
 from ruvmlx.progress import QUIET, Progress, Watch

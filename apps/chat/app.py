@@ -20,11 +20,12 @@ from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import Screen
 
-from ruvmlx import settings
+from ruvmlx import settings_file
 from ruvmlx.chat_file import write_new
 from ruvmlx.errors import RuvmlxError, error_line
 from ruvmlx.guest import Guest
-from ruvmlx.host import Host, OpenRuntime
+from ruvmlx.host import Host
+from ruvmlx.model_holder import OpenRuntime
 from ruvmlx.text import sanitize
 
 from . import ending, gc_policy, keys, palette, theme
@@ -124,13 +125,7 @@ class ChatApp(ChatShell):
     def watch_theme(self, name: str) -> None:
         """Save a theme chosen in the palette for the next start."""
         if self._remembers_theme:
-            self.chat.start(partial(self._remember_theme, name))
-
-    async def _remember_theme(self, name: str) -> None:
-        try:
-            await asyncio.to_thread(settings.save, "theme", theme.setting(name))
-        except RuvmlxError as error:
-            self.chat.status.flash(error_line(error))
+            self.chat.start(partial(_remember_theme, self.chat, name))
 
     def watch_phase(self) -> None:
         self.idle_learner.phase_changed()
@@ -260,6 +255,13 @@ class ChatApp(ChatShell):
 
     def action_help(self) -> None:
         self.actions.command("help")
+
+
+async def _remember_theme(chat: ChatContext, name: str) -> None:
+    try:
+        await asyncio.to_thread(settings_file.save, "theme", theme.setting(name))
+    except RuvmlxError as error:
+        chat.status.flash(error_line(error))
 
 
 def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:

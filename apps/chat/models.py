@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruvmlx import proposals, settings
+from ruvmlx import proposals, settings_file
 from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.models.hub import offline
 from ruvmlx.models.local import list_local_models
@@ -78,7 +78,7 @@ def remember(name: str) -> None:
     on."""
     path = Path(name).expanduser()
     with contextlib.suppress(RuvmlxError):
-        settings.save("model", str(path.resolve()) if path.exists() else name)
+        settings_file.save("model", str(path.resolve()) if path.exists() else name)
 
 
 def _entry(row: dict[str, Any], in_use: bool) -> PickerEntry:

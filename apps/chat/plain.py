@@ -20,9 +20,10 @@ from typing import TextIO
 from ruvmlx.engine.repetition import REPEATS
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import UsageError, error_line
-from ruvmlx.host import BeginReply, ModelHolder, Opener, OpenRuntime, StoppableWatch
+from ruvmlx.model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
 from ruvmlx.models.thinking import AnswerFilter
 from ruvmlx.runtime import Runtime, Turn
+from ruvmlx.serving import BeginReply
 from ruvmlx.text import Sanitizer, sanitize
 
 from ..progress import watching

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ruvmlx import settings as config
+from ruvmlx import settings_file
 from ruvmlx.errors import UsageError
 from ruvmlx.text import one_line, size
 
@@ -14,7 +15,7 @@ from .completion_values import complete_adapters
 from .options import BUILT_IN, load_model, resolve, setting_option, unknown_adapter
 from .output import json_option, log, print_json, show
 from .settings import note_setting
-from .text_output import Column, hint, say, table
+from .text_output import TableColumn, hint, say, table
 from .verb import VerbGroup
 
 _model = setting_option("model", "Model that the adapter belongs to; the starter model by default.")
@@ -108,12 +109,12 @@ def list_adapters(as_json: bool) -> None:
         say("Nothing was learned yet: rate a reply, with `ruvmlx rate last up` or in `ruvmlx chat`.")
         return
     columns = [
-        Column(""),
-        Column("ADAPTER", style="bold"),
-        Column("VERSION", right=True),
-        Column("RANK", right=True),
-        Column("SIZE", right=True),
-        Column("MODEL", cut=True),
+        TableColumn(""),
+        TableColumn("ADAPTER", style="bold"),
+        TableColumn("VERSION", right=True),
+        TableColumn("RANK", right=True),
+        TableColumn("SIZE", right=True),
+        TableColumn("MODEL", cut=True),
     ]
     table(columns, [_row(row) for row in rows])
     hint("* is in use. `ruvmlx adapters use NAME` switches.")
@@ -138,7 +139,7 @@ def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
         raise UsageError(
             unknown_adapter(name, known) + f" To begin it, add --new: `adapters use {name} --new`."
         )
-    path = config.save("adapter", name)
+    path = settings_file.save("adapter", name)
     note_setting("adapter", name)
     setting = config.resolve()["adapter"]
     if setting.value != name:

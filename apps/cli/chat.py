@@ -60,7 +60,7 @@ def chat(
 
 def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | None) -> int:
     """Chat with a model in this process."""
-    from ruvmlx.host import Opener
+    from ruvmlx.model_holder import Opener
 
     from ..chat import run_chat
     from ..progress import is_first_run

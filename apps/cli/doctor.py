@@ -13,7 +13,7 @@ from ruvmlx import __version__, settings
 from ruvmlx.errors import RuvmlxError, UsageError
 
 from .output import json_option, log, print_json, show
-from .text_output import Column, count, hint, table
+from .text_output import TableColumn, count, hint, table
 from .verb import Verb
 
 
@@ -208,7 +208,7 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
     elif as_json:
         print_json({"checks": [{k: v for k, v in c.items() if k != "error"} for c in checks]})
     if not as_json:
-        columns = [Column(""), Column("CHECK", style="bold"), Column("FOUND", keep=False)]
+        columns = [TableColumn(""), TableColumn("CHECK", style="bold"), TableColumn("FOUND", keep=False)]
         table(columns, [("ok" if c["ok"] else "FAIL", c["name"], c["detail"]) for c in checks])
         failed = sum(not c["ok"] for c in checks)
         hint("All is well." if not failed else f"{count(failed, 'check')} failed; the line says what to do.")

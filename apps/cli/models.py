@@ -14,7 +14,7 @@ from ruvmlx.text import size
 from .completion_values import complete_fetched, complete_models
 from .output import json_option, print_json
 from .output import show as show_line
-from .text_output import Column, hint, say, short_path, table
+from .text_output import TableColumn, hint, say, short_path, table
 from .text_output import facts as table_of_facts
 from .verb import Verb
 
@@ -88,10 +88,10 @@ def list_models(as_json: bool) -> None:
         print_json([row | {"fit": _fit_facts(fits.get(row["name"]))} for row in rows])
         return
     columns = [
-        Column("MODEL", style="bold"),
-        Column("SIZE", right=True),
-        Column("LONGEST CHAT", right=True),
-        Column("FILES", cut=True),
+        TableColumn("MODEL", style="bold"),
+        TableColumn("SIZE", right=True),
+        TableColumn("LONGEST CHAT", right=True),
+        TableColumn("FILES", cut=True),
     ]
     table(
         columns,

@@ -7,6 +7,7 @@ import click
 
 from ruvmlx import settings as config
 from ruvmlx.progress import Watch
+from ruvmlx.setting_spec import SettingSpec
 from ruvmlx.settings import Settings
 from ruvmlx.text import did_you_mean
 
@@ -35,7 +36,7 @@ def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:
     return click.option(*flags, name, type=_click_type(spec), help=said, shell_complete=shown)
 
 
-def _click_type(spec: config.SettingSpec) -> click.ParamType:
+def _click_type(spec: SettingSpec) -> click.ParamType:
     if spec.kind is bool or spec.choices:
         return click.Choice(spec.choices or ("on", "off"))
     if spec.word:

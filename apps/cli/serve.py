@@ -124,7 +124,8 @@ async def _serve(
     own: dict[str, str],
     as_json: bool,
 ) -> None:
-    from ruvmlx.host import Host, Opener
+    from ruvmlx.host import Host
+    from ruvmlx.model_holder import Opener
 
     from ..attach.route import Terminals
     from ..progress import watching

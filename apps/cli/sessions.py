@@ -14,7 +14,7 @@ from ruvmlx.text import excerpt, one_line
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
 from .output import json_option, log, print_json, show
-from .text_output import Column, ago, hint, say, table
+from .text_output import TableColumn, ago, hint, say, table
 from .verb import VerbGroup
 
 chat_id = click.argument("session_id", metavar="ID|last", shell_complete=complete_chats)
@@ -31,8 +31,11 @@ def _facts(session) -> dict[str, Any]:
 
 
 COLUMNS = (
-    Column("ID", style="bold"), Column("USED"), Column("MESSAGES", right=True), Column("TITLE", cut=True),
-)  # fmt: skip
+    TableColumn("ID", style="bold"),
+    TableColumn("USED"),
+    TableColumn("MESSAGES", right=True),
+    TableColumn("TITLE", cut=True),
+)
 
 
 def _show_rows(rows: Sequence[dict[str, Any]]) -> None:

@@ -2,12 +2,12 @@
 
 import click
 
-from ruvmlx import settings
+from ruvmlx import settings, settings_file
 from ruvmlx.errors import RuvmlxError
 
 from .completion_values import complete_setting_names, complete_setting_values
 from .output import json_option, log, print_json
-from .text_output import Column, facts, hint, say, short_path, table
+from .text_output import TableColumn, facts, hint, say, short_path, table
 from .verb import VerbGroup
 
 
@@ -26,12 +26,12 @@ def show_settings(origin: bool, as_json: bool) -> None:
         values = {k: settings.written(s.value) for k, s in found.items()}
         print_json({k: {"value": values[k], "origin": s.origin} for k, s in found.items()})
         return
-    last = Column("FROM" if origin else "MEANING", cut=True, style="dim")
+    last = TableColumn("FROM" if origin else "MEANING", cut=True, style="dim")
     rows = [
         (k, effective(k, s), short_path(s.origin) if origin else settings.SPECS[k].doc)
         for k, s in found.items()
     ]
-    table([Column("SETTING", style="bold"), Column("VALUE"), last], rows)
+    table([TableColumn("SETTING", style="bold"), TableColumn("VALUE"), last], rows)
     hint("`ruvmlx config set NAME VALUE` changes one for good, `config unset NAME` takes that back.")
 
 
@@ -48,7 +48,7 @@ def effective(name: str, found: settings.Resolved) -> str:
 @click.argument("value", shell_complete=complete_setting_values)
 def set_setting(name: str, value: str) -> None:
     """Save one value in your settings file."""
-    path = settings.save(name, value)
+    path = settings_file.save(name, value)
     say(f"{name} = {value}, in {short_path(path)}.")
     _warn_of_another(name)
     note_setting(name, value)
@@ -58,7 +58,7 @@ def set_setting(name: str, value: str) -> None:
 @click.argument("name", shell_complete=complete_setting_names)
 def unset_setting(name: str) -> None:
     """Remove one value from your settings file, so that the default applies again."""
-    path = settings.remove(name)
+    path = settings_file.remove(name)
     value = effective(name, settings.resolve()[name])
     if path is None:
         say(f"{name} is not in your settings file; {value} applies.")

@@ -31,7 +31,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table. right: numbers. cut: shorten its cells to one line, so that the others fit. keep:
     never narrower than its text. style: as rich names it."""
 
@@ -56,7 +56,7 @@ def heading(text: str) -> None:
     _print(_text(text, "bold"))
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their columns' names. A cell may not contain a line end."""
     from rich.table import Table
 
@@ -77,7 +77,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows:
-        grid.add_row(_text(one_line(name), "bold"), _cell(value, Column("")))
+        grid.add_row(_text(one_line(name), "bold"), _cell(value, TableColumn("")))
     _print(grid)
 
 
@@ -119,7 +119,7 @@ def short_path(path: str | Path) -> str:
 # -- printing ----------------------------------------------------------------------------------------
 
 
-def _cell(text: str, column: Column) -> "Text":
+def _cell(text: str, column: TableColumn) -> "Text":
     cell = _text(one_line(text), column.style)
     cell.no_wrap, cell.overflow = (True, "ellipsis") if column.cut else (None, "fold")
     return cell

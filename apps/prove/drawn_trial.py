@@ -27,7 +27,7 @@ from .drawn_users import DrawnStars, DrawnUser
 from .readers import learner_of, next_replies
 from .statistics import judged_wins
 from .trial import Arm, Bench, seed_for
-from .untouched_replies import WrittenReply
+from .untouched_replies import JudgedReply
 
 REACH_BEST_OF = 8  # untouched replies to each unseen question, among which a perfect judge picks
 SCALE_REPLIES = 4  # untouched replies to each question that is rated on
@@ -35,7 +35,7 @@ GROUP = 16  # users in one batch
 _FIRST, _RATED, _SCALE = 3, 0, 5  # purposes of seeds, see seed_for
 
 Requests = dict[str, list[GenerationRequest]]  # by question
-Answers = dict[str, list[WrittenReply]]  # by question
+Answers = dict[str, list[JudgedReply]]  # by question
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class FrozenReplies:
         return cls(_answers(unseen, found), _answers(rated, found))
 
 
-def _answers(requests: Requests, found: dict[str, WrittenReply]) -> Answers:
+def _answers(requests: Requests, found: dict[str, JudgedReply]) -> Answers:
     return {question: [found[r.request_id] for r in of] for question, of in requests.items()}
 
 
@@ -102,9 +102,9 @@ def _written(
     runtime: Runtime,
     requests: Sequence[GenerationRequest],
     adapter: Callable[[GenerationRequest], HeadAdapter | None],
-) -> dict[str, WrittenReply]:
+) -> dict[str, JudgedReply]:
     """Replies by request id."""
-    return {r.request_id: WrittenReply.of(r) for r in generate_many(runtime.engine, requests, adapter)}
+    return {r.request_id: JudgedReply.of(r) for r in generate_many(runtime.engine, requests, adapter)}
 
 
 @dataclass
@@ -148,13 +148,13 @@ class _Drawn:
     def receive(self, question: str, response: GenerationResponse) -> None:
         """Read a reply, and rate it or not."""
         self.read += 1
-        rating = self.user.rating(self.worth(question, WrittenReply.of(response)), self._rng)
+        rating = self.user.rating(self.worth(question, JudgedReply.of(response)), self._rng)
         if rating is not None:
             self.runtime.settle()
             self.runtime.rate(response.request_id, rating)
             self.given += 1
 
-    def worth(self, question: str, reply: WrittenReply) -> int:
+    def worth(self, question: str, reply: JudgedReply) -> int:
         return self.stars(question, reply.text, reply.finished)
 
     def due(self, chat: ChatSetup) -> bool:
@@ -209,7 +209,7 @@ def _test(bench: Bench, setup: DrawnSetup, people: Sequence[_Drawn], frozen: Fro
         learner_of(person).sync()
         wanted.append(setup.unseen(person.runtime, person.seed, setup.best_of))
         micro |= {r.request_id: learner_of(person).micro for of in wanted[-1].values() for r in of}
-    found = dict[str, WrittenReply]()
+    found = dict[str, JudgedReply]()
     for which, first in ((slice(0, 1), True), (slice(1, None), False)):
         started = time.perf_counter()
         requests = [r for requests in wanted for of in requests.values() for r in of[which]]

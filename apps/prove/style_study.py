@@ -39,7 +39,7 @@ from .drawn_users import DrawnStars, DrawnUser
 from .retention import NeutralText, variety_ratio
 from .statistics import mean_interval
 from .trial import seed_for
-from .untouched_replies import UntouchedReplies, WrittenReply
+from .untouched_replies import JudgedReply, UntouchedReplies
 
 KL = 0.08  # nats per token: the target of a change of weights
 FROZEN = 5  # untouched replies to each unseen question, which the changed reply is compared with
@@ -123,7 +123,7 @@ class StyleStudy:
             with under(self.backend, lora):
                 kl, ppl_change = neutral.compare(None)
                 first = [_asked(q, seed_for(0, 3, i)) for i, q in enumerate(questions)]
-                new = {r.request_id: WrittenReply.of(r) for r in generate_many(engine, first)}
+                new = {r.request_id: JudgedReply.of(r) for r in generate_many(engine, first)}
             written = {q: new[r.request_id] for q, r in zip(questions, first, strict=True)}
             rates.append(_win_rate(stars, written, frozen))
             variety = variety_ratio(
@@ -136,7 +136,7 @@ class StyleStudy:
             )
         return rates
 
-    def _texts(self, frozen: dict[str, list[WrittenReply]]) -> dict[str, list[str]]:
+    def _texts(self, frozen: dict[str, list[JudgedReply]]) -> dict[str, list[str]]:
         found = {q: [w.text for w in of] for q, of in frozen.items()}
         for reply in self.replies:
             found.setdefault(reply.question, []).append(reply.text)
@@ -164,9 +164,7 @@ def _asked(question: str, seed: int) -> GenerationRequest:
     return GenerationRequest(messages=[Message("user", question)], max_new_tokens=96, sampling=sampling)
 
 
-def _win_rate(
-    stars: DrawnStars, new: dict[str, WrittenReply], frozen: dict[str, list[WrittenReply]]
-) -> float:
+def _win_rate(stars: DrawnStars, new: dict[str, JudgedReply], frozen: dict[str, list[JudgedReply]]) -> float:
     """How often the new reply has more stars than an untouched one to its question; a tie is half a win."""
     wins = []
     for question, reply in new.items():

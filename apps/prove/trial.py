@@ -20,7 +20,7 @@ from ruvmlx.sona.judge import CandidateReply, TasteJudge
 from ruvmlx.store import Store
 
 from .retention import NeutralText, variety_ratio
-from .untouched_replies import UntouchedReplies, WrittenReply
+from .untouched_replies import JudgedReply, UntouchedReplies
 from .users import Scorer
 
 CONSOLIDATE_EVERY = 32  # ratings, in the full arm
@@ -259,7 +259,7 @@ def heldout_replies(
     asked = [requests_for(first, count) for first in _heldout_requests(runtime, setting, arm, seed)]
     responses = {r.request_id: r for r in runtime.answers([r for of in asked for r in of])}
     return [
-        [_reply(prompt, r.request_id, WrittenReply.of(responses[r.request_id])) for r in of]
+        [_reply(prompt, r.request_id, JudgedReply.of(responses[r.request_id])) for r in of]
         for prompt, of in zip(setting.heldout, asked, strict=True)
     ]
 
@@ -298,7 +298,7 @@ def _kept_reply(
         response = chunk.response
     runtime.settle()
     assert response is not None
-    return _reply(prompt, response.request_id, WrittenReply.of(response))
+    return _reply(prompt, response.request_id, JudgedReply.of(response))
 
 
 def request_for(
@@ -312,7 +312,7 @@ def request_for(
     )
 
 
-def _reply(prompt: str, id_: str, reply: WrittenReply) -> TrialReply:
+def _reply(prompt: str, id_: str, reply: JudgedReply) -> TrialReply:
     return TrialReply(id_, prompt, reply.text, reply.finished, reply.token_ids)
 
 

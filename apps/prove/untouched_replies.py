@@ -23,7 +23,7 @@ _SCHEMA = "CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, reply TEXT 
 
 
 @dataclass(frozen=True)
-class WrittenReply:
+class JudgedReply:
     """A reply as trials judge it. finish_reason: "stop" or "length"."""
 
     text: str
@@ -31,7 +31,7 @@ class WrittenReply:
     token_ids: Sequence[int]
 
     @classmethod
-    def of(cls, response: GenerationResponse) -> "WrittenReply":
+    def of(cls, response: GenerationResponse) -> "JudgedReply":
         return cls(response.text, response.finish_reason, list(response.token_ids))
 
     @property
@@ -48,12 +48,12 @@ class UntouchedReplies:
         # Threads do not change a reply; other kernels round differently.
         self._model = [fingerprint, backend.name, backend.kernels.partition(",")[0]]
 
-    def to(self, engine: EngineParts, requests: Sequence[GenerationRequest]) -> dict[str, WrittenReply]:
+    def to(self, engine: EngineParts, requests: Sequence[GenerationRequest]) -> dict[str, JudgedReply]:
         """The reply to each request, by request id."""
         keys = {request.request_id: self._key(engine, request) for request in requests}
         known = self._read(keys.values())
         missing = [request for request in requests if keys[request.request_id] not in known]
-        new = {r.request_id: WrittenReply.of(r) for r in self._write(engine, missing)}
+        new = {r.request_id: JudgedReply.of(r) for r in self._write(engine, missing)}
         self._keep({keys[id_]: reply for id_, reply in new.items()})
         return {id_: new.get(id_) or known[key] for id_, key in keys.items()}
 
@@ -75,20 +75,20 @@ class UntouchedReplies:
 
     # -- the file ------------------------------------------------------------------------------------
 
-    def _read(self, keys: Iterable[bytes]) -> dict[bytes, WrittenReply]:
+    def _read(self, keys: Iterable[bytes]) -> dict[bytes, JudgedReply]:
         if self._file is None or not self._file.exists():
             return {}
-        wanted, found = list(dict.fromkeys(keys)), dict[bytes, WrittenReply]()
+        wanted, found = list(dict.fromkeys(keys)), dict[bytes, JudgedReply]()
         with closing(sqlite3.connect(self._file)) as db:
             db.execute(_SCHEMA)
             for at in range(0, len(wanted), _LOOKED_UP):
                 some = wanted[at : at + _LOOKED_UP]
                 marks = ",".join("?" * len(some))
                 rows = db.execute(f"SELECT key, reply FROM replies WHERE key IN ({marks})", some)
-                found |= {key: WrittenReply(**json.loads(reply)) for key, reply in rows}
+                found |= {key: JudgedReply(**json.loads(reply)) for key, reply in rows}
         return found
 
-    def _keep(self, replies: dict[bytes, WrittenReply]) -> None:
+    def _keep(self, replies: dict[bytes, JudgedReply]) -> None:
         if self._file is None or not replies:
             return
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -164,11 +164,15 @@ class Scheduler:
     def _start(self, ticket: Ticket) -> bool:
         """Start a request, unless it is wrong; False: it waits for memory."""
         try:
-            grant = self.admission.grant(ticket.request, ticket.replies, self._grants(), self._caches())
+            grant = self.admission.grant(
+                ticket.request, ticket.replies, self._grants(), cache_ids(self._active)
+            )
             if grant is None:
                 return False
             ticket.job, ticket.grant = ticket.begin(), grant
-            ticket.place = self._order.join(self._unread(ticket.request), ticket.request.priority)
+            ticket.place = self._order.join(
+                unread_tokens(self.engine, ticket.request), ticket.request.priority
+            )
         except Exception as error:  # noqa: BLE001 - goes to whoever asked
             self._fail(ticket, error)
             return True
@@ -186,7 +190,7 @@ class Scheduler:
             if late or (patience.behind is not None and i >= patience.behind):
                 try:
                     error: Exception = self.admission.refusal(
-                        ticket.request, ticket.replies, self._grants(), self._caches()
+                        ticket.request, ticket.replies, self._grants(), cache_ids(self._active)
                     )
                 except Exception as wrong:  # noqa: BLE001 - goes to whoever asked
                     error = wrong
@@ -194,11 +198,6 @@ class Scheduler:
 
     def _grants(self) -> list[Grant]:
         return [ticket.grant for ticket in self._active]
-
-    def _caches(self) -> set[int]:
-        """Ids of the caches of running requests."""
-        jobs = [ticket.job for ticket in self._active if ticket.job]
-        return {id(run.session.cache) for job in jobs for run in job.runs}
 
     def _has_place(self, request: GenerationRequest) -> bool:
         """Requests of a lower priority take no places."""
@@ -234,16 +233,8 @@ class Scheduler:
             for ticket in going:
                 while not ticket.decoding and ticket in self._active:
                     self._read_some(ticket)
-        elif going and not (self._owed > 0 and self._has_running()):
+        elif going and not (self._owed > 0 and has_decoding(self._active)):
             self._read_some(min(going, key=lambda ticket: ticket.place.end))
-
-    def _unread(self, request: GenerationRequest) -> int:
-        """Prompt tokens that no cache in memory has."""
-        prompt = self.engine.prompt_ids(request)
-        return len(prompt) - self.engine.sessions.known(request.session_id, prompt, request.cache_salt)
-
-    def _has_running(self) -> bool:
-        return any(ticket.decoding for ticket in self._active)
 
     def _read_some(self, ticket: Ticket) -> None:
         assert ticket.job is not None
@@ -271,7 +262,7 @@ class Scheduler:
 
     def _most(self) -> int:
         """Tokens of the next piece."""
-        seconds = SHARE * (self._delay or 0.0) if self._has_running() else ALONE
+        seconds = SHARE * (self._delay or 0.0) if has_decoding(self._active) else ALONE
         tokens = int(seconds * self._pace) if self._pace else FIRST
         return max(PART, tokens + -tokens % PART)
 
@@ -346,6 +337,23 @@ class Scheduler:
                     if not keep:
                         run.forget_cache()
                     run.sync()
+
+
+def cache_ids(tickets: Sequence[Ticket]) -> set[int]:
+    """Ids of the caches of running requests."""
+    jobs = [ticket.job for ticket in tickets if ticket.job]
+    return {id(run.session.cache) for job in jobs for run in job.runs}
+
+
+def unread_tokens(engine: EngineParts, request: GenerationRequest) -> int:
+    """The number of prompt tokens that no cache in memory has."""
+    prompt = engine.prompt_ids(request)
+    return len(prompt) - engine.sessions.known(request.session_id, prompt, request.cache_salt)
+
+
+def has_decoding(tickets: Sequence[Ticket]) -> bool:
+    """True if one of the requests writes its reply."""
+    return any(ticket.decoding for ticket in tickets)
 
 
 def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exception]]:

@@ -209,11 +209,6 @@ class AdapterHistory:
             self._store.versions.move_head(*self._key, version)
         return self.status()
 
-    def others(self) -> dict[str, int]:
-        """The model's other adapters that have learned something, each with its version in use."""
-        rows = self._store.adapters.all(self.fingerprint)
-        return {row.name: row.version for row in rows if row.name != self.name and row.version}
-
     def status(self) -> LearnStatus:
         given, pairs, version = self._given(), len(self.pairs.in_force()), self.version()
         row = self.adapter(version) if version else None
@@ -232,3 +227,9 @@ class AdapterHistory:
             last=attempts[-1] if attempts else None,
             preferences=pairs,
         )
+
+
+def other_adapters(history: AdapterHistory) -> dict[str, int]:
+    """The model's other adapters that have learned something, each with its version in use."""
+    rows = history._store.adapters.all(history.fingerprint)
+    return {row.name: row.version for row in rows if row.name != history.name and row.version}

@@ -204,7 +204,9 @@ class Trainer:
             layer_input = self._layer_input(text, min(layer for _, layer in lora_a), pause)
             fixed = {f"{layer}.{module}.a": mx.array(a) for (module, layer), a in lora_a.items()}
             for (module, layer), a in lora_a.items():
-                zero[f"{layer}.{module}.b"] = mx.zeros((a.shape[1], self._width(module, layer)))
+                shape = place_shape(self._config, module, layer)
+                assert shape is not None
+                zero[f"{layer}.{module}.b"] = mx.zeros((a.shape[1], shape[1]))
 
             def loss(factors):
                 hidden = self._forward(layer_input, fixed | factors, text, stops)
@@ -218,12 +220,6 @@ class Trainer:
                 (module, layer): np.array(grads[f"{layer}.{module}.b"]) * np.float32(text.said)
                 for module, layer in lora_a
             }
-
-    def _width(self, module: str, layer: int) -> int:
-        """Number of outputs of a matrix."""
-        shape = place_shape(self._config, module, layer)
-        assert shape is not None
-        return shape[1]
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
         """Zeros [T, out] to add to each changed matrix's output: the gradient by them is the output's."""

@@ -8,7 +8,7 @@ from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx import proposals, settings
 from ruvmlx.engine import Sampling
-from ruvmlx.host import Opener
+from ruvmlx.model_holder import Opener
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 

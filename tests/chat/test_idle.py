@@ -17,7 +17,7 @@ from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.cli.chat import chat as chat_verb
 from textual import events
 
-from ruvmlx import settings as config
+from ruvmlx import settings_file
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.errors import StoreBusy
 from ruvmlx.sona import promotion
@@ -217,7 +217,7 @@ def test_learn_when_idle_comes_from_flag_then_environment_then_file(
     monkeypatch.setattr(chat, "run_chat", lambda open_runtime, **options: given.update(options) or 0)
     monkeypatch.setenv("RUVMLX_LEARN_WHEN_IDLE", environment)
     if file:
-        config.save("learn_when_idle", file)
+        settings_file.save("learn_when_idle", file)
     assert CliRunner().invoke(chat_verb, flags).exit_code == 0
     assert given["learn_when_idle"] is learns
 

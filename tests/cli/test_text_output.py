@@ -4,11 +4,11 @@ import time
 
 import pytest
 from ruvmlx.apps.cli import text_output
-from ruvmlx.apps.cli.text_output import Column, ago, count, facts, say, short_path, table
+from ruvmlx.apps.cli.text_output import TableColumn, ago, count, facts, say, short_path, table
 
 from ruvmlx.text import size
 
-COLUMNS = [Column("NAME"), Column("SIZE", right=True), Column("TITLE", cut=True)]
+COLUMNS = [TableColumn("NAME"), TableColumn("SIZE", right=True), TableColumn("TITLE", cut=True)]
 ROWS = [("one", "2.8 MB", "A short title"), ("another name", "97 MB", "words " * 60)]
 
 
@@ -54,7 +54,7 @@ def test_facts_wrap_beside_their_names(width, capsys):
 
 def test_what_is_quoted_cannot_control_the_terminal(capsys):
     say("a title \x1b[2J\x1b]0;t\x07 of a chat")
-    table([Column("A")], [("x\x1b[31m\ny",)])
+    table([TableColumn("A")], [("x\x1b[31m\ny",)])
     assert "\x1b" not in (out := capsys.readouterr().out) and out.splitlines()[-1] == "x y"
 
 

@@ -12,6 +12,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store
+from ruvmlx.text import size as size_text
 from tests.models.make_models import make_safetensors_model
 
 from .conftest import run_server
@@ -78,7 +79,8 @@ def test_a_full_budget_is_503_with_the_numbers(small):
     assert refused.status == 503 and 1 <= int(refused.headers["retry-after"]) <= 60
     size = running.serving.runtime.backend.pool.sizes[-1]
     assert (
-        refused.error["code"] == "memory_busy" and f"needs {4 * size} bytes, 0 of" in refused.error["message"]
+        refused.error["code"] == "memory_busy"
+        and f"needs {size_text(4 * size)}, " in refused.error["message"]
     )
     waits.join()
     assert got[0].status == 503 and "free" in got[0].error["message"]

@@ -12,24 +12,26 @@ from ruvmlx.models.hub import offline
 from ruvmlx.models.model import Model
 from ruvmlx.models.resolve import find_model
 from ruvmlx.models.starter import starter_path
-from ruvmlx.progress import Progress, megabytes
+from ruvmlx.progress import Progress, Watch, megabytes
 
 from .. import keys
 from ..context import ChatContext, StatusWatch
 from ..messages import Notice
 
 
-class _FetchWatch(StatusWatch):
-    """Ends the fetch when the chat ends; what was fetched is kept."""
+class _FetchWatch(Watch):
+    """Shows the fetch in the status line. It ends the fetch when the chat ends; what was fetched is kept."""
 
     def __init__(self, chat: ChatContext) -> None:
-        super().__init__(chat.status)
-        self._chat = chat
+        self._chat, self._line = chat, StatusWatch(chat.status)
 
     def progress(self, progress: Progress) -> None:
         if self._chat.phase == "closing":
             raise Interrupted("the chat has ended; what was fetched is kept.")
-        super().progress(progress)
+        self._line.progress(progress)
+
+    def end(self) -> None:
+        self._line.end()
 
 
 class FetchActions:

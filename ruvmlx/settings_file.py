@@ -1,0 +1,64 @@
+"""Changes one value in the user's file of settings; its other lines, comments too, stay as they are."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import StoreError
+from .platform import files
+from .settings import parse, read_file, spec_of, user_file, written
+
+
+def remove(name: str) -> Path | None:
+    """Remove one value from the user file, so that the default applies; returns the file, None if the file
+    has no such value."""
+    spec_of(name)
+    path = user_file()
+    if name not in read_file(path):
+        return None
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    _write(path, [line for line in lines if not _sets(line, name)])
+    return path
+
+
+def save(name: str, value: str) -> Path:
+    """Set one value in the user file; its other lines, comments too, stay as they are."""
+    line = f"{name} = {_toml(written(parse(name, value, 'the command line')))}\n"
+    read_file(user_file())  # refuse to overwrite a file that cannot be read
+    path = user_file()
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    _write(path, _replaced(lines, name, line))
+    return path
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with files.replacing(path) as f:
+            f.write("".join(lines).encode())
+    except OSError as e:
+        raise StoreError(
+            f"cannot write {path}: {e.strerror}. Set RUVMLX_HOME to a folder you can write."
+        ) from e
+
+
+def _sets(line: str, name: str) -> bool:
+    return re.match(rf"\s*{name}\s*=", line) is not None
+
+
+def _replaced(lines: list[str], name: str, line: str) -> list[str]:
+    """The lines with one setting in place of its old one, or at the end."""
+    at = [i for i, old in enumerate(lines) if _sets(old, name)]
+    if at:
+        return [*lines[: at[0]], line, *lines[at[0] + 1 :]]
+    ended = [old if old.endswith("\n") else old + "\n" for old in lines]
+    return [*ended, line]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        escaped = "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped)
+        return f'"{escaped}"'
+    return repr(value)
