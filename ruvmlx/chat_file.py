@@ -97,10 +97,7 @@ class Imported:
 def import_chat(store: Store, data: bytes, name: str) -> str:
     """Create a chat from a file's bytes; returns its id. CorruptFile, and no chat, if they are not a chat."""
     chat = parse(data, name)
-    with store.transaction():
-        session_id = store.chats.new(chat.model, chat.system, chat.title)
-        store.messages.add_tree(session_id, chat.messages, chat.head)
-    return session_id
+    return store.chats.add(chat.model, chat.system, chat.title, chat.messages, chat.head)
 
 
 def parse(data: bytes, name: str) -> Imported:

@@ -3,14 +3,15 @@
 import errno
 import json
 import os
+import sqlite3
 import time
 
 import pytest
 
-from ruvmlx import chat_file
+from ruvmlx import chat_file, soft_delete
 from ruvmlx.chat_file import as_json, as_markdown, import_chat, read_bytes, write_new
-from ruvmlx.errors import CorruptFile, UsageError
-from ruvmlx.store import Store
+from ruvmlx.errors import CorruptFile, NotFound, UsageError
+from ruvmlx.store import Store, chats
 
 from .store.test_branches import exchange, said
 
@@ -100,6 +101,43 @@ def test_an_import_that_stops_leaves_no_chat(store, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         import_chat(store, b'[{"role": "user", "content": "a"}]', "f")
     assert store.db.rows("SELECT * FROM sessions") == []
+
+
+def test_others_can_write_while_a_long_chat_is_imported(store, monkeypatch):
+    """Between two short transactions; the chat is seen by nobody until it is whole, and a start an hour later
+    erases what a killed process has left of it."""
+    other, seen = Store(store.path), []
+    mine = other.chats.new("m", title="mine")
+    monkeypatch.setattr(chats, "_FILLING_SLICE", 0.0)  # each message in a transaction of its own
+
+    def meanwhile(_seconds):
+        other.messages.add_user(mine, f"message {len(seen)}")
+        seen.append(
+            (other.chats.soft_deleted(), [row.id for row in other.chats.all()], other.search.find("xyz"))
+        )
+        assert soft_delete.delete_older(other) == []
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    data = json.dumps([{"role": "user", "content": f"xyz {i}"} for i in range(20)]).encode()
+    chat = import_chat(store, data, "f")
+    assert len(seen) >= 19 and all(found == ([], [mine], []) for found in seen)
+    assert [row.id for row in other.chats.all()] == [chat, mine] and len(said(other, chat)) == 20
+    with pytest.raises(NotFound):
+        other.chats.find_soft_deleted("last")
+
+    def killed(_seconds):
+        store.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", killed)
+    with pytest.raises(sqlite3.ProgrammingError):
+        import_chat(store, data, "f")
+    assert len(other.chats.ids()) == 3 and soft_delete.delete_older(other) == []
+    assert len(other.chats.ids()) == 3
+    now = time.time() + 7200
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert soft_delete.delete_older(other) == [] and other.chats.ids() == {chat, mine}
 
 
 def test_a_copy_that_stops_leaves_no_chat(store, monkeypatch):

@@ -3,14 +3,19 @@
 import math
 import time
 import uuid
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from ..errors import NotFound
+from ..errors import NotFound, StoreError
 from .database import Database
-from .messages import ERASING, Messages
+from .messages import ERASING, MessageRow, Messages
 from .replies import Replies
 from .search_index import SearchIndex
 
+FILLING = -1.0  # in place of a time of deletion: a process writes the chat's messages
+_FILLING_SLICE = 0.05  # seconds of one transaction that fills it, and between two of them
+_FILLING_SECONDS = 3600.0  # after its last message, such a chat belongs to a process that was killed
 TITLE = 200  # longest title, in characters
 _SLICE = 50  # messages that one transaction erases: about 30 ms
 _LONGEST_PAUSE = 0.1  # seconds between two of them
@@ -35,7 +40,7 @@ class SessionRow:
 
 class Chats:
     """The table `sessions`. A soft-deleted chat has the time of its deletion in `deleted`, one that is being
-    erased has ERASING there."""
+    erased has ERASING there, one that is being filled FILLING."""
 
     def __init__(self, db: Database, messages: Messages, replies: Replies, index: SearchIndex):
         self._db, self._messages, self._replies, self._index = db, messages, replies, index
@@ -62,6 +67,31 @@ class Chats:
         with self._db.transaction():
             new = self.new(old.model, old.system, f"{old.title} (fork)"[:TITLE])
             self._messages.add_tree(new, kept, kept[-1].id if kept else None)
+        return new
+
+    def add(
+        self,
+        model: str,
+        system: str | None,
+        title: str,
+        messages: Iterable[MessageRow],
+        head: int | None,
+    ) -> str:
+        """Commit a chat with all its messages, parents before children; returns its id. head: one of them.
+
+        Many short transactions write it, so that other processes can write meanwhile. It is hidden until it
+        is whole; what a killed process has left of it is erased at a start an hour later.
+        """
+        with self._db.transaction():
+            new = self.new(model, system, title)
+            self._set(new, "deleted", FILLING)
+        try:
+            self._messages.add_tree(new, messages, head, _FILLING_SLICE)
+            self._set(new, "deleted", None)
+        except BaseException:
+            with suppress(StoreError):
+                self.delete(new)
+            raise
         return new
 
     # -- finding -------------------------------------------------------------------------------------
@@ -132,7 +162,7 @@ class Chats:
     def _hide(self, session_id: str, when: float | None) -> None:
         with self._db.transaction():
             self.get(session_id)
-            if self._db.value("SELECT deleted FROM sessions WHERE id = ?", session_id) == ERASING:
+            if self._db.value("SELECT deleted FROM sessions WHERE id = ?", session_id) in (ERASING, FILLING):
                 raise NotFound(f"chat {session_id!r} is being deleted for good.")
             self._set(session_id, "deleted", when)
 
@@ -155,8 +185,13 @@ class Chats:
 
     def soft_deleted_before(self, when: float) -> list[str]:
         """Ids of the chats that were soft-deleted before a time (seconds since 1970), and of those that a
-        killed process has not erased to the end."""
-        return [row["id"] for row in self._db.rows("SELECT id FROM sessions WHERE deleted < ?", when)]
+        killed process has not erased, or filled, to the end."""
+        rows = self._db.rows(
+            f"SELECT id FROM sessions WHERE deleted < ? AND (deleted != {FILLING} OR updated < ?)",
+            when,
+            time.time() - _FILLING_SECONDS,
+        )
+        return [row["id"] for row in rows]
 
     # -- deletion ------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The messages of a chat, with all branches."""
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import NotFound
@@ -107,23 +108,49 @@ class Messages:
         )
         return message
 
-    def add_tree(self, session_id: str, messages: Iterable[MessageRow], head: int | None) -> None:
-        """Fill an empty chat. Parents come before children; the messages get new ids."""
+    def add_tree(
+        self,
+        session_id: str,
+        messages: Iterable[MessageRow],
+        head: int | None,
+        seconds: float = math.inf,
+    ) -> None:
+        """Fill an empty chat. Parents come before children; the messages get new ids.
+
+        seconds: of one transaction, about; after each, other processes get the lock for as long.
+        """
         new: dict[int | None, int | None] = {None: None}
-        with self._db.transaction():
-            for message in messages:
-                new[message.id] = self._db.insert(
-                    "messages",
-                    session_id=session_id,
-                    role=message.role,
-                    content=message.content,
-                    reply_id=message.reply_id,
-                    created=message.created or time.time(),
-                    parent=new[message.parent],
+        rest, is_done = iter(messages), False
+        while not is_done:
+            with self._db.transaction():
+                is_done = self._add_some(session_id, rest, new, seconds)
+                self._db.execute(
+                    "UPDATE sessions SET head = ?, updated = ? WHERE id = ?",
+                    new.get(head),
+                    time.time(),
+                    session_id,
                 )
-            self._db.execute(
-                "UPDATE sessions SET head = ?, updated = ? WHERE id = ?", new[head], time.time(), session_id
+            if not is_done:
+                time.sleep(seconds)
+
+    def _add_some(
+        self, session_id: str, rest: Iterator[MessageRow], new: dict[int | None, int | None], seconds: float
+    ) -> bool:
+        """Insert messages until so much time has passed; True after the last one. new: old id -> new id."""
+        began = time.monotonic()
+        for message in rest:
+            new[message.id] = self._db.insert(
+                "messages",
+                session_id=session_id,
+                role=message.role,
+                content=message.content,
+                reply_id=message.reply_id,
+                created=message.created or time.time(),
+                parent=new[message.parent],
             )
+            if time.monotonic() - began > seconds:
+                return False
+        return True
 
     # -- the current branch --------------------------------------------------------------------------
 
