@@ -84,4 +84,7 @@ def test_flags_of_the_command_line_derive_from_the_settings():
     """What a flag shows as its help is what the setting says."""
     flags = {o.name: o for o in chat.params if o.name in settings.SPECS}
     assert flags.keys() >= {"model", "kv", "temperature", "examples", "theme", "learn_when_idle"}
-    assert all(option.help == f"{settings.SPECS[name].doc}." for name, option in flags.items())
+    sentences = {name: f"{settings.SPECS[name].doc}." for name in flags}
+    assert all(
+        option.help == sentences[name][0].upper() + sentences[name][1:] for name, option in flags.items()
+    )
