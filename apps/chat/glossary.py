@@ -9,8 +9,8 @@ TEXT = """\
 adapter: What was learned from your ratings, kept under a name beside the model. The model's own
     weights stay as they are, so an adapter can be switched off, copied or deleted. F4 lists them.
 allowed change: How far ratings may take the model from the original one. At 100%, a rating that
-    would go further is scaled down. It says how much has changed, not how good that is: `ruvmlx
-    learn check` shows what changed.
+    would go further is scaled down. It says how much has changed, not how good that is: /compare
+    shows both models' replies.
 backend: The part that computes: native (our C code, on the CPU) or mlx (Apple's library, on the
     GPU).
 branch: One of several replies, or questions, in the same place of a chat. Nothing is overwritten:
