@@ -62,7 +62,8 @@ def endless(tmp_path, tiny_folder):
 def started(*arguments: str) -> subprocess.Popen:
     command = [sys.executable, "-c", VERB, *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    keys = pipe if arguments[0] == "chat" else subprocess.DEVNULL  # `generate` would read a pipe to its end
+    return subprocess.Popen(command, stdin=keys, stdout=pipe, stderr=pipe, text=True)
 
 
 def wait_until(verb: subprocess.Popen, word: str) -> None:
