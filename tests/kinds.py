@@ -34,7 +34,7 @@ RUNNING = STARTER | {"tiny_backend", "open_tiny", "engine"}
 # Files, or single tests, of other folders that are of the kind `model` for what they do themselves.
 FILES = dict.fromkeys(
     [
-        "engine/test_batch.py", "engine/test_constraint.py",
+        "api/test_api.py::test_errors_are_one_line", "engine/test_batch.py", "engine/test_constraint.py",
         "engine/test_stream.py", "engine/test_stream_trace.py", "kv/test_disk.py",
         "kv/test_mlx_memory.py", "kv/test_walk.py", "lora/test_fuse.py", "models/test_gguf_fuzz.py",
         "models/test_tekken.py", "models/test_tokenizer_families.py",

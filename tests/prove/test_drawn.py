@@ -297,7 +297,7 @@ def test_the_command_writes_results_and_report(bench, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert facts["drawn"] == 2 and facts["family"] == "held-out" and len(facts["users"]) == 2
-    assert "2 trials: about" in done.stderr
+    assert "2 trials in " in done.stderr
     assert CliRunner().invoke(command.prove, [*flags, "--report", "D.md"]).exit_code == 0
     assert "The held-out family" in (tmp_path / "D.md").read_text()
     assert (tmp_path / "D.svg").read_text().startswith("<svg")
