@@ -31,6 +31,7 @@ class ScriptedRuntime:
             bytes=96576768,
         )
         self.backend = SimpleNamespace(name="mlx", kernels="metal", caveat="")
+        self.settings = SimpleNamespace(best_of=1)
         self.last_reply_id = None
         self.replies = list(replies)
         self.gate, self.free = gate, free
@@ -195,6 +196,12 @@ class ScriptedRuntime:
         """Is training, or a review of the tiers, due? Never."""
         self._called()
         return False
+
+    def due_when_idle(self):
+        return False
+
+    def sampling(self, **given):
+        return Sampling(**given)
 
     def held(self):
         return MemoryUse(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)

@@ -50,7 +50,7 @@ class Terminal:
     def send(self, text):
         os.write(self.fd, text.encode())
 
-    def expect(self, pattern, seconds=60):
+    def expect(self, pattern, seconds=240):
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, self.seen)):
             assert time.monotonic() < deadline, f"{pattern!r} not in {self.seen[-3000:]!r}"

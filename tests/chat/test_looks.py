@@ -10,7 +10,7 @@ from ruvmlx.apps.chat.models import PickerEntry
 from ruvmlx.apps.chat.picker_screen import PickerScreen
 from textual.color import Color
 
-from ruvmlx import settings
+from ruvmlx import settings, settings_file
 from ruvmlx.errors import StoreError, UsageError
 
 from .helpers import ask, chatting, lines_of, screen_text, until
@@ -126,7 +126,7 @@ async def test_a_theme_that_cannot_be_saved_is_used_and_reported(monkeypatch):
     def save(name, value):
         raise StoreError("cannot write config.toml: no space left.")
 
-    monkeypatch.setattr(settings, "save", save)
+    monkeypatch.setattr(settings_file, "save", save)
     async with chatting(ScriptedRuntime()) as (app, pilot):
         app.theme = "nord"
         await until(pilot, lambda: "cannot write config.toml" in screen_text(app))

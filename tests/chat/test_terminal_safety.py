@@ -144,7 +144,7 @@ def hostile_store(home, full):
 )
 def test_the_command_line_shows_hostile_texts_sanitised(verb, hostile_store, home):
     """Tables, search results and error lines; JSON has its own way to write what is not printable."""
-    terminal = Terminal([sys.executable, "-m", "ruvmlx", *verb], TALL, RUVMLX_HOME=str(home))
+    terminal = Terminal([sys.executable, "-m", "ruvmlx", *verb], TALL, RUVMLX_HOME=str(home), NO_COLOR="1")
     terminal.wait(600)
     assert len(terminal.raw) > 30
     assert sent(terminal.raw)[0] == []
