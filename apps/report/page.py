@@ -85,7 +85,7 @@ def _shape_row(shape: Facts) -> Sequence[Any]:
 
 
 def _messages(verdicts: Sequence[Facts]) -> Iterator[str]:
-    """What a compiler says in many lines, once for all kernels that it says it of."""
+    """A compiler's long message is shown once for all kernels that have it."""
     kernels: dict[str, list[str]] = {}
     for verdict in verdicts:
         if len(lines := verdict.get("message", [])) > 1:

@@ -53,7 +53,7 @@ async def test_an_edit_goes_on_after_choosing():
 
 
 async def test_the_keys_that_work_are_in_the_footer_at_80_columns():
-    """Esc, y, t, u and F1; those that would do nothing are not."""
+    """At 80 columns the keys Esc, y, t, u and F1 are visible. A key that would do nothing is hidden."""
     async with chatting(ScriptedRuntime(["<think>So.</think>One."]), SMALL) as (app, pilot):
         await ask(app, pilot)
         await pilot.press("tab")
