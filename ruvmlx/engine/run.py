@@ -21,7 +21,7 @@ from ..sampling import check_sampling, log_softmax, top_ids
 from ..tiers import PAGE
 from .constraint import Matcher, matcher_for
 from .detokenize import StopStrings, StreamDecoder
-from .repetition import Repetition
+from .repetition import Repetition, is_repeated_prose
 from .session import Session
 from .sessions import SessionManager
 from .source import Source, StepSource, needs_steps, source
@@ -282,6 +282,10 @@ class Run:
         """Does the reply only repeat itself by now? It ends there."""
         return self.repetition is not None and self.repetition.is_loop
 
+    def _is_repeated_at_limit(self) -> bool:
+        is_cut = self.repetition is not None and len(self.ids) >= self.limit
+        return is_cut and is_repeated_prose(self.ids, "".join(self.text))
+
     def draw_work(self) -> ReplyWork | None:
         """The kernel call that draws the next token, to be run before `draw`; None if there is none."""
         if self._ends or not isinstance(self.source, StepSource):
@@ -360,7 +364,7 @@ class Run:
             route=self.request.route,
             stopped_by=self.stops.hit,
             limit=self.limit,
-            repeats=self.repeats,
+            repeats=self.repeats or self._is_repeated_at_limit(),
         )
 
 

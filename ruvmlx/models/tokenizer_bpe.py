@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptFile
 from .byte_level import byte_chars, piece_to_bytes
-from .gguf_vocab import GGUFVocab
 from .messages import library
 from .pretokenizers import ADDS_BOS, WHOLE_WORDS, patterns
 from .tokenizer_base import BaseTokenizer
+
+if TYPE_CHECKING:  # it needs numpy, which the tokenizer's process does not
+    from .gguf_vocab import GGUFVocab
 
 BRIEF = 2000  # characters: encoded in a millisecond
 
@@ -17,7 +19,7 @@ BRIEF = 2000  # characters: encoded in a millisecond
 class GGUFByteLevelTokenizer(BaseTokenizer):
     """`tokenizer.ggml.model` = "gpt2"."""
 
-    def __init__(self, vocab: GGUFVocab):
+    def __init__(self, vocab: "GGUFVocab"):
         pre = vocab.text("tokenizer.ggml.pre") or "default"
         super().__init__(**vocab.common(adds_bos=pre in ADDS_BOS))
         self._tokens = vocab.tokens
@@ -100,14 +102,14 @@ def byte_level_bpe(
     return tokenizer
 
 
-def _build(vocab: GGUFVocab, pre: str, added: dict[str, int]) -> Any:
+def _build(vocab: "GGUFVocab", pre: str, added: dict[str, int]) -> Any:
     # Special tokens stay out of the model: a word that happens to be spelled like one cannot become it.
     ids = {token: i for i, token in enumerate(vocab.tokens) if token not in vocab.special_tokens}
     cuts = patterns(pre, vocab.where)
     return byte_level_bpe(ids, _merges(vocab), cuts, added, vocab.where, whole_words=pre in WHOLE_WORDS)
 
 
-def _merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
+def _merges(vocab: "GGUFVocab") -> list[tuple[str, str]]:
     pairs: list[Any] = [tuple(merge.split(" ")) for merge in vocab.strings("tokenizer.ggml.merges")]
     bad = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
     if bad is not None:

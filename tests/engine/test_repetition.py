@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.engine.repetition import Repetition
+from ruvmlx.engine.repetition import Repetition, is_repeated_prose
 from ruvmlx.engine.types import Begun
 
 # What small models write, from the place where they no longer find out of it.
@@ -79,11 +79,38 @@ def looping(token, **more):
     return GenerationRequest(prompt="hello", sampling=sampling, max_new_tokens=200, **more)
 
 
+@pytest.mark.parametrize("name", ORDINARY)
+def test_rows_are_no_loop_in_a_model_s_own_tokens(name, starter):
+    """The starter writes digits one by one, so a row of its words has even less of its own."""
+    repetition = Repetition()
+    text = ORDINARY[name]
+    ids = starter.tokenizer.encode(text)
+    for token in ids:
+        repetition.add(token)
+        assert not repetition.is_loop
+    assert name == "a song" or not is_repeated_prose(ids, text)
+
+
+def test_a_reply_that_says_the_same_with_small_changes_is_named_at_its_limit(starter):
+    """What the starter wrote when it was asked how to tie a tie."""
+    ways = [
+        f"{opening} is to use a tie made from a fabric that is both durable and beautiful. This can be achieved "
+        f"by {verb} a tie that is both functional and beautiful, such as a tie made from a fabric that is both "
+        "durable and beautiful."
+        for opening in ("One way to tie a tie", "Another way to tie a tie", "The key to tying a tie")
+        for verb in ("using", "finding", "making")
+    ]
+    text = "\n\n".join(ways)
+    assert is_repeated_prose(starter.tokenizer.encode(text), text)
+    told = "".join(f"On day {day} the ship {verb} on. " for day, verb in enumerate(NUMBERS))
+    assert not is_repeated_prose(starter.tokenizer.encode(told), told)
+
+
 def test_a_reply_that_loops_ends_before_its_limit(engine):
     """The engine ends it and says why; its finish_reason is one that scripts know."""
     reply = engine.generate(looping(7))
     assert (reply.finish_reason, reply.repeats, reply.ending) == ("length", True, "repeats")
-    assert 60 < reply.generation_tokens < 100
+    assert 120 < reply.generation_tokens < 160
 
 
 def test_who_wants_to_go_on_goes_on(engine):

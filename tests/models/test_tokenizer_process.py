@@ -134,3 +134,9 @@ def test_the_command_line(model, name):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode and len(done.stderr.strip().splitlines()) == 1
     assert "tokenizer.json" in done.stderr and "the library that reads it" in done.stderr
+
+
+def test_the_child_starts_without_numpy():
+    """Every opening of a folder's model starts a child: numpy would take most of its time."""
+    code = "import sys, ruvmlx.models.tokenizer_process; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code], timeout=60).returncode == 0
