@@ -94,9 +94,9 @@ def test_rows_are_no_loop_in_a_model_s_own_tokens(name, starter):
 def test_a_reply_that_says_the_same_with_small_changes_is_named_at_its_limit(starter):
     """What the starter wrote when it was asked how to tie a tie."""
     ways = [
-        f"{opening} is to use a tie made from a fabric that is both durable and beautiful. This can be achieved "
-        f"by {verb} a tie that is both functional and beautiful, such as a tie made from a fabric that is both "
-        "durable and beautiful."
+        f"{opening} is to use a tie made from a fabric that is both durable and beautiful. This can be "
+        f"achieved by {verb} a tie that is both functional and beautiful, such as a tie made from a fabric "
+        "that is both durable and beautiful."
         for opening in ("One way to tie a tie", "Another way to tie a tie", "The key to tying a tie")
         for verb in ("using", "finding", "making")
     ]
