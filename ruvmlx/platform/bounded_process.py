@@ -9,6 +9,7 @@ The child writes nothing to the terminal.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet, finalize
@@ -51,6 +52,7 @@ class BoundedProcess:
         self._opening = opening
         self._lock = threading.Lock()
         self._child: _Child | None = None
+        self._is_stopped = False
 
     def ask(self, request: Any, seconds: float, memory: int) -> Any:
         """The child's answer to a request.
@@ -59,21 +61,32 @@ class BoundedProcess:
         together. Raises ProcessEnded, or the RuvmlxError that the child raised.
         """
         with self._lock:
-            if ending.is_set():
-                raise ProcessStopped
-            if self._child is None or self._child.owner != os.getpid():
-                self._child, seconds = _Child(self._command), seconds + self._opening
-            child = self._child
+            self._is_stopped = False
+            _working.add(self)  # before the child starts, which takes a while: a signal may come meanwhile
             try:
-                said = child.asked({"request": request, "seconds": seconds, "memory": memory})
+                if self._child is None or self._child.owner != os.getpid():
+                    self._child, seconds = _Child(self._command), seconds + self._opening
+                if self._is_stopped or ending.is_set():
+                    raise ProcessStopped
+                said = self._child.answer({"request": request, "seconds": seconds, "memory": memory})
                 if "failed" in said:  # a library that has panicked may be in any state
                     raise ProcessEnded(said["failed"])
-            except BaseException:  # also Ctrl+C: an answer that nobody reads would be taken for the next one
+            except BaseException as error:  # also Ctrl+C: the next request would get this one's answer
                 self.close()
+                if self._is_stopped and isinstance(error, ProcessEnded):
+                    raise ProcessStopped from None
                 raise
+            finally:
+                _working.discard(self)
         if "error" in said:
             raise getattr(errors, said["error"], RuvmlxError)(said["text"])
         return said["answer"]
+
+    def stop(self) -> None:
+        """End the request that is being answered; it raises ProcessStopped. From any thread."""
+        self._is_stopped = True
+        if (child := self._child) is not None:
+            child.kill()
 
     def close(self) -> None:
         """End the child, if there is one."""
@@ -86,11 +99,11 @@ def stop_requests() -> None:
     """End every child that works on a request now: whoever waits for its answer gets ProcessStopped.
 
     For Ctrl+C and signals that end this process; from any thread."""
-    for child in list(_working):
-        child.stop()
+    for process in list(_working):
+        process.stop()
 
 
-_working: "WeakSet[_Child]" = WeakSet()
+_working: WeakSet[BoundedProcess] = WeakSet()
 ending = threading.Event()  # set while this process ends: every request gets ProcessStopped
 
 
@@ -98,7 +111,7 @@ class _Child:
     """One process, with the socket to it. owner: the id of the process that started it."""
 
     def __init__(self, command: list[str]):
-        self.owner, self._is_stopped = os.getpid(), False
+        self.owner = os.getpid()
         self._socket, its = socket.socketpair()
         one = dict.fromkeys(("RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
         with its:
@@ -111,15 +124,11 @@ class _Child:
                 start_new_session=True,  # the parent handles Ctrl+C
             )
         self.close = finalize(self, _end, self.owner, self._process, self._socket)
+        self.kill = self._process.kill
 
-    def stop(self) -> None:
-        self._is_stopped = True
-        self._process.kill()
-
-    def asked(self, request: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         until = time.monotonic() + WAIT * request["seconds"]
         data = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        _working.add(self)
         try:
             self._socket.settimeout(WAIT * request["seconds"])
             self._socket.sendall(len(data).to_bytes(4, "big") + data)
@@ -128,9 +137,7 @@ class _Child:
                 raise ProcessEnded
             return json.loads(self._received(size, until, request["memory"]))
         except (ProcessEnded, OSError, ValueError, RecursionError):
-            raise ProcessStopped if self._is_stopped else ProcessEnded from None
-        finally:
-            _working.discard(self)
+            raise ProcessEnded from None
 
     def _received(self, size: int, until: float, memory: int) -> bytes:
         data = bytearray()
@@ -175,11 +182,28 @@ def answer_requests(answer: Callable[[Any], Any]) -> None:
             size = int.from_bytes(_read(connection, 4), "big")
             request = json.loads(_read(connection, size).decode("utf-8", "surrogatepass"))
             _limit(request["seconds"], start + request["memory"])
-            said = _answered(answer, request["request"])
+            with _end_with_parent(connection):
+                said = _answered(answer, request["request"])
             signal.setitimer(signal.ITIMER_PROF, 0)
             data = json.dumps(said).encode()
             _write(connection, len(data).to_bytes(4, "big") + data)
     os._exit(0)  # no destructor of a broken library runs
+
+
+@contextlib.contextmanager
+def _end_with_parent(connection: int) -> Iterator[None]:
+    """On Linux the end of the parent ends the block and this process, whatever library runs: SIGIO comes when
+    the socket closes, and nothing else arrives there meanwhile. Elsewhere only the limit of time does."""
+    if sys.platform != "linux":
+        yield
+        return
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(connection, fcntl.F_SETFL, flags)
 
 
 def _answered(answer: Callable[[Any], Any], request: Any) -> dict[str, Any]:

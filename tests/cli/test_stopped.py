@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -85,7 +87,27 @@ def ended(verb: subprocess.Popen) -> tuple[int, str]:
     return verb.returncode, said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def workers(model: str) -> list[int]:
+    """Processes that work for a model's tokenizer; none where there is no /proc."""
+    commands = Path("/proc").glob("[0-9]*/cmdline")
+    found = []
+    for file in commands:
+        with suppress(OSError):
+            words = file.read_bytes().decode(errors="replace").split("\0")
+            if words[-2:-1] == [model] and "ruvmlx.models.tokenizer_process" in words:
+                found.append(int(file.parent.name))
+    return found
+
+
+def assert_no_worker(model: str) -> None:
+    """Fails if a child of a process that has ended still works."""
+    until = time.monotonic() + 60
+    while left := workers(model):
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("name", ["generate", "perplexity", "chat"])
 def test_a_verb(endless, tmp_path, name, number):
     (tmp_path / "text").write_text(ENDLESS)
@@ -100,6 +122,7 @@ def test_a_verb(endless, tmp_path, name, number):
         verb.stdin.write("/exit\n")
     code, _ = ended(verb)
     assert code != 0 or name == "chat"
+    assert_no_worker(endless)
 
 
 SCHEMA = {
