@@ -139,18 +139,20 @@ def test_threads_get_their_own_answers(child):
     assert not wrong
 
 
-def test_a_child_ends_with_its_parent(child):
-    """Also where the parent has no time to end it: its connection is closed."""
-    pid = os.fork()
+@pytest.mark.parametrize("what", ["say", "spin"])
+def test_a_child_ends_with_its_parent(child, tmp_path, what):
+    """Also where the parent has no time to end it, and in the middle of a request."""
+    file, pid = tmp_path / "pid", os.fork()
     if not pid:
-        child_id = ask(child, "pid")  # a forked process has a child of its own
-        os.write(1, b"")
-        with open(os.environ["PYTHONPATH"] + "/pid", "w") as file:
-            file.write(str(child_id))
-        os.kill(os.getpid(), signal.SIGKILL)
+        file.write_text(str(ask(child, "pid")))  # a forked process has a child of its own
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()
+        ask(child, what, seconds=10_000)
+        time.sleep(10_000)
     os.waitpid(pid, 0)
-    with open(os.environ["PYTHONPATH"] + "/pid") as file:
-        orphan = int(file.read())
-    while not is_gone(orphan):
+    orphan, until = int(file.read_text()), time.monotonic() + 60
+    while not is_gone(orphan) and time.monotonic() < until:
         time.sleep(0.02)
-    assert ask(child, "say", 1) == 1
+    survived = not is_gone(orphan)
+    if survived:
+        os.kill(orphan, signal.SIGKILL)
+    assert not survived and ask(child, "say", 1) == 1
