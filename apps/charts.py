@@ -34,7 +34,7 @@ def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis:
 
     x, y = _places(x_axis, y_axis)
     drawn = _frame(title, below, x_axis, y_axis)
-    ends = _apart([y(points[-1][1]) for points in series.values()])
+    ends = _separate_labels([y(points[-1][1]) for points in series.values()])
     for i, ((name, points), end) in enumerate(zip(series.items(), ends, strict=True)):
         colour = COLOURS[i % len(COLOURS)]
         path = " ".join(f"{x(at)},{y(value)}" for at, value, _, _ in points)
@@ -120,7 +120,7 @@ def _picture(height: float, drawn: Sequence[str]) -> str:
     )
 
 
-def _apart(heights: Sequence[float], gap: float = 14) -> list[float]:
+def _separate_labels(heights: Sequence[float], gap: float = 14) -> list[float]:
     """Move heights down until they are at least `gap` apart, so that labels do not overlap."""
     placed: dict[int, float] = {}
     last = -gap

@@ -29,7 +29,7 @@ _PERSONAL = re.compile(
 )
 _OURS = re.compile(r"\b(?:ruvmlx|apps)/[\w/]+\.py:\d+")
 _SHORT = 3  # letters: removing shorter names would also remove ordinary words
-_LONGEST = 600  # characters of an error message
+_MAX_ERROR_CHARACTERS = 600  # characters of an error message
 
 
 def public_error(error: BaseException) -> str:
@@ -38,7 +38,7 @@ def public_error(error: BaseException) -> str:
     words = " ".join(str(error).split())
     # MLX begins its messages with the operation in brackets. Ours and Python's own may quote anything.
     if isinstance(error, RuntimeError | ValueError) and words.startswith("["):
-        told += f": {words[:_LONGEST]}"
+        told += f": {words[:_MAX_ERROR_CHARACTERS]}"
     return without(told, known_names())
 
 
@@ -68,11 +68,11 @@ def known_names() -> set[str]:
 def without(text: str, names: Iterable[str]) -> str:
     """The text without paths, addresses and these names. Places in our own code stay."""
     kept = _OURS.findall(text)
-    pieces = [_cleaned(piece, names) for piece in _OURS.split(text)]
+    pieces = [_clean_piece(piece, names) for piece in _OURS.split(text)]
     return "".join(piece + place for piece, place in zip(pieces, [*kept, ""], strict=True))
 
 
-def _cleaned(text: str, names: Iterable[str]) -> str:
+def _clean_piece(text: str, names: Iterable[str]) -> str:
     for name in sorted(names, key=len, reverse=True):
         if len(name) >= _SHORT and name not in _COMMON:
             text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", REMOVED, text, flags=re.IGNORECASE)
@@ -83,10 +83,10 @@ def _cleaned(text: str, names: Iterable[str]) -> str:
 _COMMON = set("home Users root default none auto tmp opt usr local share Library ruvmlx mlx model".split())  # noqa: SIM905
 
 
-def cleaned(value: Any, names: Iterable[str]) -> Any:
+def clean_json(value: Any, names: Iterable[str]) -> Any:
     """A JSON value with every string cleaned. Keys stay: they are our own."""
     if isinstance(value, str):
         return without(value, names)
     if isinstance(value, dict):
-        return {key: cleaned(item, names) for key, item in value.items()}
-    return [cleaned(item, names) for item in value] if isinstance(value, list | tuple) else value
+        return {key: clean_json(item, names) for key, item in value.items()}
+    return [clean_json(item, names) for item in value] if isinstance(value, list | tuple) else value

@@ -23,7 +23,7 @@ FORMAT = "ruvmlx-chat"
 ROLES = ("user", "assistant")
 ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # of files that chats are written to
 LARGEST = 64 << 20  # bytes: larger files are not imported
-LATEST = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
+MAX_TIMESTAMP = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
 
 
 def as_json(store: Store, session_id: str) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _no_number(name: str) -> None:
 
 def _moment(value: Any) -> float:
     """A time in seconds since 1970; 0 for anything else, and for what no calendar shows."""
-    return value if isinstance(value, float) and abs(value) < LATEST else 0.0
+    return value if isinstance(value, float) and abs(value) < MAX_TIMESTAMP else 0.0
 
 
 def _number(value: Any) -> int | None:

@@ -58,7 +58,7 @@ class Choices:
         self, reply_id: str, text: str, place: tuple[str, int] | None, learner: Learner | None
     ) -> EditedReply:
         original = self._store.replies.get(reply_id)
-        edited = self._edited(original, text)
+        edited = self._edited_row(original, text)
         session, message = place or self._store.messages.place_of(original.id) or (None, None)
         if session is None and self._store.messages.is_in_deleted_chat(original.id):
             raise NotFound(
@@ -74,7 +74,7 @@ class Choices:
         except RuvmlxError as e:  # the version is saved: an error would make the user save it again
             return replace(saved, failure=f"your version is saved, but nothing was learned from it: {e}")
 
-    def _edited(self, original: ReplyRow, text: str) -> ReplyRow:
+    def _edited_row(self, original: ReplyRow, text: str) -> ReplyRow:
         if original.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
                 f"{original.model} wrote that reply, and only that model can learn from your version; "

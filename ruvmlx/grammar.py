@@ -119,26 +119,26 @@ class Vocabulary:
 
 
 @lru_cache(maxsize=32)
-def compiled(vocabulary: Vocabulary, constraint: Constraint) -> Any:
+def compiled_matcher(vocabulary: Vocabulary, constraint: Constraint) -> Any:
     """An LLMatcher at the beginning of a reply; `deep_copy` it. UsageError if the
     constraint is not sound, or takes too much to compile."""
     size = len(constraint.source)
     if size > MOST_CHARACTERS:
         raise UsageError(f"{constraint.name} has {size} characters; at most {MOST_CHARACTERS} are allowed.")
     _check(vocabulary, constraint)
-    return _compiled(vocabulary.tokens, constraint)
+    return _compile_matcher(vocabulary.tokens, constraint)
 
 
-def _compiled(tokens: Any, constraint: Constraint) -> Any:
+def _compile_matcher(tokens: Any, constraint: Constraint) -> Any:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(**_LIMITS, verbose_errors=False)
     try:
         made = LLMatcher(tokens, _grammar(constraint), log_level=0, limits=limits)
     except ValueError as error:
-        raise _refused(constraint, str(error)) from None
+        raise _refusal(constraint, str(error)) from None
     if made.is_error():
-        raise _refused(constraint, made.get_error())
+        raise _refusal(constraint, made.get_error())
     return made
 
 
@@ -153,7 +153,7 @@ def _grammar(constraint: Constraint) -> str:
     return LLMatcher.grammar_from_lark(constraint.source)
 
 
-def _refused(constraint: Constraint, why: str) -> UsageError:
+def _refusal(constraint: Constraint, why: str) -> UsageError:
     return UsageError(f"{constraint.name} cannot be used: {one_line(why)[:200]}.")
 
 
@@ -179,14 +179,14 @@ def _check(vocabulary: Vocabulary, constraint: Constraint) -> None:
     except ProcessEnded:
         limits = f"{SECONDS:.0f} seconds of work and {MEMORY >> 20} MB"
         why = f"{constraint.name} takes more than {limits} to compile. Make it simpler."
-        raise _remembered(key, why) from None
+        raise _remember_refusal(key, why) from None
     except UsageError as error:
-        raise _remembered(key, str(error)) from None
+        raise _remember_refusal(key, str(error)) from None
     finally:
         _children.put(child)
 
 
-def _remembered(key: str, why: str) -> UsageError:
+def _remember_refusal(key: str, why: str) -> UsageError:
     _refusals[key] = why
     while len(_refusals) > KNOWN:
         _refusals.popitem(last=False)
@@ -220,7 +220,7 @@ def _answer(request: list[Any]) -> None:
 
     kind, source, size, special = request
     tokens: Any = _Bytes(size, special)
-    _compiled(LLTokenizer(tokens, slices=LLTokenizer.json_slices()), Constraint(kind, source))
+    _compile_matcher(LLTokenizer(tokens, slices=LLTokenizer.json_slices()), Constraint(kind, source))
 
 
 if __name__ == "__main__":

@@ -65,14 +65,14 @@ class Guest:
         """As `Host.write`; `stop` and `close` end the reply."""
         cancel = self._cancel = threading.Event()
 
-        def noted(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
+        def begin_tracked(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
             self._running.add(cancel)
             try:
                 yield from begin(runtime, cancel)
             finally:
                 self._running.discard(cancel)
 
-        return self._host.write(noted, cancel)
+        return self._host.write(begin_tracked, cancel)
 
     def stop(self) -> None:
         """End the guest's reply, keeping its text, and the opening of a model that it asked for."""

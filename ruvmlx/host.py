@@ -229,8 +229,8 @@ class Host:
         self.holder.close()
 
     async def _run(self, work: Callable[[], T]) -> T:
-        def rested() -> T:
+        def rest_then_work() -> T:
             self._serving.rest()
             return work()
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, rested)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, rest_then_work)

@@ -155,7 +155,9 @@ class Learning:
         if self.learner is None:
             return False
         reply = self._store.replies.get(reply_id)
-        return reply.fingerprint == self._model.fingerprint and self.learner.rating_index.noticed(reply, what)
+        return reply.fingerprint == self._model.fingerprint and self.learner.rating_index.record_implicit(
+            reply, what
+        )
 
     def state(self, recent: int = 8) -> LearningState:
         """The state of the adapter in use, with its newest ratings."""
@@ -219,7 +221,7 @@ class Learning:
     def close(self) -> None:
         """Save stopped runs and pending signals in the store."""
         self._close_loops()
-        for learner in self.residency.loaded():
+        for learner in self.residency.loaded_adapters():
             learner.rating_index.flush()
 
     def _close_loops(self) -> None:

@@ -93,7 +93,7 @@ def purposes(
     for adapter in learning.residency.tiers():
         tiers[adapter.tier] += adapter.bytes
     adapters = learning.residency.budget
-    traces = sum(learner.traces.nbytes for learner in learning.residency.loaded())
+    traces = sum(learner.traces.nbytes for learner in learning.residency.loaded_adapters())
     rest = max(0, held.rest - traces)
     in_memory = [
         Purpose("weights", planned.weights, held.model - scratch, planned.limit),

@@ -225,9 +225,9 @@ class Planning(Watch):
 
 def _what_fits(limit: int, backend: Choice) -> str:
     """A sentence that names models on this machine that fit."""
-    from .models.local import sized
+    from .models.local import readable_models
 
-    known = [(f.name, Need.of(f, backend).total) for f in sized()]
+    known = [(f.name, Need.of(f, backend).total) for f in readable_models()]
     fitting = sorted((total, name) for name, total in known if total <= limit)
     if not fitting:
         return "No model on this machine fits; close other programs."

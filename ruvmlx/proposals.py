@@ -13,7 +13,7 @@ from typing import Any
 
 from .backends.select import Choice, describe, for_model
 from .models.facts import Facts
-from .models.local import sized
+from .models.local import readable_models
 from .models.model import ModelConfig
 from .plan import MachineMemory, Need, token_bytes
 from .platform.bandwidth import memory_bandwidth
@@ -22,7 +22,7 @@ CONTEXT = 8192  # tokens of the memory that is shown
 USUAL = 512  # tokens of context for the expected speed
 SHARE = 0.6  # of the memory bandwidth that decoding uses (docs/benchmarks.md)
 PLEASANT = 5.0  # tokens per second: slower models are proposed only where no other fits
-FEW = 3  # proposals that are shown
+MAX_PROPOSALS = 3  # proposals that are shown
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ def table() -> list[Proposed]:
     """The kept table, the best model first."""
     file = resources.files(__package__).joinpath("models/proposals.json")
     rows = json.loads(file.read_text(encoding="utf-8"))["models"]
-    return [_proposed(row) for row in rows]
+    return [_parse_row(row) for row in rows]
 
 
 def installed() -> list[ModelOffer]:
     """The models on this machine, those of ollama, LM Studio and the hub's cache included."""
-    return [_offer(facts, "", True) for facts in sized()]
+    return [_offer(facts, "", True) for facts in readable_models()]
 
 
-def proposals(few: int = FEW) -> list[ModelOffer]:
+def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
     """The best models of the table that fit this machine and are not on it, at most `few`, the best first."""
-    rows = [row for row in table() if not any(_is_same(row.facts, here) for here in sized())]
+    rows = [row for row in table() if not any(_is_same(row.facts, here) for here in readable_models())]
     fitting = [row for row in rows if _need(row.facts).total <= _limit()]
     offers = [_offer(row.facts, row.licence, False) for row in fitting]
     return chosen(offers, few)
@@ -74,14 +74,14 @@ def chosen(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
 
 def best_proposal(in_use: Facts) -> ModelOffer | None:
     """The best model to fetch, if it is better than the one in use and than all that are here."""
-    here: Iterable[Facts] = [in_use, *sized()]
+    here: Iterable[Facts] = [in_use, *readable_models()]
     largest = max(facts.parameters for facts in here if _need(facts).total <= _limit() or facts is in_use)
     found = proposals(1)
     size = {row.facts.name: row.facts.parameters for row in table()}
     return found[0] if found and size[found[0].name] > largest else None
 
 
-def _proposed(row: dict[str, Any]) -> Proposed:
+def _parse_row(row: dict[str, Any]) -> Proposed:
     """A row as facts. What the table leaves out does not change memory or speed."""
     shape = {key: row[key] for key in ("hidden_size", "n_layers", "n_heads", "n_kv_heads", "head_dim")}
     config = ModelConfig(

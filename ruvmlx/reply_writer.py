@@ -90,7 +90,7 @@ class ReplyWriter:
                 adapted.micro if adapted else None,
                 [self._recorder(request, trace) for trace in traces.values()],
                 self._score(request, learner) if len(requests) > 1 else None,
-                adapted.active.combined if adapted else None,
+                adapted.active.combined_lora if adapted else None,
             )
         return StoredReplies(self._archive, replies, learner, traces, session_id)
 

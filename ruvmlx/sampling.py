@@ -279,7 +279,7 @@ class Sampler:
 
     def __call__(self, logits: np.ndarray) -> int:
         """logits [V] -> token id."""
-        token = self._drawn(self._ruled(logits))
+        token = self._drawn(self._apply_rules(logits))
         self._took(token)
         return token
 
@@ -293,9 +293,9 @@ class Sampler:
 
         if self._kernel is None:
             return None
-        return self._kernel.work(self._ruled(logits), self._rng.random(), done)
+        return self._kernel.work(self._apply_rules(logits), self._rng.random(), done)
 
-    def _ruled(self, logits: np.ndarray) -> np.ndarray:
+    def _apply_rules(self, logits: np.ndarray) -> np.ndarray:
         """What the token is drawn from: the logits themselves, or a changed copy."""
         if self._rules:
             logits = logits.copy()

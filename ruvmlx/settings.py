@@ -69,7 +69,7 @@ class Settings:
     kv: str | None = _setting(
         str,
         None,
-        f"KV cache: tiered ({tiers.described()} by age), f16, or auto, the default",
+        f"KV cache: tiered ({tiers.describe_tiers()} by age), f16, or auto, the default",
         choices=("auto", "tiered", "f16"),
         unset="auto",
         witnessed=True,

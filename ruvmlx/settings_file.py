@@ -28,7 +28,7 @@ def save(name: str, value: str) -> Path:
     read_file(user_file())  # refuse to overwrite a file that cannot be read
     path = user_file()
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    _write(path, _replaced(lines, name, line))
+    _write(path, _replace_line(lines, name, line))
     return path
 
 
@@ -47,7 +47,7 @@ def _sets(line: str, name: str) -> bool:
     return re.match(rf"\s*{name}\s*=", line) is not None
 
 
-def _replaced(lines: list[str], name: str, line: str) -> list[str]:
+def _replace_line(lines: list[str], name: str, line: str) -> list[str]:
     """The lines with one setting in place of its old one, or at the end."""
     at = [i for i, old in enumerate(lines) if _sets(old, name)]
     if at:

@@ -154,7 +154,7 @@ class StoredReplies:
         ratio = 1.0 if shared else pace.ratio(best.latency_ms, best.generation_tokens)
         reply = self._commit(self._replies.leader, best, latency_ratio=ratio)
         if self._learner is not None and self._traces[reply.id] is not None:
-            self._learner.rating_index.committed(reply)
+            self._learner.rating_index.queue_reply(reply)
 
     def _commit(self, run: Run, response: GenerationResponse, **values: Any) -> ReplyRow:
         trace = self._traces[run.request.request_id]

@@ -46,7 +46,7 @@ def filled(lengths: Sequence[int]) -> tuple[int, ...]:
     return (*lengths, *[lengths[-1]] * (len(LENGTHS) - len(lengths)))
 
 
-def described() -> str:
+def describe_tiers() -> str:
     """ "f16, then 8 bits, then 4 bits": a width that several tiers share is named once."""
     widths = dict.fromkeys(tier.bits for tier in reversed(TIERS))
     return ", then ".join("f16" if bits == 16 else f"{bits} bits" for bits in widths)

@@ -97,7 +97,7 @@ def test_replies_that_were_not_shown_say_nothing_of_the_taste(open_tiny, judged)
     with open_tiny() as runtime:
         best = say(runtime, runtime.chats.new_chat())
         history = runtime.learner.history
-        unrated = runtime.store.replies.unrated(history.fingerprint, history.name, 10)
+        unrated = runtime.store.replies.unrated_replies(history.fingerprint, history.name, 10)
         assert [row.id for row in unrated] == [best.request_id]
         assert {runtime.store.replies.get(r.request_id).beside for r in best.others} == {best.request_id}
 

@@ -6,7 +6,7 @@ import pytest
 
 from ruvmlx import grammar
 from ruvmlx.errors import UsageError
-from ruvmlx.grammar import Constraint, Vocabulary, compiled
+from ruvmlx.grammar import Constraint, Vocabulary, compiled_matcher
 from ruvmlx.platform.bounded_process import stop_requests
 from tests.limits import peak_memory
 
@@ -43,7 +43,7 @@ def vocabulary():
 def _nothing_known(monkeypatch):
     monkeypatch.setattr(grammar, "_refusals", type(grammar._refusals)())
     monkeypatch.setattr(grammar, "SECONDS", 1.0)
-    compiled.cache_clear()
+    compiled_matcher.cache_clear()
 
 
 @pytest.mark.parametrize("name", RUNAWAY)
@@ -51,29 +51,29 @@ def test_what_runs_away_is_refused(name, vocabulary, capfd, monkeypatch):
     """In one line, with no memory taken here; the verdict is remembered, and others are compiled."""
     before = peak_memory()
     with pytest.raises(UsageError, match=REFUSED) as refused:
-        compiled(vocabulary, RUNAWAY[name])
+        compiled_matcher(vocabulary, RUNAWAY[name])
     after = peak_memory()
     assert "\n" not in str(refused.value) and capfd.readouterr() == ("", "")
     assert after - before < 30 << 20
-    assert compiled(vocabulary, Constraint.json_schema({"type": "object", "properties": {"a": {}}}))
+    assert compiled_matcher(vocabulary, Constraint.json_schema({"type": "object", "properties": {"a": {}}}))
     monkeypatch.setattr(grammar, "_children", None)
     with pytest.raises(UsageError, match=REFUSED):
-        compiled(vocabulary, RUNAWAY[name])
+        compiled_matcher(vocabulary, RUNAWAY[name])
 
 
 def test_special_tokens_in_grammars(vocabulary):
     """By id or by name, as the model has them; others are refused."""
-    assert compiled(vocabulary, Constraint.lark('start: <[299]> "a" <|end|>'))
+    assert compiled_matcher(vocabulary, Constraint.lark('start: <[299]> "a" <|end|>'))
     for source in ("start: <[777]>", "start: <|other|>"):
         with pytest.raises(UsageError, match="the grammar cannot be used"):
-            compiled(vocabulary, Constraint.lark(source))
+            compiled_matcher(vocabulary, Constraint.lark(source))
 
 
 def test_refusals_that_are_remembered_are_bounded(vocabulary, monkeypatch):
     monkeypatch.setattr(grammar, "KNOWN", 3)
     for i in range(5):
         with pytest.raises(UsageError, match="cannot be used"):
-            compiled(vocabulary, Constraint("json", f'{{"type": "strin{i}"}}'))
+            compiled_matcher(vocabulary, Constraint("json", f'{{"type": "strin{i}"}}'))
     assert len(grammar._refusals) == 3
 
 
@@ -84,7 +84,7 @@ def test_compiling_can_be_stopped(vocabulary, monkeypatch):
 
     def compile_it() -> None:
         with pytest.raises(UsageError, match="was stopped"):
-            compiled(vocabulary, RUNAWAY["one large multiple"])
+            compiled_matcher(vocabulary, RUNAWAY["one large multiple"])
         ended.set()
 
     thread = threading.Thread(target=compile_it)

@@ -91,7 +91,7 @@ def test_the_nearest_context_that_fits_is_proposed_and_then_opens(monkeypatch, t
     need = Need.of(facts, Choice("reference", "cpu", "numpy", ""))
     per_token = need.cache / facts.shape.max_context
     memory_of(monkeypatch, 64e9, (need.weights + need.work + 300 * per_token) / planning.cpu.SPARE)
-    monkeypatch.setattr(local, "sized", lambda: [])
+    monkeypatch.setattr(local, "readable_models", lambda: [])
     settings = Settings(model=str(tiny_folder), backend="reference", kv_disk=0)
     with pytest.raises(NotEnoughMemory, match="With --max-context 256 it fits"):
         Runtime.open(settings)

@@ -21,7 +21,7 @@ def machine(monkeypatch):
     def of(memory, bandwidth=100 * GB, here=()):
         monkeypatch.setattr(MachineMemory, "now", lambda _: MachineMemory(2 * memory, memory, memory))
         monkeypatch.setattr(proposals, "memory_bandwidth", lambda: bandwidth)
-        monkeypatch.setattr(proposals, "sized", lambda: iter(here))
+        monkeypatch.setattr(proposals, "readable_models", lambda: iter(here))
 
     return of
 
@@ -48,7 +48,7 @@ def test_more_memory_brings_a_larger_model(machine, memory, best):
     found = proposals.proposals()
     assert (best in found[0].name) if best else found == []
     assert all(offer.memory_at_8k <= memory * GB and not offer.installed for offer in found)
-    assert len(found) <= proposals.FEW
+    assert len(found) <= proposals.MAX_PROPOSALS
 
 
 def test_a_slow_machine_gets_a_fast_model(machine):

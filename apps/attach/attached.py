@@ -21,7 +21,7 @@ from ..chat.options import ChatOptions
 from ..chat.user_files import UserFiles
 from .connection import Outbox
 from .driver import AttachedDriver
-from .wire import Hello, Size, bounded, last_text, place_of
+from .wire import Hello, Size, clamp_size, last_text, place_of
 
 Work = Callable[[AttachedDriver], None]
 
@@ -31,7 +31,7 @@ class AttachedChat:
 
     def __init__(self, guest: Guest, hello: Hello, outbox: Outbox, local: bool, max_tokens: int) -> None:
         """local: whoever can connect is on this machine."""
-        self._guest, self._outbox, self._size = guest, outbox, bounded(hello.size)
+        self._guest, self._outbox, self._size = guest, outbox, clamp_size(hello.size)
         same = local and place_of(hello.folder) == hello.place != (0, 0)
         options = ChatOptions(
             session=hello.session,
@@ -87,7 +87,7 @@ class AttachedChat:
 
     def resize(self, size: Size) -> None:
         """The terminal's size; also if it is the same, all is drawn again."""
-        self._drive(lambda driver: driver.resize(bounded(size)))
+        self._drive(lambda driver: driver.resize(clamp_size(size)))
 
     def hang_up(self) -> None:
         """The terminal is gone: end the reply, keeping its text, and the app."""

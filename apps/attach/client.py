@@ -42,10 +42,10 @@ class Link:
         self._status = 0
         parts = _split(url)
         self._ws = WSConnection(ConnectionType.CLIENT)
-        self._socket = self._connected(parts)
+        self._socket = self._connect(parts)
         self._ws_begin(parts.netloc.rpartition("@")[2], key)
 
-    def _connected(self, parts: Any) -> socket.socket:
+    def _connect(self, parts: Any) -> socket.socket:
         secure = parts.scheme == "https"
         try:
             found = socket.create_connection(
@@ -69,7 +69,7 @@ class Link:
         except (OSError, StopIteration, ProtocolError) as error:
             raise self._no_server(error) from None
         if not isinstance(accepted, events.AcceptConnection):
-            raise self._refused()
+            raise self._refusal_error()
         self._socket.settimeout(None)
 
     def _until_answered(self) -> Iterator[events.Event]:
@@ -87,7 +87,7 @@ class Link:
                     continue
                 yield event
 
-    def _refused(self) -> RuvmlxError:
+    def _refusal_error(self) -> RuvmlxError:
         try:
             message = json.loads(self._refusal)["error"]["message"]
         except (ValueError, KeyError, TypeError):
@@ -217,7 +217,7 @@ class Client:
         def ended(number: int, _: object) -> None:
             raise Ended(number)
 
-        def resized(*_: object) -> None:
+        def note_resize(*_: object) -> None:
             self._resized = True
 
         def stopped(*_: object) -> None:
@@ -231,7 +231,7 @@ class Client:
         handlers: dict[signal.Signals, Callable[[int, Any], Any]] = {
             signal.SIGTERM: ended,
             signal.SIGHUP: ended,
-            signal.SIGWINCH: resized,
+            signal.SIGWINCH: note_resize,
             signal.SIGTSTP: stopped,
             signal.SIGCONT: continued,
         }

@@ -56,7 +56,7 @@ class Outbox:
                 found.append(item)
         return found
 
-    def sent(self, item: bytes | str) -> None:
+    def release_room(self, item: bytes | str) -> None:
         """The connection has taken it."""
         with self._room:
             self._waiting -= len(item)

@@ -126,7 +126,7 @@ async def _send(websocket: WebSocket, outbox: Outbox) -> None:
         while items := await outbox.taken():
             for item in items:
                 await (websocket.send_text(item) if isinstance(item, str) else websocket.send_bytes(item))
-                outbox.sent(item)
+                outbox.release_room(item)
 
 
 async def _receive(websocket: WebSocket, chat: "AttachedChat") -> None:

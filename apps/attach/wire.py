@@ -68,7 +68,7 @@ def _of_terminal(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in ENVIRONMENT if name in environment}
 
 
-def bounded(size: Size) -> Size:
+def clamp_size(size: Size) -> Size:
     """A size that can be drawn."""
     columns, rows = size
     return min(max(columns, 1), MOST_CELLS), min(max(rows, 1), MOST_CELLS)

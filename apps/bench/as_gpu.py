@@ -72,7 +72,9 @@ class Placeholders:
         pairs = zip(shapes, self._outputs[key], strict=True)
         return mx.depends([self._array(*pair) for pair in pairs], list(inputs))
 
-    def fused(self, name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    def fused_result(
+        self, name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx.Dtype
+    ) -> mx.array:
         return mx.depends([self._array(shape, dtype)], inputs)[0]
 
     def _array(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

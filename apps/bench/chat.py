@@ -123,11 +123,11 @@ def run(model: str, backend: str, threads: int, how: str, log: Log) -> list[Row]
     def source(tokens: int, **more: Any) -> ChatterSettings:
         return ChatterSettings(model, backend, threads, "", tokens, **more)
 
-    rows = _paced(source(size.tokens, rate=RATE), size)
+    rows = _paced_rows(source(size.tokens, rate=RATE), size)
     log("a paced reply: measured")
     rows += _replying(source(1000), size.keys)
     log("the model's replies: measured")
-    rows += _stopped(source(1000), size.stops, rng)
+    rows += _stop_rows(source(1000), size.stops, rng)
     log("Esc: measured")
     rows += _training(source(32, ratings=RATINGS_DUE, idle_after=0.2), size.trained)
     log("training: measured")
@@ -150,7 +150,7 @@ def _keys(doing: str, took: Sequence[float], condition: str) -> list[Row]:
 # A reply at an even pace
 
 
-def _paced(source: ChatterSettings, size: Size) -> list[Row]:
+def _paced_rows(source: ChatterSettings, size: Size) -> list[Row]:
     with BenchChat(source) as chat:
         typist, took = Typist(chat.terminal), list[float]()
         for _ in range(size.replies):
@@ -163,8 +163,8 @@ def _paced(source: ChatterSettings, size: Size) -> list[Row]:
     behind = f"screen behind a reply of {size.tokens:,} tokens"
     return [
         *_keys(f"a reply comes at {RATE:.0f} tok/s", took, f"{rate:.0f} tok/s"),
-        _behind(f"{behind}: first quarter", first, condition),
-        _behind(f"{behind}: last quarter", last, condition),
+        _lag_row(f"{behind}: first quarter", first, condition),
+        _lag_row(f"{behind}: last quarter", last, condition),
         at_most(
             f"{behind}: growth", statistics.median(last) - statistics.median(first), "ms", FRAME,
             "target: a frame",
@@ -184,7 +184,7 @@ def _type_while(chat: BenchChat, typist: Typist, most: int = 1 << 30) -> list[fl
     return took
 
 
-def _behind(name: str, lags: Sequence[float], condition: str) -> Row:
+def _lag_row(name: str, lags: Sequence[float], condition: str) -> Row:
     note = f"p99 {np.percentile(lags, 99):.0f} ms, most {max(lags):.0f} ms"
     return measured(name, lags[:: max(1, len(lags) // 200)], "ms", None, note=note, better="lower",
                     condition=condition)  # fmt: skip
@@ -229,7 +229,7 @@ def _replying(source: ChatterSettings, keys: int) -> list[Row]:
     return _keys("this model replies", took, "")
 
 
-def _stopped(source: ChatterSettings, stops: int, rng: random.Random) -> list[Row]:
+def _stop_rows(source: ChatterSettings, stops: int, rng: random.Random) -> list[Row]:
     """ms from Esc until the app is idle. Esc is pressed at a random moment of a reply's first second."""
     took: list[float] = []
     with BenchChat(source) as chat:

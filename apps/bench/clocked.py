@@ -17,9 +17,9 @@ class Clocked:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._backend, name)
-        return partial(self._clocked, found) if name in ("decode", "decode_batch") else found
+        return partial(self._time_step, found) if name in ("decode", "decode_batch") else found
 
-    def _clocked(self, step: Callable[..., Any], *arguments: Any) -> Any:
+    def _time_step(self, step: Callable[..., Any], *arguments: Any) -> Any:
         started = time.perf_counter()
         try:
             return step(*arguments)

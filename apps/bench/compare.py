@@ -54,7 +54,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[RowChange]:
     """The change of each row that both reports have, in the new report's order."""
     before = {row["name"]: row for row in old["rows"]}
     pairs = [(before[row["name"]], row) for row in new["rows"] if row["name"] in before]
-    tests = [_tested(a, b) for a, b in pairs]
+    tests = [_test_rows(a, b) for a, b in pairs]
     found = _significant([p for _, p in tests])
     return [
         _change(a, b, ratio, p, good) for (a, b), (ratio, p), good in zip(pairs, tests, found, strict=True)
@@ -94,7 +94,7 @@ def _change(
     return RowChange(*facts, "faster" if (ratio > 1) == (b["better"] == "higher") else "slower")
 
 
-def _tested(a: dict[str, Any], b: dict[str, Any]) -> tuple[float | None, float | None]:
+def _test_rows(a: dict[str, Any], b: dict[str, Any]) -> tuple[float | None, float | None]:
     x, y = _logs(a, b), _logs(b, a)
     if min(len(x), len(y)) < 3:
         return None, None
@@ -113,7 +113,7 @@ def permutation(x: np.ndarray, y: np.ndarray) -> float:
     every, n = np.concatenate([x, y]), len(x)
     seen = abs(np.median(y) - np.median(x)) - 1e-12
     exact = math.comb(len(every), n) <= EXACT
-    apart = _apart(
+    apart = _median_distances(
         every, np.array(list(itertools.combinations(range(len(every)), n))) if exact else _draws(every, n)
     )
     return float(np.mean(apart >= seen)) if exact else float((1 + np.sum(apart >= seen)) / (1 + _DRAWN))
@@ -124,7 +124,7 @@ def _draws(every: np.ndarray, n: int) -> np.ndarray:
     return np.argsort(keys, axis=1)[:, :n]
 
 
-def _apart(every: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def _median_distances(every: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """For each row of indices, the distance between the medians of the chosen samples and of the others."""
     rest = np.ones((len(chosen), len(every)), bool)
     np.put_along_axis(rest, chosen, False, axis=1)

@@ -95,7 +95,7 @@ def gpu_players(model: Model) -> dict[str, Turn]:
     """The GPU's code path. On both sides, kernels and fused operations compute nothing."""
     parts = Placeholders()
     unpacked = mlx.WeightsPlan(mx.float32, True, False)  # as in mlx-lm on a CPU: no 4-bit products
-    with as_on_gpu(parts.run, parts.fused), mock.patch.object(mlx, "plan", lambda *_: unpacked):
+    with as_on_gpu(parts.run, parts.fused_result), mock.patch.object(mlx, "plan", lambda *_: unpacked):
         backend = mlx.MLXBackend(model, device="metal")
     adapter = some_adapter(model.config)
     found = {
@@ -103,12 +103,12 @@ def gpu_players(model: Model) -> dict[str, Turn]:
         "tiered": ours(model, backend, TIERED, adapter),
         "plain": ours(model, backend, None, adapter),
     }
-    return {name: _within(parts, turn) for name, turn in found.items()}
+    return {name: _on_placeholders(parts, turn) for name, turn in found.items()}
 
 
-def _within(parts: Placeholders, turn: Turn) -> Turn:
+def _on_placeholders(parts: Placeholders, turn: Turn) -> Turn:
     def inside() -> Iterator[object]:
-        with as_on_gpu(parts.run, parts.fused):
+        with as_on_gpu(parts.run, parts.fused_result):
             yield from turn()
 
     return inside
@@ -121,7 +121,7 @@ def kernel_call_seconds(repeats: int = 300) -> float:
     """
     spent: dict[str, float] = {}
 
-    def timed(name: str, launch: Callable[..., object], arrays: dict[str, mx.array]) -> None:
+    def time_launches(name: str, launch: Callable[..., object], arrays: dict[str, mx.array]) -> None:
         started = time.thread_time()
         for kernel, shapes, templates in KERNELS_OF_A_LAYER:
             inputs = [arrays[c_type] for _, c_type in kernel.inputs]
@@ -131,8 +131,8 @@ def kernel_call_seconds(repeats: int = 300) -> float:
 
     def step(*given: mx.array) -> mx.array:
         arrays = dict(zip((*DTYPES, "T"), given, strict=True))
-        timed("kernel", Kernel.launch, arrays)
-        timed("placeholder", Placeholders().run, arrays)
+        time_launches("kernel", Kernel.launch, arrays)
+        time_launches("placeholder", Placeholders().run, arrays)
         return given[0] + 1
 
     kinds = (*DTYPES.values(), mx.float16)

@@ -21,7 +21,7 @@ READ_AGAIN = 4  # turns at most: each takes seconds
 USUAL, TIGHTEST = TIERED.lengths, (64,) * len(TIERED.lengths)
 COST = 0.4, 0.004  # limits for the usual tiers: % of perplexity, nats of KL
 LEAVING = 300  # ms that the end of a chat may take
-BEST = 2.5  # times llama.cpp's speed, in a long context
+TARGET_SPEED_RATIO = 2.5  # times llama.cpp's speed, in a long context
 FAR = 4096  # tokens: from here on, the design limits the share of f16's bytes
 
 
@@ -41,7 +41,7 @@ def run(
         rates = _speeds({**ours, **others}, long, rounds)
     log(f"decode at {long}: measured")
     best = _best(rates)
-    against = [_against(long, rates, best, BEST, "llama.cpp")] if best else []
+    against = [_against(long, rates, best, TARGET_SPEED_RATIO, "llama.cpp")] if best else []
     return [*rows, *_rows(long, rates), *against]
 
 

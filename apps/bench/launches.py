@@ -75,7 +75,7 @@ def counted(step: Callable[..., Any], *inputs: mx.array) -> LaunchCount:
             name = part["name"]
             names[_kernel(part["arguments"][0]) if name == "CustomKernel" else name] += 1
 
-    with as_on_gpu(Kernel.launch, _traced):
+    with as_on_gpu(Kernel.launch, _trace_kernel):
         mx.export_function(take, step, *inputs)
     launches = sum(n for name, n in names.items() if name not in VIEWS)
     return LaunchCount(launches, names.total(), dict(names))
@@ -86,7 +86,7 @@ def _kernel(name: str) -> str:
     return name.removeprefix("custom_kernel_").removeprefix("ruvmlx_").split("__")[0].split("_float")[0]
 
 
-def _traced(name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+def _trace_kernel(name: str, inputs: list[mx.array], shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """A custom kernel in place of a fused operation."""
     made: Any = mx.fast.metal_kernel(name, [f"x{i}" for i in range(len(inputs))], ["out"], "out[0] = 0;")
     return made(

@@ -23,7 +23,7 @@ from ruvmlx.store import Store
 
 from ..prove import trial
 from ..prove.prompts import own
-from ..prove.report import Point, joined
+from ..prove.report import Point, join_trials
 from ..prove.trial import Arm, Bench, TrialSetup
 from ..prove.users import brevity
 from .rows import Row, at_most, measured, rounded
@@ -54,15 +54,15 @@ def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str]
                 *_taste(),
             ]
     log("ratings: measured")
-    return [*rows, *([] if quick else _proved(model_, opened, log))]
+    return [*rows, *([] if quick else _proof_rows(model_, opened, log))]
 
 
-def _proved(model: Any, backend: Any, log: Callable[[str], None]) -> list[Row]:
+def _proof_rows(model: Any, backend: Any, log: Callable[[str], None]) -> list[Row]:
     """A short `ruvmlx prove`: one user, few questions. `ruvmlx prove --suite` runs all."""
     ratings, judged = PROVED
     asked = own("train"), own("heldout")[:judged]
     setting = TrialSetup(brevity, *asked, ratings, (10, ratings))
-    points = [joined([[c]])[0] for c in trial.run(Bench(model, backend), setting, Arm(), 0, log)]
+    points = [join_trials([[c]])[0] for c in trial.run(Bench(model, backend), setting, Arm(), 0, log)]
     return [_point(point, judged) for point in points]
 
 

@@ -17,7 +17,7 @@ from .stage import OnStage, take_turns
 
 LOADS = 3
 CONTEXT = 256  # tokens that llama.cpp has room for
-BEST = 1.2  # times llama.cpp's speed, where memory is the limit
+TARGET_SPEED_RATIO = 1.2  # times llama.cpp's speed, where memory is the limit
 LARGE = "7B-shaped random model, 4 bits"
 ROOM = 2.5  # memory in model sizes: the system's copy of the file counts, too; a peer needs one more
 
@@ -88,5 +88,5 @@ def _large(
             condition="one reply at a time, no speculation", reference=reading,
         ),
         *(measured(f"{LARGE}: decode: {name}", rates[name], "tok/s") for name in others),
-        *ratios(f"{LARGE}: decode", rates, BEST),
+        *ratios(f"{LARGE}: decode", rates, TARGET_SPEED_RATIO),
     ]  # fmt: skip

@@ -186,7 +186,7 @@ class Thermometer:
         return max(0.0, statistics.median(rest) / first - 1)
 
     @property
-    def throttled(self) -> bool:
+    def is_throttled(self) -> bool:
         return self.drift > DRIFT
 
 

@@ -111,7 +111,7 @@ def _learning(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _projection(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> str:
-    found = projection.projected(rows, report["weights"])
+    found = projection.project_chips(rows, report["weights"])
     if not found:
         return ""
     lines = []

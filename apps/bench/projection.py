@@ -39,7 +39,7 @@ def share(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return min(found, key=lambda r: int(r["name"].split()[2].rstrip(":")))["value"] if found else None
 
 
-def projected(rows: Sequence[Mapping[str, Any]], weights: float) -> list[Projected]:
+def project_chips(rows: Sequence[Mapping[str, Any]], weights: float) -> list[Projected]:
     """weights: bytes of the measured model. Empty if decoding was not measured."""
     part = share(rows)
     if part is None or not weights:

@@ -82,7 +82,7 @@ def left_out(name: str, unit: str, why: str, target: float | None = None) -> Row
     return Row(name, None, unit, target, note=f"left out: {why}")
 
 
-def believed(row: Row) -> Row:
+def refuse_impossible(row: Row) -> Row:
     """The row, without its value if that is beyond the machine's limit; the note then says so."""
     share = row.share
     if share is None or share <= FAULT:

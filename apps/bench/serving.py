@@ -18,7 +18,7 @@ ADAPTERS, DELAY = 1.1, 100.0  # targets: times the time of one adapter, ms
 def run(ours: OnStage, peers: Peers, rounds: int, quick: bool, log: Callable[[str], None]) -> list[Row]:
     rows = _parallel(ours, rounds)
     log("parallel requests: measured")
-    rows += _beside(ours, peers, rounds)
+    rows += _peer_rows(ours, peers, rounds)
     log("parallel requests beside others: measured")
     rows.append(_adapters(ours, rounds))
     log("adapters: measured")
@@ -31,10 +31,10 @@ def _rate(ours: OnStage, count: int, adapters: int = 1) -> dict[str, float]:
 
 def _prompts(count: int) -> list[list[int]]:
     """Different ones: no part of a cache can be shared."""
-    return [_turned(prompt(PROMPT), i) for i in range(count)]
+    return [_rotate(prompt(PROMPT), i) for i in range(count)]
 
 
-def _turned(tokens: list[int], n: int) -> list[int]:
+def _rotate(tokens: list[int], n: int) -> list[int]:
     return tokens[n:] + tokens[:n]
 
 
@@ -53,7 +53,7 @@ def _parallel(ours: OnStage, rounds: int) -> list[Row]:
     return rows
 
 
-def _beside(ours: OnStage, peers: Peers, rounds: int) -> list[Row]:
+def _peer_rows(ours: OnStage, peers: Peers, rounds: int) -> list[Row]:
     """Total rates of the most requests, in turns. Ours draws, records traces and writes text, too; llama.cpp
     decodes alone."""
     count = COUNTS[-1]
@@ -82,7 +82,7 @@ def _arriving(ours: OnStage, rounds: int, tokens: int) -> list[Row]:
     if ours.facts["max_context"] < tokens + 4:
         return [left_out(name, "ms", "the model's context is shorter")]
     # Another prompt in each turn: one that has been read before is in the cache.
-    turns = [ours.call("arrive", prompt(RUNNING), _turned(prompt(tokens), 1 + i)) for i in range(rounds)]
+    turns = [ours.call("arrive", prompt(RUNNING), _rotate(prompt(tokens), 1 + i)) for i in range(rounds)]
     longest = [1e3 * (turn["most"] - turn["plain"]) for turn in turns]
     usual = [1e3 * (turn["median"] - turn["plain"]) for turn in turns]
     plain = 1e3 * turns[0]["plain"]

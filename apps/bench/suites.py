@@ -12,7 +12,7 @@ from ruvmlx.models.load import load_model
 from . import chat, energy, kernels, kv, learning, load, machine, model, serving
 from .machine import Limits, Thermometer
 from .peers import Peers, peers
-from .rows import Row, believed
+from .rows import Row, refuse_impossible
 from .stage import OnStage
 
 NAMES = ("kernels", "model", "kv", "serving", "learning", "load", "chat")
@@ -58,7 +58,7 @@ def run(plan: BenchPlan, say: Log) -> dict[str, Any]:
             log(f"{name}:")
             limits = limits.or_more(machine.limits(plan.threads))
             found = _SUITES[name](plan, limits, others, log)
-            rows += [{"suite": name, **believed(row).facts} for row in found]
+            rows += [{"suite": name, **refuse_impossible(row).facts} for row in found]
             warmth.read()
     return {
         "rows": rows,
@@ -67,7 +67,7 @@ def run(plan: BenchPlan, say: Log) -> dict[str, Any]:
         "model": Path(plan.model).name,
         "weights": load_model(plan.model).bytes,
         "drift": round(warmth.drift, 3),
-        "throttled": warmth.throttled,
+        "throttled": warmth.is_throttled,
         "settings": machine.environment(),
         "quick": plan.quick,
         "seconds": round(time.monotonic() - started, 1),

@@ -30,15 +30,15 @@ def main() -> None:
         made.append(KINDS[first["kind"]](**first["settings"]))
         return made[0].facts
 
-    answer = _tried(start)
+    answer = _try_call(start)
     print(json.dumps(answer), file=answers, flush=True)
     for line in sys.stdin if made else ():
         method, *arguments = json.loads(line)
         of = OF_THE_PROCESS.get(method) or getattr(made[0], method)
-        print(json.dumps(_tried(partial(of, *arguments))), file=answers, flush=True)
+        print(json.dumps(_try_call(partial(of, *arguments))), file=answers, flush=True)
 
 
-def _tried(call: Callable[[], Any]) -> Any:
+def _try_call(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as e:  # noqa: BLE001 - the parent leaves this player out, with the reason

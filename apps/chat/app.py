@@ -206,7 +206,7 @@ class ChatApp(ChatShell):
     # Messages and commands
 
     @on(Prompt.Submitted)
-    async def _submitted(self, event: Prompt.Submitted) -> None:
+    async def _submit_prompt(self, event: Prompt.Submitted) -> None:
         await self.actions.submit(event.text)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:

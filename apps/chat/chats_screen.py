@@ -69,7 +69,7 @@ class ChatsScreen(ModalScreen[str | None]):
         at = self.options.highlighted
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
-    async def _chosen(self) -> chat_files.ChatEntry | None:
+    async def _settled_choice(self) -> chat_files.ChatEntry | None:
         """The highlighted chat, after the search for all typed letters is done: a key with a priority binding
         overtakes letters that still wait in the input's queue."""
         for pump in (self.query_one(Input), self):  # the letters, then the change that they made
@@ -115,13 +115,13 @@ class ChatsScreen(ModalScreen[str | None]):
         self._search(self.highlighted.id if self.highlighted else None)
 
     @on(Input.Changed)
-    def _typed(self, event: Input.Changed) -> None:
+    def _filter_chats(self, event: Input.Changed) -> None:
         if not self._naming and event.value != self._words:
             self._words = event.value
             self._search()
 
     @on(Input.Submitted)
-    def _entered(self, event: Input.Submitted) -> None:
+    def _accept_input(self, event: Input.Submitted) -> None:
         if self._naming:
             self._give_title(self._naming, event.value)
         else:
@@ -129,11 +129,11 @@ class ChatsScreen(ModalScreen[str | None]):
 
     @work(exclusive=True, group="open")
     async def _open(self) -> None:
-        if entry := await self._chosen():
+        if entry := await self._settled_choice():
             self.dismiss(entry.id)
 
     @on(OptionList.OptionSelected)
-    def _clicked(self) -> None:
+    def _open_highlighted(self) -> None:
         if self.highlighted:
             self.dismiss(self.highlighted.id)
 
@@ -152,7 +152,7 @@ class ChatsScreen(ModalScreen[str | None]):
 
     @work
     async def action_rename(self) -> None:
-        if not self._naming and (entry := await self._chosen()):
+        if not self._naming and (entry := await self._settled_choice()):
             self._naming, field = entry, self.query_one(Input)
             field.value, field.placeholder = entry.title, "Title"
             field.cursor_position = len(entry.title)
@@ -171,7 +171,7 @@ class ChatsScreen(ModalScreen[str | None]):
 
     @work
     async def action_delete(self) -> None:
-        if self._naming or not (entry := await self._chosen()):
+        if self._naming or not (entry := await self._settled_choice()):
             return
         if await self._done(lambda runtime: runtime.store.chats.soft_delete(entry.id)):
             self.has_deleted_open_chat |= entry.id == self._chat.state.session

@@ -42,7 +42,7 @@ WORDS = {
 }
 
 
-def explained(word: str) -> str:
+def explain(word: str) -> str:
     """The explanation of a word, or without a word the list of all; NotFound for one that is not there."""
     if not word:
         return f"/explain and one of these words: {', '.join(WORDS)}."

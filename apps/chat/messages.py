@@ -189,11 +189,11 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         where = " · ".join(filter(None, (describe.branch(*self.branch), self.ending)))
         lines = [line for line in (where, self.progress or rating) if line]
         note = self.query_children(".note").first(Static)
-        note.update(self._coloured("\n".join(lines)))
+        note.update(self._colour_mark("\n".join(lines)))
         note.display = bool(lines)
         note.set_class(bool(self.progress), "progress")
 
-    def _coloured(self, text: str) -> Content:
+    def _colour_mark(self, text: str) -> Content:
         """The rating's mark in its colour, all else quiet."""
         mark = describe.rating_mark(self.rating) if self.rating else ""
         start = text.find(mark) if mark else -1

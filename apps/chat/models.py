@@ -56,14 +56,14 @@ def models(in_use: Model, proposes: bool = False) -> list[PickerEntry]:
     rows = list_local_models()
     entries = [_entry(row, row["path"] == str(in_use.path)) for row in rows]
     if proposes and not offline():
-        entries += [_offered(offer) for offer in proposals.proposals()]
+        entries += [_offer_entry(offer) for offer in proposals.proposals()]
     if any(entry.in_use for entry in entries):
         return entries
     own = _facts(in_use.format, in_use.bits, in_use.parameters, in_use.bytes)
     return [PickerEntry(str(in_use.path), " · ".join(own), True, aloud=_words(in_use)), *entries]
 
 
-def _offered(offer: proposals.ModelOffer) -> PickerEntry:
+def _offer_entry(offer: proposals.ModelOffer) -> PickerEntry:
     speed = f"about {offer.tps_expected:.0f} tokens/s"
     return PickerEntry(offer.name, f"to fetch · {megabytes(offer.size)} · {speed} · {offer.licence}")
 

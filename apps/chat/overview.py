@@ -132,9 +132,9 @@ def fitted(shown: Sections, height: int) -> Sections:
 def spoken_lines(view: Overview, kv: KVStats | None) -> list[str]:
     """The same in words, a line each, to be read aloud."""
     shown = ((title, row) for title, rows in sections(view, kv) for row in rows)
-    return [f"{title}: {word} {_spoken(text)}".rstrip() for title, (word, text) in shown]
+    return [f"{title}: {word} {_expand_units(text)}".rstrip() for title, (word, text) in shown]
 
 
-def _spoken(text: str) -> str:
+def _expand_units(text: str) -> str:
     """ "▰▱▱▱ 7 MB, 319 tok" -> "7 MB, 319 tokens"."""
     return re.sub(r"(\d) tok$", r"\1 tokens", re.sub("^[▰▱]+ ", "", text))

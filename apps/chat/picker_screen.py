@@ -103,14 +103,14 @@ class PickerScreen(ModalScreen[str | None]):
         self._find()
 
     @on(Input.Changed)
-    def _typed(self, event: Input.Changed) -> None:
+    def _filter_models(self, event: Input.Changed) -> None:
         if event.value != self._words:
             self._words = event.value
             self._find()
 
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
-    def _chosen(self) -> None:
+    def _dismiss_choice(self) -> None:
         at = self.options.highlighted
         if at is not None and at < len(self._shown) and not self._shown[at].problem:
             self.dismiss(self._shown[at].name)

@@ -119,7 +119,7 @@ class Prompt(TextArea):
         self._at = place
         self.move_cursor(self.document.end)
 
-    def sent(self, text: str) -> None:
+    def move_to_history(self, text: str) -> None:
         """Clear the input and add the text to the history."""
         if text in self.earlier:
             self.earlier.remove(text)

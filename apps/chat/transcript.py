@@ -20,7 +20,7 @@ from .welcome import Welcome
 
 NEWEST = 60  # messages that are shown at first; each takes 10 to 20 ms
 EARLIER = 20  # messages that are added on top each time
-WIDEST = 1 << 16  # columns; more than any terminal has
+MAX_COLUMNS = 1 << 16  # columns; more than any terminal has
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """The region on the screen, and one screen above and below."""
         follows = self._anchored and not self._anchor_released
         top = arranged.total_region.bottom - height if follows else self.scroll_y
-        return Region(0, int(top) - height, WIDEST, 3 * height)
+        return Region(0, int(top) - height, MAX_COLUMNS, 3 * height)
 
     def _put_scroll(self, y: float) -> None:
         self.set_reactive(Widget.scroll_y, y)

@@ -61,7 +61,7 @@ def bench(
         _model(settings.model),
         settings.backend,
         settings.threads or _cores(),
-        _wanted(vs),
+        _parse_peers(vs),
         quick,
         rounds,
         contexts or None,
@@ -119,7 +119,7 @@ def _model(name: str | None) -> str:
     return str(load_model(name).path)
 
 
-def _wanted(vs: str) -> list[str]:
+def _parse_peers(vs: str) -> list[str]:
     from ..bench.peers import NAMES
 
     wanted = [name.strip() for name in vs.split(",") if name.strip()]

@@ -178,15 +178,17 @@ def _json_client(path: Path, wanted: Mapping[str, Any], use: str) -> ClientFile:
             found = None
         if not isinstance(found, dict):
             raise UsageError(f"{path} is not plain JSON (it may have comments); add these lines yourself.")
-        return json.dumps(_joined(found, wanted), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(_merge_settings(found, wanted), indent=2, ensure_ascii=False) + "\n"
 
     return ClientFile(path, json.dumps(wanted, indent=2) + "\n", use, merged)
 
 
-def _joined(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_settings(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Both; where both have a value, the wanted one."""
     joined = dict(found)
     for name, value in wanted.items():
         own = joined.get(name)
-        joined[name] = _joined(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+        joined[name] = (
+            _merge_settings(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+        )
     return joined

@@ -27,7 +27,7 @@ def completion() -> None:
 @json_option
 def install(shell: str | None, only_print: bool, as_json: bool) -> None:
     """Write the completion file of a shell, where that shell looks for a user's own. Asks nothing."""
-    shell = shell or _used()
+    shell = shell or _current_shell()
     if only_print:
         click.echo(script(shell), nl=False)
         return
@@ -50,7 +50,7 @@ def install(shell: str | None, only_print: bool, as_json: bool) -> None:
 @json_option
 def remove(shell: str | None, as_json: bool) -> None:
     """Delete the file that `completion install` wrote."""
-    shell = shell or _used()
+    shell = shell or _current_shell()
     path = place(shell)
     there = path.is_file()
     try:
@@ -65,7 +65,7 @@ def remove(shell: str | None, as_json: bool) -> None:
         hint(f"If you added a line to {_startup(shell)} for it, delete that, too.")
 
 
-def _used() -> str:
+def _current_shell() -> str:
     name = Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
         raise UsageError(

@@ -46,14 +46,14 @@ def complete_models(_: click.Context, __: click.Parameter, incomplete: str) -> l
     """Names of fetched models; for a path, files."""
     if incomplete.startswith((".", "/", "~")):
         return [CompletionItem(incomplete, type="file")]
-    return _beginning(["starter", *fetched()], incomplete)
+    return _beginning(["starter", *cached_names()], incomplete)
 
 
 def complete_fetched(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _beginning(fetched(), incomplete)
+    return _beginning(cached_names(), incomplete)
 
 
-def fetched() -> list[str]:
+def cached_names() -> list[str]:
     """owner/name of the repositories in the Hugging Face cache, as its folders are called."""
     default = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(default) / "hub")

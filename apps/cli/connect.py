@@ -57,7 +57,7 @@ def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
 
 def served(server: str, api_key: str | None, name: str | None) -> Served:
     """The server's model; RuvmlxError if nothing answers, or if it has no model of this name."""
-    models: list[dict[str, Any]] = _asked(f"{server}/v1/models", api_key)["data"]
+    models: list[dict[str, Any]] = _get_json(f"{server}/v1/models", api_key)["data"]
     found = next((model for model in models if name in (None, model["id"])), None)
     if found is None:
         known = ", ".join(model["id"] for model in models)
@@ -65,7 +65,7 @@ def served(server: str, api_key: str | None, name: str | None) -> Served:
     return Served(server, api_key or "none-needed", found["id"], int(found["max_input_tokens"]))
 
 
-def _asked(url: str, api_key: str | None) -> Any:
+def _get_json(url: str, api_key: str | None) -> Any:
     headers = {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:

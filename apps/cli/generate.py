@@ -44,7 +44,7 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
     from ruvmlx.engine.types import GenerationRequest
 
     settings = resolve(flags)
-    text = _read_stdin() if prompt == "-" else f"{_piped()}{prompt}"
+    text = _read_stdin() if prompt == "-" else f"{_piped_text()}{prompt}"
     if not text.strip():
         raise UsageError("the prompt is empty; give some text.")
     with open_runtime(settings) as runtime:
@@ -72,7 +72,7 @@ def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: A
         raise Interrupted("stopped; the text so far is kept and can be rated.")
 
 
-def _piped() -> str:
+def _piped_text() -> str:
     """The text of a pipe or a file on standard input, and an empty line; "" for anything else, which may have
     no end."""
     try:

@@ -160,7 +160,7 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
     given = {"steps": steps, "ewc": ewc}
     cancel = threading.Event()
     with open_runtime(resolve(flags)) as runtime, ctrl_c_sets(cancel):
-        report = _deepened(runtime, cancel) if deep else _consolidated(runtime, given, cancel)
+        report = _deepen(runtime, cancel) if deep else _consolidate(runtime, given, cancel)
         status = runtime.status()
         kv = runtime.tiers.review(cancel)
     facts = _facts(status) | report
@@ -177,7 +177,7 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
         raise KeyboardInterrupt
 
 
-def _consolidated(runtime: Any, given: dict[str, Any], cancel: threading.Event) -> dict[str, Any]:
+def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -> dict[str, Any]:
     from ruvmlx.sona.background import TrainingSettings
 
     show_step = _progress("step")
@@ -186,7 +186,7 @@ def _consolidated(runtime: Any, given: dict[str, Any], cancel: threading.Event) 
     return runtime.consolidate(progress, cancel, settings)
 
 
-def _deepened(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
+def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     """The deep loop promotes and refuses nothing, so those fields are None."""
     return {"promoted": None, "ppl_change": None} | runtime.learning.loops.deepen(_progress("reply"), cancel)
 
@@ -357,21 +357,22 @@ def _lengths(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_kv(facts: dict[str, Any]) -> None:
-    say(f"{_named(facts['policy'])}: {facts['reason']}")
+    say(f"{_tiers_in_words(facts['policy'])}: {facts['reason']}")
     say(f"replies of at least {facts['long_is']} tokens, on {facts['backend']}: {facts['long_replies']}")
     for c in facts["candidates"]:
         say(
-            f"  {_named(c)}: KL {c['kl']:.5f}, at most {c['upper']:.5f} nats a token ({c['tokens']} tokens "
-            f"of {c['replies']} replies); {c['latency']:.2f} of f16's time; {size(c['bytes'])} at "
+            f"  {_tiers_in_words(c)}: KL {c['kl']:.5f}, at most {c['upper']:.5f} nats a token "
+            f"({c['tokens']} tokens of {c['replies']} replies); {c['latency']:.2f} of f16's time; "
+            f"{size(c['bytes'])} at "
             f"{facts['context']} tokens"
         )
     for o in facts["observed"]:
         pace = f", {o['us_per_token'] / 1e3:.1f} ms a token" if o["us_per_token"] else ""
         replies = count(o["replies"], "reply", "replies")
-        say(f"  seen in {replies}, {_named(o)}: up to {o['longest']} tokens{pace}")
+        say(f"  seen in {replies}, {_tiers_in_words(o)}: up to {o['longest']} tokens{pace}")
 
 
-def _named(lengths: dict[str, Any]) -> str:
+def _tiers_in_words(lengths: dict[str, Any]) -> str:
     """ "f16 for 64 tokens, 8 bits to 1024 tokens, then 4" """
     if lengths[LENGTHS[0]] is None:
         return "f16 throughout"

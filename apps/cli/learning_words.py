@@ -17,7 +17,7 @@ STILL_THE_ORIGINAL = "replies are the original model's."
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
     """facts: as `learn status --json` prints them."""
-    lines = [_learned(facts), _liked(facts), _way_back(facts), _training(facts)]
+    lines = [_learned(facts), _taste_line(facts), _way_back(facts), _training(facts)]
     if targets := facts.get("targets"):
         where = "the output layer" if targets == "head" else f"these parts of the model: {targets}"
         lines.append(f"Ratings change {where}.")
@@ -31,7 +31,8 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("adapter", f"{facts['adapter']}, version {facts['adapter_version']} of {last}"),
         (
             "feedback",
-            f"{_given(facts['ratings'], facts.get('preferences', 0))}, {facts['updates']} changed it",
+            f"{_feedback_count(facts['ratings'], facts.get('preferences', 0))}, "
+            f"{facts['updates']} changed it",
         ),
         ("distance", f"KL {facts['kl']:.4f} of {facts['kl_cap']:g} nats per token"),
         ("weights", f"norm of the change {facts['micro_norm']:.3g}"),
@@ -62,11 +63,15 @@ def _after(result: "RatingResult | PreferenceResult") -> str:
 def _learned(facts: dict[str, Any]) -> str:
     ratings, pairs, used = facts["ratings"], facts.get("preferences", 0), facts["updates"]
     if not facts["adapter_version"]:
-        given = f"{_given(ratings, pairs)} given, none in use" if ratings + pairs else "No ratings yet"
+        given = (
+            f"{_feedback_count(ratings, pairs)} given, none in use" if ratings + pairs else "No ratings yet"
+        )
         return f"{given}: {STILL_THE_ORIGINAL}{_elsewhere(facts)}"
     unused = ratings + pairs - used
     rest = f"; {unused} changed nothing" if unused > 0 else ""
-    return f"Learned from {_given(ratings, pairs)}{rest}. {_difference(facts['kl'], facts['kl_cap'])}"
+    return (
+        f"Learned from {_feedback_count(ratings, pairs)}{rest}. {_difference(facts['kl'], facts['kl_cap'])}"
+    )
 
 
 def _elsewhere(facts: dict[str, Any]) -> str:
@@ -81,14 +86,14 @@ def _elsewhere(facts: dict[str, Any]) -> str:
     )
 
 
-def _given(ratings: int, pairs: int) -> str:
+def _feedback_count(ratings: int, pairs: int) -> str:
     if not pairs:
         return _ratings(ratings)
     said = f"{pairs} preference{'' if pairs == 1 else 's'}"
     return f"{_ratings(ratings)} and {said}" if ratings else said
 
 
-def _liked(facts: dict[str, Any]) -> str:
+def _taste_line(facts: dict[str, Any]) -> str:
     """The user's taste, as far as ratings support one; nothing before."""
     taste = facts.get("taste")
     if not taste or not taste["sentence"]:

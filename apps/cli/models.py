@@ -144,9 +144,9 @@ def fit_words(name: str | None) -> str:
 
 
 def _fits_by_name() -> "dict[str, Fit]":
-    from ruvmlx.models.local import sized
+    from ruvmlx.models.local import readable_models
 
-    return {facts.name: _fit(facts) for facts in sized()}
+    return {facts.name: _fit(facts) for facts in readable_models()}
 
 
 def _fit_word(row: dict[str, Any], fits: "dict[str, Fit]") -> str:

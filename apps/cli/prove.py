@@ -118,7 +118,7 @@ def prove(as_json: bool, **flags: Any) -> None:
         bench.base_replies(setting, seed)  # kept: the other processes only read them
     parts = [trial.TrialPart(setting, arm, seed, log) for seed in range(flags["seeds"])]
     found = dict(workers(flags, bench).results(trial.run_part, parts))
-    points = report.joined([found[seed] for seed in range(flags["seeds"])])
+    points = report.join_trials([found[seed] for seed in range(flags["seeds"])])
     facts = {
         "checkpoints": [asdict(p) for p in points],
         "arm": arm.name,

@@ -132,7 +132,7 @@ async def _serve(
     from ..server.access import is_loopback
     from ..server.app import make_app
     from ..server.idle import IdleWork
-    from ..server.keys import salted
+    from ..server.keys import salt_digest
     from ..server.requestlog import RequestLog
     from ..server.serving import Serving
     from ..server.web import web_server
@@ -142,7 +142,7 @@ async def _serve(
 
     model_host = Host(Opener(opens, settings.model, settings.adapter_name))
     alias = settings.model or "starter"
-    by_salt = {salted(key): adapter for key, adapter in own.items()}
+    by_salt = {salt_digest(key): adapter for key, adapter in own.items()}
     serving = Serving(model_host, alias, longest, log=RequestLog(as_json=as_json), own_adapters=by_salt)
     terminals = Terminals(serving, is_loopback(host), settings.max_tokens)
     server = web_server(make_app(serving, access, [terminals.route]), serving.limits, serving.log)

@@ -84,8 +84,8 @@ def _systemd(words: Sequence[str], environment: Mapping[str, str], folder: Path)
         "Description=ruvmlx serve",
         "",
         "[Service]",
-        "ExecStart=" + " ".join(_quoted(word) for word in words),
-        *(f"Environment={_quoted(f'{name}={value}', dollar='$')}" for name, value in environment.items()),
+        "ExecStart=" + " ".join(_quote(word) for word in words),
+        *(f"Environment={_quote(f'{name}={value}', dollar='$')}" for name, value in environment.items()),
         # A path is taken as it is, without quotes.
         "WorkingDirectory=" + str(folder).replace("%", "%%"),
         "StandardOutput=null",  # what is printed at the start has the API key
@@ -101,7 +101,7 @@ def _systemd(words: Sequence[str], environment: Mapping[str, str], folder: Path)
     return Service(path, "\n".join(lines), start, stop)
 
 
-def _quoted(word: str, dollar: str = "$$") -> str:
+def _quote(word: str, dollar: str = "$$") -> str:
     """A word as systemd reads it. dollar: how a dollar sign is written there."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", dollar)
     return f'"{escaped}"'

@@ -178,7 +178,7 @@ def remove_session(session_id: str, now: bool) -> None:
     from ruvmlx import soft_delete
 
     store = _store()
-    session_id = _found(store, session_id, deleted_too=now)
+    session_id = _find_chat(store, session_id, deleted_too=now)
     title = one_line(store.chats.get(session_id).title) or "Untitled"
     soft_delete.delete_older(store)
     if now:
@@ -190,7 +190,7 @@ def remove_session(session_id: str, now: bool) -> None:
         log(f"Deleted: {title} · `ruvmlx sessions restore {session_id}` brings it back for a day.")
 
 
-def _found(store: Any, beginning: str, deleted_too: bool) -> str:
+def _find_chat(store: Any, beginning: str, deleted_too: bool) -> str:
     """A chat's id. deleted_too: also one that was deleted and can still be restored."""
     try:
         return store.chats.find(beginning)

@@ -31,7 +31,7 @@ class Verb(click.Command):
     """A command whose help has groups of options, examples and exit codes."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, records in grouped(self, ctx):
+        for heading, records in option_groups(self, ctx):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
@@ -46,7 +46,7 @@ class VerbGroup(click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
-        for heading, records in grouped(self, ctx):
+        for heading, records in option_groups(self, ctx):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
@@ -59,7 +59,7 @@ class VerbGroup(click.Group):
         write_examples(page_of(ctx), formatter)
 
 
-def grouped(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def option_groups(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """(heading, [(flag, help)]) of the groups that have options."""
     found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in GROUPS}
     for parameter in command.get_params(ctx):

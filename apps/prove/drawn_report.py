@@ -113,14 +113,14 @@ def _distribution(arm: str, ratings: int, users: list[UserPoint]) -> ArmSpread:
 
 def costs(results: Results) -> list[ArmCost]:
     """Over all users, those out of reach too."""
-    return [_cost(learn, [r for r in results if r["learn"] == learn]) for learn in _learns(results)]
+    return [_arm_cost(learn, [r for r in results if r["learn"] == learn]) for learn in _learns(results)]
 
 
 def _learns(results: Results) -> list[str]:
     return list(dict.fromkeys(r["learn"] for r in results))
 
 
-def _cost(learn: str, of: Results) -> ArmCost:
+def _arm_cost(learn: str, of: Results) -> ArmCost:
     each = []
     for r in of:
         asked = sum(len(c["stars"]["original"]) for c in r["checkpoints"])

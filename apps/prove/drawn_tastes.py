@@ -33,7 +33,7 @@ HELD_OUT: Mapping[str, Property] = {
     "sentence length": lambda question, text: float(np.mean(_sentences(text))),
     "uneven sentences": lambda question, text: float(np.std(_sentences(text))),
     "last sentence": lambda question, text: _sentences(text)[-1],
-    "repeated words": lambda question, text: _repeated(text),
+    "repeated words": lambda question, text: _repeated_share(text),
     "of": lambda question, text: _per_word(text, r"\bof\b"),
     "a": lambda question, text: _per_word(text, r"\ban?\b"),
     "to": lambda question, text: _per_word(text, r"\bto\b"),
@@ -61,7 +61,7 @@ def _sentences(text: str) -> list[int]:
     return [count for part in re.split(r"[.!?\n]+", text) if (count := len(part.split()))] or [0]
 
 
-def _repeated(text: str) -> float:
+def _repeated_share(text: str) -> float:
     """Share of the words of four or more letters that occurred earlier in the text."""
     words = re.findall(r"\w{4,}", text.lower())
     return 1 - len(set(words)) / max(1, len(words))

@@ -98,7 +98,7 @@ def _answers(requests: Requests, found: dict[str, JudgedReply]) -> Answers:
     return {question: [found[r.request_id] for r in of] for question, of in requests.items()}
 
 
-def _written(
+def _write_replies(
     runtime: Runtime,
     requests: Sequence[GenerationRequest],
     adapter: Callable[[GenerationRequest], HeadAdapter | None],
@@ -213,16 +213,16 @@ def _test(bench: Bench, setup: DrawnSetup, people: Sequence[_Drawn], frozen: Fro
     for which, first in ((slice(0, 1), True), (slice(1, None), False)):
         started = time.perf_counter()
         requests = [r for requests in wanted for of in requests.values() for r in of[which]]
-        found |= _written(people[0].runtime, requests, lambda request: micro[request.request_id])
+        found |= _write_replies(people[0].runtime, requests, lambda request: micro[request.request_id])
         share = (time.perf_counter() - started) / len(people)
         for person in people:
             person.seconds.replies += share if first else 0
             person.seconds.best_of += 0 if first else share
     for person, requests_ in zip(people, wanted, strict=True):
-        person.tested.append(_tested(bench, setup, person, _answers(requests_, found), frozen))
+        person.tested.append(_checkpoint_facts(bench, setup, person, _answers(requests_, found), frozen))
 
 
-def _tested(
+def _checkpoint_facts(
     bench: Bench, setup: DrawnSetup, person: _Drawn, answers: Answers, frozen: FrozenReplies
 ) -> dict[str, Any]:
     kl, ppl_change = bench.neutral.compare(learner_of(person).micro)
@@ -232,17 +232,17 @@ def _tested(
     }
     if setup.best_of > 1:
         started = time.perf_counter()
-        stars[f"{setup.learn}+best-of-{setup.best_of}"] = _picked(person, setup.best_of, answers)
+        stars[f"{setup.learn}+best-of-{setup.best_of}"] = _picked_stars(person, setup.best_of, answers)
         person.seconds.best_of += time.perf_counter() - started
         if setup.learn == "instant":
-            stars[f"original+best-of-{setup.best_of}"] = _picked(person, setup.best_of, frozen.unseen)
+            stars[f"original+best-of-{setup.best_of}"] = _picked_stars(person, setup.best_of, frozen.unseen)
     return {
         "ratings": setup.chat.presses[len(person.tested)], "given": person.given, "read": person.read,
         "kl": round(kl, 5), "ppl_change": round(ppl_change, 5), "stars": stars,
     }  # fmt: skip
 
 
-def _picked(person: _Drawn, count: int, answers: Answers) -> list[int]:
+def _picked_stars(person: _Drawn, count: int, answers: Answers) -> list[int]:
     """Stars of the replies that the taste model picks, each among the first `count` to a question."""
     judge = TasteJudge(learner_of(person).taste.model)
     picked = []

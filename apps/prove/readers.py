@@ -60,4 +60,4 @@ def _commit(runtime: Runtime, request: GenerationRequest, response: GenerationRe
     )  # fmt: skip
     runtime.store.replies.add(row, None)
     learner.traces.keep(row.id, trace)
-    learner.rating_index.committed(row)
+    learner.rating_index.queue_reply(row)

@@ -33,7 +33,7 @@ class Point:
     best_rate: float | None = None
 
 
-def joined(trials: Sequence[Sequence[Checkpoint]]) -> list[Point]:
+def join_trials(trials: Sequence[Sequence[Checkpoint]]) -> list[Point]:
     """The checkpoints of several seeds, one Point for each number of ratings."""
     return [_point(list(seeds)) for seeds in zip(*trials, strict=True)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.backends.base import Backend, under
+from ruvmlx.backends.base import Backend, with_lora
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine
 from ruvmlx.engine.batch import generate_many
@@ -29,7 +29,7 @@ from ruvmlx.platform.files import replacing
 from ruvmlx.sampling import Sampling
 from ruvmlx.settings import home
 from ruvmlx.sona.optional.style_bank import BasisBuilder, StyleBank, texts
-from ruvmlx.sona.optional.style_basis import StyleBasis, centred
+from ruvmlx.sona.optional.style_basis import StyleBasis, centre_by_question
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
@@ -96,7 +96,10 @@ class StyleStudy:
             out = whole.question % FOLDS == fold
             basis = StyleBasis.of(whole[~out], self.lora_a, range(len(self.lora_a)))
             moved = whole.gradients[out] @ basis.directions.reshape(len(MEASURES), -1).T
-            a, b = (centred(x.astype(np.float64), whole.question[out]) for x in (moved, whole.measures[out]))
+            a, b = (
+                centre_by_question(x.astype(np.float64), whole.question[out])
+                for x in (moved, whole.measures[out])
+            )
             spread = np.sqrt((a * a).sum(axis=0) * (b * b).sum(axis=0))
             found.append((a * b).sum(axis=0) / np.maximum(spread, 1e-12))
         return np.mean(found, axis=0)
@@ -111,7 +114,9 @@ class StyleStudy:
     def users(self, count: int, ratings: int, questions: Sequence[str]) -> list[float]:
         """The win-rate of each user; a line for each is printed."""
         basis, engine = self.builder.basis(), LLMInferenceEngine(self.model, self.backend)
-        requests = {q: requests_for(_asked(q, seed_for(0, 3, i)), FROZEN) for i, q in enumerate(questions)}
+        requests = {
+            q: requests_for(_request_for(q, seed_for(0, 3, i)), FROZEN) for i, q in enumerate(questions)
+        }
         kept = UntouchedReplies(self.backend, self.model.fingerprint, home() / "prove-replies.db")
         found = kept.to(engine, [r for of in requests.values() for r in of])
         frozen = {q: [found[r.request_id] for r in of] for q, of in requests.items()}
@@ -120,9 +125,9 @@ class StyleStudy:
             user = DrawnUser.draw(number, held_out=False)
             stars = DrawnStars(user, self._texts(frozen))
             lora = self._learned(basis, user, stars, ratings, neutral)
-            with under(self.backend, lora):
+            with with_lora(self.backend, lora):
                 kl, ppl_change = neutral.compare(None)
-                first = [_asked(q, seed_for(0, 3, i)) for i, q in enumerate(questions)]
+                first = [_request_for(q, seed_for(0, 3, i)) for i, q in enumerate(questions)]
                 new = {r.request_id: JudgedReply.of(r) for r in generate_many(engine, first)}
             written = {q: new[r.request_id] for q, r in zip(questions, first, strict=True)}
             rates.append(_win_rate(stars, written, frozen))
@@ -154,12 +159,12 @@ class StyleStudy:
                 given.append(RatedFeatures(features_of(reply.question, reply.text, reply.finished), rating))
         weights = TasteModel.fit(given).token_weights().mean[: len(MEASURES)]
         lora = basis.lora(weights * np.sqrt(KL / max(basis.kl(weights), 1e-12)))
-        with under(self.backend, lora):
+        with with_lora(self.backend, lora):
             kl, _ = neutral.compare(None)
         return lora.shrunk(min(1.0, np.sqrt(KL / max(kl, 1e-12))))
 
 
-def _asked(question: str, seed: int) -> GenerationRequest:
+def _request_for(question: str, seed: int) -> GenerationRequest:
     sampling = Sampling(temperature=0.7, seed=seed)
     return GenerationRequest(messages=[Message("user", question)], max_new_tokens=96, sampling=sampling)
 

@@ -17,7 +17,7 @@ import numpy as np
 from . import trial
 from .claims import rate, verdicts
 from .plot import curves
-from .report import Point, joined
+from .report import Point, join_trials
 from .trial import Arm, Bench, Checkpoint, TrialSetup
 from .users import HOSTILE, TASTES, USERS
 
@@ -150,7 +150,7 @@ def markdown(path: Path, command: str, picture: str) -> str:
     """The report: the claims, then every figure. picture: the plot's file name, beside the report."""
     cells_ = _by_cell(results(path))
     within = {key: of for key, of in cells_.items() if not _out_of_reach(key, cells_)}
-    found = {key: joined(checkpoints(of)) for key, of in (within | _on_shared_seeds(within)).items()}
+    found = {key: join_trials(checkpoints(of)) for key, of in (within | _on_shared_seeds(within)).items()}
     rows = [
         f"| {v.claim} | {v.figure} | {'not measured' if v.met is None else 'yes' if v.met else '**no**'} |"
         for v in verdicts(found)
@@ -158,7 +158,7 @@ def markdown(path: Path, command: str, picture: str) -> str:
     table = [
         _row(f"{key} (out of reach)" if _out_of_reach(key, cells_) else key, of, point)
         for key, of in cells_.items()
-        for point in joined(checkpoints(of))
+        for point in join_trials(checkpoints(of))
     ]
     return "\n".join(
         [
@@ -207,7 +207,9 @@ def picture(path: Path) -> str:
     """The learning curves of the instant loop, as SVG."""
     by_cell = _by_cell(results(path))
     lines = {
-        user: [(p.ratings, p.win_rate, *p.win_ci) for p in joined(checkpoints(by_cell[f"{user}, instant"]))]
+        user: [
+            (p.ratings, p.win_rate, *p.win_ci) for p in join_trials(checkpoints(by_cell[f"{user}, instant"]))
+        ]
         for user in TASTES
         if f"{user}, instant" in by_cell and not _out_of_reach(user, by_cell)
     }

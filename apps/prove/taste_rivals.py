@@ -62,7 +62,7 @@ class Kernels:
         """The 32 directions in which mean hidden states of replies to one question differ most, as one
         scale."""
         states = self.replies.hidden.astype(float)
-        _, size, rows = np.linalg.svd(self._within(states), full_matrices=False)
+        _, size, rows = np.linalg.svd(self._centre_by_question(states), full_matrices=False)
         return self.linear(states @ (rows[:32] / size[:32, None]).T)
 
     @cached_property
@@ -75,7 +75,7 @@ class Kernels:
         found = x @ x.T
         return found / found.diagonal()[self._trained].mean()
 
-    def _within(self, x: np.ndarray) -> np.ndarray:
+    def _centre_by_question(self, x: np.ndarray) -> np.ndarray:
         """Rows of the rated questions, centred in each question."""
         rows = [np.flatnonzero(self.replies.question == q) for q in np.flatnonzero(self.replies.trained)]
         return np.concatenate([x[r] - x[r].mean(axis=0) for r in rows])
@@ -99,7 +99,7 @@ class Kernels:
         replies = self.replies
         length = np.log([len(ids) for ids in replies.tokens])
         x = np.column_stack([self.tokens**2, length, replies.finished, replies.hidden]).astype(float)
-        spread = self._within(x).std(axis=0)
+        spread = self._centre_by_question(x).std(axis=0)
         return (x - x[self._trained].mean(axis=0)) / np.maximum(spread, 1e-3)
 
 

@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, metavar="N", help="users N to N + 9 drawn at random")
     given = parser.parse_args()
     if not given.file.exists():
-        _sampled().save(given.file)
+        _sample_replies().save(given.file)
     study = Study(SampledReplies.load(given.file))
     if given.held_out is not None:
         drawn = [str(given.held_out + n) for n in range(DRAWN)]
@@ -219,7 +219,7 @@ def _print(rows: Iterator[str]) -> None:
         print(row, flush=True)
 
 
-def _sampled() -> SampledReplies:
+def _sample_replies() -> SampledReplies:
     from ruvmlx.backends.select import open_backend
     from ruvmlx.models.load import load_model
 

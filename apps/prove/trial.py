@@ -179,7 +179,7 @@ def run(
             if arm.learn != "off" or arm.examples:
                 _rated(runtime, setting, arm, user, seed, done)
             if arm.learn == "full" and done % CONSOLIDATE_EVERY == 0:
-                log(_consolidated(runtime))
+                log(_consolidate(runtime))
             if done in setting.checkpoints:
                 yield _checkpoint(bench, runtime, setting, arm, seed, done)
                 log(f"{arm.name}, seed {seed}: {done} of {setting.ratings} ratings")
@@ -216,26 +216,26 @@ class _User:
         self._earned: list[int] = []
 
     def stars(self, reply: TrialReply, done: int) -> int:
-        stars = self._setting.score(reply, _reversed(self._arm, done))
+        stars = self._setting.score(reply, _is_reversed(self._arm, done))
         self._earned.append(stars)
         if self._arm.shuffle:
             stars = int(self._rng.choice(self._earned))
         return 6 - stars if self._rng.random() < self._arm.flip else stars
 
 
-def _reversed(arm: Arm, done: int) -> bool:
+def _is_reversed(arm: Arm, done: int) -> bool:
     return arm.reverse_at is not None and done > arm.reverse_at
 
 
 def _checkpoint(
     bench: Bench, runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int, done: int
 ) -> Checkpoint:
-    base, turned = bench.base_replies(setting, seed), _reversed(arm, done)
+    base, turned = bench.base_replies(setting, seed), _is_reversed(arm, done)
     assert runtime.learner is not None
     runtime.learner.sync()
     every = heldout_replies(runtime, setting, arm, seed, setting.best_of)
     new = _first(every)
-    picked = _picked(runtime, every) if setting.best_of > 1 else None
+    picked = _picked_replies(runtime, every) if setting.best_of > 1 else None
     kl, ppl_change = bench.neutral.compare(runtime.learner.micro)
     return Checkpoint(
         ratings=done,
@@ -275,7 +275,7 @@ def _first(replies: list[list[TrialReply]]) -> list[TrialReply]:
     return [of[0] for of in replies]
 
 
-def _picked(runtime: Runtime, replies: list[list[TrialReply]]) -> list[TrialReply]:
+def _picked_replies(runtime: Runtime, replies: list[list[TrialReply]]) -> list[TrialReply]:
     """Of the replies to each prompt, the one with the most stars by the taste model."""
     assert runtime.learner is not None
     judge, picked = TasteJudge(runtime.learner.taste.model), []
@@ -285,7 +285,7 @@ def _picked(runtime: Runtime, replies: list[list[TrialReply]]) -> list[TrialRepl
     return picked
 
 
-def _consolidated(runtime: Runtime) -> str:
+def _consolidate(runtime: Runtime) -> str:
     report = runtime.consolidate()
     return f"consolidated: {report['reason']} ({report.get('seconds', 0):.0f} s)"
 

@@ -105,10 +105,10 @@ def random(prompt: str, reply: str, finished: bool) -> int:
     return 1 + zlib.crc32(reply.encode()) % 5
 
 
-def _named(*users: Scorer) -> dict[str, Scorer]:
+def _by_name(*users: Scorer) -> dict[str, Scorer]:
     return {user.__name__: user for user in users}
 
 
-TASTES = _named(brevity, lists, prose, plain, casual, formal, phrase, spanish, context)
-HOSTILE = _named(always_1, always_5, random)
+TASTES = _by_name(brevity, lists, prose, plain, casual, formal, phrase, spanish, context)
+HOSTILE = _by_name(always_1, always_5, random)
 USERS = TASTES | HOSTILE

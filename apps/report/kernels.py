@@ -37,12 +37,12 @@ def of_all(wanted: Sequence[Shapes], deadline: Deadline) -> list[dict[str, Any]]
     """[{"head_dim", "dtype", "group", "results" or "error"}]; an error where no time is left."""
     player = PlayerProcess("kernels")
     try:
-        return [_named(shapes) | _results(player, shapes, deadline) for shapes in wanted]
+        return [_shape_facts(shapes) | _results(player, shapes, deadline) for shapes in wanted]
     finally:
         player.leave()
 
 
-def _named(shapes: Shapes) -> dict[str, Any]:
+def _shape_facts(shapes: Shapes) -> dict[str, Any]:
     group = shapes.n_heads // shapes.n_kv_heads
     return {"head_dim": shapes.head_dim, "dtype": shapes.dtype, "group": group}
 

@@ -62,7 +62,7 @@ def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seco
     part("heat_after", facts.heat)
     report["slower_at_the_end"] = round(thermometer.drift, 3)
     report["seconds"] = round(time.monotonic() - started, 1)
-    return privacy.cleaned(report | {"failed": failed}, privacy.known_names())
+    return privacy.clean_json(report | {"failed": failed}, privacy.known_names())
 
 
 def _speed(

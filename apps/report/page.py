@@ -12,7 +12,7 @@ Facts = Mapping[str, Any]
 def markdown(report: Facts) -> str:
     parts = [_head(report), _checks(report), _kernels(report)]
     parts += [_speed(report[name]) for name in ("speed", "speed_cpu") if name in report]
-    parts += [_failed(report["failed"])] if report["failed"] else []
+    parts += [_failed_section(report["failed"])] if report["failed"] else []
     everything = json.dumps(report, indent=1, ensure_ascii=False)
     fold = f"<details><summary>Everything, as JSON</summary>\n\n```json\n{everything}\n```\n\n</details>"
     return "\n\n".join([*parts, fold]) + "\n"
@@ -27,7 +27,7 @@ def _head(report: Facts) -> str:
         f"{machine.get('chip', 'unknown chip')}, {machine.get('cores', '?')} cores, "
         f"{size(machine.get('memory', 0))}, {machine.get('system', 'unknown system')}, "
         f"Python {machine.get('python', '?')}, power: {machine.get('power', '?')}",
-        _listed(machine.get("versions", {})) + f", commit {machine.get('commit') or 'unknown'}",
+        _fact_list(machine.get("versions", {})) + f", commit {machine.get('commit') or 'unknown'}",
     ]
     if model:
         name = "the starter model" if model["starter"] else f"a {model['type']} model"
@@ -49,7 +49,7 @@ def _heat(report: Facts) -> str:
     return f"Thermal state: {states[0]} before, {states[1]} after; low-power mode: {low}."
 
 
-def _listed(facts: Facts) -> str:
+def _fact_list(facts: Facts) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
@@ -137,7 +137,7 @@ def _rows(length: Facts) -> Iterator[Sequence[Any]]:
         )
 
 
-def _failed(failed: Mapping[str, str]) -> str:
+def _failed_section(failed: Mapping[str, str]) -> str:
     return "## Parts that failed\n\n" + "\n".join(f"* {name}: {why}" for name, why in failed.items())
 
 

@@ -216,10 +216,10 @@ def _rates(turn: TimedRuntime, tokens: int) -> dict[str, Any]:
     """Tokens a second: median, least and most of the rounds."""
     prefill = [tokens / first for first, _ in turn.counted()]
     decode = [1 / each for _, each in turn.counted()]
-    return {"rounds": len(prefill), "prefill": _spread(prefill), "decode": _spread(decode)}
+    return {"rounds": len(prefill), "prefill": _spread_facts(prefill), "decode": _spread_facts(decode)}
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _spread_facts(values: Sequence[float]) -> dict[str, float]:
     parts = {"median": statistics.median(values), "least": min(values), "most": max(values)}
     return {name: float(f"{value:.4g}") for name, value in parts.items()}
 

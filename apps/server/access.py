@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from .endpoint import Endpoint
 from .errors import ApiError
-from .keys import matching, salted
+from .keys import matching, salt_digest
 
 Headers = Mapping[str, str]
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^:\[\]@/\s]+)(:\d{1,5})?")
@@ -35,7 +35,7 @@ class Access:
         """The salt of the caller's caches; ApiError 401."""
         if not self.keys or (endpoint is not None and endpoint.is_open):
             return ""
-        return salted(_key(headers, self.keys))
+        return salt_digest(_key(headers, self.keys))
 
     def check_chat(self, headers: Headers) -> None:
         """Refuse web pages, of whatever origin, and whoever has no key; ApiError."""

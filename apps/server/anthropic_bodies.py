@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from ruvmlx.engine.nonces import without_nonces
 from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import joined
+from ruvmlx.models.thinking import join_thought
 
 from .bodies import ReplyBody, Text
 from .chat_requests import schema_form
@@ -264,7 +264,7 @@ def form_of(body: CountBody) -> ReplyForm | None:
 def _text(blocks: Sequence[TextBlock | ThoughtBlock | CallBlock], tag: str | None) -> str:
     answer = "\n\n".join(block.text for block in blocks if isinstance(block, TextBlock))
     thought = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThoughtBlock))
-    return joined(thought, answer, tag) if thought and tag else answer
+    return join_thought(thought, answer, tag) if thought and tag else answer
 
 
 def wants_thought(body: CountBody, tag: str | None) -> bool | None:

@@ -10,7 +10,7 @@ from ruvmlx.engine.nonces import without_nonces
 from ruvmlx.errors import UsageError
 from ruvmlx.grammar import Constraint
 from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import joined
+from ruvmlx.models.thinking import join_thought
 
 from .bodies import AssistantTurn, ChatBody, ChatMessage, ToolTurn, UserTurn, text_of
 from .errors import ApiError, api_error
@@ -35,7 +35,9 @@ def _message(turn: ChatMessage, where: str, names: dict[str, str], tag: str | No
             calls = [_call(made) for made in turn.tool_calls or ()]
             names |= {made.id: made.function.name for made in turn.tool_calls or ()}
             text, thought = text_of(turn.content or ""), turn.reasoning_content
-            return Message("assistant", joined(thought, text, tag) if thought and tag else text, tuple(calls))
+            return Message(
+                "assistant", join_thought(thought, text, tag) if thought and tag else text, tuple(calls)
+            )
         case ToolTurn():
             if turn.tool_call_id not in names:
                 field = f"{where}.tool_call_id"

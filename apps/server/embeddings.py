@@ -44,22 +44,22 @@ async def embeddings(call: Call) -> Answer:
     await call.serving.adapter_of(body.model, None, call.salt)
     texts = [body.input] if isinstance(body.input, str) else body.input
     host, letters = call.serving.host, sum(map(len, texts))
-    ids = await host.encode(lambda runtime: _encoded(runtime, texts), letters)
+    ids = await host.encode(lambda runtime: _encode_texts(runtime, texts), letters)
     vectors = await host.call_in_slices(
         lambda runtime: embedding.vectors(runtime.store, runtime.model, runtime.backend, ids)
     )
     tokens = sum(map(len, ids))
     call.facts["prompt_tokens"] = tokens
-    written = (_written(vector, body.encoding_format) for vector in vectors)
+    written = (_encode_vector(vector, body.encoding_format) for vector in vectors)
     rows = [EmbeddingRow("embedding", i, vector) for i, vector in enumerate(written)]
     return Embeddings("list", rows, body.model, EmbeddingUsage(tokens, tokens))
 
 
-def _encoded(runtime: Runtime, texts: Sequence[str]) -> list[list[int]]:
+def _encode_texts(runtime: Runtime, texts: Sequence[str]) -> list[list[int]]:
     return [embedding.text_ids(runtime.model.tokenizer, text) for text in texts]
 
 
-def _written(vector: np.ndarray, encoding: str | None) -> list[float] | str:
+def _encode_vector(vector: np.ndarray, encoding: str | None) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
     return vector.tolist()

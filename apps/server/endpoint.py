@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import ApiError, ErrorShape, openai_error
-from .keys import salted
+from .keys import salt_digest
 from .openai_answers import ErrorAnswer
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Call:
 
     def salt_for(self, user: str | None) -> str:
         """The salt of one user of this API key."""
-        return salted(self.salt, user) if user else self.salt
+        return salt_digest(self.salt, user) if user else self.salt
 
 
 Answer = Any  # EventStream, PlainText, or a msgspec struct, which is sent as JSON

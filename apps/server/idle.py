@@ -78,11 +78,11 @@ class IdleWork:
     async def _work(self) -> None:
         if self._settled != self.serving.written:
             self._settled = self.serving.written
-            with self._named("preparing"):
+            with self._name_work("preparing"):
                 await self.serving.host.settle()
         wait = self.idle_after * 2 ** min(self._stuck, LONGEST_WAIT)
         if self.learns and time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
-            with self._named("") as begins:
+            with self._name_work("") as begins:
                 facts, stuck = await self.serving.host.run_idle(
                     lambda runtime, cancel: learn(runtime, cancel, begins)
                 )
@@ -92,7 +92,7 @@ class IdleWork:
                 self.serving.log.write("idle", facts)
 
     @contextlib.contextmanager
-    def _named(self, work: str) -> Iterator[Callable[[str], None]]:
+    def _name_work(self, work: str) -> Iterator[Callable[[str], None]]:
         """In the block, status and metrics name this work, or what the yielded function is told."""
 
         def begins(work: str) -> None:

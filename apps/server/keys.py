@@ -13,7 +13,7 @@ from ruvmlx.platform.files import read_ordinary
 
 LARGEST = 1 << 20  # bytes of the file
 
-_LEAST = 16  # characters of a key that somebody chose
+_MIN_KEY_CHARACTERS = 16  # characters of a key that somebody chose
 
 
 def key_file() -> Path:
@@ -22,7 +22,7 @@ def key_file() -> Path:
     return settings.home() / "api_keys"
 
 
-def salted(*parts: str) -> str:
+def salt_digest(*parts: str) -> str:
     """A digest that tells keys and users apart and cannot be turned back into them."""
     lengths = [f"{len(part)}:{part}" for part in ("ruvmlx cache", *parts)]
     return hashlib.sha256("".join(lengths).encode()).hexdigest()[:32]
@@ -39,9 +39,9 @@ def matching(given: str, keys: Sequence[str]) -> str | None:
 
 def check_key(key: str) -> str:
     """The key; UsageError if it cannot be sent in a header, or can be guessed."""
-    if len(key) < _LEAST or not key.isascii() or not key.isprintable() or " " in key:
+    if len(key) < _MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
-            f"an API key needs {_LEAST} or more printable ASCII characters without spaces; "
+            f"an API key needs {_MIN_KEY_CHARACTERS} or more printable ASCII characters without spaces; "
             "without --api-key, one is made where it is needed."
         )
     return key
@@ -49,29 +49,29 @@ def check_key(key: str) -> str:
 
 def saved_keys() -> list[str]:
     """The keys in the file; none if there is no file. StoreError if others may read it."""
-    return [key for key, _ in _saved()]
+    return [key for key, _ in _read_keys()]
 
 
 def own_adapters() -> dict[str, str]:
     """The adapters that belong to one key alone, by key."""
-    return {key: adapter for key, adapter in _saved() if adapter is not None}
+    return {key: adapter for key, adapter in _read_keys() if adapter is not None}
 
 
-def _saved() -> list[tuple[str, str | None]]:
+def _read_keys() -> list[tuple[str, str | None]]:
     """Each key of the file with its adapter, if it has one."""
     path = key_file()
     try:
         if path.stat().st_mode & 0o077:
             raise StoreError(f"others can read {path}; run `chmod 600 {path}`, or delete it for a new key.")
         lines = read_ordinary(path, LARGEST).decode("ascii").splitlines()
-        return [_parsed(line) for line in lines if line.strip()]
+        return [_parse_key(line) for line in lines if line.strip()]
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"cannot read {path}: {error}. Mend or remove it.") from error
 
 
-def _parsed(line: str) -> tuple[str, str | None]:
+def _parse_key(line: str) -> tuple[str, str | None]:
     """KEY or KEY ADAPTER"""
     key, *rest = line.split()
     if len(rest) > 1:

@@ -172,7 +172,7 @@ async def messages(call: Call) -> Answer:
     prompt = await _prompt(call, body)
     requests = await requests_for(call, reply_body(body), body.max_tokens, 0, [prompt.fields])
     if body.stream:
-        return EventStream(_events(call, body, requests, prompt.new_calls), _failed, keep_alive=PING)
+        return EventStream(_events(call, body, requests, prompt.new_calls), _error_event, keep_alive=PING)
     [reply] = await written(call, requests, prompt.new_calls)
     return _message(body, reply)
 
@@ -270,28 +270,28 @@ class BlockEvents:
     def of(self, part: ReplyPart) -> Iterator[MessageEvent]:
         """The events of one part; the last part closes the open block."""
         if part.thought:
-            yield from self._opened(WrittenThought("", ""))
+            yield from self._open_block(WrittenThought("", ""))
             yield BlockDelta(self.index, ThoughtDelta(part.thought))
         if part.text:
-            yield from self._opened(WrittenText(""))
+            yield from self._open_block(WrittenText(""))
             yield BlockDelta(self.index, TextDelta(part.text))
         for piece in part.calls:
             if isinstance(piece, CallBegun):
                 self.called = True
-                yield from self._closed()
-                yield from self._opened(WrittenToolUse(piece.id, piece.name, {}))
+                yield from self._close_block()
+                yield from self._open_block(WrittenToolUse(piece.id, piece.name, {}))
             else:
                 yield BlockDelta(self.index, InputDelta(piece.text))
         if part.response is not None:
-            yield from self._closed()
+            yield from self._close_block()
 
-    def _opened(self, block: WrittenBlock) -> Iterator[MessageEvent]:
+    def _open_block(self, block: WrittenBlock) -> Iterator[MessageEvent]:
         if self.kind is not type(block):
-            yield from self._closed()
+            yield from self._close_block()
             self.kind, self.index = type(block), self.index + 1
             yield BlockStart(self.index, block)
 
-    def _closed(self) -> Iterator[MessageEvent]:
+    def _close_block(self) -> Iterator[MessageEvent]:
         if self.kind is not None:
             self.kind = None
             yield BlockStop(self.index)
@@ -303,7 +303,7 @@ def named_event(data: Struct) -> bytes:
     return f"event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
 
 
-def _failed(error: ApiError) -> bytes:
+def _error_event(error: ApiError) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(anthropic_error(error)) + b"\n\n"
 
 

@@ -64,7 +64,7 @@ def family(name: str, meaning: str, values: Mapping[Labels, float]) -> str:
 def _family(name: str, kind: str, meaning: str, values: Iterable[tuple[Labels, float]]) -> list[str]:
     lines = [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
     for labels, value in values:
-        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+        inside = ",".join(f'{label}="{_escape_label(text)}"' for label, text in labels)
         lines.append(f"{name}{{{inside}}} {_number(value)}" if inside else f"{name} {_number(value)}")
     return lines
 
@@ -81,5 +81,5 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

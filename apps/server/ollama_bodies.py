@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from ruvmlx.engine.nonces import without_nonces
 from ruvmlx.engine.tools import MOST_TOOLS
 from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import joined
+from ruvmlx.models.thinking import join_thought
 
 from .bodies import ReplyBody, Text, Words
 from .chat_requests import any_object, schema_form
@@ -183,12 +183,12 @@ def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Mes
     for at, message in enumerate(messages):
         text = message.content or ""
         if message.role == "tool":
-            call_id, name = _answered(message, open_calls, f"messages[{at}]")
+            call_id, name = _answered_call(message, open_calls, f"messages[{at}]")
             found.append(Message("tool", text, (), call_id, name))
         elif message.role == "assistant":
             calls = [_call(made, f"call{at}x{i}") for i, made in enumerate(message.tool_calls or ())]
             open_calls = [(call["id"], call["function"]["name"]) for call in calls]
-            said = joined(message.thinking, text, tag) if message.thinking and tag else text
+            said = join_thought(message.thinking, text, tag) if message.thinking and tag else text
             found.append(Message("assistant", said, tuple(calls)))
         else:
             found.append(Message(message.role, without_nonces(text) if message.role == "system" else text))
@@ -200,7 +200,7 @@ def _call(made: OllamaCall, call_id: str) -> dict[str, Any]:
     return {"id": made.id or call_id, "type": "function", "function": function}
 
 
-def _answered(message: OllamaMessage, open_calls: list[tuple[str, str]], where: str) -> tuple[str, str]:
+def _answered_call(message: OllamaMessage, open_calls: list[tuple[str, str]], where: str) -> tuple[str, str]:
     """The call that a result belongs to: by its id, its name, or the first one without a result."""
     for call in open_calls:
         if (message.tool_call_id or call[0]) == call[0] and (message.tool_name or call[1]) == call[1]:

@@ -106,7 +106,7 @@ async def chat(call: Call) -> Answer:
     body: OllamaChatBody = call.body
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     if not body.messages:
-        return await _loaded(call, body, _chat_words)
+        return await _load_answer(call, body, _chat_words)
     prompt = await chat_prompt(call, conversation(body.messages, tag), tools_of(body), form_of(body))
     fields = {**prompt.fields, "thinking": thought_of(body, tag)}
     return await _answer(call, body, ChatPrompt(fields, prompt.new_calls), _chat_words)
@@ -117,7 +117,7 @@ async def generate(call: Call) -> Answer:
     body: OllamaGenerateBody = call.body
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     if not body.prompt:
-        return await _loaded(call, body, _plain_words)
+        return await _load_answer(call, body, _plain_words)
     if body.raw:
         return await _answer(call, body, ChatPrompt({"prompt": body.prompt}), _plain_words)
     system = [Message("system", body.system)] if body.system else []
@@ -161,10 +161,10 @@ async def _answer(call: Call, body: OllamaReplyBody, prompt: ChatPrompt, words: 
     lines = _answers(call, body, reply_parts(call, requests, new_calls=prompt.new_calls), words, begun)
     if body.stream is not False:
         alive = OllamaAnswer(model=body.model, created_at=now(), done=False, **words([]))
-        return EventStream(_encoded(lines), failed_line, _line(alive), NDJSON)
+        return EventStream(_encode_lines(lines), failed_line, _line(alive), NDJSON)
     async with aclosing(lines) as answers:
         parts = [answer async for answer in answers]
-    return _joined(parts)
+    return _join_answers(parts)
 
 
 async def _answers(
@@ -225,7 +225,7 @@ def _last(
     )
 
 
-def _joined(parts: Sequence[OllamaAnswer]) -> OllamaAnswer:
+def _join_answers(parts: Sequence[OllamaAnswer]) -> OllamaAnswer:
     """The whole reply of its pieces."""
     last = parts[-1]
     infos = [info for part in parts for info in part.logprobs or ()]
@@ -240,7 +240,7 @@ def _joined(parts: Sequence[OllamaAnswer]) -> OllamaAnswer:
     return msgspec.structs.replace(last, message=whole)
 
 
-async def _loaded(call: Call, body: OllamaReplyBody, words: Words) -> Answer:
+async def _load_answer(call: Call, body: OllamaReplyBody, words: Words) -> Answer:
     """The answer to a request that asks for nothing: the model is loaded."""
     await call.serving.adapter_of(reply_body(body).model, None, call.salt)
     answer = OllamaAnswer(model=body.model, created_at=now(), done=True, done_reason="load", **words([]))
@@ -250,10 +250,10 @@ async def _loaded(call: Call, body: OllamaReplyBody, words: Words) -> Answer:
     async def once() -> AsyncGenerator[OllamaAnswer, None]:
         yield answer
 
-    return EventStream(_encoded(once()), failed_line, b"\n", NDJSON)
+    return EventStream(_encode_lines(once()), failed_line, b"\n", NDJSON)
 
 
-async def _encoded(answers: AsyncGenerator[OllamaAnswer, None]) -> AsyncGenerator[bytes, None]:
+async def _encode_lines(answers: AsyncGenerator[OllamaAnswer, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(answers) as each:
         async for answer in each:
             yield _line(answer)

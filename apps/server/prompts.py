@@ -71,7 +71,7 @@ async def chat_prompt(
         await asyncio.to_thread(_compile, model, form.constraint, form.where)
     if not use.tools and not use.function and use.choice != "required" and not _has_calls(messages):
         return ChatPrompt(_fields(messages, form))
-    prepared = await asyncio.to_thread(_prepared, model, messages, use, form)
+    prepared = await asyncio.to_thread(_prepare_chat, model, messages, use, form)
     most = None if use.parallel else 1
     return ChatPrompt(prepared.fields(), (lambda: Calls(prepared.parser(), most)) if prepared.names else None)
 
@@ -84,13 +84,15 @@ def _has_calls(messages: Sequence[Message]) -> bool:
     return any(message.tool_calls or message.role == "tool" for message in messages)
 
 
-def _prepared(model: Model, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None) -> Prepared:
+def _prepare_chat(
+    model: Model, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None
+) -> Prepared:
     answer = form.constraint if form is not None else None
     try:
         made = prepare(model, messages, use.tools, use.choice, use.function, use.parallel, answer)
     except (UsageError, RecursionError) as error:
         about_choice = str(error).startswith("tool_choice")
-        raise _refused(error, use.choice_field if about_choice else use.tools_field) from None
+        raise _field_error(error, use.choice_field if about_choice else use.tools_field) from None
     if made.constraint is not None:
         _compile(model, made.constraint, use.tools_field)
     return made
@@ -100,10 +102,10 @@ def _compile(model: Model, constraint: Constraint, where: str) -> None:
     try:
         matcher_for(model, constraint)
     except (UsageError, RecursionError) as error:
-        raise _refused(error, where) from None
+        raise _field_error(error, where) from None
 
 
-def _refused(error: UsageError | RecursionError, where: str) -> ApiError:
+def _field_error(error: UsageError | RecursionError, where: str) -> ApiError:
     if isinstance(error, RecursionError):
         error = UsageError("objects in it are nested too deeply.")
     return api_error(UsageError(f"{where}: {error}"), where)

@@ -73,7 +73,7 @@ async def rate(call: Call) -> Answer:
 
 
 def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer:
-    reply = _taught(runtime, body.id, tenant)
+    reply = _teachable_reply(runtime, body.id, tenant)
     done: RatingResult = runtime.rate(reply.id, str(body.rating), body.note or "", reply.adapter)
     return RatingAnswer(
         done.reply_id, done.rating, done.applied, done.logprob_before, done.logprob_after,
@@ -82,7 +82,7 @@ def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer:
 
 
 def _prefer(runtime: Runtime, body: RatingBody, tenant: str) -> PreferenceAnswer:
-    reply = _taught(runtime, body.id, tenant)
+    reply = _teachable_reply(runtime, body.id, tenant)
     done: PreferenceResult = runtime.choices.rewrite(reply.id, body.preferred or "", reply.adapter)
     return PreferenceAnswer(
         done.worse, done.better, done.applied, done.margin_before, done.margin_after,
@@ -90,7 +90,7 @@ def _prefer(runtime: Runtime, body: RatingBody, tenant: str) -> PreferenceAnswer
     )  # fmt: skip
 
 
-def _taught(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
+def _teachable_reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
     """The reply with this id, if an adapter wrote it: that one learns."""
     reply = _reply(runtime, id, tenant)
     if reply.adapter is None and runtime.learner is not None:

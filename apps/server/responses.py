@@ -89,8 +89,8 @@ class ResponseWriter:
 
     def begin(self) -> Iterator[Struct]:
         """The events before the first item."""
-        yield self._numbered(answers.ResponseCreated, self.answer)
-        yield self._numbered(answers.ResponseInProgress, self.answer)
+        yield self._number_event(answers.ResponseCreated, self.answer)
+        yield self._number_event(answers.ResponseInProgress, self.answer)
 
     def add(self, part: ReplyPart) -> Iterator[Struct]:
         """The events of one part; the last part ends the response."""
@@ -101,60 +101,60 @@ class ResponseWriter:
         for piece in part.calls:
             yield from self._more_calls(piece)
         if part.response is not None:
-            yield from self._ended(part.response)
+            yield from self._finish_answer(part.response)
 
     def failed(self, error: ApiError) -> bytes:
         """The event of an error."""
         failure = answers.ResponseFailure(error.code or error.type, str(error))
         self._replace(status="failed", error=failure)
-        return named_event(self._numbered(answers.ResponseFailed, self.answer))
+        return named_event(self._number_event(answers.ResponseFailed, self.answer))
 
     def _more_text(self, is_thought: bool, text: str) -> Iterator[Struct]:
         item = self._open
         if not isinstance(item, OpenText) or item.is_thought != is_thought:
             item = OpenText(is_thought, self.answer.id, self._index)
-            yield from self._opened(item)
-        yield self._numbered(item.more(text))
+            yield from self._open_item(item)
+        yield self._number_event(item.more(text))
 
     def _more_calls(self, piece: CallPiece) -> Iterator[Struct]:
         if isinstance(piece, CallBegun):
             group, name = self._groups.get(piece.name, ("", piece.name))
-            yield from self._opened(OpenCall(piece.id, group, name, self._index))
+            yield from self._open_item(OpenCall(piece.id, group, name, self._index))
         elif self._open is not None:
-            yield self._numbered(self._open.more(piece.text))
+            yield self._number_event(self._open.more(piece.text))
 
     @property
     def _index(self) -> int:
         """Of the next item: an open one is put into the output before it."""
         return len(self.answer.output) + (self._open is not None)
 
-    def _opened(self, item: OpenText | OpenCall) -> Iterator[Struct]:
-        yield from self._closed("completed")
+    def _open_item(self, item: OpenText | OpenCall) -> Iterator[Struct]:
+        yield from self._close_item("completed")
         self._open = item
-        yield from map(self._numbered, item.begun())
+        yield from map(self._number_event, item.begun())
 
-    def _closed(self, status: answers.Status) -> Iterator[Struct]:
+    def _close_item(self, status: answers.Status) -> Iterator[Struct]:
         if self._open is not None:
-            yield from map(self._numbered, self._open.done(status))
+            yield from map(self._number_event, self._open.done(status))
             self._replace(output=[*self.answer.output, self._open.item(status)])
             self._open = None
 
-    def _ended(self, response: GenerationResponse) -> Iterator[Struct]:
+    def _finish_answer(self, response: GenerationResponse) -> Iterator[Struct]:
         is_full = response.finish_reason == "length"
         status: answers.Status = "incomplete" if is_full else "completed"
-        yield from self._closed(status)
+        yield from self._close_item(status)
         why = answers.WhyIncomplete("max_output_tokens") if is_full else None
         self._replace(
             status=status,
             incomplete_details=why,
             usage=usage_of(self._tokenizer, response, self.answer.max_output_tokens),
         )
-        yield self._numbered(_LAST[status], self.answer)
+        yield self._number_event(_LAST[status], self.answer)
 
     def _replace(self, **fields: Any) -> None:
         self.answer = msgspec.structs.replace(self.answer, **fields)
 
-    def _numbered(self, event: Callable[..., Struct], *facts: Any) -> Struct:
+    def _number_event(self, event: Callable[..., Struct], *facts: Any) -> Struct:
         number, self._events = self._events, self._events + 1
         return event(number, *facts)
 

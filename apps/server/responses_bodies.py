@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from ruvmlx.engine.nonces import without_nonces
 from ruvmlx.engine.tools import MOST_TOOLS
 from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import joined
+from ruvmlx.models.thinking import join_thought
 
 from .bodies import Effort, Off, ReplyBody, refuse_true
 from .chat_requests import earlier_call, thought_of
@@ -152,7 +152,7 @@ def _add_said(turns: list[Message], item: InputItem, thought: str, tag: str, nam
         names[call_id] = name
         calls = [earlier_call(call_id, name, str(item.arguments))]
     if role == "assistant" and thought:
-        content = joined(thought, content, tag)
+        content = join_thought(thought, content, tag)
     add_turn(turns, role, content, calls)
 
 

@@ -84,13 +84,13 @@ class Sender:
     async def _begin(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         self.status = status
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        await self._bounded({"type": "http.response.start", "status": status, "headers": raw})
+        await self._send_bounded({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _put(self, body: bytes, more: bool) -> None:
         self._ended = not more
-        await self._bounded({"type": "http.response.body", "body": body, "more_body": more})
+        await self._send_bounded({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _bounded(self, message: dict[str, Any]) -> None:
+    async def _send_bounded(self, message: dict[str, Any]) -> None:
         try:
             async with asyncio.timeout(self._limits.stall_seconds):
                 await self._send(message)
@@ -106,7 +106,7 @@ async def _kept_alive(
     try:
         while True:
             if following is None:
-                following = asyncio.ensure_future(_next(events))
+                following = asyncio.ensure_future(_next_event(events))
             done, _ = await asyncio.wait([following], timeout=silence)
             if not done:
                 yield sign
@@ -126,7 +126,7 @@ async def _kept_alive(
         await events.aclose()
 
 
-async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
+async def _next_event(events: AsyncGenerator[bytes, None]) -> bytes:
     return await anext(events)
 
 

@@ -24,7 +24,7 @@ from .requestlog import RequestLog
 from .written_calls import WrittenCalls
 
 NO_ADAPTER = "none"
-MOST_RECENT = 50
+MAX_RECENT_REQUESTS = 50
 # What the server does while nobody asks: prepares replies for their ratings, trains, measures the KV cache.
 IDLE_WORK = ("preparing", "training", "measuring")
 
@@ -67,7 +67,9 @@ class Serving:
     started: int = field(default_factory=lambda: int(time.time()))
     written_calls: WrittenCalls = field(default_factory=WrittenCalls)
     times: ReplyTimes = field(default_factory=ReplyTimes)
-    recent: deque[tuple[str, RecentRequest]] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
+    recent: deque[tuple[str, RecentRequest]] = field(
+        default_factory=lambda: deque(maxlen=MAX_RECENT_REQUESTS)
+    )
     bodies: HeldBodies = field(init=False)
     own_adapters: Mapping[str, str] = field(default_factory=dict)
     _requests: dict[str, GenerationRequest] = field(default_factory=dict)
@@ -110,9 +112,9 @@ class Serving:
         """Write a reply, in a task that runs to its end."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._finish_task)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _finish_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self.written += 1
 

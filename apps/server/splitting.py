@@ -20,13 +20,13 @@ class Calls:
 
     def add(self, text: str) -> list[Piece]:
         """More of the answer; returns what can be told of it so far."""
-        return self._kept(self._parser.add(text))
+        return self._keep_allowed(self._parser.add(text))
 
     def end(self) -> list[Piece]:
         """The reply is over: what was held back."""
-        return self._kept(self._parser.end())
+        return self._keep_allowed(self._parser.end())
 
-    def _kept(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def _keep_allowed(self, pieces: Sequence[Piece]) -> list[Piece]:
         kept: list[Piece] = []
         for piece in pieces:
             self._over = self._over or (isinstance(piece, CallBegun) and piece.index == self._most)

@@ -18,7 +18,7 @@ class ThoughtStream:
         self._held += text
         if self._end == "":
             self._decide()
-        thought = self._thought() if self._end else ""
+        thought = self._take_thought() if self._end else ""
         return thought, self._answer() if self._end is None else ""
 
     def flush(self) -> tuple[str, str]:
@@ -34,7 +34,7 @@ class ThoughtStream:
         elif begun and not any(tag.startswith(begun) for tag in TAGS):
             self._end, self._begun = None, True
 
-    def _thought(self) -> str:
+    def _take_thought(self) -> str:
         """The thought so far; spaces at its end and what may be the end tag are held back."""
         end = self._end or ""
         thought, ended, rest = self._held.partition(end)

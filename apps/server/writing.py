@@ -138,10 +138,10 @@ async def written(call: Call, requests: Requests, new_calls: NewCalls = None) ->
     async with aclosing(reply_parts(call, requests, new_calls=new_calls)) as arriving:
         async for part in arriving:
             parts[part.index].append(part)
-    return [_joined(each) for each in parts]
+    return [_join_parts(each) for each in parts]
 
 
-def _joined(parts: Sequence[ReplyPart]) -> WrittenReply:
+def _join_parts(parts: Sequence[ReplyPart]) -> WrittenReply:
     response = parts[-1].response
     assert response is not None
     return WrittenReply(
@@ -166,7 +166,9 @@ async def _pump(
             async for part in _parts(call, index, request, text):
                 arrived.put_nowait(part)
     except RuvmlxError as error:
-        arrived.put_nowait(_told(call.serving, error).with_traceback(None))  # that would hold this frame
+        arrived.put_nowait(
+            _client_error(call.serving, error).with_traceback(None)
+        )  # that would hold this frame
     except Exception as error:  # noqa: BLE001 - whoever waits for the reply handles it
         arrived.put_nowait(error)
 
@@ -197,7 +199,7 @@ async def _parts(
         yield ReplyPart(index, last.thought, last.text, logprobs, prompt, response, last.calls)
 
 
-def _told(serving: Serving, error: RuvmlxError) -> ApiError:
+def _client_error(serving: Serving, error: RuvmlxError) -> ApiError:
     """The error as clients see it, with the time after which there may be memory."""
     found = api_error(error)
     if isinstance(error, MemoryBusy):

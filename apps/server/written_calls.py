@@ -32,9 +32,9 @@ class WrittenCalls:
         """The message with the arguments of its calls in the order in which the model wrote them."""
         if not message.tool_calls:
             return message
-        return replace(message, tool_calls=tuple(map(self._restored, message.tool_calls)))
+        return replace(message, tool_calls=tuple(map(self._restore_call, message.tool_calls)))
 
-    def _restored(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _restore_call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         known, given = self._arguments.get(str(call.get("id"))), call["function"]["arguments"]
         if known is None or not isinstance(given, dict):
             return call

@@ -221,7 +221,7 @@ def not_finite() -> RuvmlxError:
 
 
 @contextmanager
-def under(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
+def with_lora(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
     """In the block the backend uses this base LoRA (None: the original model); afterwards its own again."""
     own = backend.lora
     if own is not lora:
@@ -246,4 +246,4 @@ def restored(backend: Backend) -> Iterator[None]:
 
 def untouched(backend: Backend) -> AbstractContextManager[None]:
     """In the block the backend runs the original model; afterwards with its own base LoRA again."""
-    return under(backend, None)
+    return with_lora(backend, None)

@@ -41,7 +41,7 @@ def matrix_types(model: Model) -> list[MatrixType]:
     found = [weights.stored_tensor(module) for module, _ in matrices(model.config)]
     counts = Counter(tensor.type for tensor in found if tensor)
     wide = any(kind.wide for kind in counts)
-    return [_described(kind, n, wide) for kind, n in counts.most_common()]
+    return [_matrix_type(kind, n, wide) for kind, n in counts.most_common()]
 
 
 def bytes_in_memory(types: Mapping[str, int], backend: str) -> int:
@@ -52,7 +52,7 @@ def bytes_in_memory(types: Mapping[str, int], backend: str) -> int:
     return round(sum(n * bits[kind] / 8 for kind, n in kinds.items()))
 
 
-def _described(kind: TensorType, count: int, wide: bool) -> MatrixType:
+def _matrix_type(kind: TensorType, count: int, wide: bool) -> MatrixType:
     backends = [
         name for name, rounds in (("native", _native_rounds(kind)), ("mlx", _mlx_rounds(kind))) if rounds
     ]

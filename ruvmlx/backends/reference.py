@@ -86,7 +86,7 @@ class ReferenceBackend:
     def __init__(self, model: Model, chunk: int = CHUNK):
         self.config = model.config
         self.chunk = chunk
-        self._weights = unpacked(model.load_weights(), model.config)
+        self._weights = unpack_weights(model.load_weights(), model.config)
         self.nbytes = sum(a.nbytes for a in self._weights.values())
         self._rope = rope_of(model.config)
         self.lora: BaseLoRA | None = None
@@ -147,7 +147,7 @@ class ReferenceBackend:
     def head(self, hidden: np.ndarray) -> np.ndarray:
         tied = self.config.tie_word_embeddings
         logits = hidden @ self._weights["model.embed_tokens.weight" if tied else "lm_head.weight"].T
-        return self._changed(logits, hidden, "lm_head", 0)
+        return self._add_lora(logits, hidden, "lm_head", 0)
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         return self.hidden_states(tokens).mean(axis=0)
@@ -172,8 +172,8 @@ class ReferenceBackend:
     def _attention(self, layer: int, x: np.ndarray, cache: ReferenceCache) -> np.ndarray:
         """x [T, D] -> [T, D]. Query head h looks at key/value head h // (n_heads / n_kv_heads)."""
         c, p = self.config, f"model.layers.{layer}.self_attn"
-        q = self._normed(f"{p}.q_norm", _heads(self._linear(f"{p}.q_proj", x), c.n_heads))
-        k = self._normed(f"{p}.k_norm", _heads(self._linear(f"{p}.k_proj", x), c.n_kv_heads))
+        q = self._norm_heads(f"{p}.q_norm", _heads(self._linear(f"{p}.q_proj", x), c.n_heads))
+        k = self._norm_heads(f"{p}.k_norm", _heads(self._linear(f"{p}.k_proj", x), c.n_kv_heads))
         positions = cache.offset + np.arange(len(x))
         if layer not in c.layers_without_rope:
             angles, factor = np.outer(positions, self._rope.frequencies), np.float32(self._rope.factor)
@@ -189,7 +189,7 @@ class ReferenceBackend:
             out[head] = softmax(np.where(seen, scores, -np.inf)) @ v[group]
         return self._linear(f"{p}.o_proj", out.swapaxes(0, 1).reshape(len(x), -1))
 
-    def _normed(self, name: str, heads: np.ndarray) -> np.ndarray:
+    def _norm_heads(self, name: str, heads: np.ndarray) -> np.ndarray:
         """Each head by itself, in families that do so: [H, T, d]."""
         weight = self._weights.get(f"{name}.weight")
         return heads if weight is None else rms_norm(heads, weight, self.config.rms_norm_eps)
@@ -206,9 +206,9 @@ class ReferenceBackend:
         y = x @ self._weights[f"{path}.weight"].T
         bias = self._weights.get(f"{path}.bias")
         y = y if bias is None else y + bias
-        return self._changed(y, x, path.rsplit(".", 1)[1], int(path.split(".")[2]))
+        return self._add_lora(y, x, path.rsplit(".", 1)[1], int(path.split(".")[2]))
 
-    def _changed(self, y: np.ndarray, x: np.ndarray, module: str, layer: int) -> np.ndarray:
+    def _add_lora(self, y: np.ndarray, x: np.ndarray, module: str, layer: int) -> np.ndarray:
         """y + scale * (x @ lora_a) @ lora_b, where the base changes that module."""
         if self.lora is None or (module, layer) not in self.lora.pairs:
             return y
@@ -241,7 +241,7 @@ def rope(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).astype(np.float32)
 
 
-def unpacked(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
+def unpack_weights(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
     """All weights as float32 [out, in]."""
     out = {}
     for name, value in weights.items():
@@ -249,7 +249,7 @@ def unpacked(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
         if f"{path}.scales" not in weights or kind == "bias":
             out[name] = np.asarray(value, np.float32)
         elif kind == "weight" and (stored := rounded_matrix(weights, path)) is not None:
-            out[name] = stored.dequantised()
+            out[name] = stored.dequantise()
         elif kind == "weight":
             scales, biases = weights[f"{path}.scales"], weights[f"{path}.biases"]
             out[name] = dequantise(value, scales, biases, _width(path, config))

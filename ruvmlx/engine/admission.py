@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import CacheTooLarge, MemoryBusy
 from ..kv.cache import held_bytes
 from ..kv.need import CacheShape, Growth
-from ..kv.policy import F16, MOST, TierPolicy, tightened
+from ..kv.policy import F16, MOST, TierPolicy, tighten
 from ..tiers import PAGE
 from .run import EngineParts
 from .types import GenerationRequest
@@ -48,11 +48,11 @@ class Admission:
         prompt = self._engine.prompt_ids(request)
         name = (tuple(prompt), request.cache_salt, request.adapter_id, request.priority, policy)
         growth = self._growth(request, len(prompt), replies, policy)
-        free = pool.budget - self.pinned(mine)
+        free = pool.budget - self.pinned_bytes(mine)
         levels = range(1 if running else MOST + 1)  # beside others nothing loses precision
         for grant in self._ways(name, growth, policy, levels):
             if self.total([*running, grant]) <= free:
-                return self._given(grant, running, request)
+                return self._apply_grant(grant, running, request)
         if not running and free < pool.budget:
             raise self.refusal(request, replies, running, mine)
         return None
@@ -66,7 +66,9 @@ class Admission:
         tokens = len(self._engine.prompt_ids(request))
         growth = self._growth(request, tokens, replies, policy)
         need = self._shape(policy).peak(replace(growth, chunk=PAGE))
-        return MemoryBusy(need, max(0, pool.budget - self.pinned(mine) - self.total(running)), pool.budget)
+        return MemoryBusy(
+            need, max(0, pool.budget - self.pinned_bytes(mine) - self.total(running)), pool.budget
+        )
 
     def total(self, grants: Sequence[Grant]) -> int:
         """Most bytes that requests hold together. Those with the same prompt share it."""
@@ -75,7 +77,7 @@ class Admission:
             families.setdefault(grant.prompt, []).append(grant)
         return sum(map(_of_family, families.values()))
 
-    def pinned(self, mine: Collection[int]) -> int:
+    def pinned_bytes(self, mine: Collection[int]) -> int:
         """Bytes of all caches but these, by id, and those that can be evicted."""
         free = {*mine, *self._engine.sessions.evictable()}
         caches = self._engine.backend.pool.caches  # type: ignore[attr-defined]
@@ -87,7 +89,7 @@ class Admission:
         pool, context = getattr(self._engine.backend, "pool", None), self._engine.model.context
         if pool is None or not pool.budget:
             return context
-        shape = self._shape(tightened(self._engine.sessions.policy or F16, MOST))
+        shape = self._shape(tighten(self._engine.sessions.policy or F16, MOST))
         return most(context, lambda n: shape.peak(Growth(n, n, 1, PAGE)) <= pool.budget)
 
     # --------------------------------------------------------------------------------------------
@@ -97,7 +99,7 @@ class Admission:
         does."""
         backend, context = self._engine.backend, self._engine.model.context
         growth = Growth(prompt, min(prompt + request.max_new_tokens, context), replies, backend.chunk)
-        least, budget = self._shape(tightened(policy, MOST)), backend.pool.budget  # type: ignore[attr-defined]
+        least, budget = self._shape(tighten(policy, MOST)), backend.pool.budget  # type: ignore[attr-defined]
 
         def fits(end: int) -> bool:
             return least.peak(replace(growth, end=end, chunk=PAGE)) <= budget
@@ -117,11 +119,11 @@ class Admission:
         while chunks[-1] > PAGE:
             chunks.append(max(PAGE, chunks[-1] // 2))
         for level in levels:
-            shape = self._shape(tightened(policy, level))
+            shape = self._shape(tighten(policy, level))
             for chunk in chunks:
                 yield Grant(name, shape, replace(growth, chunk=chunk), level)
 
-    def _given(self, grant: Grant, running: Sequence[Grant], request: GenerationRequest) -> Grant:
+    def _apply_grant(self, grant: Grant, running: Sequence[Grant], request: GenerationRequest) -> Grant:
         """Put the grant in force."""
         growth, backend = grant.growth, self._engine.backend
         assert growth is not None

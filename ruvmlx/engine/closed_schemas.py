@@ -18,10 +18,10 @@ _SINGLE = ("items", "additionalProperties")
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with its objects closed. An object that is combined with others stays open: what one part
     declares would be refused by another."""
-    return _closed(schema, _combined(schema))
+    return _close_objects(schema, _combined_names(schema))
 
 
-def _closed(schema: Any, combined: frozenset[str]) -> Any:
+def _close_objects(schema: Any, combined: frozenset[str]) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     found = dict(schema)
@@ -29,15 +29,15 @@ def _closed(schema: Any, combined: frozenset[str]) -> Any:
         if isinstance(found.get(name), Mapping):
             open_names = combined if name != "properties" else ()
             parts = found[name].items()
-            found[name] = {key: p if key in open_names else _closed(p, combined) for key, p in parts}
+            found[name] = {key: p if key in open_names else _close_objects(p, combined) for key, p in parts}
     if _is_combined(found):
         return found
     for name in _LISTS:
         if isinstance(found.get(name), list):
-            found[name] = [_closed(part, combined) for part in found[name]]
+            found[name] = [_close_objects(part, combined) for part in found[name]]
     for name in _SINGLE:
         if name in found:
-            found[name] = _closed(found[name], combined)
+            found[name] = _close_objects(found[name], combined)
     if "properties" in found and not any(name in found for name in _ASKS):
         found["additionalProperties"] = False
     return found
@@ -47,13 +47,13 @@ def _is_combined(schema: Mapping[str, Any]) -> bool:
     return "allOf" in schema or ("properties" in schema and any(name in schema for name in _COMBINES))
 
 
-def _combined(schema: Any) -> frozenset[str]:
+def _combined_names(schema: Any) -> frozenset[str]:
     """Names of the definitions that are combined with other objects."""
     if isinstance(schema, list):
-        return frozenset().union(*map(_combined, schema))
+        return frozenset().union(*map(_combined_names, schema))
     if not isinstance(schema, Mapping):
         return frozenset()
-    found = frozenset().union(*map(_combined, schema.values()))
+    found = frozenset().union(*map(_combined_names, schema.values()))
     if _is_combined(schema):
         found |= _references([schema.get(name) for name in _COMBINES] + [{"$ref": schema.get("$ref")}])
     return found

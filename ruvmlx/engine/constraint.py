@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..errors import RuvmlxError
-from ..grammar import Constraint, Vocabulary, compiled
+from ..grammar import Constraint, Vocabulary, compiled_matcher
 from ..models.messages import one_line
 from ..models.model import Model, Tokenizer
 from ..models.thinking import ThoughtCounter
@@ -31,14 +31,14 @@ class Matcher:
     @property
     def over(self) -> bool:
         """Nothing may follow, except the end token."""
-        return self._begun and self._matcher.is_stopped()
+        return self._has_begun and self._matcher.is_stopped()
 
     @property
-    def _begun(self) -> bool:
+    def _has_begun(self) -> bool:
         return self._thought is None or not self._thought.in_thought
 
     def restrict(self, logits: np.ndarray) -> None:
-        if not self._begun:
+        if not self._has_begun:
             return
         if forced := self._matcher.compute_ff_tokens():
             # Text that must come is written in the tokens in which a later prompt reads it.
@@ -48,17 +48,17 @@ class Matcher:
             return
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            raise self._failed("has no next token")
+            raise self._error("has no next token")
         allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=logits.size)
         np.copyto(logits, -np.inf, where=allowed == 0)
 
     def take(self, token: int) -> None:
-        if not self._begun and self._thought is not None:
+        if not self._has_begun and self._thought is not None:
             self._thought.add(token)
         elif not self._matcher.consume_token(token):
-            raise self._failed(f"does not allow token {token}")
+            raise self._error(f"does not allow token {token}")
 
-    def _failed(self, what: str) -> RuvmlxError:
+    def _error(self, what: str) -> RuvmlxError:
         why = one_line(self._matcher.get_error())
         return RuvmlxError(f"the constraint on the reply {what}: {why}. Make the schema or grammar simpler.")
 
@@ -69,7 +69,9 @@ def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matc
     UsageError if the constraint is not sound, or takes too much to compile."""
     vocab = model.shape.vocab_size
     thought = ThoughtCounter(model.tokenizer, opening) if opening else None
-    return Matcher(compiled(_vocabulary(model.tokenizer, vocab), constraint).deep_copy(), vocab, thought)
+    return Matcher(
+        compiled_matcher(_vocabulary(model.tokenizer, vocab), constraint).deep_copy(), vocab, thought
+    )
 
 
 # The vocabulary ----------------------------------------------------------------------------------

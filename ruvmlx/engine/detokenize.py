@@ -18,7 +18,7 @@ class StreamDecoder:
 
     def add(self, token: int) -> str:
         data = self._tokenizer.token_bytes(token) or self._shown.get(token, "").encode()
-        return self._released(self._utf8.decode(data))
+        return self._strip_first_space(self._utf8.decode(data))
 
     def go_on(self, begun: Begun) -> str:
         """Continue a reply: returns its text, without the U+FFFD of an incomplete last character."""
@@ -29,9 +29,9 @@ class StreamDecoder:
 
     def flush(self) -> str:
         """U+FFFD for a character that was never completed, else ""."""
-        return self._released(self._utf8.decode(b"", final=True))
+        return self._strip_first_space(self._utf8.decode(b"", final=True))
 
-    def _released(self, text: str) -> str:
+    def _strip_first_space(self, text: str) -> str:
         if self._at_start and text:
             self._at_start = False
             return text.removeprefix(" ")

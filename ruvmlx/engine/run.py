@@ -200,9 +200,9 @@ class Run:
             self.ids.append(token)
         if self.source.at_once and record:
             self.record()
-        return None if self.over else self._accepted(token)
+        return None if self.over else self._accept_token(token)
 
-    def _accepted(self, token: int) -> Chunk:
+    def _accept_token(self, token: int) -> Chunk:
         opening, self._opening = self._opening, ""
         if self.repetition is not None:
             self.repetition.add(token)
@@ -294,21 +294,21 @@ class Run:
 
     def record(self) -> None:
         """Pass the tokens drawn since the last call to the recorder, and add their logprobs."""
-        for drawn in self._unrecorded():
+        for drawn in self._record_pending():
             if self.recorder is not None:
                 self.recorder.add(*drawn)
 
     def record_work(self) -> list[ReplyWork]:
         """As `record`, but returns the kernel call of a WorkRecorder, to be run with those of other runs."""
         work: list[ReplyWork] = []
-        for drawn in self._unrecorded():
+        for drawn in self._record_pending():
             if isinstance(self.recorder, WorkRecorder):
                 work += self.recorder.work(*drawn)
             elif self.recorder is not None:
                 self.recorder.add(*drawn)
         return work
 
-    def _unrecorded(self) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    def _record_pending(self) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         if self.recorder is None and not self.request.logprobs:
             return
         for hidden, logits in self.source.drawn_from():

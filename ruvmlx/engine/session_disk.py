@@ -97,7 +97,7 @@ class SessionsOnDisk:
             return None
         return Session(found[0], policy, self._backend.lora, found[1], names[:1])
 
-    def migrated(self, session_id: str, policy: TierPolicy | None) -> Session | None:
+    def migrate_session(self, session_id: str, policy: TierPolicy | None) -> Session | None:
         """A chat from its file in the format of before."""
         if self.folder is None:
             return None

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from ..backends.base import Backend
 from ..kv.cache import held_bytes
 from ..kv.chain import extend
-from ..kv.disk import ENOUGH, LONGEST, CacheFolder
+from ..kv.disk import LONGEST, MAX_EXIT_SECONDS, CacheFolder
 from ..kv.owners import REQUESTS
 from ..kv.policy import TierPolicy
 from ..platform.cpu import total_memory
@@ -72,7 +72,7 @@ class SessionManager:
         if own is not None and own.chain[0] != self.keys.root(own.policy, salt):
             own = None
         if own is None and session_id is not None and not salt:
-            own = self._disk.migrated(session_id, self.policy)
+            own = self._disk.migrate_session(session_id, self.policy)
         session = self._longest(own, prompt, salt) or own
         session = self._disk.longest(session, prompt, self.policy, salt) or session or self._new(salt)
         self._running.add(session)
@@ -145,11 +145,11 @@ class SessionManager:
                 break
             fork = session.fork()
             if fork.cut(n) and len(fork.tokens) > held and fork.tokens == list(prompt[: len(fork.tokens)]):
-                self._found(name, session, fork)
+                self._mark_used(name, session, fork)
                 return fork
         return None
 
-    def _found(self, name: str | None, source: Session, fork: Session) -> None:
+    def _mark_used(self, name: str | None, source: Session, fork: Session) -> None:
         """Count `source` as used. Where the fork leaves it, others will: that point is kept, before tokens
         that follow it cost its newest pages their precision."""
         fork.owner = None
@@ -226,7 +226,7 @@ class SessionManager:
         begun = time.monotonic()
         self._disk.wait()
         for name, session in reversed(self._sessions.items()):
-            if time.monotonic() < begun + ENOUGH:
+            if time.monotonic() < begun + MAX_EXIT_SECONDS:
                 self._disk.keep(name, session, begun + LONGEST)
 
     # --------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def prepare(
     wrong with a tool."""
     if choice not in CHOICES:
         raise UsageError(f"tool_choice is {one_line(choice, 40)!r}; it must be one of {', '.join(CHOICES)}.")
-    functions = checked(tools)
+    functions = check_tools(tools)
     form = tool_form(model.tokenizer)
     names = tuple(f["name"] for f in functions)
     wanted = [f for f in functions if function in ("", f["name"])]
@@ -121,7 +121,7 @@ def _constraint(
     return forced_calls(tokenizer, form, functions, most, answer)
 
 
-def checked(tools: Tools) -> list[dict[str, Any]]:
+def check_tools(tools: Tools) -> list[dict[str, Any]]:
     """The functions of the tools, each with a description and parameters."""
     if len(tools) > MOST_TOOLS:
         raise UsageError(f"{len(tools)} tools were given; at most {MOST_TOOLS} are allowed.")
@@ -179,11 +179,11 @@ _CHAT = (
 def tool_form(tokenizer: Tokenizer) -> ToolForm:
     """The form in which the template writes a call."""
     if tokenizer not in _known:
-        _known[tokenizer] = _probed(tokenizer) or ToolForm(HERMES, in_template=False)
+        _known[tokenizer] = _probe_form(tokenizer) or ToolForm(HERMES, in_template=False)
     return _known[tokenizer]
 
 
-def _probed(tokenizer: Tokenizer) -> ToolForm | None:
+def _probe_form(tokenizer: Tokenizer) -> ToolForm | None:
     tools = _as_tools([_PROBE_TOOL])
     try:
         offered = tokenizer.chat_text(_CHAT[:1], tools=tools)
@@ -232,7 +232,7 @@ def _in_words(messages: Sequence[Message], functions: Sequence[Mapping[str, Any]
     """For a template without tools: definitions, calls and results as text."""
     turns: list[Message] = []
     for message in messages:
-        turn, last = _worded(message), turns[-1] if turns else None
+        turn, last = _as_text_message(message), turns[-1] if turns else None
         if last is not None and turn.role == last.role == "user":  # templates want turns to alternate
             turns[-1] = Message("user", f"{last.content}\n{turn.content}")
         else:
@@ -246,7 +246,7 @@ def _in_words(messages: Sequence[Message], functions: Sequence[Mapping[str, Any]
     return (Message("system", text), *turns)
 
 
-def _worded(message: Message) -> Message:
+def _as_text_message(message: Message) -> Message:
     if message.role == "tool":
         return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
     parts = [message.content] if message.content else []

@@ -22,7 +22,7 @@ Array = NDArray[np.float32]
 Step = tuple[Array, Array | None, Array]  # weights, velocity or None, gradient
 
 _F32, _I32 = np.dtype(np.float32), np.dtype(np.int32)
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _byte_at, _address = C.c_char.from_buffer, C.addressof
 
 
@@ -40,7 +40,7 @@ def all_within(x: Array, most: float, impl: str | None = None) -> bool:
 
 def all_finite(x: Array, impl: str | None = None) -> bool:
     """Is every element finite?"""
-    return all_within(x, _LARGEST, impl)
+    return all_within(x, _MAX_FLOAT32, impl)
 
 
 def micro_update(

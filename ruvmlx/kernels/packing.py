@@ -70,7 +70,7 @@ class PackedMatrix:
             scales, biases = np.ascontiguousarray(scales), np.ascontiguousarray(biases)
             kind = Q4 if 8 * weight.shape[1] == cols else Q8
             group, scale_kind = cols // scales.shape[1], _KINDS[scales.dtype.name]
-        return cls._planned(kind, cols, group, scale_kind, weight, scales, biases)
+        return cls._plan_matrix(kind, cols, group, scale_kind, weight, scales, biases)
 
     @classmethod
     def plan_blocks(cls, kind: str, raw: np.ndarray, cols: int) -> "PackedMatrix":
@@ -78,10 +78,10 @@ class PackedMatrix:
         bytes_of = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
         if raw.dtype != np.uint8 or raw.shape[1] * 256 != cols * bytes_of:
             raise ValueError(f"rows of {raw.shape[1]} bytes are not {cols} weights of {kind}")
-        return cls._planned(SUPER_BLOCKS[kind], cols, 256, F16, np.ascontiguousarray(raw), None, None)
+        return cls._plan_matrix(SUPER_BLOCKS[kind], cols, 256, F16, np.ascontiguousarray(raw), None, None)
 
     @classmethod
-    def _planned(
+    def _plan_matrix(
         cls,
         kind: int,
         cols: int,

@@ -229,7 +229,7 @@ class PagedCache:
 
     # Inside -------------------------------------------------------------------------------------
 
-    def renumbered(self) -> None:
+    def refresh_page_numbers(self) -> None:
         """The pool has renumbered pages: update the page table."""
         for i, page in enumerate(self.pages):
             if page is not None:
@@ -254,7 +254,7 @@ class PagedCache:
             self.table.clear(self.first)
             self.first += 1
 
-    def _due(self, offset: int) -> list[int]:
+    def _policy_ends(self, offset: int) -> list[int]:
         """`ends` as the pool's policy asks for at this offset. Pages never move up a tier."""
         wanted, full = self.pool.policy(self.policy).counts(offset), self.offset // PAGE
         return [max(end, min(n, full)) for end, n in zip(self.ends, wanted, strict=True)]
@@ -262,7 +262,7 @@ class PagedCache:
     def _demote_due(self) -> None:
         if self.offset < self._whole_at:
             return
-        due = self._due(self.offset)
+        due = self._policy_ends(self.offset)
         for tier in reversed(range(HOT)):  # a page may go down several tiers
             self._lower(tier + 1, range(max(self.ends[tier], self.first), due[tier]))
             self.ends[tier] = due[tier]
@@ -327,7 +327,7 @@ class PagedCache:
         """Start the demotions that the next page boundary will need."""
         self._look = EVERYTHING  # until `reserve` sets it again
         there = [*self.ends[1:], len(self.pages)]  # pages that have come down to the next higher tier
-        for tier, due in enumerate(self._due(self.offset + AHEAD), 1):
+        for tier, due in enumerate(self._policy_ends(self.offset + AHEAD), 1):
             which = range(max(self.ends[tier - 1], self.first), min(due, there[tier - 1]))
             if which and tier not in self._begun:
                 self._begun[tier] = which, self.pool.demote(_held(self.pages[which.start : which.stop]))

@@ -25,11 +25,11 @@ from .chain import Chain, Key, named
 from .page_file import WHOLE, PageFile
 from .storage import Bytes
 
-ENOUGH = 0.3  # seconds at the end of a process; no further sequence is started after them
+MAX_EXIT_SECONDS = 0.3  # seconds at the end of a process; no further sequence is started after them
 LONGEST = 1.0  # seconds after which writing a sequence is given up; the pages written so far stay
 STALE = 60.0  # seconds after which an unfinished file counts as abandoned
 DAY = 86400.0  # seconds after their last use, what was read outside of chats is removed at the next start
-_KEPT = (*SUFFIXES.values(), TAIL, SEQUENCE)
+_PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)
 
 
 class Piece(NamedTuple):
@@ -114,7 +114,7 @@ class CacheFolder:
         unknown = {name.hex() for name in names[known // PAGE + 1 :]} | {names[0].hex()}
         useless: set[str] = set()  # they stay where the folder cannot be written
         while self.budget and len(unknown) > 1:
-            there = [file for file in self._listed() if file not in useless]
+            there = [file for file in self._file_names() if file not in useless]
             if not any(_chain_name(file) in unknown for file in there):
                 return None
             cache = make()
@@ -149,7 +149,7 @@ class CacheFolder:
     def discard(self, names: Chain) -> None:
         """Remove all pages of a chain, because they cannot be trusted."""
         chain = {name.hex() for name in names}
-        for name in self._listed():
+        for name in self._file_names():
             if _chain_name(name) in chain:
                 page_file.unlink(self.path / name)
 
@@ -173,7 +173,7 @@ class CacheFolder:
     def _sweep(self) -> None:
         """Remove the pages that nobody uses."""
         used = owners.used(self.path, owners.known(self.path))
-        for name in self._listed():
+        for name in self._file_names():
             if name not in used:
                 page_file.unlink(self.path / name)
 
@@ -183,11 +183,11 @@ class CacheFolder:
         """Remove what belongs to deleted chats, or was read outside of chats and not used for a day,
         unfinished files, and what exceeds the budget."""
         now = time.time()
-        for name in self._listed((older_file.SUFFIX, owners.USES)):
+        for name in self._file_names((older_file.SUFFIX, owners.USES)):
             owner = name.rpartition(".")[0]
             if owner not in known and owner != owners.REQUESTS:
                 page_file.unlink(self.path / name)
-        for name in self._listed((page_file.UNFINISHED,)):
+        for name in self._file_names((page_file.UNFINISHED,)):
             if now - page_file.age(self.path / name)[0] > STALE:
                 page_file.unlink(self.path / name)
         outside = owners.used_by(self.path, owners.REQUESTS)
@@ -197,18 +197,21 @@ class CacheFolder:
                 owners.put(self.path, owners.REQUESTS, recent)
         self._sweep()
         self._make_room(0)
-        there = set(self._listed())
+        there = set(self._file_names())
         for owner in owners.known(self.path):
             if there.isdisjoint(owners.used_by(self.path, owner)):
                 page_file.unlink(self.path / (owner + owners.USES))
 
     def contents(self) -> tuple[int, int]:
         """(chats, bytes)"""
-        chats = {name.rpartition(".")[0] for name in self._listed((older_file.SUFFIX, owners.USES))}
-        sizes = [page_file.age(self.path / name)[1] for name in self._listed((*_KEPT, older_file.SUFFIX))]
+        chats = {name.rpartition(".")[0] for name in self._file_names((older_file.SUFFIX, owners.USES))}
+        sizes = [
+            page_file.age(self.path / name)[1]
+            for name in self._file_names((*_PAGE_SUFFIXES, older_file.SUFFIX))
+        ]
         return len(chats - {owners.REQUESTS}), sum(sizes)
 
-    def _listed(self, endings: tuple[str, ...] = _KEPT) -> list[str]:
+    def _file_names(self, endings: tuple[str, ...] = _PAGE_SUFFIXES) -> list[str]:
         """Names of files."""
         try:
             return [name for name in os.listdir(self.path) if name.endswith(endings)]
@@ -225,7 +228,7 @@ class CacheFolder:
     def _make_room(self, more: int) -> None:
         """Remove the least recently used files until `more` bytes fit the budget beside the others."""
         # Strings instead of Path objects: pathlib interns each name, which adds megabytes for many files.
-        paths = [f"{self.path}/{name}" for name in self._listed((*_KEPT, older_file.SUFFIX))]
+        paths = [f"{self.path}/{name}" for name in self._file_names((*_PAGE_SUFFIXES, older_file.SUFFIX))]
         ages = sorted((*page_file.age(path), path) for path in paths)
         held = more + sum(nbytes for _, nbytes, _ in ages)
         for _, nbytes, path in ages:

@@ -43,7 +43,7 @@ class CacheShape:
     def peak(self, growth: Growth) -> int:
         """Most bytes that one request holds at any moment."""
         shared = growth.prompt // PAGE if self.shares and growth.replies > 1 else 0
-        writing = self._shared(growth, shared) + growth.replies * self._written(growth, shared)
+        writing = self._shared(growth, shared) + growth.replies * self._reply_bytes(growth, shared)
         return max(self._read(growth), writing)
 
     def together(self, growths: Sequence[Growth]) -> int:
@@ -55,7 +55,7 @@ class CacheShape:
         again = 0 if self.policy == F16 else self.policy.lengths[0] + PAGE
         shared = max(0, first.prompt - 1 - again) // PAGE
         longest = max(growths, key=lambda growth: growth.end)
-        own = [max(self._read(g, shared), g.replies * self._written(g, shared)) for g in growths]
+        own = [max(self._read(g, shared), g.replies * self._reply_bytes(g, shared)) for g in growths]
         return self._shared(longest, shared) + sum(own)
 
     def _read(self, growth: Growth, start: int = 0) -> int:
@@ -63,7 +63,7 @@ class CacheShape:
         chunk = min(growth.chunk, growth.prompt)
         return self._held(growth.prompt - chunk, growth.prompt, start) + self._demoting
 
-    def _written(self, growth: Growth, start: int) -> int:
+    def _reply_bytes(self, growth: Growth, start: int) -> int:
         """Bytes of one reply's pages from `start` on, at its end."""
         return self._held(growth.end, growth.end + 1, start) + self._demoting
 

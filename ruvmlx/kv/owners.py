@@ -16,7 +16,7 @@ from . import page_file
 
 USES = ".uses"
 REQUESTS = "+requests"  # owns what was read for requests outside of chats
-_LARGEST = 64 << 20  # bytes of a list
+_MAX_LIST_BYTES = 64 << 20  # bytes of a list
 _CHAT = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
 
 
@@ -44,7 +44,7 @@ def put(folder: Path, owner: str, names: Collection[str]) -> None:
 def used_by(folder: Path, owner: str) -> list[str]:
     """Names of files; none if there is no such owner, or if its list is damaged."""
     try:
-        crc, _, text = read_ordinary(folder / (owner + USES), _LARGEST).partition(b"\n")
+        crc, _, text = read_ordinary(folder / (owner + USES), _MAX_LIST_BYTES).partition(b"\n")
         return text.decode().splitlines() if int(crc, 16) == zlib.crc32(text) else []
     except (OSError, ValueError):
         return []

@@ -62,7 +62,7 @@ TIERED = TierPolicy()
 F16 = TierPolicy("f16", (EVERYTHING,) * HOT)
 
 
-def tightened(policy: TierPolicy, level: int) -> TierPolicy:
+def tighten(policy: TierPolicy, level: int) -> TierPolicy:
     """The policy at a level of memory pressure, 0 (none) to MOST. F16 never tightens: the user asked for
     it."""
     if level == 0 or policy.lengths[0] == EVERYTHING:

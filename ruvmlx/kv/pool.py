@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ..platform.pressure import memory_pressure
 from ..tiers import HOT, TIERS
-from .policy import MOST, TierPolicy, tightened
+from .policy import MOST, TierPolicy, tighten
 from .storage import Storage
 
 HIGH, LOW = 0.9, 0.8  # memory pressure above which the policy tightens, and below which it relaxes
@@ -35,7 +35,7 @@ class PageHolder(Protocol):
     offset: int
     policy: TierPolicy
 
-    def renumbered(self) -> None:
+    def refresh_page_numbers(self) -> None:
         """Called after pages got other numbers."""
 
 
@@ -141,7 +141,7 @@ class PagePool:
             if page.tier == tier:
                 page.number = moved[page.number]
         for cache in self.caches:
-            cache.renumbered()
+            cache.refresh_page_numbers()
 
     def _count(self, page: Page) -> Page:
         self.pages[page.tier] += 1
@@ -167,7 +167,7 @@ class PagePool:
         """Free caches that are kept for later until so many pages of a tier fit."""
         while self._exceeds(self.nbytes + n * self.sizes[tier]) and self.reclaim():
             pass
-        if self.budget and self.storage.crowded(tier, n):
+        if self.budget and self.storage.is_crowded(tier, n):
             for each in range(len(TIERS)):
                 self.compact(each)
 
@@ -179,7 +179,7 @@ class PagePool:
 
     def _at(self, level: int) -> int:
         """Bytes that all sequences would hold if this level had been in force from the start."""
-        return sum(tightened(c.policy, level).bytes(c.offset, self.sizes) for c in self.caches)
+        return sum(tighten(c.policy, level).bytes(c.offset, self.sizes) for c in self.caches)
 
     def policy(self, wanted: TierPolicy) -> TierPolicy:
-        return tightened(wanted, self.level)
+        return tighten(wanted, self.level)

@@ -40,7 +40,7 @@ class Storage(Protocol):
     def page_bytes(self, tier: int) -> int:
         """Bytes of a page with its scales and biases."""
 
-    def crowded(self, tier: int, n: int) -> bool:
+    def is_crowded(self, tier: int, n: int) -> bool:
         """Do n more pages of a tier exceed the limit because of unused pages, which `compact` returns?"""
 
     def prepare(self, tier: int, n: int) -> None:

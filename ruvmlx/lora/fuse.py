@@ -93,14 +93,14 @@ def _arrays(source: _Source, modules: Mapping[str, tuple[int, int]]) -> Iterator
     for module, (_, n_in) in modules.items():
         if source.keeps(module):
             for name in source.parts(module):
-                yield name, _stored(source.weights[name], source.dtype)
+                yield name, _narrow_scales(source.weights[name], source.dtype)
         else:
-            yield f"{module}.weight", _spread(source, module, n_in)
+            yield f"{module}.weight", _fused_matrix(source, module, n_in)
     for name, _ in vectors(source.model.config):
         yield name, _cast(np.asarray(source.weights[name], np.float32), source.dtype, name)
 
 
-def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """An array of a quantised matrix as it is written. Scales that bfloat16 holds exactly are written as
     bfloat16 again, because tools compute in the dtype of the scales."""
     if array.dtype != np.float32 or dtype.name != "bfloat16":
@@ -109,7 +109,7 @@ def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return short if (short.astype(np.float32) == array).all() else array
 
 
-def _spread(source: _Source, module: str, n_in: int) -> np.ndarray:
+def _fused_matrix(source: _Source, module: str, n_in: int) -> np.ndarray:
     """The matrix [out, in] with the adapter's change, computed a block of rows at a time."""
     origin = module if f"{module}.weight" in source.weights else _EMBEDDING  # a tied head
     n_out, float32 = _reader(source.weights, origin, n_in)
@@ -127,7 +127,7 @@ def _spread(source: _Source, module: str, n_in: int) -> np.ndarray:
 def _reader(weights: Weights, module: str, n_in: int) -> tuple[int, Callable[[slice], np.ndarray]]:
     """How many rows a matrix has, and some of them as float32."""
     if stored := rounded_matrix(weights, module):
-        return stored.shape[0], stored.dequantised
+        return stored.shape[0], stored.dequantise
     parts = [weights[f"{module}.weight"]]
     if f"{module}.scales" in weights:
         parts += [weights[f"{module}.scales"], weights[f"{module}.biases"]]
@@ -160,7 +160,7 @@ def _own_dtype(weights: Weights) -> str:
     if f"{_EMBEDDING}.scales" not in weights:
         return found.dtype.name
     scales = weights[f"{_EMBEDDING}.scales"]
-    return "float16" if scales.dtype == np.float16 else _stored(scales, _dtype("bfloat16")).dtype.name
+    return "float16" if scales.dtype == np.float16 else _narrow_scales(scales, _dtype("bfloat16")).dtype.name
 
 
 def _quantization(source: _Source, modules: Mapping[str, tuple[int, int]]) -> dict[str, Any]:

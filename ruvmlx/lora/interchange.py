@@ -71,7 +71,7 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
 # base and micro as one change, and back -------------------------------------------------------------
 
 
-def combined(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
+def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
     """Base and micro as one adapter: their factors of the output head are concatenated, without rounding."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
@@ -84,7 +84,7 @@ def combined(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
     return replace(base, pairs={**base.pairs, HEAD: pair})
 
 
-def divided(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
+def divide_adapter(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
     """The opposite of `combined`: a change of the head alone, of a rank that fits, becomes a MicroLoRA;
     anything else becomes a base and the fresh micro.
 
@@ -164,7 +164,7 @@ def _move_into(folder: Path, fresh: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
+def _named_pairs(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
     """(full name, pair) in order, padded with zeros to the largest rank, because a file has only one rank."""
     for place in sorted(change.pairs, key=lambda p: (p[1], p[0])):
         a, b = change.pairs[place]
@@ -175,7 +175,7 @@ def _named(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
 def _write_mlx_lm(change: BaseLoRA, config: ModelShape, folder: Path, wrapped: bool) -> None:
     tensors: dict[str, np.ndarray] = {}
     prefix = "language_model." if wrapped else ""
-    for name, (a, b) in _named(change):
+    for name, (a, b) in _named_pairs(change):
         tensors |= {f"{prefix}{name}.lora_a": a, f"{prefix}{name}.lora_b": b}
     write_safetensors(folder / FILES["mlx-lm"], tensors, {"format": "mlx"})
     write_json(folder / CONFIG, _mlx_lm_config(change, config, prefix))
@@ -192,7 +192,7 @@ def _mlx_lm_config(change: BaseLoRA, config: ModelShape, prefix: str = "") -> di
 
 def _write_packed(change: BaseLoRA, config: ModelShape, folder: Path) -> None:
     tensors: dict[str, np.ndarray] = {}
-    for name, pair in _named(change):
+    for name, pair in _named_pairs(change):
         for kind, packed in zip(("lora_a", "lora_b"), pack_pair(pair), strict=True):
             parts = {"weight": packed.weight, "scales": packed.scales, "biases": packed.biases}
             tensors |= {f"{name}.{kind}.{part}": w for part, w in parts.items()}
@@ -202,7 +202,7 @@ def _write_packed(change: BaseLoRA, config: ModelShape, folder: Path) -> None:
 
 
 def _write_peft(change: BaseLoRA, folder: Path, name: str, wrapped: bool) -> None:
-    named = {_in_transformers(layer) if wrapped else layer: pair for layer, pair in _named(change)}
+    named = {_in_transformers(layer) if wrapped else layer: pair for layer, pair in _named_pairs(change)}
     tensors: dict[str, np.ndarray] = {}
     for layer, (a, b) in named.items():
         tensors[f"{_PEFT_PREFIX}{layer}.lora_A.weight"] = np.ascontiguousarray(a.T)
@@ -325,12 +325,12 @@ def _read_packed(folder: Path, settings: Mapping[str, Any], config: ModelShape) 
         if name not in known:
             raise AdapterMismatch(f"{folder.name} changes {name[:80]!r}, which this model does not have.")
         n_in, n_out = known[name][1]
-        a, b = _packed(arrays, f"{name}.lora_a", n_in), _packed(arrays, f"{name}.lora_b", n_out)
+        a, b = _packed_matrix(arrays, f"{name}.lora_a", n_in), _packed_matrix(arrays, f"{name}.lora_b", n_out)
         named[name] = unpack_pair(a, b)
     return _checked(named, scale, config, folder)
 
 
-def _packed(arrays: Mapping[str, np.ndarray], name: str, n: int) -> Packed:
+def _packed_matrix(arrays: Mapping[str, np.ndarray], name: str, n: int) -> Packed:
     try:
         weight, scales, biases = (arrays[f"{name}.{part}"] for part in ("weight", "scales", "biases"))
     except KeyError as error:
@@ -358,10 +358,12 @@ def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelShape) ->
         )
     halves = _halves(folder / FILES["peft"], ".lora_A.weight", ".lora_B.weight", _PEFT_PREFIX)
     named = {name: (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)) for name, (a, b) in halves.items()}
-    return _checked({n: _scaled(folder, settings, n, pair) for n, pair in named.items()}, 1.0, config, folder)
+    return _checked(
+        {n: _scale_pair(folder, settings, n, pair) for n, pair in named.items()}, 1.0, config, folder
+    )
 
 
-def _scaled(folder: Path, settings: Mapping[str, Any], name: str, pair: Pair) -> Pair:
+def _scale_pair(folder: Path, settings: Mapping[str, Any], name: str, pair: Pair) -> Pair:
     """A pair times its own alpha / r (or alpha / sqrt(r)): PEFT lets both differ from layer to layer."""
     patterns = settings.get("alpha_pattern") or {}
     if not isinstance(patterns, dict) or not all(map(_PLAIN_NAME.fullmatch, patterns)):

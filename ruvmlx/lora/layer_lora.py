@@ -55,7 +55,7 @@ class LayerLoRA:
         """A layer LoRA that changes nothing yet. reads: lora_a [in] by place; fisher: [out] by place."""
         widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
         n = sum(out for _, out in widths)
-        a, f = (_joined(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
+        a, f = (_concatenate(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
         return cls(tuple(reads), widths, a, np.zeros(n, np.float32), np.zeros((2, n), np.float32), f)
 
     @cached_property
@@ -96,7 +96,7 @@ class LayerLoRA:
 
     def flat(self, grads: Mapping[Place, Pair], scale: float) -> np.ndarray:
         """Gradient by lora_b [n], from gradients by `joined` pairs, where lora_b / scale is the last row."""
-        return _joined([grads[place][1][-1] for place in self.places]) / np.float32(scale)
+        return _concatenate([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
     def changed(self, **new) -> "LayerLoRA":
         """Replace fields other than places, widths and lora_a; values cached from those three are kept."""
@@ -104,7 +104,7 @@ class LayerLoRA:
         vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
         return found
 
-    def emptied(self) -> "LayerLoRA":
+    def with_zero_b(self) -> "LayerLoRA":
         """A copy with lora_b = 0, for after its change was folded into the base. The evidence stays."""
         return self.changed(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
@@ -183,11 +183,13 @@ def unpacked_layers(data: bytes, config: ModelShape) -> LayerLoRA | None:
 _DAMAGED = "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
 
 
-def joined(base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False) -> BaseLoRA | None:
+def combine_loras(
+    base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False
+) -> BaseLoRA | None:
     """Both as one LoRA, without rounding: their factors are concatenated.
 
     Returns the base itself if the layer LoRA changes nothing, unless `empty`, which gradients need.
@@ -203,13 +205,13 @@ def joined(base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = Fa
     return BaseLoRA(pairs, scale)
 
 
-def parted(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
+def base_part(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
     """The base's part of the gradients of a `joined` LoRA."""
     ranks = {place: a.shape[1] for place, (a, _) in base.pairs.items()}
     return {p: (a[:, : ranks[p]], b[: ranks[p]]) for p, (a, b) in grads.items() if p in ranks}
 
 
-def consolidated(
+def fold_layers(
     base: BaseLoRA, layer_lora: LayerLoRA | None, most: int, pause: Callable[[], None] = lambda: None
 ) -> BaseLoRA:
     """The base with the layer LoRA's change folded in.

@@ -61,7 +61,7 @@ def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, l
     return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
 
 
-def folded(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, MicroLoRA]:
+def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, MicroLoRA]:
     """Move the head's change from micro into the base, at most `rank` directions; the tail stays in micro.
 
     The model's output does not change, unless the two together have more than rank + micro.rank directions.
@@ -88,13 +88,13 @@ def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
     sizes = np.linalg.norm(a, axis=0)
     a, b = a * (length / sizes), b * (sizes / length / micro.scale)[:, None]
     free = micro.rank - a.shape[1]
-    reads = np.hstack([a, _unused(micro.lora_a.astype(np.float64), a, free) * length])
+    reads = np.hstack([a, _unused_directions(micro.lora_a.astype(np.float64), a, free) * length])
     writes = np.vstack([b, np.zeros((free, b.shape[1]))])
     fresh = MicroLoRA.fresh(reads, writes.shape[1], micro.alpha)
     return replace(fresh, lora_b=np.ascontiguousarray(writes, np.float32))
 
 
-def _unused(directions: np.ndarray, taken: np.ndarray, count: int) -> np.ndarray:
+def _unused_directions(directions: np.ndarray, taken: np.ndarray, count: int) -> np.ndarray:
     """`count` orthonormal columns [D, count]: the main part of `directions` [D, r] orthogonal to `taken`."""
     if taken.shape[1]:
         q = np.linalg.qr(taken)[0]

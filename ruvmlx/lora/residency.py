@@ -56,7 +56,7 @@ class Residency(Generic[T]):
             coldest = next(iter(self._loaded))
             del self._loaded[coldest], sizes[coldest]
 
-    def loaded(self) -> list[T]:
+    def loaded_adapters(self) -> list[T]:
         """Adapters in memory, the most recently used last."""
         return list(self._loaded.values())
 

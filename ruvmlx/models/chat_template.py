@@ -116,7 +116,7 @@ class ChatTemplate:
     def _run(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
         from .sandbox import Refused, run
 
-        compiled, names = self._compiled, {**self._names, "messages": turns, **asked}
+        compiled, names = self._compiled_template, {**self._names, "messages": turns, **asked}
         try:
             return run(compiled, {**names, "documents": None})
         except Refused as error:
@@ -127,7 +127,7 @@ class ChatTemplate:
             raise UnsupportedModel(f"the model's chat template fails: {one_line(error)}.") from None
 
     @cached_property
-    def _compiled(self):
+    def _compiled_template(self):
         from .sandbox import compile_template
 
         try:

@@ -143,7 +143,7 @@ def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
 
     url = hub.hf_hub_url(listing.name, weight.file, revision=listing.revision)
     partial = listing.partial(weight)
-    with _alone(partial) as file:
+    with _open_exclusive(partial) as file:
         failures = 0
         while file.tell() < weight.size:
             before = file.tell()
@@ -158,7 +158,7 @@ def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[BinaryIO]:
+def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
     """Open the file at its end for this process alone. StoreBusy where another process writes to it."""
     with path.open("a+b") as file:
         try:

@@ -88,10 +88,10 @@ def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
     if kind.name in _QUICK:
         return _QUICK[kind.name](blocks)
     codes = _codes(blocks, kind)
-    return _packed(codes, kind) if kind.group >= 32 else rounded(_weights(codes, kind), _scales_for)
+    return _pack_codes(codes, kind) if kind.group >= 32 else rounded(_weights(codes, kind), _scales_for)
 
 
-def _packed(codes: Codes, kind: TensorType) -> AffineArrays:
+def _pack_codes(codes: Codes, kind: TensorType) -> AffineArrays:
     """Codes as they are. Groups that are wider than MLX's become two of 128."""
     scales = np.repeat(codes.scales, max(1, kind.group // 128), axis=1)
     with np.errstate(over="ignore"):

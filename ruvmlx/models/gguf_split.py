@@ -37,9 +37,9 @@ def read_whole(path: Path) -> GGUFFile:
     missing = [p.name for p in paths if not p.is_file()]
     if missing:
         raise ModelNotFound(
-            f"{path.name} is one of {count} parts of a model; missing beside it: {_listed(missing)}."
+            f"{path.name} is one of {count} parts of a model; missing beside it: {_short_list(missing)}."
         )
-    return _joined([read_gguf(p) for p in paths])
+    return _join_parts([read_gguf(p) for p in paths])
 
 
 def _count(file: GGUFFile) -> int:
@@ -60,11 +60,11 @@ def _part(path: Path, i: int, count: int) -> Path:
     return path.with_name(f"{whole_name(path)}-{i + 1:05}-of-{count:05}{path.suffix}")
 
 
-def _listed(names: list[str]) -> str:
+def _short_list(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _joined(files: list[GGUFFile]) -> GGUFFile:
+def _join_parts(files: list[GGUFFile]) -> GGUFFile:
     tensors: dict[str, GGUFTensor] = {}
     for i, file in enumerate(files):
         _check_part(file, i, len(files))

@@ -31,7 +31,7 @@ class TensorType:
     uneven: bool = False
     mode: str = ""
 
-    def widened(self) -> "TensorType":
+    def widen_to_8_bits(self) -> "TensorType":
         """The same weights in codes of 8 bits; where there are no lows, 128 stands for 0."""
 
         def codes(blocks: np.ndarray) -> Codes:

@@ -46,7 +46,7 @@ def _value(value: Any) -> bytes:
     return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
 
 
-def padded(data: bytes) -> bytes:
+def pad_to_alignment(data: bytes) -> bytes:
     return data + bytes(-len(data) % ALIGNMENT)
 
 
@@ -61,4 +61,4 @@ def gguf_header(
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
         out.append(_string(name) + dims + struct.pack("<IQ", TYPE_IDS[kind], offset))
         offset += size + -size % ALIGNMENT
-    return padded(b"".join(out))
+    return pad_to_alignment(b"".join(out))

@@ -21,18 +21,18 @@ def list_local_models() -> list[dict[str, Any]]:
     Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be
     read is listed with its files' bytes, without bits and parameters; `problem` says why.
     """
-    return [_row(*found) for found in _found()]
+    return [_row(*found) for found in _local_models()]
 
 
-def sized() -> Iterator[Facts]:
+def readable_models() -> Iterator[Facts]:
     """The same models as `Facts`, without those that cannot be read."""
-    for name, path, problem in _found():
+    for name, path, problem in _local_models():
         with contextlib.suppress(RuvmlxError):
             if not problem:
                 yield survey(name, path)
 
 
-def _found() -> Iterator[tuple[str, Path, RuvmlxError | None]]:
+def _local_models() -> Iterator[tuple[str, Path, RuvmlxError | None]]:
     """(name, path, problem): a problem that was seen before anything of the model was read."""
     starter = starter_path()
     if starter:

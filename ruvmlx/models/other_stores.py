@@ -86,7 +86,7 @@ def _ollama_folders() -> list[Path]:
 def _ollama_models() -> Iterator[StoredModel]:
     seen = set()
     for store in _ollama_folders():
-        for manifest in _listed(store / "manifests", "*/*/*/*"):
+        for manifest in _sorted_paths(store / "manifests", "*/*/*/*"):
             parts = manifest.parts[-4:]
             if all(map(_PART.fullmatch, parts)) and parts not in seen:
                 seen.add(parts)
@@ -148,7 +148,7 @@ def _lmstudio_folders() -> list[Path]:
 
 def _lmstudio_models() -> Iterator[StoredModel]:
     for root in _lmstudio_folders():
-        for folder in _listed(root, "*/*", folders=True):
+        for folder in _sorted_paths(root, "*/*", folders=True):
             yield from _of_folder(f"{LMSTUDIO}{folder.parent.name}/{folder.name}", folder)
 
 
@@ -161,7 +161,7 @@ def _of_folder(name: str, folder: Path) -> Iterator[StoredModel]:
         yield StoredModel(name if len(found) == 1 and not whole else full, full, folder / variant.files[0])
 
 
-def _listed(folder: Path, pattern: str, folders: bool = False) -> list[Path]:
+def _sorted_paths(folder: Path, pattern: str, folders: bool = False) -> list[Path]:
     """Sorted; empty if the folder is missing or not readable."""
     try:
         return sorted(path for path in folder.glob(pattern) if (path.is_dir() if folders else path.is_file()))

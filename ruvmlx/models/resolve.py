@@ -44,7 +44,7 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
     if path.is_file():
         return _file(path)
     if name.startswith(STORES):
-        return _stored(name)
+        return _find_in_other_stores(name)
     repo = REPO.fullmatch(name)
     if repo:
         from .hub import fetch
@@ -82,7 +82,7 @@ def _folder(path: Path) -> ModelFiles:
     raise ModelNotFound(f"folder {str(path)!r} holds no config.json and no .gguf file; {NAME_ANOTHER}.")
 
 
-def _stored(name: str) -> ModelFiles:
+def _find_in_other_stores(name: str) -> ModelFiles:
     from .other_stores import find_stored
 
     found = find_stored(name)

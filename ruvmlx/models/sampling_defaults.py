@@ -58,8 +58,8 @@ def sampling_defaults(
         for name, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
     }
-    return usable or _advised(model_type, names)
+    return usable or _family_advice(model_type, names)
 
 
-def _advised(model_type: str, names: Sequence[str]) -> dict[str, float]:
+def _family_advice(model_type: str, names: Sequence[str]) -> dict[str, float]:
     return next((dict(a.sampling) for a in ADVICE if a.is_for(model_type, names)), {})

@@ -27,16 +27,16 @@ from .sandbox_bounds import (
     Loop,
     Steps,
     Variables,
+    bounded_concat,
     bounded_filter,
+    bounded_join,
+    bounded_operation,
+    bounded_slice,
+    bounded_sum,
     budgeted,
     called,
     check_clock,
-    concatenated,
-    grown,
     made,
-    operated,
-    sliced,
-    summed,
 )
 from .typed_text import GUARD
 
@@ -61,7 +61,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
     code_generator_class = _NothingFolded
-    concat = staticmethod(concatenated)
+    concat = staticmethod(bounded_concat)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         check_clock()
@@ -75,7 +75,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return called(function, args, partial(super().call, context, function), kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        return operated(operator, left, right, partial(super().call_binop, context, operator))
+        return bounded_operation(operator, left, right, partial(super().call_binop, context, operator))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """What Jinja cannot intercept becomes a filter of ours."""
@@ -85,28 +85,28 @@ class _Environment(ImmutableSandboxedEnvironment):
 class _Bound(NodeTransformer):
     """Jinja finds the methods by the names of its nodes."""
 
-    def _filtered(self, name: str, node: Any, *args: nodes.Expr | None) -> nodes.Filter:
+    def _filter_node(self, name: str, node: Any, *args: nodes.Expr | None) -> nodes.Filter:
         given = [arg or nodes.Const(None, lineno=node.lineno) for arg in args]
         return nodes.Filter(node, name, given, [], None, None, lineno=node.lineno)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
-        return self._filtered("bounded_concat", nodes.List(node.nodes, lineno=node.lineno))
+        return self._filter_node("bounded_concat", nodes.List(node.nodes, lineno=node.lineno))
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        node.iter = self._filtered("bounded_loop", node.iter)
+        node.iter = self._filter_node("bounded_loop", node.iter)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
-        return self._filtered("bounded_slice", node.node, node.arg.start, node.arg.stop, node.arg.step)
+        return self._filter_node("bounded_slice", node.node, node.arg.start, node.arg.stop, node.arg.step)
 
     def _literal(self, node: Any) -> Any:
         self.generic_visit(node)
-        return node if getattr(node, "ctx", "load") == "store" else self._filtered("bounded_value", node)
+        return node if getattr(node, "ctx", "load") == "store" else self._filter_node("bounded_value", node)
 
     visit_List = visit_Tuple = visit_Dict = _literal
 
@@ -139,7 +139,7 @@ def _tojson(
         raise SecurityError(f"tojson with an indent above {MAX_INDENT}")
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     # Without an indent the result is at most about six times as long, and C makes it at once.
-    text = encoder.encode(made(value)) if indent is None else grown(encoder.iterencode(made(value)))
+    text = encoder.encode(made(value)) if indent is None else bounded_join(encoder.iterencode(made(value)))
     return _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
@@ -150,7 +150,7 @@ def _strftime_now(form: str) -> str:
 @pass_environment
 def _sum(environment: Any, values: Any, attribute: Any = None, start: Any = 0) -> Any:
     getter = (lambda value: value) if attribute is None else make_attrgetter(environment, attribute)
-    return summed(values, getter, start)
+    return bounded_sum(values, getter, start)
 
 
 def compile_template(source: str) -> Template:
@@ -162,7 +162,8 @@ def compile_template(source: str) -> Template:
     known = env.filters | {"tojson": _tojson, "sum": _sum}
     env.filters = {name: bounded_filter(name, known[name]) for name in FILTERS}
     env.filters |= {
-        "bounded_concat": concatenated, "bounded_loop": Loop, "bounded_slice": sliced, "bounded_value": made,
+        "bounded_concat": bounded_concat, "bounded_loop": Loop, "bounded_slice": bounded_slice,
+        "bounded_value": made,
     }  # fmt: skip
     env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, "range": Steps}
     env.globals["namespace"] = Variables
@@ -173,4 +174,4 @@ def compile_template(source: str) -> Template:
 def run(template: Template, names: Mapping[str, Any]) -> str:
     """Render within the bounds."""
     with budgeted(names):
-        return grown(template.generate(**names))
+        return bounded_join(template.generate(**names))

@@ -147,7 +147,7 @@ def made(value: Any) -> Any:
     return _budget.get().made(value)
 
 
-def operated(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], Any]) -> Any:
+def bounded_operation(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], Any]) -> Any:
     """left operator right: +, *, ** or %. Numbers are free below 1e9; texts and lists while the result is
     small."""
     budget = _budget.get()
@@ -285,7 +285,7 @@ class Variables(Namespace):
         return "<Namespace>"
 
 
-def concatenated(parts: Iterable[Any]) -> str:
+def bounded_concat(parts: Iterable[Any]) -> str:
     """a ~ b ~ c, and what a macro or a block has written. Looks at the sizes before the texts are made."""
     budget, texts = _budget.get(), list(parts)
     budget.check_clock()
@@ -293,14 +293,14 @@ def concatenated(parts: Iterable[Any]) -> str:
     return budget.made("".join([part if isinstance(part, str) else str(made(part)) for part in texts]))
 
 
-def sliced(values: Any, start: Any, stop: Any, step: Any) -> Any:
+def bounded_slice(values: Any, start: Any, stop: Any, step: Any) -> Any:
     """values[start:stop:step]."""
     found = values[start:stop:step]
     _budget.get().take(len(found) if isinstance(found, str) else 8 * len(found))
     return found
 
 
-def grown(pieces: Iterable[str]) -> str:
+def bounded_join(pieces: Iterable[str]) -> str:
     """A text of pieces, looked at while it grows."""
     budget, texts, size = _budget.get(), [], 0
     for piece in pieces:
@@ -311,11 +311,11 @@ def grown(pieces: Iterable[str]) -> str:
     return "".join(texts)
 
 
-def summed(values: Iterable[Any], getter: Callable[[Any], Any], start: Any) -> Any:
+def bounded_sum(values: Iterable[Any], getter: Callable[[Any], Any], start: Any) -> Any:
     """The filter sum, one addition at a time: sums of lists grow with the square."""
     total = start
     for value in ticking(values):
-        total = operated("+", total, getter(value), lambda a, b: a + b)
+        total = bounded_operation("+", total, getter(value), lambda a, b: a + b)
     return total
 
 
@@ -327,7 +327,7 @@ def bounded_filter(name: str, plain: Callable) -> Callable:
     skip = 1 if hasattr(plain, "jinja_pass_arg") else 0
 
     @wraps(plain)  # keeps the mark that makes Jinja pass the context
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def call_filter(*args: Any, **kwargs: Any) -> Any:
         check_clock()
         args = args[:skip] + settled(args[skip:])
         if len(args) > skip:
@@ -335,4 +335,4 @@ def bounded_filter(name: str, plain: Callable) -> Callable:
         found = plain(*args, **kwargs)
         return iter(made(list(ticking(found)))) if isinstance(found, Iterator) else made(found)
 
-    return checked
+    return call_filter

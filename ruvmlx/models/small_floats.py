@@ -58,7 +58,7 @@ class FloatMatrix:
     def shape(self) -> tuple[int, int]:
         return len(self.codes), self.codes.shape[1] * (1 if self._bytes else 2)
 
-    def dequantised(self, rows: slice = slice(None)) -> np.ndarray:
+    def dequantise(self, rows: slice = slice(None)) -> np.ndarray:
         """float32 [rows, in], the same numbers as MLX's."""
         levels, width = _e4m3() if self._bytes else _pairs(), self.shape[1]
         w = np.take(levels, self.codes[rows], axis=0, mode="clip").reshape(-1, width)
@@ -76,7 +76,7 @@ class FloatMatrix:
         words, factors = np.empty((rows, width // 4), np.uint32), []
         step = max(1, PIECE // width)
         for at in range(0, rows, step):
-            words[at : at + step], *both = self._coded(slice(at, at + step))
+            words[at : at + step], *both = self._to_codes(slice(at, at + step))
             factors.append(both)
             pause()
         scales, biases = (np.concatenate(x) for x in zip(*factors, strict=True))
@@ -101,9 +101,9 @@ class FloatMatrix:
             return held.astype(np.float32)
         return (_e4m3() if self.type.name == "nvfp4" else _powers())[held]
 
-    def _coded(self, rows: slice) -> AffineArrays:
+    def _to_codes(self, rows: slice) -> AffineArrays:
         if self.type.name != "mxfp4":
-            return rounded(self.dequantised(rows), _scales_of_bfloat16)
+            return rounded(self.dequantise(rows), _scales_of_bfloat16)
         words = np.take(_doubled_fours(), self.codes[rows].view("<u2"), mode="clip")
         with np.errstate(over="ignore"):  # refused by the caller
             scales = self._scales(rows) / 2

@@ -28,13 +28,15 @@ class StoredMatrix:
     def shape(self) -> tuple[int, int]:
         return len(self.raw), self.raw.shape[1] // self.type.nbytes * self.type.block
 
-    def dequantised(self, rows: slice = slice(None)) -> np.ndarray:
+    def dequantise(self, rows: slice = slice(None)) -> np.ndarray:
         """float32 [rows, in], the same bits as llama.cpp's."""
         return dequantise_blocks(self.raw[rows], self.type, self.name)
 
     def eight_bits(self) -> AffineArrays:
         """In MLX's affine layout, always with 8 bits."""
-        parts = unpack(self.raw.reshape(-1), GGUFTensor(self.name, self.shape, self.type.widened(), 0))
+        parts = unpack(
+            self.raw.reshape(-1), GGUFTensor(self.name, self.shape, self.type.widen_to_8_bits(), 0)
+        )
         return parts["weight"], parts["scales"], parts["biases"]
 
 

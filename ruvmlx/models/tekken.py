@@ -32,7 +32,7 @@ _SPECIALS = str.split(
     "[TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] "
     "[/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
-_MOST = 1 << 24  # tokens
+_MAX_TOKENS = 1 << 24  # tokens
 
 
 class TekkenTokenizer(BaseTokenizer):
@@ -49,9 +49,9 @@ class TekkenTokenizer(BaseTokenizer):
         super().__init__(
             vocab_size=total,
             special_tokens=special,
-            bos_id=_required(special, "<s>", where),
+            bos_id=_special_id(special, "<s>", where),
             adds_bos=True,
-            eos_id=_required(special, "</s>", where),
+            eos_id=_special_id(special, "</s>", where),
             more_eos_ids=eos_ids,
             chat_template=template or mistral_template(_version(config), _efforts(data, where)),
         )
@@ -73,7 +73,7 @@ class TekkenTokenizer(BaseTokenizer):
 def _sizes(config: Fields) -> tuple[int, int]:
     """-> tokens in all, and how many of them are special or kept for special ones."""
     total, special = config.integer("default_vocab_size"), config.integer("default_num_special_tokens")
-    if not 0 < special <= total - 256 <= _MOST:
+    if not 0 < special <= total - 256 <= _MAX_TOKENS:
         raise CorruptFile(
             f"{config.where}: {total} tokens, {special} of them special; 256 or more others were expected."
         )
@@ -118,7 +118,7 @@ def _special_tokens(data: dict[str, Any], offset: int, where: str) -> dict[str, 
     return {str(text): int(i or 0) for text, i in found.items()}
 
 
-def _required(special: dict[str, int], text: str, where: str) -> int:
+def _special_id(special: dict[str, int], text: str, where: str) -> int:
     if text not in special:
         raise CorruptFile(f"{where}: the special token {text} is missing.")
     return special[text]

@@ -39,7 +39,7 @@ def tag_of(template: str | None) -> str | None:
     )
 
 
-def joined(thought: str, answer: str, tag: str) -> str:
+def join_thought(thought: str, answer: str, tag: str) -> str:
     """A reply's text from its two parts: what `split` takes apart."""
     return f"{tag}\n{thought}\n{TAGS[tag]}\n\n{answer}"
 

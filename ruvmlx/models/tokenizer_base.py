@@ -81,7 +81,7 @@ class BaseTokenizer(ABC):
         if special:
             ids = self._encode_special(text, most=most)
         else:
-            ids = self._bounded(lambda text: self._encode_run(text, True), _clean(text), most)
+            ids = self._encode_bounded(lambda text: self._encode_run(text, True), _clean(text), most)
         return self._with_bos(ids) if add_bos else ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -173,11 +173,11 @@ class BaseTokenizer(ABC):
                 ids.append(self.special_tokens[part])
             elif run := part.replace(GUARD, ""):
                 begins, left = not ids, None if most is None else most - len(ids)
-                ids += self._bounded(partial(self._runs, first=begins, salt=salt), run, left)
+                ids += self._encode_bounded(partial(self._runs, first=begins, salt=salt), run, left)
         return ids
 
     @staticmethod
-    def _bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
+    def _encode_bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
         """Ids of a run; if it has more than `most` tokens, only of its beginning, which takes less time."""
         if most is not None and len(run) > (enough := LETTERS * (most + BRIEF)):
             begun = encode(run[:enough])

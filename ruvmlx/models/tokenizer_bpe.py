@@ -38,8 +38,8 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
         """The same tokenizer as Hugging Face's tokenizer.json says it, special tokens in their places."""
         out = json.loads(self._bpe.to_str())
         out["model"]["vocab"] |= self.special_tokens
-        added = {i: _added(i, text, True) for text, i in self.special_tokens.items()}
-        added |= {i: _added(i, text, False) for text, i in self._added.items()}
+        added = {i: _added_token(i, text, True) for text, i in self.special_tokens.items()}
+        added |= {i: _added_token(i, text, False) for text, i in self._added.items()}
         out["added_tokens"] = [added[i] for i in sorted(added)]
         out["decoder"] = {
             "type": "ByteLevel",
@@ -61,7 +61,7 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
     return encoding.ids
 
 
-def _added(token_id: int, text: str, special: bool) -> dict[str, Any]:
+def _added_token(token_id: int, text: str, special: bool) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token_id, "content": text, "special": special, **flags}
 

@@ -123,7 +123,7 @@ class CallParser:
         self._text += text
         while self._text and self._state():
             pass
-        return self._taken()
+        return self._take_pieces()
 
     def end(self) -> list[Piece]:
         """Call it when the reply is over. It returns the text that was held back. A mark that the end of the
@@ -136,9 +136,9 @@ class CallParser:
         if not self.calls:
             self._out.append(TextPiece(self._space))
         self._text = self._space = ""
-        return self._taken()
+        return self._take_pieces()
 
-    def _taken(self) -> list[Piece]:
+    def _take_pieces(self) -> list[Piece]:
         """Neighbouring pieces of text joined, empty pieces left out."""
         found, self._out = self._out, []
         joined: list[Piece] = []

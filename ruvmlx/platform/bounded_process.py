@@ -132,14 +132,14 @@ class _Child:
         try:
             self._socket.settimeout(WAIT * request["seconds"])
             self._socket.sendall(len(data).to_bytes(4, "big") + data)
-            size = int.from_bytes(self._received(4, until, request["memory"]), "big")
+            size = int.from_bytes(self._receive(4, until, request["memory"]), "big")
             if size > LARGEST_ANSWER:
                 raise ProcessEnded
-            return json.loads(self._received(size, until, request["memory"]))
+            return json.loads(self._receive(size, until, request["memory"]))
         except (ProcessEnded, OSError, ValueError, RecursionError):
             raise ProcessEnded from None
 
-    def _received(self, size: int, until: float, memory: int) -> bytes:
+    def _receive(self, size: int, until: float, memory: int) -> bytes:
         data = bytearray()
         while len(data) < size:
             self._socket.settimeout(POLL)
@@ -183,7 +183,7 @@ def answer_requests(answer: Callable[[Any], Any]) -> None:
             request = json.loads(_read(connection, size).decode("utf-8", "surrogatepass"))
             _limit(request["seconds"], start + request["memory"])
             with _end_with_parent(connection):
-                said = _answered(answer, request["request"])
+                said = _answer_request(answer, request["request"])
             signal.setitimer(signal.ITIMER_PROF, 0)
             data = json.dumps(said).encode()
             _write(connection, len(data).to_bytes(4, "big") + data)
@@ -206,7 +206,7 @@ def _end_with_parent(connection: int) -> Iterator[None]:
         fcntl.fcntl(connection, fcntl.F_SETFL, flags)
 
 
-def _answered(answer: Callable[[Any], Any], request: Any) -> dict[str, Any]:
+def _answer_request(answer: Callable[[Any], Any], request: Any) -> dict[str, Any]:
     try:
         return {"answer": answer(request)}
     except RuvmlxError as error:

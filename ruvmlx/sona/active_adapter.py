@@ -45,7 +45,7 @@ class LayerInstaller(Protocol):
     def forget_probe(self) -> None:
         """Discard the probe: the base or the layer LoRA that it was measured under is gone."""
 
-    def combined(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
+    def combined_lora(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
         """Both as one LoRA. The same arguments return the same object, because KV caches are tied to it."""
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
@@ -68,7 +68,7 @@ class ActiveAdapter:
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
         self._probed: dict[int, ProbedBase] = {}  # of those in `_bases`
         self.state = self.load(history.version())
-        self.base = self._loaded(self.state.base)
+        self.base = self._load_base(self.state.base)
         backend.set_lora(self.base)
 
     # -- the measurement of the model ------------------------------------------------------------------
@@ -116,9 +116,9 @@ class ActiveAdapter:
         return self._layers.probe or self.probed_base.probe
 
     @property
-    def combined(self) -> BaseLoRA | None:
+    def combined_lora(self) -> BaseLoRA | None:
         """Base and layer LoRA in use as one LoRA."""
-        return self._layers.combined(self.base, self.layer_lora)
+        return self._layers.combined_lora(self.base, self.layer_lora)
 
     @property
     def nbytes(self) -> int:
@@ -149,7 +149,7 @@ class ActiveAdapter:
 
     def _use(self, state: LearnerState) -> None:
         if state.base != self.state.base:
-            self.base = self._loaded(state.base)
+            self.base = self._load_base(state.base)
             self._set(self.base)
             self._layers.forget_probe()
         elif not (state.layer_lora and state.layer_lora.moves):
@@ -171,7 +171,7 @@ class ActiveAdapter:
 
     def install(self) -> None:
         """Install the current LoRA. Call only between replies: older KV caches become stale."""
-        self._set(self.combined)
+        self._set(self.combined_lora)
 
     def install_base(self) -> None:
         """Install the current LoRA unless its base is installed already, perhaps with an older layer LoRA."""
@@ -224,7 +224,7 @@ class ActiveAdapter:
         assert probed.lora is not None
         self._bases[base], self._probed[base] = probed.lora, probed
 
-    def _loaded(self, base: int) -> BaseLoRA | None:
+    def _load_base(self, base: int) -> BaseLoRA | None:
         """A base LoRA by its id, from memory or from the store; 0: none."""
         if base == 0:
             return None

@@ -88,7 +88,7 @@ class AdapterHistory:
 
     def unrated_words(self, limit: int) -> list[ReplyWords]:
         """The taste model's columns of the newest replies without a rating."""
-        return self._store.replies.unrated(*self._key, limit)
+        return self._store.replies.unrated_replies(*self._key, limit)
 
     def commit(
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
@@ -156,13 +156,13 @@ class AdapterHistory:
 
     def missing(self) -> int:
         """How many more ratings or preferences the background loop waits for."""
-        given, attempts = [version for version, _ in self._given()], self.attempts()
+        given, attempts = [version for version, _ in self._evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
         enough = 1 if self._store.checkpoints.has_training(*self._key) else DUE
         return max(MINIMUM - len(given), enough - new, 0)
 
-    def _given(self) -> list[tuple[int, float]]:
+    def _evidence_weights(self) -> list[tuple[int, float]]:
         """(version, weight) of the ratings and preferences in force: ratings first, oldest first."""
         pairs = [(preference.version, preference.weight) for preference in self.pairs.in_force()]
         return self._store.ratings.weights(*self._key) + pairs
@@ -210,7 +210,7 @@ class AdapterHistory:
         return self.status()
 
     def status(self) -> LearnStatus:
-        given, pairs, version = self._given(), len(self.pairs.in_force()), self.version()
+        given, pairs, version = self._evidence_weights(), len(self.pairs.in_force()), self.version()
         row = self.adapter(version) if version else None
         promotions, attempts = self._store.versions.promotions(*self._key, version), self.attempts()
         read = promotions[-1] if promotions else 0

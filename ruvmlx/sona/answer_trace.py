@@ -18,18 +18,18 @@ class AnswerTrace:
 
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
         """As Trace.add."""
-        for drawn in self._decided(hidden, logits, token):
+        for drawn in self._pop_answer_tokens(hidden, logits, token):
             self._trace.add(*drawn)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
         """As Trace.work. Two tokens of one trace must not be added at the same time, so all but the last are
         added here."""
-        decided = self._decided(hidden, logits, token)
+        decided = self._pop_answer_tokens(hidden, logits, token)
         for drawn in decided[:-1]:
             self._trace.add(*drawn)
         return [work for drawn in decided[-1:] for work in self._trace.work(*drawn)]
 
-    def _decided(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[_Drawn]:
+    def _pop_answer_tokens(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[_Drawn]:
         """The waiting tokens and this one, if they are now known to be part of the answer; else none."""
         in_thought = self._counter.in_thought
         self._counter.add(token)

@@ -26,8 +26,8 @@ import numpy as np
 from ..errors import RuvmlxError
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
-from ..lora.layer_lora import consolidated, joined, packed, parted
-from ..lora.merge import HEAD, folded
+from ..lora.layer_lora import base_part, combine_loras, fold_layers, packed
+from ..lora.merge import HEAD, fold_micro
 from ..models.model import Model, without
 from ..pausing import Pause, Stopped, stop_when
 from ..store import HeadMoved
@@ -89,7 +89,7 @@ class Background:
         self._sum: _StepSum | None = None  # the sum so far of a stopped step
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """Can a stopped run be resumed?"""
         return self._paused is not None
 
@@ -127,7 +127,7 @@ class Background:
     def _attempt(self, buffer: Buffer, progress: Progress | None, pause: Pause) -> dict[str, Any]:
         learner, training = self._learner, None
         try:
-            training = self._resumed(pause) or self._fresh(pause)
+            training = self._resumable_run(pause) or self._fresh(pause)
             self._paused = None
             promotion = self._promotion_test(buffer, pause)
             self._train(training, buffer, promotion, progress, pause)
@@ -146,7 +146,7 @@ class Background:
 
     # -- where it starts -----------------------------------------------------------------------------
 
-    def _resumed(self, pause: Pause = lambda: None) -> Training | None:
+    def _resumable_run(self, pause: Pause = lambda: None) -> Training | None:
         """The stopped run, if its weights are an ancestor of those in use and the settings are the same."""
         history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
@@ -248,22 +248,24 @@ class Background:
         """Loss and gradients of one step, summed text by text; a stopped step resumes after its last text."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
-        whole = joined(base, self._learner.layer_lora) or base  # the layer LoRA stays active
+        whole = combine_loras(base, self._learner.layer_lora) or base  # the layer LoRA stays active
         total = self._sum = self._sum if self._sum is not None and self._sum.key == key else _StepSum(key)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
         promotion.frozen_logprobs(examples, frozen)
         for example in examples[total.parts :]:
             push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
-            value, grads = trainer.reply(whole, example.text, total.weighed(push, -1 / len(examples)), pause)
-            total.add(value, parted(grads, base))
+            value, grads = trainer.reply(
+                whole, example.text, total.weight_recorder(push, -1 / len(examples)), pause
+            )
+            total.add(value, base_part(grads, base))
             pause()
         for text in texts[max(0, total.parts - len(examples)) :]:
             if text not in self._frozen:
                 self._frozen[text] = trainer.hidden(None, text, pause)
-            hold = total.weighed(lambda kl: self.settings.kl, 1 / len(texts))
+            hold = total.weight_recorder(lambda kl: self.settings.kl, 1 / len(texts))
             value, grads = trainer.kl(whole, text, self._frozen[text], hold, pause)
-            total.add(value, parted(grads, base))
+            total.add(value, base_part(grads, base))
             pause()
         if total.parts == len(examples) + len(texts):
             total.plus(*self._learner.anchors.penalty(base, self._anchors, self.settings.ewc, pause))
@@ -282,8 +284,8 @@ class Background:
                 a, b = old.pairs[HEAD]
                 pairs[HEAD] = (a, b * np.float32(old.scale / training.scale))
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
-            base = consolidated(trained, self._learner.layer_lora, most, pause)
-            return folded(base, self._learner.micro, HEAD_RANK)
+            base = fold_layers(trained, self._learner.layer_lora, most, pause)
+            return fold_micro(base, self._learner.micro, HEAD_RANK)
 
         return at
 
@@ -303,7 +305,7 @@ class Background:
                     return report
                 base, micro, layer_lora = result.ground.lora, result.micro, learner.layer_lora
                 assert base is not None
-                found = packed(micro, layer_lora and layer_lora.emptied()), result.kl, micro.norm, report
+                found = packed(micro, layer_lora and layer_lora.with_zero_b()), result.kl, micro.norm, report
                 version = learner.history.promote(parent.version, base, *found, promotion.pause)
                 learner.active.remember(learner.history.base_of(version), result.ground)
                 learner.sync()
@@ -335,7 +337,7 @@ class _StepSum:
         self.loss, self.pairs = 0.0, dict[Place, Pair]()
         self._weight = 0.0
 
-    def weighed(self, weigh: Callable[[float], float], share: float) -> Callable[[float], float]:
+    def weight_recorder(self, weigh: Callable[[float], float], share: float) -> Callable[[float], float]:
         """`weigh` times share, as a function that keeps its last result for `add`."""
 
         def weight(value: float) -> float:

@@ -93,7 +93,7 @@ class Measurement:
     def _measured(self, pause: Pause) -> KLProbe:
         head = self._model.backend.head
         if self._survey is None:
-            text = self._reading.joined()
+            text = self._reading.concatenate()
             if not (np.isfinite(text.states).all() and np.isfinite(text.ends).all()):
                 raise RuvmlxError(
                     "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
@@ -101,11 +101,13 @@ class Measurement:
             every, ends = np.concatenate([text.states, text.ends]), sorted(self._model.tokenizer.eos_ids)
             self._survey = Survey(every, ends)
         surveyed = self._survey.run(head, pause)
-        self._rest = self._rest or self._prepared(self._survey.states, surveyed, pause)
+        self._rest = self._rest or self._probe_builder(self._survey.states, surveyed, pause)
         return self._rest(pause)
 
-    def _prepared(self, every: np.ndarray, surveyed: "Surveyed", pause: Pause) -> Callable[[Pause], KLProbe]:
-        text, model, ends = self._reading.joined(), self._model, sorted(self._model.tokenizer.eos_ids)
+    def _probe_builder(
+        self, every: np.ndarray, surveyed: "Surveyed", pause: Pause
+    ) -> Callable[[Pause], KLProbe]:
+        text, model, ends = self._reading.concatenate(), self._model, sorted(self._model.tokenizer.eos_ids)
         states, following, answers = text.states, text.following, text.answers
 
         def head(hidden: np.ndarray) -> np.ndarray:

@@ -79,7 +79,7 @@ class Deep:
         self._seen: tuple[int, list[int]] = (-1, [])  # history's version, versions that began a task
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """Can a stopped run be resumed?"""
         return self._paused is not None
 
@@ -105,7 +105,7 @@ class Deep:
         version = last.version if last else 0
         if len(ratings) < MINIMUM or ratings[-1].version_after <= version:
             return ""
-        if self.paused or history.deep.measurement() is not None:
+        if self.is_paused or history.deep.measurement() is not None:
             return "it was stopped"
         if max(self.task_starts(), default=0) > version:
             return "a new task began"

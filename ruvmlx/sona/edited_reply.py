@@ -27,7 +27,7 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
     if _as_shown(answer) == _as_shown(before):
         raise UsageError("the edited reply is the same as before; nothing was saved.")
     head = original.text[: len(original.text) - len(before)]
-    thought = _thought(tokenizer, original)
+    thought = _thought_tokens(tokenizer, original)
     said = tokenizer.encode(head[len(head.rstrip()) :] + answer, add_bos=False)
     return replace(
         original,
@@ -50,7 +50,7 @@ def _as_shown(text: str) -> str:
     return "\n".join(sanitize(text).splitlines()).strip()
 
 
-def _thought(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
+def _thought_tokens(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
     """The sampled tokens of the original's thought."""
     counter = thinking.ThoughtCounter(tokenizer, thinking.opened_by(tokenizer, original.prompt_ids))
     for token in original.sampled_ids:

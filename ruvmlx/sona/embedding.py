@@ -41,7 +41,7 @@ WHITENED = 32  # leading directions that are scaled down to the next one
 DIMENSIONS = 576  # wider models are projected: 10,000 questions stay below 24 MB
 
 
-def pooled(hidden: np.ndarray) -> np.ndarray:
+def mean_pool(hidden: np.ndarray) -> np.ndarray:
     """Position-weighted mean: [T, D] -> [D] float32, sum_t t h_t / sum_t t with t from 1."""
     weight = np.arange(1, len(hidden) + 1, dtype=np.float32)
     return (weight @ hidden / weight.sum()).astype(np.float32)
@@ -50,7 +50,7 @@ def pooled(hidden: np.ndarray) -> np.ndarray:
 def read_question(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray | None:
     """The pooled state [D] of one message; None if it is empty. One prefill of at most MAX_TOKENS."""
     states = _states(backend, tokenizer, text)
-    return pooled(states) if len(states) else None
+    return mean_pool(states) if len(states) else None
 
 
 def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
@@ -162,7 +162,7 @@ def vectors(
     whitened, reader = whitening_of(store, model, backend), TextReader(backend, model.tokenizer.bos_id)
     found = []
     for ids in texts:
-        found.append(whitened((yield from reader.pooled(ids))))
+        found.append(whitened((yield from reader.mean_pool_windows(ids))))
     return found
 
 
@@ -173,14 +173,14 @@ class TextReader:
         self._backend, self._bos = backend, [] if bos is None else [bos]
         self._spent, self._pace = 0.0, 0.0  # seconds of this slice; tokens per second
 
-    def pooled(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
+    def mean_pool_windows(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
         """ids [T] -> [D]: the mean of the windows' pooled states, each with the weight of its tokens."""
         count = -(-len(ids) // WINDOW)
         ends = [len(ids) * i // count for i in range(count + 1)]
         total = np.zeros(1, np.float32)
         for start, end in pairwise(ends):
             states = yield from self._states(ids[start:end])
-            total = total + (end - start) * pooled(states)
+            total = total + (end - start) * mean_pool(states)
         return total / np.float32(len(ids))
 
     def _states(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:

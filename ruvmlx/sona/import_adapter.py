@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
-from ..lora.interchange import divided
+from ..lora.interchange import divide_adapter
 from ..store import Store
 from .learner import Learner
 
@@ -21,7 +21,7 @@ def import_adapter(store: Store, learner: Learner, change: BaseLoRA, name: str) 
     """Store a change of the model's matrices under a new name; `learner`: any learner of the model."""
     active = learner.active
     size = learner.micro.lora_b.shape[1]
-    base, micro = divided(change, MicroLoRA.fresh(active.frozen_probe.directions, size))
+    base, micro = divide_adapter(change, MicroLoRA.fresh(active.frozen_probe.directions, size))
     with active.installed(base):
         probe = active.probe_base(base).probe if base else active.frozen_probe
         kl = probe.kl(micro)

@@ -65,7 +65,7 @@ FEATURE = Push(step=1.5, agree=12.0, noise=1.0)
 RULE = Rule(TOKEN, FEATURE, SAID_CAP)
 FADE = 0.005
 TURNED = 1.0  # share of the older evidence that fades at a trend of -1
-LATEST = 8  # ratings in the trend's moving mean
+TREND_RATINGS = 8  # ratings in the trend's moving mean
 MOVED = 0.15  # log-ratio per token, nats, of a reply that ratings have clearly made more likely
 SHORT = 100  # tokens up to which the end of a reply counts in full in a rating down
 LARGEST = 1e8  # a larger weight or gradient is an error
@@ -159,11 +159,11 @@ def updated(
     gradient, information, weight = _evidence_of(given, before, probe)
     evidence, block = probe.coordinates.solver.rated(
         before, gradient, information, stats.beside, weight,
-        remembered(trend), RULE, probe.answered(adapter), adapter.scale, LARGEST,
+        retention_factor(trend), RULE, probe.answered(adapter), adapter.scale, LARGEST,
     )  # fmt: skip
     taste = adapter.taste if taste is None else taste
-    whole = UncappedUpdate(adapter, _tasted(block, taste), evidence, stats.covered, trend, taste)
-    return capped(whole, probe, min(KL_CAP, kl + PER_RATING) - reserve)
+    whole = UncappedUpdate(adapter, _add_taste(block, taste), evidence, stats.covered, trend, taste)
+    return cap_update(whole, probe, min(KL_CAP, kl + PER_RATING) - reserve)
 
 
 def _evidence_of(
@@ -181,7 +181,7 @@ def _evidence_of(
     return np.asarray(gradient), np.asarray(information), 1.0
 
 
-def noted(adapter: MicroLoRA, pushes: Sequence[ReplyPush], kl: float) -> Update | None:
+def update_trend(adapter: MicroLoRA, pushes: Sequence[ReplyPush], kl: float) -> Update | None:
     """Update the trend alone, for feedback that must not change the head."""
     given = [push for push in pushes if push.weight != 0]
     trend = adapter.trend
@@ -196,12 +196,12 @@ def _require_weight(weight: float) -> None:
         raise NotFinite(f"the rating's weight is {weight}")
 
 
-def recapped(adapter: MicroLoRA, probe: KLProbe) -> Update:
+def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
     """The same adapter, scaled to fit the caps by a newly measured probe."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = probe.coordinates.columns(adapter.lora_b) * share
     _require_finite(block)
-    return capped(
+    return cap_update(
         UncappedUpdate(
             adapter, block, adapter.evidence, probe.coordinates.covers(adapter), adapter.trend, adapter.taste
         ),
@@ -259,14 +259,14 @@ def turned(trend: float, weight: float, log_ratio: float) -> float:
     frozen model, nats per token.
     """
     agreed = _unit(weight) * _unit(log_ratio / MOVED)
-    return trend + (agreed - trend) / LATEST
+    return trend + (agreed - trend) / TREND_RATINGS
 
 
 def _unit(x: float) -> float:
     return max(-1.0, min(1.0, x))
 
 
-def remembered(trend: float) -> float:
+def retention_factor(trend: float) -> float:
     """Factor of the older evidence after a rating that leads to this trend."""
     return 1 - FADE - TURNED * max(0.0, -trend)
 
@@ -288,10 +288,10 @@ def beside(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarr
     if not adapter.gain:
         return np.zeros((adapter.rank, probe.tokens.size + 1), np.float32)
     now = probe.coordinates.columns(adapter.lora_b) * np.float32(1 / adapter.gain)
-    return now - _tasted(asked(adapter, evidence, probe), adapter.taste)
+    return now - _add_taste(asked(adapter, evidence, probe), adapter.taste)
 
 
-def _tasted(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
+def _add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
     """The block [r, A + 1] with the taste [A] added to its first row."""
     if not taste.size:
         return block
@@ -306,13 +306,13 @@ def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLPr
     new = old - (held(after, probe) - held(before, probe))
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
-    block = _tasted(asked(adapter, new, probe), adapter.taste) + beside(adapter, old, probe)
+    block = _add_taste(asked(adapter, new, probe), adapter.taste) + beside(adapter, old, probe)
     _require_finite(block)
     covered = probe.coordinates.covers(adapter)
-    return capped(UncappedUpdate(adapter, block, new, covered, trend, adapter.taste), probe)
+    return cap_update(UncappedUpdate(adapter, block, new, covered, trend, adapter.taste), probe)
 
 
-def capped(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Update:
+def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Update:
     """Scale the update to just within both caps, KL and perplexity. The search starts at the last gain.
 
     Scaling does not lower the floor, the KL of the base alone: under a base at the limit the gain is 0.

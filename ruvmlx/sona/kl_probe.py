@@ -191,7 +191,9 @@ class KLProbe:
     def answered_contexts(self) -> tuple[np.ndarray, KLContexts]:
         """Contexts in answers [n, D], and probabilities there: the frozen model's, even under a base."""
         n = self.answers
-        text = KLContexts(self.packed[:n], None, self._projections[:n], self._followed[:n], [(n, 0.0)])
+        text = KLContexts(
+            self.packed[:n], None, self._projections[:n], self._following_indices[:n], [(n, 0.0)]
+        )
         return self.contexts[:n], text
 
     def answered(self, adapter: MicroLoRA) -> KLContexts:
@@ -236,7 +238,7 @@ class KLProbe:
 
     def _read(self, u: np.ndarray, *known: np.ndarray) -> KLContexts:
         groups = self.groups.of(np.arange(len(self.contexts)))
-        return KLContexts(self.packed, self.packed_ratio, u, self._followed, groups, *known)
+        return KLContexts(self.packed, self.packed_ratio, u, self._following_indices, groups, *known)
 
     @cached_property
     def _projections(self) -> np.ndarray:
@@ -250,14 +252,14 @@ class KLProbe:
         It makes the linear part of the rise exact; only the curved part is sampled.
         """
         said = self.packed.copy()
-        said[np.arange(len(said)), self._followed] -= 1
+        said[np.arange(len(said)), self._following_indices] -= 1
         rest = self.drift.copy()
         for part, share in self.groups.in_prose:
             rest -= share * (self._projections[part].T @ said[part] / len(said[part]))
         return rest
 
     @cached_property
-    def _followed(self) -> np.ndarray:
+    def _following_indices(self) -> np.ndarray:
         return self.coordinates.indices(self.following)
 
     def distances_dense(self, adapter: MicroLoRA) -> Callable[[float], Distance]:

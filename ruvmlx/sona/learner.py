@@ -147,9 +147,9 @@ class Learner:
         rating = objective.check_rating(rating)
         reply = self.rateable(reply_id)
         self.active.measure(watch=watch)
-        return self._committed(lambda: self._rate(reply, rating, note, started))
+        return self._retry_commit(lambda: self._rate(reply, rating, note, started))
 
-    def _committed(self, attempt: Callable[[], T]) -> T:
+    def _retry_commit(self, attempt: Callable[[], T]) -> T:
         """The result of an attempt to commit, begun again if another process commits first. In the end it
         holds the write lock from its beginning, so that none can; StoreBusy if it does not get the lock."""
         for _ in range(_ATTEMPTS):
@@ -166,7 +166,7 @@ class Learner:
         self.active.catch_up()
         self.active.install_base()
         before = self.state
-        base = self._without(self.history.steps_of_reply(before.version, reply.id))
+        base = self._undo_steps(self.history.steps_of_reply(before.version, reply.id))
         trace = self.traces.of(reply, base)
         weight = self._weight(reply, rating, trace)
         new, apply_us = self._apply(base, [(trace, weight)], "rating")
@@ -180,7 +180,7 @@ class Learner:
         total_us = 1e6 * (time.perf_counter() - started)
         logprobs = self._logprobs(trace, before, new)
         return RatingResult(
-            reply.id, rating, _changed(before, new), apply_us, total_us, *logprobs,
+            reply.id, rating, _has_changed(before, new), apply_us, total_us, *logprobs,
             new.kl, instant.KL_CAP, new.micro.norm, version,
         )  # fmt: skip
 
@@ -198,7 +198,7 @@ class Learner:
         if better.prompt != worse.prompt:
             raise UsageError("a preference is between replies to one question; these answer two.")
         self.active.measure()
-        return self._committed(lambda: self._prefer(better, worse, kind, strength, started))
+        return self._retry_commit(lambda: self._prefer(better, worse, kind, strength, started))
 
     def _prefer(
         self, better: ReplyRow, worse: ReplyRow, kind: str, strength: float, started: float
@@ -206,7 +206,7 @@ class Learner:
         self.active.catch_up()
         self.active.install_base()
         before = self.state
-        base = self._without(self.history.pairs.steps(before.version, better.id, worse.id))
+        base = self._undo_steps(self.history.pairs.steps(before.version, better.id, worse.id))
         traces = [self.traces.of(reply, base) for reply in (better, worse)]
         weights = self._pair_weights(strength, *traces) if better.teaches and worse.teaches else (0.0, 0.0)
         new, apply_us = self._apply(base, [*zip(traces, weights, strict=True)], "preference")
@@ -218,7 +218,7 @@ class Learner:
         total_us = 1e6 * (time.perf_counter() - started)
         high, low = (self._logprobs(trace, before, new) for trace in traces)
         return PreferenceResult(
-            better.id, worse.id, kind, strength, _changed(before, new), apply_us, total_us,
+            better.id, worse.id, kind, strength, _has_changed(before, new), apply_us, total_us,
             high[0] - low[0], high[1] - low[1], new.kl, instant.KL_CAP, new.micro.norm, version,
         )  # fmt: skip
 
@@ -238,7 +238,7 @@ class Learner:
             )
         return reply
 
-    def _without(self, steps: list[tuple[int, int]]) -> LearnerState:
+    def _undo_steps(self, steps: list[tuple[int, int]]) -> LearnerState:
         """The weights in use without some earlier updates: (version before, version after), oldest first.
 
         An update that a consolidation has already trained into the base stays.
@@ -279,7 +279,7 @@ class Learner:
                 taste = self._taste_for(base.micro)
                 update = instant.updated(base.micro, pushes, self.probe, base.kl, max(0.0, more), taste)
             else:
-                update = instant.noted(base.micro, pushes, self.probe.floor)
+                update = instant.update_trend(base.micro, pushes, self.probe.floor)
         except kernels.NotFinite as e:
             raise RuvmlxError(
                 f"the {what} was not applied: the update is not finite ({e}). The adapter is unchanged."
@@ -326,5 +326,5 @@ class Learner:
         return sums[0] / len(tokens) + before, sums[1] / len(tokens) + after
 
 
-def _changed(before: LearnerState, after: LearnerState) -> bool:
+def _has_changed(before: LearnerState, after: LearnerState) -> bool:
     return after.micro is not before.micro or after.layer_lora is not before.layer_lora

@@ -53,7 +53,7 @@ class Loops:
         """Is there work for `consolidate`?"""
         if not self._model.is_own:
             return False
-        if self._background is not None and self._background.paused:
+        if self._background is not None and self._background.is_paused:
             return True
         history = self._learner.history
         # The deep loop starts MLX, so it is asked only if there are ratings to learn from.

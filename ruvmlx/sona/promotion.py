@@ -115,7 +115,7 @@ class PromotionTest:
             plain = self._nll("untouched", None)
         before = ModelDrift(learner.state.kl, self._nll("in use", learner.micro) - plain)
         loss_before = self._loss("in use", learner.micro)
-        tries = self._tried(candidate, before, plain)
+        tries = self._try_shares(candidate, before, plain)
         last = tries[-1]
         loss = self._loss(last.name, last.micro)
         reason = objection(loss_before, loss, last.found, before)
@@ -133,7 +133,7 @@ class PromotionTest:
         }
         return PromotionResult(not reason, last.ground, last.micro, last.found.kl, facts)
 
-    def _tried(self, candidate: Candidate, before: ModelDrift, plain: float) -> list[TriedCandidate]:
+    def _try_shares(self, candidate: Candidate, before: ModelDrift, plain: float) -> list[TriedCandidate]:
         """Try smaller and smaller shares of the training, until one is within the limits.
 
         If even the last one has too large a KL to the untouched model, the whole base is scaled down.
@@ -154,11 +154,11 @@ class PromotionTest:
         return tries
 
     def _try(self, name: str, share: float, base: BaseLoRA, micro: MicroLoRA, plain: float) -> TriedCandidate:
-        ground = self._grounded(name, base)
+        ground = self._probed_base(name, base)
         found = ModelDrift(ground.probe.kl(micro), self._nll(name, micro) - plain)
         return TriedCandidate(name, share, ground, micro, found)
 
-    def _grounded(self, name: str, base: BaseLoRA) -> ProbedBase:
+    def _probed_base(self, name: str, base: BaseLoRA) -> ProbedBase:
         """The base with its KL probe, measured once per name; the base stays in the backend."""
         if self._ground is None or self._ground[0] != name:
             self._ground = name, self._learner.active.probe_base(base, self.pause)

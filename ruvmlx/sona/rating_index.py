@@ -97,7 +97,7 @@ class RatingIndex:
         """A question's pooled state [D] from the cache alone; None if it is not there."""
         return self._questions.get(text)
 
-    def committed(self, reply: ReplyRow) -> None:
+    def queue_reply(self, reply: ReplyRow) -> None:
         """Note a stored reply: `settle` embeds its question if that is missing."""
         self._new.append(reply)
 
@@ -114,7 +114,7 @@ class RatingIndex:
             reply = self._new.popleft()
             self.query(reply)
             if reply.finish_reason == "cancelled":
-                self.noticed(reply, "stopped")
+                self.record_implicit(reply, "stopped")
         self.sync()
         self.bank.tend()
         self.flush()
@@ -194,7 +194,7 @@ class RatingIndex:
         self.bank.put(reply.id, rating, signal_.query)
         self._version = version
 
-    def noticed(self, reply: ReplyRow, label: str) -> bool:
+    def record_implicit(self, reply: ReplyRow, label: str) -> bool:
         """Record implicit feedback, if it is on; True if it was recorded."""
         signal.check_implicit(label)
         if self._implicit:

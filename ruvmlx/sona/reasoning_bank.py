@@ -264,7 +264,7 @@ class ReasoningBank:
         due = live >= 8 and (live > 1.25 * self._clustered or live < 0.5 * self._clustered)
         if not (due or waiting):
             return False
-        rows = self._pruned(np.fromiter(self._at.values(), np.int64, live))
+        rows = self._prune_rows(np.fromiter(self._at.values(), np.int64, live))
         live = len(rows)
         if due:
             self._cluster(rows)
@@ -310,7 +310,7 @@ class ReasoningBank:
         self._unplaced[reply_id] = label
         self.counts[label] += 1
 
-    def _pruned(self, rows: np.ndarray) -> np.ndarray:
+    def _prune_rows(self, rows: np.ndarray) -> np.ndarray:
         """At most CAPACITY of the rows: entries of poor patterns go first, then the oldest."""
         poor = self._quality(self._pattern[rows]) < PRUNE
         order = np.lexsort((self._order[rows], ~poor))
@@ -346,14 +346,14 @@ def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
 def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = None) -> np.ndarray:
     """Spherical k-means: [n, E] -> centres [at most k, E] of length 1. Deterministic: the seed is fixed."""
     pause = pause or (lambda: None)
-    centres = _spread(vectors, k, pause)
+    centres = _initial_centres(vectors, k, pause)
     for _ in range(_ITERATIONS):
         pause()
         centres = _means(vectors, nearest(vectors, centres))
     return centres
 
 
-def _spread(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> np.ndarray:
+def _initial_centres(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> np.ndarray:
     """k-means++: draw each centre with a probability proportional to its distance from those before."""
     rng = np.random.Generator(np.random.PCG64(0))
     chosen = [int(rng.integers(len(vectors)))]

@@ -49,7 +49,7 @@ class Reading:
         """Indices of the texts that were read, ascending; answers come before prose."""
         return np.array(sorted(self.states), np.int32)
 
-    def joined(self) -> "ReadTexts":
+    def concatenate(self) -> "ReadTexts":
         """All that was read, in the order of the texts."""
         parts = [(i, bool(texts()[i][0]), self.states[i], self.tokens[i]) for i in sorted(self.states)]
         return ReadTexts(
@@ -87,7 +87,7 @@ def read(
     reading = Reading()
     for index in range(len(texts())) if which is None else which:
         reading.read(int(index), backend, tokenizer, max_context, pause)
-    return reading.joined()
+    return reading.concatenate()
 
 
 def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from ..backends.base import under, untouched
+from ..backends.base import untouched, with_lora
 from ..errors import NotFound
 from ..lora.layer_lora import LayerLoRA
 from ..pausing import Pause
@@ -60,7 +60,7 @@ class ReplyTraces:
     def _settle(self, reply_id: str) -> None:
         if not self._active.knows_model:
             return
-        trace, state = self._directed(reply_id), self._active.state
+        trace, state = self._trace_with_directions(reply_id), self._active.state
         if trace.stats is None and trace.version == state.version and self._active.is_measured:
             self._active.probe.prepare()
             trace.stats = instant.prepare_stats(trace, self._active.probe)
@@ -68,13 +68,13 @@ class ReplyTraces:
             self._store.traces.put(reply_id, trace.to_bytes())
             self._stored.add(reply_id)
 
-    def _directed(self, reply_id: str) -> Trace:
+    def _trace_with_directions(self, reply_id: str) -> Trace:
         """A trace in memory. One that a blank adapter recorded is first computed again, with the directions
         that are known by now: the untouched model's head reads its hidden states."""
         trace = self.held[reply_id]
         if is_blank(trace.adapter):
             with untouched(self._active.backend):
-                trace = trace.replayed(self._active.load(0).micro, 0, self._active.backend.head)
+                trace = trace.replay(self._active.load(0).micro, 0, self._active.backend.head)
             self.held[reply_id] = trace
         return trace
 
@@ -87,7 +87,7 @@ class ReplyTraces:
             trace = self.replay(reply, state)  # the trace's hidden states are another base's
         self._read_layers(reply, trace, state)
         if trace.version != state.version:
-            trace = trace.replayed(state.micro, state.version, self._active.backend.head)
+            trace = trace.replay(state.micro, state.version, self._active.backend.head)
             trace.moved = self._layers.logprob_shift(trace, state)
         return trace
 
@@ -121,7 +121,7 @@ class ReplyTraces:
         if not reply.rated_ids or not reply.prompt_ids:
             raise NotFound(f"reply {reply.id} is empty: it was stopped at once, or its chat was deleted.")
         backend = self._active.backend
-        with under(backend, self._active.replay_lora(state)):
+        with with_lora(backend, self._active.replay_lora(state)):
             states = backend.hidden_states(reply.context_ids + reply.rated_ids[:-1])
         hidden = states[len(reply.context_ids) - 1 :]
         return Trace.from_hidden(

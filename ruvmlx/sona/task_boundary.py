@@ -20,7 +20,7 @@ Z = 2.0
 WARM = 50  # values before the first test
 BLOCK = 16
 CLIP = 3.0  # largest deviation of one value, in standard deviations
-_LEAST = 1e-3  # smallest deviation to divide by; less is rounding
+_MIN_DEVIATION = 1e-3  # smallest deviation to divide by; less is rounding
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Moments:
         """Standard errors by which new values exceed the stream's mean; 0 before WARM values."""
         if self.count < WARM:
             return 0.0
-        off = (np.asarray(values) - self.mean) / max(self.deviation, _LEAST)
+        off = (np.asarray(values) - self.mean) / max(self.deviation, _MIN_DEVIATION)
         return float(np.mean(np.clip(off, -CLIP, CLIP)) * math.sqrt(len(values)))
 
 
@@ -56,13 +56,13 @@ def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
     """
     found: list[int] = []
     first = 0
-    while (at := _next(rewards, questions, first)) is not None:
+    while (at := _find_task_end(rewards, questions, first)) is not None:
         found.append(at)
         first = at
     return found
 
 
-def _next(rewards: Sequence[float], questions: np.ndarray, first: int) -> int | None:
+def _find_task_end(rewards: Sequence[float], questions: np.ndarray, first: int) -> int | None:
     """The index at which the task that begins at `first` ends; None: it does not end."""
     reward, unlike = Moments(), Moments()
     total = np.zeros(questions.shape[1])

@@ -9,7 +9,7 @@ import numpy as np
 from .taste_features import BUCKETS, ReplyFeatures
 from .taste_measures import MEASURES, NAMED
 
-FURTHEST = 4.0  # a measure counts at most this many of its spreads
+MAX_SPREADS = 4.0  # a measure counts at most this many of its spreads
 USUAL = 10
 SEEN = 3  # a word, or an opener, is a candidate if it is in this many rated replies
 WORDS, OPENERS = 300, 6  # most candidates, the commonest
@@ -51,7 +51,7 @@ class Scale:
     def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
         """The replies, and USUAL more with the centre and spread of taste_measures.py. The spread is never
         below that one: a measure that hardly varies says little."""
-        found = _stacked(replies)
+        found = _stack_measures(replies)
         count = USUAL + len(found)
         centre = found.sum(axis=0) / count
         square = (USUAL + ((found - centre) ** 2).sum(axis=0)) / count
@@ -59,10 +59,10 @@ class Scale:
 
     def measures(self, replies: Sequence[ReplyFeatures]) -> np.ndarray:
         """[R, M] float64, none further than FURTHEST spreads from the centre."""
-        return np.clip((_stacked(replies) - self.centre) / self.spread, -FURTHEST, FURTHEST)
+        return np.clip((_stack_measures(replies) - self.centre) / self.spread, -MAX_SPREADS, MAX_SPREADS)
 
 
-def _stacked(replies: Sequence[ReplyFeatures]) -> np.ndarray:
+def _stack_measures(replies: Sequence[ReplyFeatures]) -> np.ndarray:
     found = np.stack([r.measures for r in replies]) if replies else np.zeros((0, len(MEASURES)))
     return found.astype(np.float64)
 
@@ -121,7 +121,7 @@ def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
 
 def _common_words(replies: Sequence[ReplyFeatures]) -> list[int]:
     """The WORDS commonest hashes that are in SEEN replies or more, and not in all."""
-    seen = np.bincount(joined([r.words for r in replies]), minlength=BUCKETS)
+    seen = np.bincount(concatenate_parts([r.words for r in replies]), minlength=BUCKETS)
     found = np.flatnonzero((seen >= SEEN) & (seen < len(replies)))
     return found[np.argsort(-seen[found], kind="stable")[:WORDS]].tolist()
 
@@ -132,7 +132,7 @@ def _common_openers(begun: np.ndarray) -> list[int]:
     return [int(values[i]) for i in order if SEEN <= counts[i] < len(begun)]
 
 
-def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def concatenate_parts(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Concatenate the parts; there may be none."""
     return np.concatenate([np.zeros(0, np.uint8), *parts])
 
@@ -143,7 +143,7 @@ def roots(replies: Sequence[ReplyFeatures], words: Sequence[int]) -> np.ndarray:
     place[list(words)] = np.arange(1, len(words) + 1)
     sizes = [len(r.words) for r in replies]
     found = np.zeros((len(replies), len(words) + 1), np.float32)
-    at = place[joined([r.words for r in replies])]
+    at = place[concatenate_parts([r.words for r in replies])]
     at += np.repeat(np.arange(len(replies), dtype=np.int32) * (len(words) + 1), sizes)
-    found.reshape(-1)[at] = _ROOT[joined([r.counts for r in replies])]
+    found.reshape(-1)[at] = _ROOT[concatenate_parts([r.counts for r in replies])]
     return found[:, 1:]

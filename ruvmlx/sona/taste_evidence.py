@@ -60,7 +60,7 @@ class Variances:
         """a [1 + M + K]"""
         return np.array([self.intercept, *[self.base] * measures, *self.own])
 
-    def scaled(self, which: int, factor: float) -> "Variances":
+    def scale_variance(self, which: int, factor: float) -> "Variances":
         """One of them times a factor: 0 base, 1 noise, from 2 on the selected columns."""
         if which == 0:
             return replace(self, base=self.base * factor)
@@ -112,7 +112,7 @@ def log_evidences(
     return -0.5 * (count * math.log(2 * math.pi * noise) + log_det + roots[..., -1] ** 2)
 
 
-def tuned(
+def coordinate_ascent(
     variances: Variances, which: Sequence[int], score: Callable[[Variances], float], steps: Sequence[float]
 ) -> Variances:
     """Coordinate ascent over log2 of the variances named by `which` (as in `scaled`), with steps of falling
@@ -121,7 +121,7 @@ def tuned(
     for step in steps:
         for place in which:
             for factor in (2.0**step, 2.0**-step):
-                while (value := score(moved := variances.scaled(place, factor))) > best + _GAIN:
+                while (value := score(moved := variances.scale_variance(place, factor))) > best + _GAIN:
                     variances, best = moved, value
     return variances
 

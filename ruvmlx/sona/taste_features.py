@@ -16,7 +16,7 @@ from .taste_measures import MEASURES, measured
 
 BUCKETS = 1 << 16  # words and pairs of words are known by a hash of 16 bits
 _TOKEN = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*|\d+|[^\w\s]")
-_MOST = 255  # a count is one byte
+_MAX_COUNT = 255  # a count is one byte
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:
     """finished: the reply ended by itself, and not at the length limit."""
     counted = Counter(bucket(gram) for gram in grams(text))
     words = np.array(sorted(counted), np.uint16)
-    counts = np.array([min(counted[int(w)], _MOST) for w in words], np.uint8)
+    counts = np.array([min(counted[int(w)], _MAX_COUNT) for w in words], np.uint8)
     return ReplyFeatures(measured(text, finished), words, counts, bucket(opener_of(question)))
 
 

@@ -13,10 +13,10 @@ from .taste_evidence import (
     Posterior,
     Sums,
     Variances,
+    coordinate_ascent,
     hyperprior,
     log_evidence,
     log_evidences,
-    tuned,
 )
 from .taste_features import ReplyFeatures
 from .taste_measures import MEASURES
@@ -28,7 +28,7 @@ _STRONGEST, _WEAKEST = 1.0, 0.02  # prior variance of a selected column's weight
 
 DEGREES = 4.0  # of freedom of the noise
 
-RECENT = (
+TURN_AGES = (
     6,
     8,
     10,
@@ -192,7 +192,7 @@ def selected(
     columns, usual = list(known), [_STRONGEST / 4] * len(known)
     x = rows.design(columns, pool.scale) if x is None else x
     start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
-    variances = _tuned(start, rows.sums(x), usual)
+    variances = _fit_variances(start, rows.sums(x), usual)
     if len(columns) >= most:
         return Selection(rows, pool, tuple(columns), x, variances)
     scan = Scan(pool, rows, x, [pool.places[column] for column in columns if column in pool.places])
@@ -205,7 +205,7 @@ def selected(
         usual.append(strength)
         x = np.column_stack([x, pool.values[:, best]])
         scan.add(best)
-        variances = _tuned(replace(variances, own=(*variances.own, strength)), rows.sums(x), usual)
+        variances = _fit_variances(replace(variances, own=(*variances.own, strength)), rows.sums(x), usual)
     return Selection(rows, pool, tuple(columns), x, variances)
 
 
@@ -221,13 +221,13 @@ def _robust(begun: Selection) -> Selection:
     return found
 
 
-def _tuned(start: Variances, sums: Sums, usual: Sequence[float]) -> Variances:
+def _fit_variances(start: Variances, sums: Sums, usual: Sequence[float]) -> Variances:
     def score(v: Variances) -> float:
         return log_evidence(sums, v.prior(M), v.noise) + hyperprior(v, BASE, usual)
 
     # With a new column, the variances of the older ones hardly move.
     which, steps = ([0, 1, 1 + len(usual)], (1.0, 0.5)) if usual else ([0, 1], (2.0, 1.0, 0.5))
-    return tuned(start, which, score, steps)
+    return coordinate_ascent(start, which, score, steps)
 
 
 class Scan:
@@ -271,7 +271,7 @@ def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
     """After how many ratings the taste turned, if two tastes, each with weights of its own, are clearly more
     likely than one; else 0. x [R, d]: columns of the ratings."""
     count = len(ratings.y)
-    cuts = sorted(count - recent for recent in RECENT if count - recent >= LEAST_OLD)
+    cuts = sorted(count - recent for recent in TURN_AGES if count - recent >= LEAST_OLD)
     if not cuts:
         return 0
     ends = [0, *cuts, count]

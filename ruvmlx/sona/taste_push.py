@@ -119,7 +119,7 @@ class TastePush:
         """Compute the push for an adapter of this version, unless it is there: milliseconds, and 0.3 s the
         first time."""
         if version not in self._versions[:1]:
-            self._push, self._versions = self._computed(probe), [version]
+            self._push, self._versions = self._compute_push(probe), [version]
 
     def of(self, version: int, probe: KLProbe) -> np.ndarray:
         """[A], to be added to the first row of lora_b by a rating of a reply to this version."""
@@ -132,7 +132,7 @@ class TastePush:
         if before in self._versions[:LAG]:
             self._versions.append(after)
 
-    def _computed(self, probe: KLProbe) -> np.ndarray:
+    def _compute_push(self, probe: KLProbe) -> np.ndarray:
         taste = self._taste.model
         logits = np.zeros(probe.tokens.size, np.float32)
         if taste.ratings < FIRST_END:

@@ -37,7 +37,7 @@ def preferences(fit: TasteFit, ratings: int, rated: Sequence[tuple[str, str]]) -
     names, found = _names(fit, rated), []
     for column in dict.fromkeys((*(Column(measure=m) for m in range(M)), *fit.columns)):
         stars, sure = _effect(fit, column)
-        words = _said(column, stars, names)
+        words = _column_in_words(column, stars, names)
         if words and abs(sure) >= SURE and abs(stars) >= FELT:
             found.append(Liking(words, abs(stars), abs(sure)))
     return sorted(found, key=lambda p: -p.stars)[:MOST_SAID]
@@ -61,7 +61,7 @@ def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
     return stars, stars / float(np.sqrt(counted @ fit.posterior.covariance @ counted))
 
 
-def _said(column: Column, stars: float, names: dict[int, str]) -> str:
+def _column_in_words(column: Column, stars: float, names: dict[int, str]) -> str:
     """The column in words; empty if it is about questions alone, or if its word is in none of the texts."""
     if column.measure is not None:
         measure = MEASURES[column.measure]

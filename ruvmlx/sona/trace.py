@@ -97,7 +97,7 @@ class Trace:
             self.grad_a,
             self.grad_b,
         )
-        self._added(hidden, token, logprob, frozen)
+        self._append_token(hidden, token, logprob, frozen)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
         """The kernel call of `add`, to be run together with those of other traces."""
@@ -105,11 +105,11 @@ class Trace:
         return [
             kernels.trace_work(
                 hidden, logits, token, a.lora_a, a.lora_b, a.scale, self.grad_a, self.grad_b,
-                lambda logprob, frozen: self._added(hidden, token, logprob, frozen),
+                lambda logprob, frozen: self._append_token(hidden, token, logprob, frozen),
             )
         ]  # fmt: skip
 
-    def _added(self, hidden: np.ndarray, token: int, logprob: float, frozen: float) -> None:
+    def _append_token(self, hidden: np.ndarray, token: int, logprob: float, frozen: float) -> None:
         self.logprob += logprob
         self.frozen_logprob += frozen
         self.tokens.append(token)
@@ -136,7 +136,7 @@ class Trace:
         drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
         return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens) + self.moved)))
 
-    def replayed(self, adapter: MicroLoRA, version: int, head) -> "Trace":
+    def replay(self, adapter: MicroLoRA, version: int, head) -> "Trace":
         """The same reply's trace under another adapter."""
         new = Trace(adapter, version)
         at = 0
@@ -157,7 +157,7 @@ class Trace:
         """
         seed = cls(adapter, version, tokens=list(tokens))
         seed._hidden = list(hidden)
-        new = seed.replayed(adapter, version, head)
+        new = seed.replay(adapter, version, head)
         new.drawn_logprob = new.frozen_logprob if drawn_logprob is None else drawn_logprob
         return new
 

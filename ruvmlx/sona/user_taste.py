@@ -66,9 +66,9 @@ class UserTaste:
         return rated + [(asked, said) for asked, *both in self._history.pairs.texts() for said in both]
 
     def _fit(self) -> TasteModel:
-        given = [(version, one) for _, version, one in self._rated()] + self._preferred()
+        given = [(version, one) for _, version, one in self._rated()] + self._preferred_features()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
-        return TasteModel.fit(evidence, self._unrated() if background_counts(evidence) else ())
+        return TasteModel.fit(evidence, self._unrated_features() if background_counts(evidence) else ())
 
     def _rated(self) -> list[tuple[str, int, RatedFeatures]]:
         """(reply id, version, rating) of the ratings in force whose words are known, oldest first."""
@@ -83,7 +83,7 @@ class UserTaste:
             (id_, version, RatedFeatures(f, rating)) for id_, version, f, rating in known if f is not None
         ]
 
-    def _preferred(self) -> list[tuple[int, Given]]:
+    def _preferred_features(self) -> list[tuple[int, Given]]:
         """(version, preference) of the preferences in force whose words are known."""
         pairs = self._history.pairs.in_force()
         if any({pair.better, pair.worse} - self._features.keys() for pair in pairs):
@@ -96,13 +96,13 @@ class UserTaste:
                 found.append((pair.version, PreferredFeatures(better, worse, pair.strength)))
         return found
 
-    def _unrated(self) -> list[ReplyFeatures]:
+    def _unrated_features(self) -> list[ReplyFeatures]:
         found = [self._remember(row) for row in self._history.unrated_words(BACKGROUND)]
         return [features for features in found if features is not None]
 
     def _remember(self, row: ReplyWords) -> ReplyFeatures | None:
         if row.id not in self._features:
-            self._features[row.id] = ReplyFeatures.from_bytes(row.features) or _computed(row)
+            self._features[row.id] = ReplyFeatures.from_bytes(row.features) or _compute_features(row)
         return self._features[row.id]
 
 
@@ -111,7 +111,7 @@ def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeature
     return features_of(question, thinking.split(text).answer, finish_reason == "stop")
 
 
-def _computed(row: ReplyWords) -> ReplyFeatures | None:
+def _compute_features(row: ReplyWords) -> ReplyFeatures | None:
     """Features of a reply that was stored without those of today; None if its text was deleted or it teaches
     nothing."""
     missing = row.text and row.features != b""

@@ -66,7 +66,7 @@ class Anchors:
         if self._count(fingerprint, name) > limit:
             self._delete_others(fingerprint, name, kept)
         while len(kept) > limit:
-            kept[:2] = [self._merged(kept[0], kept[1], merge)]
+            kept[:2] = [self._merge_rows(kept[0], kept[1], merge)]
         self._bases.delete_unused(fingerprint, name)
         facts = {"id": id_, "version": version, "base": base, "fisher": digest(fisher)}
         self._witness.record("anchor", {"model": fingerprint, "adapter": name, **facts})
@@ -83,7 +83,7 @@ class Anchors:
             f"DELETE FROM anchors WHERE fingerprint = ? AND name = ? AND id NOT IN ({ids})", fingerprint, name
         )
 
-    def _merged(
+    def _merge_rows(
         self, earlier: AnchorRow, later: AnchorRow, merge: Callable[[bytes, bytes], bytes]
     ) -> AnchorRow:
         both = merge(earlier.fisher, later.fisher)

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import CorruptFile
 from ..tiers import LENGTHS, filled
 from .store import Store
-from .versions import unpacked
+from .versions import unpack_state
 from .witness import WitnessRow, digest
 
 _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version in use
@@ -142,7 +142,7 @@ def _bases(store: Store, logged: _Logged) -> str:
 def _are_as_written(weights: Any, written: str | None, are_needed: bool = False) -> bool:
     """weights: (state, is it packed). written: their digest. are_needed: of the version in use."""
     try:
-        state = unpacked(*weights)
+        state = unpack_state(*weights)
     except CorruptFile:
         return False
     return digest(state) == written if state is not None else not are_needed

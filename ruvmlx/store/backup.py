@@ -50,7 +50,7 @@ def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
     with _writing(file):
         _check_target(file, store, replace)
         with file_beside(file) as fresh:
-            facts = _copied(store, fresh)
+            facts = _copy_database(store, fresh)
             if replace:
                 os.replace(fresh, file)
                 sync_folder(file.parent)
@@ -76,9 +76,9 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
     with _writing(store):
         store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_beside(store) as fresh:
-            facts = _copied(file, fresh)
+            facts = _copy_database(file, fresh)
             try:
-                with _alone(store):
+                with _lock_store(store):
                     kept = _exchange(store, fresh)
             except FileExistsError:  # another process has made a store meanwhile
                 raise _in_use(store) from None
@@ -127,9 +127,9 @@ def _writing(file: Path) -> Iterator[None]:
 # -- copying -----------------------------------------------------------------------------------------
 
 
-def _copied(source: Path, target: Path) -> dict[str, int]:
+def _copy_database(source: Path, target: Path) -> dict[str, int]:
     """Copy one database to another, check the copy, and count what is in it."""
-    with _readable_errors(source), _opened_source(source) as old, _opened(target, "") as new:
+    with _readable_errors(source), _opened_source(source) as old, _open_database(target, "") as new:
         version = old.execute("PRAGMA user_version").fetchone()[0]
         if not 0 < version <= VERSION:
             raise CorruptFile(f"{source} is not a store of this ruvmlx (format {version}).")
@@ -164,7 +164,7 @@ def _checked(copy: Path, source: Path) -> dict[str, int]:
         found = {name: store.db.value(f"SELECT count(*) FROM {table}") for name, table in counts.items()}
     finally:
         store.close()
-    with _readable_errors(source), _opened(copy, "") as alone:
+    with _readable_errors(source), _open_database(copy, "") as alone:
         alone.execute("PRAGMA journal_mode = DELETE")
     return found
 
@@ -183,7 +183,7 @@ def _readable_errors(source: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(file: Path, options: str) -> Iterator[sqlite3.Connection]:
+def _open_database(file: Path, options: str) -> Iterator[sqlite3.Connection]:
     uri = f"{file.absolute().as_uri()}{options}"
     connection = sqlite3.connect(uri, uri=True, timeout=5, isolation_level=None)
     connection.text_factory = _text
@@ -201,7 +201,7 @@ def _text(data: bytes) -> str:
 @contextmanager
 def _opened_source(source: Path) -> Iterator[sqlite3.Connection]:
     """The database to copy; its disk may be full, or not be written."""
-    with _opened(source, "?mode=ro") as connection:
+    with _open_database(source, "?mode=ro") as connection:
         try:
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         except sqlite3.OperationalError as error:
@@ -221,12 +221,12 @@ def _opened_source(source: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def _alone(store: Path) -> Iterator[None]:
+def _lock_store(store: Path) -> Iterator[None]:
     """Keep every other process out of the store, if there is one and it is a sound database."""
     if not store.exists():
         yield
         return
-    with _opened(store, "") as connection:
+    with _open_database(store, "") as connection:
         try:
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()  # locked while another has it open
             connection.execute("BEGIN EXCLUSIVE")

@@ -70,8 +70,8 @@ class KVRecords:
         )
         if last is not None and (before := list(last)) != list(seen.lengths):
             facts = {"model": seen.fingerprint, "backend": seen.backend, "reply": seen.reply_id}
-            self._witness.record("kv_used", facts | _named(seen.lengths) | {"before": before})
-        self._db.insert("kv_observations", created=time.time(), **_stored(seen))
+            self._witness.record("kv_used", facts | _lengths_by_name(seen.lengths) | {"before": before})
+        self._db.insert("kv_observations", created=time.time(), **_to_columns(seen))
         self._db.execute(
             "DELETE FROM kv_observations WHERE id <= (SELECT max(id) FROM kv_observations) - ?",
             KEEP_OBSERVATIONS,
@@ -106,7 +106,11 @@ class KVRecords:
         """Commit a measurement, and delete those of the oldest replies, all policies of a reply at once."""
         with self._db.transaction():
             self._db.replace(
-                "kv_measured", fingerprint=fingerprint, backend=backend, created=time.time(), **_stored(found)
+                "kv_measured",
+                fingerprint=fingerprint,
+                backend=backend,
+                created=time.time(),
+                **_to_columns(found),
             )
             self._db.execute(
                 "DELETE FROM kv_measured WHERE fingerprint = ?1 AND backend = ?2 AND reply_id NOT IN"
@@ -142,14 +146,14 @@ class KVRecords:
         with self._db.transaction():
             before = self.choice(fingerprint, backend)
             was = list(before.lengths) if before else None
-            values = _stored(choice) | {"report": json.dumps(choice.report)}
+            values = _to_columns(choice) | {"report": json.dumps(choice.report)}
             self._db.replace("kv_choices", fingerprint=fingerprint, backend=backend, **values)
             if was != list(choice.lengths):
-                facts = {"model": fingerprint, "backend": backend, **_named(choice.lengths)}
+                facts = {"model": fingerprint, "backend": backend, **_lengths_by_name(choice.lengths)}
                 self._witness.record("kv_choice", facts | {"before": was, "reason": choice.report["reason"]})
 
 
-def _named(lengths: tuple[int, ...]) -> dict[str, int]:
+def _lengths_by_name(lengths: tuple[int, ...]) -> dict[str, int]:
     return dict(zip(LENGTHS, lengths, strict=True))
 
 
@@ -158,7 +162,7 @@ def _columns(row_class: type) -> str:
     return ", ".join(name for field in fields(row_class) for name in _BY_TIER.get(field.name, (field.name,)))
 
 
-def _stored(row: Any) -> dict[str, Any]:
+def _to_columns(row: Any) -> dict[str, Any]:
     """A row's values by column."""
     values = dict(vars(row))
     for field in _BY_TIER.keys() & values.keys():

@@ -41,7 +41,7 @@ class Messages:
         """The current branch, from its first message to its last."""
         rows = {row.id: row for row in self.all(session_id)}
         tree = _tree(rows.values())
-        return [_numbered(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
+        return [_with_branch_number(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
 
     def all(self, session_id: str) -> list[MessageRow]:
         """The messages of every branch, oldest first. Their branch numbers are not set."""
@@ -246,7 +246,7 @@ def _tree(rows: Iterable[MessageRow]) -> Tree:
     return Tree([Node(row.id, row.parent, row.role) for row in rows])
 
 
-def _numbered(row: MessageRow, tree: Tree) -> MessageRow:
+def _with_branch_number(row: MessageRow, tree: Tree) -> MessageRow:
     """The message with its place among its siblings."""
     siblings = tree.siblings(row.id)
     if row.id not in siblings:

@@ -150,7 +150,7 @@ class Replies:
         )
         return [reply_id for row in rows for reply_id in row["examples"].split()]
 
-    def unrated(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
+    def unrated_replies(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
         """The newest replies that an adapter wrote and the user saw, without a rating or preference in
         force."""
         rows = self._db.rows(

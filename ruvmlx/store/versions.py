@@ -67,14 +67,16 @@ class Versions:
             )
         )
         if row is None:
-            raise NotFound(f"adapter {name!r} has no version {version}; {self._kept(fingerprint, name)}.")
+            raise NotFound(
+                f"adapter {name!r} has no version {version}; {self._kept_in_words(fingerprint, name)}."
+            )
         if row["state"] is None:
-            known = self._kept(fingerprint, name)
+            known = self._kept_in_words(fingerprint, name)
             raise NotFound(f"version {version} of adapter {name!r} is no longer kept; {known}.")
         found = dict(row)
-        return VersionRow(**found | {"state": unpacked(found["state"], found.pop("packed"))})
+        return VersionRow(**found | {"state": unpack_state(found["state"], found.pop("packed"))})
 
-    def _kept(self, fingerprint: str, name: str) -> str:
+    def _kept_in_words(self, fingerprint: str, name: str) -> str:
         """Versions that rollback accepts, in words."""
         known = self.kept(fingerprint, name)
         if not known:
@@ -201,7 +203,7 @@ class Versions:
         )
         sql = f"SELECT {columns(VersionRow)}, packed FROM adapters WHERE fingerprint = ? AND name = ?"
         for row in map(dict, self._db.rows(sql, fingerprint, new)):
-            self._record(fingerprint, new, row | {"state": unpacked(row["state"], row["packed"])})
+            self._record(fingerprint, new, row | {"state": unpack_state(row["state"], row["packed"])})
         self._bases.copy(fingerprint, name, new)
         self._set_head(fingerprint, new, head)
 
@@ -240,7 +242,7 @@ class Versions:
             self._bases.delete_unused(fingerprint, name)
 
 
-def unpacked(state: bytes | None, packed: int) -> bytes | None:
+def unpack_state(state: bytes | None, packed: int) -> bytes | None:
     """The weights as they were written. CorruptFile if they are damaged."""
     try:
         return zlib.decompress(state) if packed and state is not None else state

@@ -27,7 +27,7 @@ def norm(grads: Mapping[Place, Pair]) -> float:
     return float(np.sqrt(sum(np.vdot(g, g) for pair in grads.values() for g in pair)))
 
 
-def _moved(
+def _next_weights(
     w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, lr: float, step: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights and moments after one step."""
@@ -68,7 +68,7 @@ class Training:
         cut, moved = np.float32(min(1.0, clip / max(norm(grads), 1e-12))), {}
         for place, pair in grads.items():
             now = zip(self.pairs[place], self.mean[place], self.square[place], pair, strict=True)
-            moved[place] = [_moved(w, m, v, g * cut, lr, self.step + 1) for w, m, v, g in now]
+            moved[place] = [_next_weights(w, m, v, g * cut, lr, self.step + 1) for w, m, v, g in now]
             pause()
         self.step += 1
         for place, (of_a, of_b) in moved.items():

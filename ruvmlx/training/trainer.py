@@ -40,13 +40,13 @@ Pairs = dict[Place, Pair]
 Weigh = Callable[[float], float]
 
 
-def _built(model: Model, kind: str, pause: Pause) -> nn.Module:
+def _build_graph(model: Model, kind: str, pause: Pause) -> nn.Module:
     weights = AskingWeights(model.load_weights(), lambda _: pause(), pause)
     how = plan(weights, kind)
     return graph.build(model.config, weights, how.dtype, how.unpack, pause)
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def _unwrap(module: nn.Module) -> nn.Module:
     """mlx-lm's own module, without the backend's wrappers."""
     module = module.plain if "plain" in module else module
     return module.linear if isinstance(module, ChangedLinear) else module
@@ -78,7 +78,7 @@ class Trainer:
         self._load = cpu.OtherLoad()
         lent = backend.lent_graph() if isinstance(backend, MLXBackend) else None
         with mx.stream(self._device):
-            self._graph = lent or _built(model, kind, pause)
+            self._graph = lent or _build_graph(model, kind, pause)
             mx.clear_cache()
         self._vocab_size, self._config = model.config.vocab_size, model.config
         self._positions = cpu_layers.Positions(model.config)
@@ -139,9 +139,9 @@ class Trainer:
             factors = self._factors(base)
 
             def loss(probes):
-                linear = partial(_probed, probes, inputs)
+                linear = partial(_probed_linear, probes, inputs)
                 hidden = self._forward(layer_input, factors, text, stops, linear)
-                _, slope = self._valued(mx.stop_gradient(hidden), logprob(text), stops)
+                _, slope = self._loss_and_slope(mx.stop_gradient(hidden), logprob(text), stops)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
             grads = mx.grad(loss)(self._probes(base, len(text.tokens) - 1))
@@ -164,7 +164,7 @@ class Trainer:
             stops, inputs = Stops(), dict[str, mx.array]()
             probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
             self._forward(
-                self._layer_input(text, 0, pause), {}, text, stops, partial(_probed, probes, inputs)
+                self._layer_input(text, 0, pause), {}, text, stops, partial(_probed_linear, probes, inputs)
             )
             means = {n: x[text.first - 1 :].astype(mx.float32).mean(axis=0) for n, x in inputs.items()}
             inputs.clear()
@@ -180,7 +180,7 @@ class Trainer:
             stops, inputs = Stops(), dict[str, mx.array]()
             probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
             self._forward(
-                self._layer_input(text, 0, pause), {}, text, stops, partial(_probed, probes, inputs)
+                self._layer_input(text, 0, pause), {}, text, stops, partial(_probed_linear, probes, inputs)
             )
             at = mx.array(text.first - 1 + rows)
             found = {name: x[at].astype(mx.float32) for name, x in inputs.items()}
@@ -210,7 +210,7 @@ class Trainer:
 
             def loss(factors):
                 hidden = self._forward(layer_input, fixed | factors, text, stops)
-                _, slope = self._valued(mx.stop_gradient(hidden), logprob(text, temperature), stops)
+                _, slope = self._loss_and_slope(mx.stop_gradient(hidden), logprob(text, temperature), stops)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
             grads = mx.grad(loss)(zero)
@@ -255,7 +255,7 @@ class Trainer:
 
             def loss(factors):
                 hidden = self._forward(layer_input, factors, text, stops)
-                number, slope = self._valued(mx.stop_gradient(hidden), value, stops)
+                number, slope = self._loss_and_slope(mx.stop_gradient(hidden), value, stops)
                 out.append(number)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
@@ -285,7 +285,7 @@ class Trainer:
                 out[module, layer] = (a * np.float32(weight), b * np.float32(base.scale * weight))
         return out
 
-    def _valued(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
+    def _loss_and_slope(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
         """hidden [n, D] -> the loss, and its gradient by hidden [n, D]; computed some rows at a time."""
 
         def head(h):
@@ -341,7 +341,7 @@ class Trainer:
 
     def _layer(self, x: mx.array, layer: nn.Module, linear: Callable, stops: Stops) -> mx.array:
         """x [T, D] -> [T, D]."""
-        own, mlp, work = _unwrapped(layer.self_attn), layer.mlp, stage_work(len(x))
+        own, mlp, work = _unwrap(layer.self_attn), layer.mlp, stage_work(len(x))
         y = layer.input_layernorm(x)
         q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
         stops.add(q, k, v, work=work["v_proj"])
@@ -372,7 +372,7 @@ class Trainer:
 def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
     """Several linear layers with their changes, of one input: x [T, in] -> a list of [T, out]."""
     found = [name for name in names if f"{layer}.{name}.a" in factors]
-    out = {name: _unwrapped(own[name])(x) for name in names}
+    out = {name: _unwrap(own[name])(x) for name in names}
     if found:
         a = [factors[f"{layer}.{name}.a"] for name in found]
         u = x.astype(mx.float32) @ mx.concatenate(a, axis=1)
@@ -382,7 +382,7 @@ def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Mo
     return [out[name] for name in names]
 
 
-def _probed(
+def _probed_linear(
     probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
     x: mx.array, own: nn.Module, names: Sequence[str],
 ):  # fmt: skip

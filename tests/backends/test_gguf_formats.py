@@ -8,7 +8,7 @@ import pytest
 from ruvmlx.backends.mlx import graph
 from ruvmlx.backends.mlx.backend import MLXBackend, plan
 from ruvmlx.backends.native.backend import NativeBackend
-from ruvmlx.backends.reference import ReferenceBackend, unpacked
+from ruvmlx.backends.reference import ReferenceBackend, unpack_weights
 from ruvmlx.models.gguf_types import ROWS
 from ruvmlx.models.layout import matrices
 from ruvmlx.models.load import load_gguf
@@ -75,7 +75,7 @@ def test_mlx_keeps_the_affine_form_on_a_gpu(quant, made):
     assert not how.unpack
     assert how.dtype == (mx.float32 if weights.stored_tensor("lm_head").type.wide else mx.float16)
     net = graph.build(model.config, weights, mx.float32, False)
-    want = unpacked(weights, model.config)
+    want = unpack_weights(weights, model.config)
     for module, (_, width) in matrices(model.config):
         kind = weights.stored_tensor(module).type
         parts = {k: graph.parameters(net)[f"{module}.{k}"] for k in ("weight", "scales", "biases")}

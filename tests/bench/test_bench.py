@@ -183,6 +183,6 @@ def test_a_limit_is_the_most_that_was_reached():
 
 def test_a_machine_that_slows_down_marks_the_run():
     steady, hot = machine.Thermometer([1.0, 1.01, 1.03]), machine.Thermometer([1.0, 1.02, 1.09, 1.2])
-    assert not steady.throttled and hot.throttled and hot.drift == pytest.approx(0.09)
+    assert not steady.is_throttled and hot.is_throttled and hot.drift == pytest.approx(0.09)
     quick = machine.Thermometer([1.0, 0.8, 0.8])
-    assert quick.drift == 0 and not quick.throttled
+    assert quick.drift == 0 and not quick.is_throttled

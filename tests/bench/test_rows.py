@@ -100,7 +100,7 @@ REPORT = {
     "model": "m.gguf",
     "weights": 100_000_000,
     "drift": 0.08,
-    "throttled": True,
+    "is_throttled": True,
     "settings": {},
     "seconds": 60.0,
 }
@@ -128,6 +128,6 @@ def test_the_table_has_every_row_and_bars_by_context():
 
 
 def test_projections_follow_the_measured_share():
-    found = {p.chip: p for p in projection.projected(REPORT["rows"], 1e9)}
+    found = {p.chip: p for p in projection.project_chips(REPORT["rows"], 1e9)}
     assert found["M4 Pro"].most == pytest.approx(273) and found["M4 Pro"].expected == pytest.approx(0.8 * 273)
-    assert projection.projected([], 1e9) == []
+    assert projection.project_chips([], 1e9) == []

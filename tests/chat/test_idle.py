@@ -231,7 +231,7 @@ class Restful(ScriptedRuntime):
     def __init__(self, *lessons, kv=(), replies=()):
         super().__init__(*replies)
         self.lessons, self.kv = list(lessons), list(kv)
-        self.paused = False
+        self.is_paused = False
         self.begun: list[float] = []  # time.monotonic() of each
 
     def due(self):
@@ -248,7 +248,7 @@ class Restful(ScriptedRuntime):
         if self.lessons[0] == "wait":
             progress(1, 12, 0.5)
             assert cancel.wait(10)
-            self.paused = True
+            self.is_paused = True
             return {"promoted": False, "reason": "stopped after 1 of 12 steps; the next run continues it"}
         lesson = self.lessons.pop(0)
         if isinstance(lesson, Exception):
@@ -280,7 +280,7 @@ async def test_any_request_stops_idle_training(disturb):
         await until(pilot, lambda: status_line(app) == "learning in the background, step 1 of 12")
         runtime.lessons = []
         await disturb(app, pilot)
-        await until(pilot, lambda: runtime.paused and app.chat.status.background == "")
+        await until(pilot, lambda: runtime.is_paused and app.chat.status.background == "")
         assert "stopped after" not in screen_text(app) and app.is_running
     assert len(runtime.threads) == 1
 
@@ -353,7 +353,7 @@ async def test_copying_text_of_a_reply_is_an_implicit_signal():
         first.body.query("*").first().text_select_all()
         assert app.screen.get_selected_text() == "Some words."
         await pilot.press("ctrl+c")
-        await until(pilot, lambda: runtime.noticed == [(first.reply_id, "copied")])
+        await until(pilot, lambda: runtime.record_implicit == [(first.reply_id, "copied")])
         assert app.clipboard == "Some words."
 
 

@@ -74,10 +74,10 @@ def test_the_status_line_has_words():
 @pytest.mark.parametrize("word", ["adapter", "KL", "tier", "token", "version", "cache", "allowed change"])
 def test_a_word_can_be_learned_inside_the_tool(word):
     for typed in (word, word.upper(), f"{word}s"):
-        assert glossary.explained(typed).startswith(f"{word}: ")
-    assert word in glossary.explained("")
+        assert glossary.explain(typed).startswith(f"{word}: ")
+    assert word in glossary.explain("")
 
 
 def test_a_word_that_is_not_explained_brings_a_similar_one():
     with pytest.raises(NotFound, match="Did you mean 'adapter'"):
-        glossary.explained("adaptor")
+        glossary.explain("adaptor")

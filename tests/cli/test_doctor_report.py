@@ -60,7 +60,7 @@ def tells(text: str) -> list[str]:
 
 def test_a_report_tells_machine_and_speed_and_nothing_of_the_user(run, planted, tmp_path, monkeypatch):  # noqa: F811
     """With the second net switched off: the facts themselves are free of it."""
-    monkeypatch.setattr(privacy, "cleaned", lambda value, names: value)
+    monkeypatch.setattr(privacy, "clean_json", lambda value, names: value)
     file = tmp_path / "report.md"
     code, out, err = run("doctor", "--report", str(file), "--json")  # so small a model takes seconds
     text = file.read_text()
@@ -236,7 +236,7 @@ def test_an_interrupt_leaves_no_file_and_no_folder(planted, tmp_path):
     ],
 )
 def test_paths_addresses_and_known_names_are_taken_out(planted, text):
-    found = privacy.cleaned({"a": [text]}, privacy.known_names())["a"][0]
+    found = privacy.clean_json({"a": [text]}, privacy.known_names())["a"][0]
     assert not tells(found) and privacy.REMOVED in found
 
 
@@ -252,7 +252,7 @@ def test_paths_addresses_and_known_names_are_taken_out(planted, text):
     ],
 )
 def test_what_belongs_to_nobody_stays(planted, text):
-    assert privacy.cleaned(text, privacy.known_names()) == text
+    assert privacy.clean_json(text, privacy.known_names()) == text
 
 
 def test_an_error_keeps_the_words_of_mlx_alone(planted):

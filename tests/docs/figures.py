@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from apps.prove import drawn_report, drawn_suite, suite
-from apps.prove.report import Point, joined
+from apps.prove.report import Point, join_trials
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVE = ROOT / "apps" / "prove"
@@ -53,7 +53,7 @@ def suite_points() -> dict[tuple[str, int], Point]:
     """The points of all cells of REPORT.jsonl, by cell and ratings."""
     found = suite.results(PROVE / "REPORT.jsonl")
     keys = list(dict.fromkeys(r["key"] for r in found))
-    cells = {key: joined(suite.checkpoints([r for r in found if r["key"] == key])) for key in keys}
+    cells = {key: join_trials(suite.checkpoints([r for r in found if r["key"] == key])) for key in keys}
     return {(key, point.ratings): point for key, of in cells.items() for point in of}
 
 

@@ -14,7 +14,7 @@ from ruvmlx.engine.tickets import OVERTAKEN
 from ruvmlx.engine.types import Patience
 from ruvmlx.errors import CacheTooLarge, MemoryBusy
 from ruvmlx.kv.cache import PagedCache
-from ruvmlx.kv.policy import F16, MOST, TIERED, TierPolicy, tightened
+from ruvmlx.kv.policy import F16, MOST, TIERED, TierPolicy, tighten
 from ruvmlx.kv.pool import PagePool
 from tests.oracles.plain_storage import PlainStorage
 
@@ -125,7 +125,7 @@ def test_random_workloads_stay_within_the_budget(packed, policy, pages, seed):
     assert held.most <= engine.backend.pool.budget
     for one, replies, sink in sinks:
         prompt = len(one.input_ids)
-        least = grown(tightened(policy, MOST), prompt, prompt + one.max_new_tokens, replies)
+        least = grown(tighten(policy, MOST), prompt, prompt + one.max_new_tokens, replies)
         if isinstance(sink.error, CacheTooLarge):
             assert least > pages - 3 * replies - 2  # nearly: a page of each is counted that may not be needed
         else:
@@ -191,7 +191,7 @@ def test_kept_sequences_make_room_and_pinned_ones_do_not(packed):
     free = refused.error.free / pool.sizes[-1]  # less what the page table takes
     assert refused.error.need == 6 * pool.sizes[-1] and 4.9 < free < 5
     del pinned
-    assert running.admission.pinned([]) == 0
+    assert running.admission.pinned_bytes([]) == 0
 
 
 def test_a_wait_for_memory_ends_with_the_numbers(packed, monkeypatch):

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from ruvmlx.backends.base import under
+from ruvmlx.backends.base import with_lora
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
@@ -196,7 +196,7 @@ def test_only_what_keys_and_values_depend_on_separates(packed):
 
     def cached(lora, policy=F16) -> int:
         engine.sessions.policy = policy
-        with under(backend, lora):
+        with with_lora(backend, lora):
             return engine.generate(asked(prompt)).cached_tokens
 
     assert [cached(None), cached(head), cached(below), cached(below)] == [0, 199, 0, 199]

@@ -163,7 +163,7 @@ def test_a_step_reads_nothing(models, policy, own_layers, sampling, monkeypatch)
     tokens.prefill([5] * 70)
     tokens.read()
     monkeypatch.setattr(mx, "async_eval", lambda *_: None)
-    step = mx.compile(lambda token: tuple(tokens._fed(token)))
+    step = mx.compile(lambda token: tuple(tokens._feed_token(token)))
     assert [a.shape for a in step(mx.array([7], mx.uint32))] == [(1,), (), (1, 64)]
     drawn = sampler.MLXSampler.__call__
 
@@ -173,7 +173,7 @@ def test_a_step_reads_nothing(models, policy, own_layers, sampling, monkeypatch)
 
     monkeypatch.setattr(sampler.MLXSampler, "__call__", reads)
     with pytest.raises(ValueError, match="eval"):
-        mx.compile(lambda token: tuple(tokens._fed(token)))(mx.array([7], mx.uint32))
+        mx.compile(lambda token: tuple(tokens._feed_token(token)))(mx.array([7], mx.uint32))
 
 
 def test_memory_is_tidied(full, monkeypatch):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ruvmlx.kv.cache import SLACK, PagedCache
-from ruvmlx.kv.policy import F16, TIERED, TierPolicy, tightened
+from ruvmlx.kv.policy import F16, TIERED, TierPolicy, tighten
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 from tests.oracles.plain_storage import PlainStorage
@@ -207,7 +207,7 @@ def test_pressure_tightens_and_lets_go():
     for token in range(1000):
         cache.append([token])
     assert pool.level == 0
-    assert tightened(F16, 5) is F16
+    assert tighten(F16, 5) is F16
 
 
 def test_a_budget_bounds_the_bytes():

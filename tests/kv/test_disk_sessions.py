@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from ruvmlx.backends.base import under
+from ruvmlx.backends.base import with_lora
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.kv import owners, page_file
@@ -155,7 +155,7 @@ def test_keys_and_values_belong_to_their_base(tiny, folder):
 
     def cached(lora: BaseLoRA | None) -> int:
         backend = NativeBackend(tiny, threads=1)
-        with under(backend, lora):
+        with with_lora(backend, lora):
             engine = LLMInferenceEngine(tiny, backend, SMALL, folder)
             found = ask(engine, tokens_of(100)).cached_tokens
             engine.sessions.keep_all()

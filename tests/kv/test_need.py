@@ -7,12 +7,12 @@ import pytest
 
 from ruvmlx.kv.cache import PagedCache
 from ruvmlx.kv.need import CacheShape, Growth
-from ruvmlx.kv.policy import F16, TIERED, TierPolicy, tightened
+from ruvmlx.kv.policy import F16, TIERED, TierPolicy, tighten
 from ruvmlx.kv.pool import PagePool
 from tests.oracles.plain_storage import PlainStorage
 
 SMALL = TierPolicy("tiered", (64, 128))
-POLICIES = [F16, SMALL, TIERED, tightened(TIERED, 3), tightened(TIERED, 5)]
+POLICIES = [F16, SMALL, TIERED, tighten(TIERED, 3), tighten(TIERED, 5)]
 
 
 class CountingStorage(PlainStorage):
@@ -114,8 +114,8 @@ def test_a_shared_prompt_counts_once():
 
 def test_small_chunks_and_lower_precision_need_less():
     sizes, growth = (100, 200, 400), Growth(4000, 4400)
-    needs = [CacheShape(tightened(TIERED, level), sizes).peak(growth) for level in range(6)]
+    needs = [CacheShape(tighten(TIERED, level), sizes).peak(growth) for level in range(6)]
     assert needs == sorted(needs, reverse=True) and needs[0] > 1.2 * needs[-1]
-    least = CacheShape(tightened(TIERED, 5), sizes)
+    least = CacheShape(tighten(TIERED, 5), sizes)
     by_chunk = [least.peak(replace(growth, chunk=chunk)) for chunk in (512, 256, 128, 64)]
     assert by_chunk == sorted(by_chunk, reverse=True) and by_chunk[0] > by_chunk[-1]

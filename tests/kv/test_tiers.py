@@ -11,7 +11,7 @@ from ruvmlx.backends.mlx.kernels.source import folder
 from ruvmlx.kernels.library import _load
 from ruvmlx.kernels.paged_attention import head_page_bytes
 from ruvmlx.kv.policy import TIERED, TierPolicy
-from ruvmlx.tiers import EXAMPLE, LENGTHS, PAGE, TIERS, described, filled
+from ruvmlx.tiers import EXAMPLE, LENGTHS, PAGE, TIERS, describe_tiers, filled
 
 NEON = Path(__file__).parents[2] / "neon"
 
@@ -67,7 +67,7 @@ def test_a_kernels_parameters_lie_where_the_header_says():
 
 def test_names_and_lengths_follow_from_the_table():
     assert (LENGTHS, EXAMPLE, TIERED.lengths) == (("hot", "warm"), "256,1024", (256, 2048))
-    assert described() == "f16, then 8 bits, then 4 bits"
+    assert describe_tiers() == "f16, then 8 bits, then 4 bits"
 
 
 @pytest.mark.parametrize("lengths", [(64,), (64, 128, 192), (0, 64), (128, 64), (64, 100)])

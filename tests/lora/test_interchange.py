@@ -16,8 +16,8 @@ from ruvmlx.lora.interchange import (
     CONFIG,
     FILES,
     PACKED,
-    combined,
-    divided,
+    combine_adapter,
+    divide_adapter,
     export,
     full_name,
     load,
@@ -100,7 +100,7 @@ def test_mlx_lm_itself_loads_what_we_export(folder, config, tmp_path, with_micro
     rng = np.random.default_rng(0)
     change = a_change(config, rng)
     if with_micro:
-        change = combined(change, a_micro(config, rng))
+        change = combine_adapter(change, a_micro(config, rng))
     export(change, config, tmp_path / "out", "mlx-lm")
     theirs = load_adapters(mlx_lm_model(folder), str(tmp_path / "out"))
     theirs.eval()
@@ -199,9 +199,9 @@ def test_an_export_is_read_back_as_it_was(config, tmp_path, kind):
 @pytest.mark.parametrize("kind", FILES)
 def test_micro_comes_back_bit_for_bit_and_at_rest(config, tmp_path, kind):
     micro = a_micro(config, np.random.default_rng(2))
-    export(combined(None, micro), config, tmp_path / "out", kind)
+    export(combine_adapter(None, micro), config, tmp_path / "out", kind)
     fresh = MicroLoRA.fresh(np.ones((config.hidden_size, 2)), config.vocab_size)
-    base, back = divided(load(tmp_path / "out", config), fresh)
+    base, back = divide_adapter(load(tmp_path / "out", config), fresh)
     assert base is None and back.alpha == micro.alpha and not back.evidence.size
     np.testing.assert_array_equal(back.lora_a, micro.lora_a)
     np.testing.assert_array_equal(back.lora_b, micro.lora_b)
@@ -211,7 +211,7 @@ def test_a_change_of_one_direction_leaves_micro_a_second_to_learn_with(config):
     rng = np.random.default_rng(3)
     a, b = rng.standard_normal((config.hidden_size, 1)), rng.standard_normal((1, config.vocab_size))
     fresh = MicroLoRA.fresh(rng.standard_normal((config.hidden_size, 2)), config.vocab_size)
-    base, micro = divided(BaseLoRA({HEAD: (a.astype("f4"), b.astype("f4"))}, 3.0), fresh)
+    base, micro = divide_adapter(BaseLoRA({HEAD: (a.astype("f4"), b.astype("f4"))}, 3.0), fresh)
     assert base is None
     np.testing.assert_allclose(micro.scale * micro.lora_a @ micro.lora_b, 3 * a @ b, rtol=1e-3, atol=1e-4)
     np.testing.assert_array_equal(micro.lora_a[:, 1], fresh.lora_a[:, 1])
@@ -220,7 +220,7 @@ def test_a_change_of_one_direction_leaves_micro_a_second_to_learn_with(config):
 def test_more_than_micro_can_hold_becomes_a_base(config):
     change = a_change(config, np.random.default_rng(4))
     fresh = MicroLoRA.fresh(np.ones((config.hidden_size, 2)), config.vocab_size)
-    assert divided(change, fresh) == (change, fresh)
+    assert divide_adapter(change, fresh) == (change, fresh)
 
 
 def test_base_and_micro_together_are_their_sum(config):
@@ -233,7 +233,7 @@ def test_base_and_micro_together_are_their_sum(config):
         BaseLoRA({}),
         BaseLoRA({p: x for p, x in change.pairs.items() if p != HEAD}, 0.5),
     ):
-        both = deltas(combined(base, micro))
+        both = deltas(combine_adapter(base, micro))
         own = deltas(base) if base else {}
         for name in own | added:
             wanted = own.get(name, 0) + added.get(name, 0)
@@ -254,7 +254,7 @@ def test_4_bits_are_a_fifth_of_the_file_and_close(config, tmp_path):
 
 def test_a_tied_head_goes_to_peft_but_not_to_mlx_lm(tmp_path):
     config = load_model(str(make_safetensors_model(tmp_path / "tied", tie=True))).config
-    change = combined(None, a_micro(config, np.random.default_rng(7)))
+    change = combine_adapter(None, a_micro(config, np.random.default_rng(7)))
     with pytest.raises(UsageError, match=r"tied embeddings.*fuse"):
         export(change, config, tmp_path / "out", "mlx-lm")
     assert not (tmp_path / "out").exists()

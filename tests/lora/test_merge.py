@@ -6,7 +6,7 @@ import pytest
 from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.lora.base_lora import BaseLoRA
-from ruvmlx.lora.merge import HEAD, folded, merged
+from ruvmlx.lora.merge import HEAD, fold_micro, merged
 
 SIZES = [(1, 1), (3, 7), (17, 5), (61, 130)]  # in, out
 
@@ -79,7 +79,7 @@ def test_folding_micro_into_the_base_changes_no_output(d, v, rank, held):
     x = rng.standard_normal((9, d)).astype(np.float32)
     before = x @ dense(base.pairs[HEAD], 0.5) if held else np.zeros((9, v))
     before += x @ dense((micro.lora_a, micro.lora_b), micro.scale)
-    new, rest = folded(base, micro, rank)
+    new, rest = fold_micro(base, micro, rank)
     after = x @ dense(new.pairs[HEAD], new.scale) + x @ dense((rest.lora_a, rest.lora_b), rest.scale)
     np.testing.assert_allclose(after, before, atol=1e-5 * abs(before).max())
     assert new.pairs[HEAD][0].shape[1] <= rank and new.pairs["q_proj", 1] is base.pairs["q_proj", 1]
@@ -93,17 +93,17 @@ def test_micro_goes_on_reading_in_its_directions():
     """Unused columns have zero lora_b, but lora_a is never zero there: a rating can still learn."""
     rng = np.random.default_rng(4)
     micro, base = a_micro(rng, 19, 23), BaseLoRA({HEAD: a_pair(rng, 19, 23, 3)})
-    _, rest = folded(base, micro, 4)  # five directions: one is left over
+    _, rest = fold_micro(base, micro, 4)  # five directions: one is left over
     used = np.abs(rest.lora_b).max(axis=1) > 0
     assert used.tolist() == [True, False]
     lengths = np.linalg.norm(rest.lora_a, axis=0)
     np.testing.assert_allclose(lengths, np.linalg.norm(micro.lora_a) / np.sqrt(2), rtol=1e-5)
     assert abs(rest.lora_a[:, 0] @ rest.lora_a[:, 1]) < 1e-4 * lengths[0] ** 2
-    _, empty = folded(BaseLoRA({}), micro, 4)
+    _, empty = fold_micro(BaseLoRA({}), micro, 4)
     np.testing.assert_array_equal(empty.lora_a, micro.lora_a)
 
 
 def test_an_untouched_micro_adds_nothing_to_the_base():
     micro = MicroLoRA.fresh(np.eye(5, 2, dtype=np.float32), 7)
-    new, rest = folded(BaseLoRA({}), micro, 4)
+    new, rest = fold_micro(BaseLoRA({}), micro, 4)
     assert new.pairs == {} and not rest.lora_b.any()

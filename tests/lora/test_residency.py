@@ -23,10 +23,10 @@ def test_those_not_used_for_longest_leave_first_and_come_back():
     held = residency(10, loads)
     for name in ("a-4", "b-4", "a-4", "c-4"):
         held.get(name)
-    assert held.loaded() == ["a-4", "c-4"] and loads == ["a-4", "b-4", "c-4"]
+    assert held.loaded_adapters() == ["a-4", "c-4"] and loads == ["a-4", "b-4", "c-4"]
     assert [(r.name, r.tier) for r in held.tiers()] == [("c-4", "hot"), ("a-4", "warm"), ("b-4", "cold")]
     held.get("b-4")
-    assert loads[-1] == "b-4" and held.loaded() == ["c-4", "b-4"]
+    assert loads[-1] == "b-4" and held.loaded_adapters() == ["c-4", "b-4"]
     counts = {r.name: (r.accesses, r.loads, r.bytes) for r in held.tiers()}
     assert counts == {"b-4": (2, 2, 4), "c-4": (1, 1, 4), "a-4": (2, 1, 0)}
 
@@ -34,9 +34,9 @@ def test_those_not_used_for_longest_leave_first_and_come_back():
 def test_the_hot_one_stays_whatever_its_size():
     held = residency(10)
     held.get("a-4")
-    assert held.get("big-99") == "big-99" and held.loaded() == ["big-99"]
+    assert held.get("big-99") == "big-99" and held.loaded_adapters() == ["big-99"]
     held.forget("big-99")
-    assert held.loaded() == [] and [r.name for r in held.tiers()] == ["a-4"]
+    assert held.loaded_adapters() == [] and [r.name for r in held.tiers()] == ["a-4"]
 
 
 def test_a_failed_load_changes_nothing():
@@ -49,7 +49,7 @@ def test_a_failed_load_changes_nothing():
     held.get("good")
     with pytest.raises(CorruptFile):
         held.get("bad")
-    assert held.loaded() == ["good"] and [r.name for r in held.tiers()] == ["good"]
+    assert held.loaded_adapters() == ["good"] and [r.name for r in held.tiers()] == ["good"]
 
 
 # the swap, in a runtime ---------------------------------------------------------------------------------

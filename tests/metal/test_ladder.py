@@ -173,7 +173,7 @@ def test_logits_are_the_twins(machine, folder, monkeypatch):
 )
 def test_sound_kernels_pass(machine, shapes):
     machine()
-    results = {case.name: selfcheck.judged(case) for case in selfcheck.cases(shapes)}
+    results = {case.name: selfcheck.run_case(case) for case in selfcheck.cases(shapes)}
     assert set(results) == NAMES
     assert all(r.ok and not r.why for r in results.values()), results
 
@@ -183,7 +183,7 @@ def test_sound_kernels_pass(machine, shapes):
 def test_a_broken_kernel_fails_its_case(machine, kernel, mode):
     """And no other's."""
     machine(**{kernel: mode})
-    failed = [r for r in map(selfcheck.judged, selfcheck.cases(SHAPES)) if not r.ok]
+    failed = [r for r in map(selfcheck.run_case, selfcheck.cases(SHAPES)) if not r.ok]
     # The second case of attention has one or two parts, whose merging tells less, and its time is only told.
     assert failed[0].name == CASES[kernel][0] and {r.name for r in failed} <= set(CASES[kernel])
     said = {"raise": "program scope variable", "wrong": "wrong", "nan": "NaN", "slow": "times as long"}

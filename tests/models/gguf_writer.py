@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.models.gguf_writer import ALIGNMENT, Typed, f32, gguf_header, padded, u32
+from ruvmlx.models.gguf_writer import ALIGNMENT, Typed, f32, gguf_header, pad_to_alignment, u32
 
 from .noise_blocks import BY_NAME, noise_blocks
 
@@ -19,7 +19,7 @@ def gguf_bytes(
     """tensors: name -> (type name, shape with rows first, stored bytes)."""
     sizes = {name: (kind, shape, len(data)) for name, (kind, shape, data) in tensors.items()}
     header = gguf_header(metadata, sizes, version)
-    return header + b"".join(padded(data) for _, _, data in tensors.values())
+    return header + b"".join(pad_to_alignment(data) for _, _, data in tensors.values())
 
 
 def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict, version: int = 3) -> Path:

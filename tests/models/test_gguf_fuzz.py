@@ -63,7 +63,7 @@ def exercise(model: Model) -> None:
     for module, (rows, _) in matrices(model.config):
         assert weights[f"{module}.weight"].shape[0] == rows
         if (stored := stored_matrix(weights, module)) is not None:
-            assert np.isfinite(stored.dequantised().sum(dtype=np.float64)), module
+            assert np.isfinite(stored.dequantise().sum(dtype=np.float64)), module
     for name, array in weights.items():
         assert np.isfinite(array.sum(dtype=np.float64)), name
     tokenizer = model.tokenizer

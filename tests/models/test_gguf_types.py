@@ -93,7 +93,7 @@ def test_quick_ways_have_their_twin():
     for name, quick in gguf_blocks._QUICK.items():
         kind = BY_NAME[name]
         blocks = random_blocks(kind, 40, sane=True)
-        for got, want in zip(quick(blocks), gguf_blocks._packed(kind.codes(blocks), kind), strict=True):
+        for got, want in zip(quick(blocks), gguf_blocks._pack_codes(kind.codes(blocks), kind), strict=True):
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want)
 

@@ -8,7 +8,7 @@ import pytest
 from ruvmlx.errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
 from ruvmlx.models import other_stores
 from ruvmlx.models.load import load_model
-from ruvmlx.models.local import list_local_models, sized
+from ruvmlx.models.local import list_local_models, readable_models
 from ruvmlx.models.other_stores import find_stored, stored_models
 from ruvmlx.models.resolve import find_model
 
@@ -68,7 +68,7 @@ def test_both_stores_are_listed_opened_and_left_as_they_were(ollama, lmstudio):
     before = contents(ollama) | contents(lmstudio)
     rows = {row["name"]: row for row in list_local_models()}
     assert sorted(rows) == sorted(OLLAMA + LMSTUDIO)
-    assert [facts.name for facts in sized()] == list(rows)
+    assert [facts.name for facts in readable_models()] == list(rows)
     for name, row in rows.items():
         model = load_model(name)
         assert (model.name, str(model.path), row["problem"]) == (name, row["path"], "")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ruvmlx.backends.reference import unpacked
+from ruvmlx.backends.reference import unpack_weights
 from ruvmlx.errors import CorruptFile, RuvmlxError, UnsupportedModel
 from ruvmlx.models.affine import dequantise
 from ruvmlx.models.layout import matrices
@@ -32,7 +32,7 @@ def change(folder, **keys):
 
 def test_weights_are_mlxs_to_the_bit(folder):
     model = load_model(str(folder))
-    got, want = unpacked(model.load_weights(), model.config), mlx_weights(folder)
+    got, want = unpack_weights(model.load_weights(), model.config), mlx_weights(folder)
     assert got.keys() == want.keys()
     for name, w in want.items():
         assert (got[name] == w).all() and np.abs(w).max() > 0, name
@@ -46,13 +46,13 @@ def test_eight_bits_hold_mxfp4_exactly_and_the_others_nearly(folder):
         if (stored := stored_matrix(weights, module)) is None:
             continue
         assert stored.shape == shape
-        want = stored.dequantised()
+        want = stored.dequantise()
         got = dequantise(*(weights[f"{module}.{part}"] for part in ("weight", "scales", "biases")), shape[1])
         groups = want.reshape(shape[0], -1, 32)
         step = np.abs(groups).max(2, keepdims=True) / 127 * 1.01  # scales are rounded up
         exact = stored.type.affine
         assert (np.abs(got.reshape(groups.shape) - groups) <= (0 if exact else step / 2)).all()
-        np.testing.assert_array_equal(stored.dequantised(slice(3, 9)), want[3:9])
+        np.testing.assert_array_equal(stored.dequantise(slice(3, 9)), want[3:9])
 
 
 def test_some_matrices_may_be_plain_or_in_another_format(tmp_path):
@@ -75,7 +75,7 @@ def test_some_matrices_may_be_plain_or_in_another_format(tmp_path):
     weights = model.load_weights()
     assert stored_matrix(weights, "lm_head") is None and stored_matrix(weights, module) is None
     assert stored_matrix(weights, "model.layers.0.mlp.down_proj").type.name == "mxfp4"
-    got = unpacked(weights, model.config)[f"{module}.weight"]
+    got = unpack_weights(weights, model.config)[f"{module}.weight"]
     want = mx.dequantize(*parts, **own).astype(mx.float32)
     np.testing.assert_allclose(got, np.array(want), atol=0.02 * np.abs(got).max())  # bfloat16
 
@@ -119,7 +119,7 @@ def test_nan_is_refused(tmp_path, how, suffix):
     with pytest.raises(CorruptFile, match=r"NaN.*Fetch"):
         list(weights.values())
     with pytest.raises(CorruptFile, match="NaN"):
-        stored_matrix(weights, "model.layers.0.mlp.up_proj").dequantised()
+        stored_matrix(weights, "model.layers.0.mlp.up_proj").dequantise()
 
 
 def test_such_formats_elsewhere_stay_with_mlx_lm(tmp_path):
@@ -152,7 +152,7 @@ def test_mutants_load_or_raise_one_line(tmp_path, how, full):
         try:
             model = load_model(str(folder))
             if model.is_own:
-                unpacked(model.load_weights(), model.config)
+                unpack_weights(model.load_weights(), model.config)
         except RuvmlxError as error:
             assert "\n" not in str(error)
         files[which].write_bytes(sound[which])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from apps.prove.retention import NeutralText
-from ruvmlx.backends.base import under
+from ruvmlx.backends.base import with_lora
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sampling import log_softmax
@@ -12,7 +12,7 @@ from ruvmlx.sampling import log_softmax
 
 def slow(backend, tokens, adapter, lora):
     """All log-probabilities with the adapter and the base, [T - 1, V], by `verify`."""
-    with under(backend, lora):
+    with with_lora(backend, lora):
         return np.stack([log_softmax(z) for z in backend.verify(tokens[:-1], backend.new_cache(), adapter)])
 
 
@@ -32,6 +32,6 @@ def test_the_distance_is_that_of_whole_logits(tiny, tiny_backend, monkeypatch, w
     old, new = slow(tiny_backend, tokens, None, None), slow(tiny_backend, tokens, adapter, lora)
     index = np.arange(len(new)), np.asarray(tokens[1:])
     kl, change = np.sum(np.exp(new) * (new - old), axis=1).mean(), np.expm1((old - new)[index].mean())
-    with under(tiny_backend, lora):
+    with with_lora(tiny_backend, lora):
         assert text.compare(adapter) == pytest.approx((kl, change), rel=1e-3, abs=1e-6)
     assert bool(kl > 0.01) is (with_base or with_adapter)

@@ -71,7 +71,7 @@ def test_one_bad_checkpoint_is_enough(key, field, bad, claim):
 
 
 def test_names_of_the_plot_do_not_cover_each_other():
-    apart = charts._apart([100, 101, 50, 99])
+    apart = charts._separate_labels([100, 101, 50, 99])
     assert min(np.diff(sorted(apart))) >= 14 and sorted(range(4), key=lambda i: apart[i]) == [2, 3, 0, 1]
 
 

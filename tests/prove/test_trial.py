@@ -44,7 +44,7 @@ def test_the_pick_is_the_taste_models_best(bench, monkeypatch):
     with bench.runtime() as runtime:
         runtime.learner.sync()
         every = heldout_replies(runtime, setting(prompts=PROMPTS[:3]), Arm(), 3, 4)
-        assert trial._picked(runtime, every) == [of[-1] for of in every]
+        assert trial._picked_replies(runtime, every) == [of[-1] for of in every]
 
 
 @pytest.mark.parametrize("wanted,reached", [(3, True), (2, False)])

@@ -12,7 +12,7 @@ from ruvmlx.apps.server.messages import BlockEvents
 from ruvmlx.apps.server.writing import ReplyPart
 
 from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import joined, split, tag_of
+from ruvmlx.models.thinking import join_thought, split, tag_of
 
 
 def body(kind=CountBody, **fields):
@@ -37,8 +37,8 @@ def test_a_thought_of_an_earlier_reply():
 
 @pytest.mark.parametrize("tag", ["<think>", "[THINK]"])
 def test_joined_is_what_split_takes_apart(tag):
-    assert split(joined("a\nb", "c </think> d", tag)).answer == "c </think> d"
-    assert split(joined("a\nb", "c", tag)).thought == "a\nb"
+    assert split(join_thought("a\nb", "c </think> d", tag)).answer == "c </think> d"
+    assert split(join_thought("a\nb", "c", tag)).thought == "a\nb"
 
 
 @pytest.mark.parametrize(

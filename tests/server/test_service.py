@@ -66,7 +66,7 @@ def test_systemd_accepts_the_unit(run, linux):
 
 
 def test_words_are_quoted_for_systemd():
-    assert services._quoted('50% $HOME "x" \\') == '"50%% $$HOME \\"x\\" \\\\"'
+    assert services._quote('50% $HOME "x" \\') == '"50%% $$HOME \\"x\\" \\\\"'
 
 
 def test_a_plist_of_launchd(run, monkeypatch):

@@ -134,7 +134,7 @@ def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
 def test_the_fold_alone_changes_nothing(rated):
     """No training step counts: the model's words have the same probabilities, now from base alone."""
     learner, loop = rated.learner, Background(rated.learner, rated.model, QUICK)
-    base, micro = background.folded(loop._fresh().base, learner.micro, background.HEAD_RANK)
+    base, micro = background.fold_micro(loop._fresh().base, learner.micro, background.HEAD_RANK)
     want = learner.probe.kl(learner.micro)
     assert learner.active.probe_base(base).probe.kl(micro) == pytest.approx(want, abs=1e-5)
     learner.active.install()
@@ -203,10 +203,10 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
     assert rated.backend.lora is None and rated.learning.due() == ("after" in report["reason"])
     assert rated.status().adapter_version == 14
     if at % 2:  # as at the end of the program
-        began = rated.learning.loops.background().paused
+        began = rated.learning.loops.background().is_paused
         rated.learning.loops.background().close()
         assert (rated.learner.history.training() is not None) == began
-        assert not rated.learning.loops.background().paused
+        assert not rated.learning.loops.background().is_paused
     again, _ = consolidate(rated, cancel=cancel)
     assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base
@@ -246,7 +246,7 @@ PARTS = (
     "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "trainer._layer_input",
     "trainer._run", "trainer.hidden", "adamw.update", "checkpoints.put_training", "background._gradients",
     "promotion.frozen_logprobs", "promotion._nll", "promotion._loss", "reference_text.read",
-    "kl_probe.run", "base_probe._compare", "promotion._grounded", "adapter_history.promote",
+    "kl_probe.run", "base_probe._compare", "promotion._probed_base", "adapter_history.promote",
 )  # fmt: skip
 
 
@@ -330,11 +330,11 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
     consolidate(rated, cancel=Later())
     rated.learning.loops.background().close()
     loop = Background(rated.learner, rated.model, QUICK)
-    assert loop._resumed() is not None
-    assert Background(rated.learner, rated.model, replace(QUICK, rank=5))._resumed() is None
+    assert loop._resumable_run() is not None
+    assert Background(rated.learner, rated.model, replace(QUICK, rank=5))._resumable_run() is None
     rated.undo()
     rated.learner.sync()
-    assert loop._resumed() is None
+    assert loop._resumable_run() is None
 
 
 def test_due_after_sixteen_new_ratings(open_tiny):

@@ -172,7 +172,7 @@ def test_the_cap_with_a_base(open_tiny):
                 [],
             )
             block = probe.coordinates.columns(big.lora_b)
-            update = instant.capped(
+            update = instant.cap_update(
                 instant.UncappedUpdate(big, block, big.evidence, True), Counting(probe, calls)
             )
             assert update.kl <= max(instant.KL_CAP, probe.floor + 1e-5) and len(calls) < 12

@@ -47,7 +47,7 @@ def test_it_anchors_what_is_liked(learned):
 
 def test_without_a_base_there_is_only_the_memory_to_tidy(rated):  # noqa: F811
     report = rated.learning.loops.deepen()
-    assert not report["anchored"] and "consolidated" in report["reason"] and "merged" in report
+    assert not report["anchored"] and "fold_layers" in report["reason"] and "merged" in report
     assert rated.learner.anchors.load() == [] and rated.learner.history.deep.last_run() is not None
     assert rated.store.witness.rows("deep")[-1].body["reason"] == report["reason"]
 
@@ -257,12 +257,12 @@ def test_a_stopped_training_does_not_go_on_under_other_anchors(learned):
     settings = replace(QUICK, ewc=1.0)
     loop = Background(learned.learner, learned.model, settings)
     loop.run(cancel=After(60))
-    assert loop.paused
+    assert loop.is_paused
     training = loop._paused
-    assert loop._resumed() is training
+    assert loop._resumable_run() is training
     learned.learning.loops.deepen()
     loop._paused = training
-    assert loop._resumed() is None
+    assert loop._resumable_run() is None
 
 
 def test_the_store_keeps_ten_and_merges_the_oldest(learned):

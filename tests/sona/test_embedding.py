@@ -35,7 +35,7 @@ def whitened_ref(states, x, k) -> np.ndarray:
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33])
 def test_pooling_weighs_later_tokens_more(tokens):
     hidden = np.random.default_rng(tokens).normal(size=(tokens, 5)).astype(np.float32)
-    np.testing.assert_allclose(embedding.pooled(hidden), pooled_ref(hidden), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(embedding.mean_pool(hidden), pooled_ref(hidden), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("count,width", [(41, 37), (99, 50), (20, 61)])

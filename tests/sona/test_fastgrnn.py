@@ -32,7 +32,7 @@ def conversations(rng, n=11) -> list[np.ndarray]:
 
 
 def evidence(rng, n=11) -> Evidence:
-    x, mask = fastgrnn.padded(conversations(rng, n), INPUTS)
+    x, mask = fastgrnn.pad_conversations(conversations(rng, n), INPUTS)
     return Evidence(x, mask, rng.integers(0, ARMS, n), rng.uniform(0, 2, n))
 
 
@@ -54,7 +54,7 @@ def numeric(f, array: np.ndarray, eps=1e-6) -> np.ndarray:
 def test_many_conversations_at_once_are_one_turn_after_the_other():
     rng = np.random.default_rng(0)
     cell, said = noisy_cell(rng), conversations(rng)
-    h, _ = fastgrnn.forward(cell, *fastgrnn.padded(said, INPUTS))
+    h, _ = fastgrnn.forward(cell, *fastgrnn.pad_conversations(said, INPUTS))
     for turns, state in zip(said, h, strict=True):
         slow = np.zeros(HIDDEN)
         for x in turns:
@@ -75,7 +75,7 @@ def test_the_cell_is_the_papers_where_the_gate_has_no_update():
 @pytest.mark.parametrize("name", [f.name for f in fields(fastgrnn.FastGRNNCell)])
 def test_the_gradient_by_every_parameter_is_that_of_finite_differences(name):
     rng = np.random.default_rng(1)
-    cell, (x, mask) = noisy_cell(rng), fastgrnn.padded(conversations(rng), INPUTS)
+    cell, (x, mask) = noisy_cell(rng), fastgrnn.pad_conversations(conversations(rng), INPUTS)
     weight = rng.standard_normal((len(x), HIDDEN))
 
     def value(array):

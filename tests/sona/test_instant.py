@@ -161,7 +161,7 @@ def slow_sums(rated, gradient, fisher) -> tuple[float, float, float]:
     g = s = information = trend = 0.0
     for trace, weight in rated:
         agreed = np.clip(weight, -1, 1) * np.clip(trace.log_ratio / instant.MOVED, -1, 1)
-        trend += (agreed - trend) / instant.LATEST
+        trend += (agreed - trend) / instant.TREND_RATINGS
         left = 1 - instant.FADE
         if trend < 0:
             left += instant.TURNED * trend
@@ -186,7 +186,7 @@ def test_weights_are_what_the_formula_says(trace, probe, tiny_backend, monkeypat
     for weight in (1.0, -0.3, 0.7, 0.8, 0.9):
         rated.append((trace, weight))
         adapter = instant.update(trace.adapter, trace, weight, probe).adapter
-        trace = trace.replayed(adapter, 0, tiny_backend.head)
+        trace = trace.replay(adapter, 0, tiny_backend.head)
         faded = faded or adapter.trend < 0
     assert faded
     g, s, _ = adapter.evidence[..., probe.tokens.size :]
@@ -202,7 +202,7 @@ def test_ratings_are_forgotten_when_the_taste_turns():
     trend, left = 0.0, []
     for weight in (1.0, -0.2) * 20 + (-1.0,) * 10:
         trend = instant.turned(trend, weight, instant.MOVED / 2)
-        left.append(instant.remembered(trend))
+        left.append(instant.retention_factor(trend))
     assert min(left[:40]) == 1 - instant.FADE
     assert np.prod(left[40:]) < 0.3
 
@@ -212,7 +212,7 @@ def test_wrong_ratings_now_and_then_are_no_change_of_taste():
     for liked, wrong in zip(rng.random(200) < 0.4, rng.random(200) < 0.2, strict=True):
         weight = (0.8 if liked else -0.5) * (-1 if wrong else 1)
         trend = instant.turned(trend, weight, 0.12 if liked else 0.03)
-        left.append(instant.remembered(trend))
+        left.append(instant.retention_factor(trend))
     assert np.mean(left) > 0.98
 
 
@@ -312,7 +312,7 @@ def step(adapter, before, evidence, probe) -> instant.UncappedUpdate:
 def test_a_rating_is_taken_back(trace, probe, tiny_backend):
     """Less the second of two updates, the adapter is nearly what the first one left, but for its gain."""
     first = instant.update(trace.adapter, trace, 1.0, probe).adapter
-    again = trace.replayed(first, 0, tiny_backend.head)
+    again = trace.replay(first, 0, tiny_backend.head)
     second = instant.update(first, again, -1.0, probe).adapter
     back = instant.without(second, first, second, probe).adapter
     whole = [adapter.lora_b / adapter.gain for adapter in (first, second, back)]
@@ -325,7 +325,7 @@ def test_the_caps_hold_and_are_no_tighter_than_needed(trace, probe):
     b[:, probe.tokens] = rng.normal(size=(2, probe.tokens.size)) * 3
     far = replace(trace.adapter, lora_b=b)
     assert probe.kl(far) > instant.KL_CAP
-    capped = instant.capped(
+    capped = instant.cap_update(
         instant.UncappedUpdate(far, probe.coordinates.columns(b), far.evidence, True), probe
     )
     found = probe.distance(capped.adapter)
@@ -340,7 +340,7 @@ def test_two_hundred_ratings_one_way_stay_within_the_caps(trace, probe, tiny_bac
         update = instant.update(adapter, trace, 1.0, probe)
         adapter, found = update.adapter, probe.distance(update.adapter)
         assert update.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
-        trace = trace.replayed(adapter, 0, tiny_backend.head)
+        trace = trace.replay(adapter, 0, tiny_backend.head)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1e30])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.lora.layer_lora import joined
+from ruvmlx.lora.layer_lora import combine_loras
 from ruvmlx.sona import instant, objective
 from ruvmlx.sona.optional.layer_gradients import LayerGradients
 from ruvmlx.training.slices import TrainingText
@@ -36,7 +36,9 @@ def test_gradients_are_finite_differences(open_tiny):
         trainer.set_head(base, micro)
 
         def value(lora_b):
-            number, _ = trainer.reply(joined(base, replace(layer_lora, lora_b=lora_b)), text, lambda _: 0.0)
+            number, _ = trainer.reply(
+                combine_loras(base, replace(layer_lora, lora_b=lora_b)), text, lambda _: 0.0
+            )
             return number * text.said
 
         for start, (_, width) in list(zip(layer_lora.starts, layer_lora.widths, strict=True))[::3]:

@@ -9,7 +9,7 @@ from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import CorruptFile
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.lora.layer_lora import consolidated, joined, packed, parted, unpacked_layers
+from ruvmlx.lora.layer_lora import base_part, combine_loras, fold_layers, packed, unpacked_layers
 from ruvmlx.lora.targets import Targets
 from ruvmlx.sona.optional import layer_update
 from ruvmlx.sona.trace import LayerGradient
@@ -72,7 +72,7 @@ def test_a_reply_in_flight_keeps_its_adapter(open_tiny):
 def test_body_and_base_together_are_both(tiny):
     """Their sum, matrix by matrix; the gradients of the base's own factors are found again."""
     layer_lora, base = random_body(tiny.config), random_base(tiny.config, size=0.1)
-    both = joined(base, layer_lora)
+    both = combine_loras(base, layer_lora)
     for place in both.pairs:
         whole = base.scale * base.pairs[place][0] @ base.pairs[place][1] if place in base.pairs else 0
         whole = whole + (
@@ -80,25 +80,25 @@ def test_body_and_base_together_are_both(tiny):
         )
         a, b = both.pairs[place]
         np.testing.assert_allclose(both.scale * a @ b, whole, atol=1e-5)
-    for place, (a, b) in parted(both.pairs, base).items():
+    for place, (a, b) in base_part(both.pairs, base).items():
         np.testing.assert_array_equal(a, base.pairs[place][0])
         np.testing.assert_array_equal(b, base.pairs[place][1])
-    assert joined(base, layer_lora.emptied()) is base and joined(None, None) is None
+    assert combine_loras(base, layer_lora.with_zero_b()) is base and combine_loras(None, None) is None
 
 
 def test_consolidation_keeps_the_outputs(tiny):
     backend = open_backend("reference", tiny)
     layer_lora, base = random_body(tiny.config), random_base(tiny.config, size=0.1)
     tokens = list(range(3, 40))
-    backend.set_lora(joined(base, layer_lora))
+    backend.set_lora(combine_loras(base, layer_lora))
     wanted = backend.hidden_states(tokens)
     asked: list[int] = []
-    backend.set_lora(consolidated(base, layer_lora, 64, lambda: asked.append(1)))
+    backend.set_lora(fold_layers(base, layer_lora, 64, lambda: asked.append(1)))
     assert len(asked) == len(layer_lora.places)
     np.testing.assert_allclose(backend.hidden_states(tokens), wanted, atol=1e-5 * abs(wanted).max())
     backend.set_lora(base)
     assert abs(backend.hidden_states(tokens) - wanted).max() > 1e-3 * abs(wanted).max()
-    left = layer_lora.emptied()
+    left = layer_lora.with_zero_b()
     assert not left.moves and np.array_equal(left.evidence, layer_lora.evidence)
 
 
@@ -142,7 +142,7 @@ def test_a_top_k_that_changes_gives_up_what_it_leaves(tiny):
     """The place with the largest gradients is moved; one that loses its rank goes back."""
     places = (("q_proj", 0), ("v_proj", 1))
     layer_lora = random_body(tiny.config, places=places)
-    layer_lora = replace(layer_lora.emptied(), evidence=np.zeros_like(layer_lora.evidence), tokens=0.0)
+    layer_lora = replace(layer_lora.with_zero_b(), evidence=np.zeros_like(layer_lora.evidence), tokens=0.0)
     targets, n = Targets(False, places, 1), layer_lora.lora_b.size
     first, second = np.zeros(n, np.float32), np.zeros(n, np.float32)
     first[: layer_lora.starts[1]], second[layer_lora.starts[1] :] = 1.0, 9.0

@@ -59,11 +59,11 @@ def test_an_update_equals_its_slow_twin(tiny, targets):
     assert new.tokens == pytest.approx(0.9 * 90 + 0.6 * 17)
     whole = layer_lora.lora_b / 0.7 + slow_theta(new, targets) - slow_theta(layer_lora, targets)
     kl = 3.0 * sum(0.5 * f * b * b for f, b in zip(layer_lora.fisher, whole, strict=True))
-    allowed = min(layer_update.CAREFUL * WIDE.kl, layer_update.estimated(layer_lora) + instant.PER_RATING)
+    allowed = min(layer_update.CAREFUL * WIDE.kl, layer_update.estimated_kl(layer_lora) + instant.PER_RATING)
     assert kl > allowed  # so the guard is at work
     assert new.gain == pytest.approx(np.sqrt(allowed / kl), rel=1e-4)
     np.testing.assert_allclose(new.lora_b, new.gain * whole, rtol=1e-3, atol=1e-5)
-    beyond = layer_update.unasked(layer_lora, targets)
+    beyond = layer_update.residual_b(layer_lora, targets)
     prepared = layer_update.update(
         layer_lora, LayerGradient(layer_lora.frame, values, 17), -0.6, 0.9, targets, WIDE, beyond
     )

@@ -14,7 +14,7 @@ from ruvmlx.sona.optional.style_basis import (
     MODULE,
     BankGradients,
     StyleBasis,
-    centred,
+    centre_by_question,
     inverse_information,
     ridge_directions,
     without_prose,
@@ -40,9 +40,9 @@ def bank() -> BankGradients:
 def test_a_direction_is_the_ridge_regression_in_the_space_of_weights(bank):
     """The kernel form, with one unknown a reply, equals the plain one, with one unknown a weight."""
     weight = inverse_information(bank.gradients, 4)
-    measures = centred(bank.measures.astype(np.float64), bank.question)
+    measures = centre_by_question(bank.measures.astype(np.float64), bank.question)
     found = ridge_directions(bank, weight, measures, 0.3)
-    g = centred(bank.gradients.astype(np.float64), bank.question)
+    g = centre_by_question(bank.gradients.astype(np.float64), bank.question)
     ridge = 0.3 * np.trace((g * weight) @ g.T) / len(g)
     slow = np.linalg.solve(g.T @ g + ridge * np.diag(1 / weight.astype(np.float64)), g.T @ measures).T
     assert found == pytest.approx(slow, rel=1e-3, abs=1e-5)
@@ -53,7 +53,7 @@ def test_directions_tell_styles_apart_and_not_questions(bank):
     moved = bank.measures + 7.0 * bank.question[:, None].astype(np.float32)
     weight = inverse_information(bank.gradients, 4)
     both = [
-        ridge_directions(bank, weight, centred(m.astype(np.float64), bank.question), 0.3)
+        ridge_directions(bank, weight, centre_by_question(m.astype(np.float64), bank.question), 0.3)
         for m in (bank.measures, moved)
     ]
     assert both[0] == pytest.approx(both[1], rel=1e-3, abs=1e-5)

@@ -80,9 +80,9 @@ def test_long_replies_differ_in_length_where_most_are_long():
     """Measures are scaled by what this user sees: 300 and 600 words are not both "very long"."""
     replies = [features_of("How?", "some words here. " * n, True) for n in [60, 100, 140, 200] * 10]
     length = taste_columns.Scale.of(replies).measures(replies)[:, 0]
-    assert (np.diff(np.unique(length.round(6))) > 0.5).all() and np.ptp(length) < taste_columns.FURTHEST
+    assert (np.diff(np.unique(length.round(6))) > 0.5).all() and np.ptp(length) < taste_columns.MAX_SPREADS
     few = taste_columns.Scale.of([]).measures(replies)[:, 0]
-    assert few.max() == taste_columns.FURTHEST
+    assert few.max() == taste_columns.MAX_SPREADS
 
 
 def test_word_columns_hold_the_roots_of_their_counts():

@@ -142,7 +142,7 @@ def taste_of(probe, seed=0) -> np.ndarray:
 
 
 def rated(trace, adapter, weight, probe, taste, backend) -> MicroLoRA:
-    trace = trace.replayed(adapter, 1, backend.head) if adapter is not trace.adapter else trace
+    trace = trace.replay(adapter, 1, backend.head) if adapter is not trace.adapter else trace
     push = instant.ReplyPush(instant.prepare_stats(trace, probe), weight, trace.log_ratio)
     return instant.updated(adapter, [push], probe, taste=taste).adapter
 

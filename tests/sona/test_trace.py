@@ -79,7 +79,7 @@ def test_a_trace_replayed_under_another_adapter_is_that_adapters_trace(engine, t
     """What was drawn under version 1 gives, replayed, the gradient that version 2 would have traced."""
     old, new = random_adapter(tiny.config, seed=3), random_adapter(tiny.config, seed=4)
     trace = traced_reply(engine, old, 0.7)
-    replayed = trace.replayed(new, 2, tiny_backend.head)
+    replayed = trace.replay(new, 2, tiny_backend.head)
     expected = Trace(new, 2)
     for h, y in zip(trace.hidden, trace.tokens, strict=True):
         logits = tiny_backend.head(h[None])[0]

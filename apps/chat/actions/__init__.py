@@ -53,7 +53,7 @@ class Actions:
         if self._must_wait(command):
             self._wait()
             return
-        self._chat.prompt.sent(text)
+        self._chat.prompt.move_to_history(text)
         if command is None:
             self.write.send(text)
         elif COMMANDS[command.name].during_reply:

@@ -114,7 +114,7 @@ class ModelActions:
             await self._after_failed_switch(error)
         else:
             await self._remember(name)
-            await self._changed()
+            await self._show_new_model()
         finally:
             chat.status.background = ""
             if chat.phase == "opening":
@@ -139,7 +139,7 @@ class ModelActions:
         else:  # the old model was closed to make room, and cannot be opened again
             chat.app.end(error)
 
-    async def _changed(self) -> None:
+    async def _show_new_model(self) -> None:
         """Show the facts of the new model."""
         chat = self._chat
         chat.state.model_changed()

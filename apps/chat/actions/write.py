@@ -100,16 +100,16 @@ class WriteActions:
             if response:
                 chat.state.response = response
                 await reply.finish(response.text, response.ending)
-                await self._committed(session, reply, message)
+                await self._place_turns(session, reply, message)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             if chat.phase != "closing":
-                await self._failed(error, reply, message, typed)
+                await self._restore_after_error(error, reply, message, typed)
         finally:
             if chat.phase == "replying":
                 chat.phase = "idle"
             chat.app.refresh_bindings()
 
-    async def _committed(self, session: str, reply: ReplyMessage, message: UserMessage | None) -> None:
+    async def _place_turns(self, session: str, reply: ReplyMessage, message: UserMessage | None) -> None:
         """Give the reply and its question their places in the chat."""
         turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
         reply.place(turns[-1])
@@ -118,7 +118,7 @@ class WriteActions:
         await self._chat.transcript.trim(turns)
         self.settle()
 
-    async def _failed(
+    async def _restore_after_error(
         self, error: Exception, reply: ReplyMessage, message: UserMessage | None, typed: str
     ) -> None:
         """Lose nothing: keep the words that came, put a refused message back into the input, and show again

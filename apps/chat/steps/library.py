@@ -13,7 +13,7 @@ def list_chats(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def open_chat(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    return _opened(runtime, chat_files.find(runtime, argument, state.listed_chats))
+    return _open_chat(runtime, chat_files.find(runtime, argument, state.listed_chats))
 
 
 def new_chat(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -51,7 +51,7 @@ def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 def restore(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Bring back the chat that was deleted last."""
-    return _opened(runtime, chat_files.restore_newest(runtime))
+    return _open_chat(runtime, chat_files.restore_newest(runtime))
 
 
 def export(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
@@ -59,8 +59,8 @@ def export(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def import_file(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    return _opened(runtime, chat_files.import_file(runtime, argument, state.options.files))
+    return _open_chat(runtime, chat_files.import_file(runtime, argument, state.options.files))
 
 
-def _opened(runtime: Runtime, session: str) -> Outcome:
+def _open_chat(runtime: Runtime, session: str) -> Outcome:
     return Outcome(f"Chat: {chat_files.title(runtime, session)}", opens=session, retell=True)

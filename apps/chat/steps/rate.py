@@ -41,7 +41,7 @@ def details(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def explain(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Explain a word; without one, name those that can be explained."""
-    return told(glossary.explained(argument))
+    return told(glossary.explain(argument))
 
 
 def learning(runtime: Runtime, state: ChatState, _: str) -> Outcome:

@@ -64,18 +64,18 @@ class AnyCache:
         """MLX copies an array when it is first written to while another shares its memory."""
         other = AnyCache(self._make)
         other.offset = self.offset
-        other.layers = [_restored(layer, _copied(layer.state)) for layer in self.layers]
+        other.layers = [_restore_layer(layer, _copy_state(layer.state)) for layer in self.layers]
         return other
 
     def dump(self) -> Dump:
         """Each layer's state, in order: arrays as bytes, all else in the facts."""
-        states = [_described(layer.state) for layer in self.layers]
+        states = [_describe_state(layer.state) for layer in self.layers]
         parts = (np.array(mx.contiguous(a).reshape(-1).view(mx.uint8)) for a in self.arrays())
         return Dump({"offset": self.offset, "states": states}, self.nbytes, parts)
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
         states = [_read(state, read) for state in facts["states"]]
-        self.layers = [_restored(layer, state) for layer, state in zip(self.layers, states, strict=True)]
+        self.layers = [_restore_layer(layer, state) for layer, state in zip(self.layers, states, strict=True)]
         self.offset = int(facts["offset"])
 
     @contextmanager
@@ -116,24 +116,24 @@ def _can_trim(leaf: Any, n: int) -> bool:
     return bool(leaf.is_trimmable()) and n <= leaf.offset - getattr(leaf, "start_position", 0)
 
 
-def _restored(layer: Any, state: Any) -> Any:
+def _restore_layer(layer: Any, state: Any) -> Any:
     """A cache of the same class in this state."""
     made = copy.copy(layer)  # with what a class keeps outside of its state
     made.state = state
     return made
 
 
-def _copied(state: Any) -> Any:
+def _copy_state(state: Any) -> Any:
     return nn.utils.tree_map(lambda value: mx.array(value) if isinstance(value, mx.array) else value, state)
 
 
 # A state is a tree of lists and tuples; a dump's facts hold it as JSON, with an object for each array.
 
 
-def _described(state: Any) -> Any:
+def _describe_state(state: Any) -> Any:
     if isinstance(state, mx.array):
         return {"dtype": str(state.dtype).rpartition(".")[2], "shape": list(state.shape)}
-    return [_described(value) for value in state] if isinstance(state, list | tuple) else state
+    return [_describe_state(value) for value in state] if isinstance(state, list | tuple) else state
 
 
 def _read(described: Any, read: Callable[[int], bytes]) -> Any:

@@ -78,7 +78,7 @@ def _split(model: nn.Module, kind: str) -> tuple[_HiddenStates, _Found]:
     for owner, name, module in _submodules(model):
         body = _HiddenStates(module)
         setattr(owner, name, body)
-        if (hidden := _carried(model, body, whole)) is not None:
+        if (hidden := _body_states(model, body, whole)) is not None:
             return body, _Found((hidden.shape[-1], whole.shape[-1]), hidden.dtype)
         setattr(owner, name, module)
     raise UnsupportedModel(
@@ -96,7 +96,7 @@ def _submodules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
                 yield owner, name, child
 
 
-def _carried(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.array | None:
+def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.array | None:
     """The body's output [1, L, D], if the logits follow from it alone; else None."""
     again = _array(model(mx.array([PROBE], mx.uint32)))
     hidden = body.last

@@ -61,7 +61,7 @@ class MLXBackend(MLXRunner):
             how = plan(weights, kind)
             how = how._replace(own_layers=how.own_layers and own_layers)
             self._shapes = Shapes.of(model.config, dtype_name(how.dtype))
-            found = _accepted(check(self._shapes)) if check else None
+            found = _require_graph(check(self._shapes)) if check else None
             self._graph = graph.build(model.config, weights, how.dtype, how.unpack)
             if how.own_layers:
                 cpu_layers.install(self._graph, model.config)
@@ -178,7 +178,7 @@ def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
     return model.model(tokens, caches)
 
 
-def _accepted(found: KernelVerdict) -> KernelVerdict:
+def _require_graph(found: KernelVerdict) -> KernelVerdict:
     if found.graph_fails:
         raise GPUFailed(found.graph_fails)
     return found

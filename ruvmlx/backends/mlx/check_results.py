@@ -84,7 +84,7 @@ class KernelVerdict:
         if wrong is None:
             return ""
         return (
-            f"Our GPU kernels are not used on this machine ({shortened(wrong.words, BRIEF)}); replies come "
+            f"Our GPU kernels are not used on this machine ({shorten(wrong.words, BRIEF)}); replies come "
             "from MLX's own attention with a plain KV cache. `ruvmlx doctor` checks again."
         )
 
@@ -96,8 +96,8 @@ def reason(text: str) -> str:
     """
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line][:ERROR_LINES]
-    return "; ".join(shortened(one_line(line), LONGEST) for line in errors or lines[:1])
+    return "; ".join(shorten(one_line(line), LONGEST) for line in errors or lines[:1])
 
 
-def shortened(text: str, length: int) -> str:
+def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"

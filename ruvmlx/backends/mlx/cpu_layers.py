@@ -130,14 +130,14 @@ class CPUAttention(nn.Module):
     def _project(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array, mx.array]:
         """q [1, K, G, L, d] (scaled), k and v [1, K, L, d]."""
         angles = self._positions.angles(offset, x.shape[1]) if self.turns else None
-        return self._turned(x, angles, range(offset, offset + x.shape[1]))
+        return self._project_rotated(x, angles, range(offset, offset + x.shape[1]))
 
-    def _turned(
+    def _project_rotated(
         self, x: mx.array, angles: tuple[mx.array, mx.array] | None, at: Sequence[int]
     ) -> tuple[mx.array, mx.array, mx.array]:
         """`_project` by each token's own angles; None: no rope. at: the tokens' positions."""
         n, h, g, d = x.shape[1], self.n_heads, self.n_kv_heads, self.head_dim
-        qkv = self.normed(x).reshape(n, h + 2 * g, 2, d // 2)
+        qkv = self.project_normed(x).reshape(n, h + 2 * g, 2, d // 2)
         qk = qkv[:, : h + g]
         if angles is not None:
             cos, sin = angles
@@ -149,7 +149,7 @@ class CPUAttention(nn.Module):
             q = q * mx.array(scales)[:, None]
         return q.reshape(1, g, h // g, n, d), qk[None, h:], v[None]
 
-    def normed(self, x: mx.array) -> mx.array:
+    def project_normed(self, x: mx.array) -> mx.array:
         """x [1, L, D] -> q (scaled), k and v before rope, each head normed where the family does so.
 
         The L rows of H + 2 K heads are one axis or two: every operation costs as much as a small product.

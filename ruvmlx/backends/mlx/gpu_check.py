@@ -79,12 +79,12 @@ def _run(shapes: Shapes, out: IO[bytes], err: IO[bytes], watch: Watch) -> str:
         start_new_session=True,  # the parent handles Ctrl-C
     )
     try:
-        return _waited(child, watch)
+        return _wait_for_child(child, watch)
     finally:
         _kill(child)
 
 
-def _waited(child: subprocess.Popen, watch: Watch) -> str:
+def _wait_for_child(child: subprocess.Popen, watch: Watch) -> str:
     until = time.monotonic() + TIME_LIMIT
     while time.monotonic() < until:
         with contextlib.suppress(subprocess.TimeoutExpired):

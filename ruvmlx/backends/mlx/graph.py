@@ -127,7 +127,7 @@ def _convert(
         elif not dequantise:
             out[name] = _whole(weights[name], None if kind == "weight" else dtype, pause)
         elif kind == "weight":
-            out[name] = dequantised(path, weights, formats[path], dtype, pause)
+            out[name] = dequantise_matrix(path, weights, formats[path], dtype, pause)
     return out
 
 
@@ -141,13 +141,13 @@ def _as_mlx_has_it(path: str, weights: Weights) -> dict[str, mx.array]:
     return arrays
 
 
-def dequantised(
+def dequantise_matrix(
     path: str, weights: Weights, fmt: Format, dtype: mx.Dtype, pause: Pause = lambda: None
 ) -> mx.array:
     """w = scale * q + bias: packed [out, in * bits / 32] -> [out, in]."""
     stored = stored_matrix(weights, path) if "mode" in fmt else rounded_matrix(weights, path)
     if stored is not None:
-        return _by_blocks(lambda rows: _array(stored.dequantised(rows), dtype), stored.shape, dtype, pause)
+        return _by_blocks(lambda rows: _array(stored.dequantise(rows), dtype), stored.shape, dtype, pause)
     packed, scales, biases = (weights[f"{path}.{kind}"] for kind in ("weight", "scales", "biases"))
 
     def block(rows: slice) -> mx.array:

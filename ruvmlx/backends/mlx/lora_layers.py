@@ -64,13 +64,13 @@ def _places(block: nn.Module) -> Iterator[tuple[nn.Module, str, Sequence[str]]]:
 def _set(owner: nn.Module, name: str, pairs: Sequence[Pair | None], dtype: mx.Dtype) -> None:
     held = getattr(owner, name)
     if len(pairs) > 1:
-        held.change = _joined(pairs, held.widths, held.factors, dtype)
+        held.change = _join_pairs(pairs, held.widths, held.factors, dtype)
         return
     linear, pair = held.linear if isinstance(held, ChangedLinear) else held, pairs[0]
     setattr(owner, name, linear if pair is None else ChangedLinear(linear, LowRankChange(*pair, dtype)))
 
 
-def _joined(
+def _join_pairs(
     pairs: Sequence[Pair | None], widths: Sequence[int], factors: Sequence[float], dtype: mx.Dtype
 ) -> LowRankChange | None:
     """Several low-rank maps of one input as one: lora_a side by side, lora_b block-diagonal."""

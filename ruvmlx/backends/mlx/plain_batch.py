@@ -44,7 +44,7 @@ class LayerBatch:
     def attend_on_cpu(self, own: CPUAttention, x: mx.array) -> mx.array:
         """The same with the CPU layers."""
         angles = own._positions.angles_at(self._offsets) if own.turns else None
-        q, k, v = own._turned(x.swapaxes(0, 1), angles, self._offsets)
+        q, k, v = own._project_rotated(x.swapaxes(0, 1), angles, self._offsets)
         outs = []
         for i, cache in enumerate(self._caches):
             keys, values = cache.update_and_fetch(k[:, :, i : i + 1], v[:, :, i : i + 1])

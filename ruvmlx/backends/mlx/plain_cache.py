@@ -66,8 +66,8 @@ class SlidingKVCache:
         n = keys.shape[2]
         if self.keys is None or self.values is None or self.end + n > self.keys.shape[2]:
             keep, room = min(self.end, self.window + self.slack), max(n, self.slack)
-            self.keys = _shifted(self.keys, self.end - keep, self.end, room, keys)
-            self.values = _shifted(self.values, self.end - keep, self.end, room, values)
+            self.keys = _shift_tokens(self.keys, self.end - keep, self.end, room, keys)
+            self.values = _shift_tokens(self.values, self.end - keep, self.end, room, values)
             self.end = keep
         return self.keys, self.values
 
@@ -86,7 +86,7 @@ class SlidingKVCache:
         return sum(a.nbytes for a in (self.keys, self.values) if a is not None)
 
 
-def _shifted(old: mx.array | None, start: int, stop: int, room: int, like: mx.array) -> mx.array:
+def _shift_tokens(old: mx.array | None, start: int, stop: int, room: int, like: mx.array) -> mx.array:
     """old[start:stop] with `room` empty tokens behind it."""
     b, h, _, d = like.shape
     empty = mx.zeros((b, h, room, d), like.dtype)
@@ -107,7 +107,7 @@ class MLXCache:
     def fork(self) -> "MLXCache":
         """MLX copies an array when it is first written to while another shares its memory."""
         other = copy.copy(self)
-        other.layers = [_forked(layer) for layer in self.layers]
+        other.layers = [_fork_layer(layer) for layer in self.layers]
         return other
 
     def dump(self) -> Dump:
@@ -192,7 +192,7 @@ def _array(data: bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
     return mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(1, *shape)
 
 
-def _forked(layer):
+def _fork_layer(layer):
     other = copy.copy(layer)
     if layer.keys is not None:
         other.keys, other.values = mx.array(layer.keys), mx.array(layer.values)

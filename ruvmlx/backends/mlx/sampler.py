@@ -15,7 +15,7 @@ BLOCK = 64  # uniforms made at a time
 ROW = 256  # probabilities that are added up one after the other
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 under 1: with u = 1 no sum of probabilities would be over u
 COLD = 0.01  # temperature under which logits are shifted first: logits / temperature loses too many digits
-STEEPEST = 3e38  # 1 / temperature, at most: a float32
+MAX_INVERSE_TEMPERATURE = 3e38  # 1 / temperature, at most: a float32
 
 
 class MLXSampler:
@@ -64,7 +64,7 @@ def drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
     """logits [1, n] -> [1]: the first index at which the cumulative probability exceeds u times the total."""
     if temperature < COLD:
         logits = logits - logits.max(axis=-1, keepdims=True)
-    p = mx.softmax(logits * min(1 / temperature, STEEPEST), axis=-1)
+    p = mx.softmax(logits * min(1 / temperature, MAX_INVERSE_TEMPERATURE), axis=-1)
     mass = _sums(p)
     return mx.argmax(mass > mass[:, -1:] * u, axis=-1)
 

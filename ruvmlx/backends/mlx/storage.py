@@ -62,7 +62,7 @@ class MLXStorage:
     def page_bytes(self, tier: int) -> int:
         return self.n_layers * self.n_kv_heads * layout.page_bytes(tier, self.head_dim)
 
-    def crowded(self, tier: int, n: int) -> bool:
+    def is_crowded(self, tier: int, n: int) -> bool:
         missing = n - len(self._free[tier])
         return missing > 0 and self._room() < missing * self.page_bytes(tier)
 
@@ -212,7 +212,7 @@ class MLXStorage:
         pools, size = self._layers[tier], layout.page_bytes(tier, self.head_dim)
         alone = self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes
         for layer in range(self.n_layers):
-            pools[layer] = _resized(pools[layer], kept, capacity, (self.n_kv_heads, size))
+            pools[layer] = _resize_pool(pools[layer], kept, capacity, (self.n_kv_heads, size))
             if alone:  # near the limit: then the old pools and the new ones are never there together
                 mx.eval(pools[layer])
                 mx.clear_cache()
@@ -310,7 +310,7 @@ class MLXTable:
         return tuple([number for number, tier in rows if tier == t] for t in range(len(TIERS)))
 
 
-def _resized(pool: mx.array | None, kept: list[int], capacity: int, page: tuple[int, int]) -> mx.array:
+def _resize_pool(pool: mx.array | None, kept: list[int], capacity: int, page: tuple[int, int]) -> mx.array:
     if pool is None or not kept:
         return mx.zeros((capacity, *page), mx.uint8)
     some = pool if len(kept) == len(pool) else pool[mx.array(kept)]

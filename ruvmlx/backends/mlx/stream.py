@@ -125,10 +125,10 @@ class MLXTokenStream:
                 progress(start + len(part))
 
     def read(self) -> int:
-        drawn, self._ahead = self._ahead or self._next(), None
+        drawn, self._ahead = self._ahead or self._submit_next(), None
         self._left -= 1
         if self._left and self._cache.room:
-            self._ahead = self._fed(drawn.token)
+            self._ahead = self._feed_token(drawn.token)
         token = self._token(drawn)
         self._count += 1
         self._last = drawn.token
@@ -150,17 +150,17 @@ class MLXTokenStream:
             self._ahead = None
             self._cache.retract(1)
 
-    def _next(self) -> Drawn:
+    def _submit_next(self) -> Drawn:
         """Submit a step that is not submitted yet: the first one, and one that had to wait for its token."""
         if self._last is not None:
-            return self._fed(self._last)
+            return self._feed_token(self._last)
         assert self._prompt is not None  # `prefill` comes first
         with mx.stream(self._backend.device):
             drawn = self._draw(self._prompt)
             mx.async_eval(drawn)
         return drawn
 
-    def _fed(self, token: mx.array) -> Drawn:
+    def _feed_token(self, token: mx.array) -> Drawn:
         return self._run(token[None], self._draw)
 
     def _run(self, tokens: mx.array, then: Callable):

@@ -69,7 +69,7 @@ class DecodeStep:
     def __init__(self, caches: Sequence[PagedCache], config: ModelConfig):
         self.storage, self.offsets = _storage(caches), [cache.offset for cache in caches]
         self._tables = [cache.table for cache in caches]
-        self._opened = _joined([c.table.opened(c.offset) for c in caches])
+        self._opened = _join_open_pages([c.table.opened(c.offset) for c in caches])
         self._made: list[mx.array] = []  # by layer, the open pages with the new rows
         self.views = [_seen(cache) for cache in caches]
         self._shape = config.n_heads, config.n_kv_heads, config.head_dim
@@ -109,7 +109,7 @@ def _seen(cache: PagedCache) -> SequencePages:
     return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
 
 
-def _joined(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
+def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
     """The open pages of all sequences in one object; unchanged if the same sequences were joined last
     time."""
     pages = opened[0][0]

@@ -47,7 +47,9 @@ class CPUStep:
     def attend(self, layer: int, own: CPUAttention, x: mx.array) -> mx.array:
         """x [1, n, D] or [B, 1, D] -> attention output for the same tokens, [..., n_heads * head_dim]."""
         turn = self._turns(own)
-        heads = np.array(own.normed(x.reshape(1, -1, x.shape[-1]))).reshape(len(self._at), -1, own.head_dim)
+        heads = np.array(own.project_normed(x.reshape(1, -1, x.shape[-1]))).reshape(
+            len(self._at), -1, own.head_dim
+        )
         heads[:, : own.n_heads] /= own.scale  # the library scales queries itself
         scales = own._positions.query_scales(self._at)
         if scales is not None:

@@ -32,7 +32,7 @@ class NativeStorage:
     def page_bytes(self, tier: int) -> int:
         return self.pages.page_bytes(tier)
 
-    def crowded(self, tier: int, n: int) -> bool:
+    def is_crowded(self, tier: int, n: int) -> bool:
         return False
 
     def prepare(self, tier: int, n: int) -> None:

@@ -39,10 +39,12 @@ def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> Decod
             for array in (planned.weight, planned.scales, planned.biases):
                 if array is not None:
                     release(array)
-    return _arranged(found, {name: _vector(weights, name, shape) for name, shape in vectors(config)}, config)
+    return _arrange_weights(
+        found, {name: _vector(weights, name, shape) for name, shape in vectors(config)}, config
+    )
 
 
-def _arranged(found: Arrays, vector: Arrays, config: ModelConfig) -> DecoderWeights:
+def _arrange_weights(found: Arrays, vector: Arrays, config: ModelConfig) -> DecoderWeights:
     embedding = found["model.embed_tokens"]
     return DecoderWeights(
         embedding=embedding,
@@ -76,13 +78,13 @@ class _Memory:
 
     def take(self, nbytes: int) -> np.ndarray:
         if self._used + nbytes > len(self._segment):
-            self._segment, self._used = _mapped(max(nbytes, self.SEGMENT)), 0
+            self._segment, self._used = _map_memory(max(nbytes, self.SEGMENT)), 0
         start = self._used
         self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return self._segment[start : start + nbytes]
 
 
-def _mapped(nbytes: int) -> np.ndarray:
+def _map_memory(nbytes: int) -> np.ndarray:
     try:
         made = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -158,7 +160,7 @@ def _check_names(weights: Weights, config: ModelConfig) -> None:
     """Everything is there, and nothing else is."""
     wanted = {f"{m}.weight" for m, _ in matrices(config)} | {name for name, _ in vectors(config)}
     scales = {name for name in weights if name.endswith((".scales", ".biases"))}
-    missing = sorted(wanted - set(weights)) + sorted(_unpaired(scales))
+    missing = sorted(wanted - set(weights)) + sorted(_missing_partners(scales))
     surplus = sorted(
         set(weights) - wanted - {s for s in scales if f"{s.rpartition('.')[0]}.weight" in wanted}
     )
@@ -169,7 +171,7 @@ def _check_names(weights: Weights, config: ModelConfig) -> None:
         )
 
 
-def _unpaired(scales: set[str]) -> Iterator[str]:
+def _missing_partners(scales: set[str]) -> Iterator[str]:
     for name in scales:
         module, _, kind = name.rpartition(".")
         other = f"{module}.{'biases' if kind == 'scales' else 'scales'}"

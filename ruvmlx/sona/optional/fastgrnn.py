@@ -78,7 +78,7 @@ def step(cell: FastGRNNCell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
     return (sigmoid(cell.zeta0) * (1 - z) + sigmoid(cell.nu0)) * k + z * h
 
 
-def padded(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray, np.ndarray]:
+def pad_conversations(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray, np.ndarray]:
     """Conversations [T_n, I], padded at the front to one array [N, T, I], and its mask [N, T]; 0: padding."""
     longest = max((len(t) for t in turns), default=0)
     x, mask = np.zeros((len(turns), longest, inputs)), np.zeros((len(turns), longest))

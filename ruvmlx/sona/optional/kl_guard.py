@@ -26,7 +26,7 @@ def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | N
         layer_lora = active.layer_lora
         if layer_lora is None or layers.knows(layer_lora):
             return
-        lora = active.combined
+        lora = active.combined_lora
         assert lora is not None
         with active.installed(lora):
             probe = active.probe_base(lora, pause).probe
@@ -39,7 +39,7 @@ def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | N
 def _commit_scaled(active: ActiveAdapter, layers: LayerAdapter, layer_lora: LayerLoRA) -> None:
     """Commit a smaller layer LoRA, and a MicroLoRA that keeps both within the caps."""
     state, probe = active.state, active.probe
-    micro = instant.recapped(state.micro, probe).adapter if layers.targets.head else state.micro
+    micro = instant.rescale_to_caps(state.micro, probe).adapter if layers.targets.head else state.micro
     kl = max(0.0, probe.kl(micro) + layers.added_kl(layer_lora))
     with suppress(HeadMoved):  # another process committed first; its version is measured next
         active.history.adjust(state.version, packed(micro, layer_lora), kl, micro.norm)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...backends.base import Backend
 from ...lora.base_lora import BaseLoRA
-from ...lora.layer_lora import LayerLoRA, joined
+from ...lora.layer_lora import LayerLoRA, combine_loras
 from ...lora.targets import parse
 from ...models.model import Model
 from ...pausing import Pause
@@ -58,16 +58,16 @@ class LayerAdapter:
     def forget_probe(self) -> None:
         self.measured = None
 
-    def combined(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
+    def combined_lora(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
         """Both as one LoRA. The same arguments return the same object, because KV caches are tied to it."""
         if self._combined[0] is not base or self._combined[1] is not layer_lora:
-            self._combined = base, layer_lora, joined(base, layer_lora)
+            self._combined = base, layer_lora, combine_loras(base, layer_lora)
         return self._combined[2]
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
         """Like `combined`, but the combination in use stays cached."""
         known = self._combined[0] is base and self._combined[1] is layer_lora
-        return self._combined[2] if known else joined(base, layer_lora)
+        return self._combined[2] if known else combine_loras(base, layer_lora)
 
     def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
         """Is `lora` the base, or the newest combination with it?"""
@@ -79,7 +79,7 @@ class LayerAdapter:
         """Fill the caches that the next rating would otherwise wait for."""
         layer_lora = state.layer_lora
         if layer_lora is not None and self.targets.places and self._unasked[0] is not layer_lora:
-            self._unasked = layer_lora, layer_update.unasked(layer_lora, self.targets)
+            self._unasked = layer_lora, layer_update.residual_b(layer_lora, self.targets)
 
     def wanted(self, state: LearnerState) -> bool:
         """Does a rating need a layer gradient of its reply?"""
@@ -137,7 +137,7 @@ class LayerAdapter:
         """The layer LoRA after a rating."""
         if trace.layer_gradient is None or not weight or not self.targets.places:
             return state.layer_lora
-        kept = instant.remembered(instant.turned(state.micro.trend, weight, trace.log_ratio))
+        kept = instant.retention_factor(instant.turned(state.micro.trend, weight, trace.log_ratio))
         layers = self.extended(state)
         if self.measured is not None:
             layers = layers.changed(curvature=self.measured.layer_lora.curvature)
@@ -168,14 +168,14 @@ class LayerAdapter:
         Returns the layer LoRA with its measured curvature, and its KL as a multiple of its limit.
         """
         limit = self.limit(base)
-        known = layer_update.recalibrated(layer_lora, base, under, limit)
+        known = layer_update.recalibrate(layer_lora, base, under, limit)
         self.measured = ProbedLayers(known, under)
-        return known, layer_update.estimated(known) / limit.kl
+        return known, layer_update.estimated_kl(known) / limit.kl
 
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
         """Estimated KL that it adds to the layer LoRA measured last, nats per token."""
         measured = self.measured.layer_lora if self.measured else None
-        return layer_update.estimated(layer_lora) - layer_update.estimated(measured)
+        return layer_update.estimated_kl(layer_lora) - layer_update.estimated_kl(measured)
 
 
 def mean_logprob_change(gradient: LayerGradient, layer_lora: LayerLoRA | None) -> float:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...backends.base import Backend, under
+from ...backends.base import Backend, with_lora
 from ...errors import RuvmlxError
 from ...kernels import micro as kernels
 from ...lora import MicroLoRA
 from ...lora.base_lora import BaseLoRA, Place, place_shape
-from ...lora.layer_lora import LayerLoRA, joined, unpacked_layers
+from ...lora.layer_lora import LayerLoRA, combine_loras, unpacked_layers
 from ...models.model import Model
 from ...pausing import Pause
 from ...store import ReplyRow, Store
@@ -65,7 +65,7 @@ class LayerGradients:
 
         trainer, text = self._graph(pause), TrainingText.cut(reply.context_ids, reply.rated_ids)
         trainer.set_head(base, micro)
-        change = joined(base, layer_lora, empty=True)
+        change = combine_loras(base, layer_lora, empty=True)
         assert change is not None
         _, grads = trainer.reply(change, text, pause=pause)
         values = np.float32(text.said) * layer_lora.flat(grads, change.scale)
@@ -74,7 +74,7 @@ class LayerGradients:
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
         """Log-probability of a reply, summed over its tokens, under the base alone, nats: one prefill."""
         tokens, at, total = np.asarray(reply.rated_ids, np.int32), 0, 0.0
-        with under(self._backend, base):
+        with with_lora(self._backend, base):
             states = self._backend.hidden_states(reply.context_ids + reply.rated_ids[:-1], pause)
             for part, logits in adapted_logits(
                 None, states[len(reply.context_ids) - 1 :], self._backend.head
@@ -104,7 +104,7 @@ class LayerGradients:
         said, other = (self._means(places, texts, pause) for texts in (answers, prose[: len(answers)]))
         reads = {place: answer_direction(said[place], other[place]) for place in places}
         plain = LayerLoRA.fresh(reads, {p: np.ones(_width(self._model, p), np.float32) for p in places})
-        zero = joined(None, plain, empty=True)
+        zero = combine_loras(None, plain, empty=True)
         assert zero is not None
         squares = np.zeros_like(plain.lora_b)
         for text in answers:

@@ -79,8 +79,8 @@ def update(
     if not evidence[1].max() < LARGEST**2:  # false for NaN; if the squares are finite, so is the rest
         raise NotFinite("a gradient is NaN, infinite or far too large")
     tokens = kept * layer_lora.tokens + abs(weight) * gradient.tokens
-    most = min(CAREFUL * limit.kl, estimated(layer_lora) + PER_RATING)
-    return limited(_moved(layer_lora, evidence, tokens, targets, unasked_b), most)
+    most = min(CAREFUL * limit.kl, estimated_kl(layer_lora) + PER_RATING)
+    return cap_kl(_uncapped_layers(layer_lora, evidence, tokens, targets, unasked_b), most)
 
 
 def without(
@@ -92,10 +92,10 @@ def without(
     evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))
     evidence[1] = np.maximum(evidence[1], 0)
     tokens = max(0.0, layer_lora.tokens - after.tokens + (before.tokens if before else 0.0))
-    return limited(_moved(layer_lora, evidence, tokens, targets), limit.kl)
+    return cap_kl(_uncapped_layers(layer_lora, evidence, tokens, targets), limit.kl)
 
 
-def _moved(
+def _uncapped_layers(
     layer_lora: LayerLoRA,
     evidence: np.ndarray,
     tokens: float,
@@ -104,27 +104,27 @@ def _moved(
 ) -> LayerLoRA:
     """The layer LoRA of this evidence before any cap, at a gain of 1."""
     new = layer_lora.changed(evidence=evidence, tokens=tokens, gain=1.0)
-    lora_b = pushed(new, targets)
-    lora_b += unasked(layer_lora, targets) if unasked_b is None else unasked_b
+    lora_b = evidence_theta(new, targets)
+    lora_b += residual_b(layer_lora, targets) if unasked_b is None else unasked_b
     return new.changed(lora_b=lora_b)
 
 
-def unasked(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
+def residual_b(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
     """lora_b [n] - theta at a gain of 1: the remainder of a consolidation, which ratings do not change."""
     if not layer_lora.gain:
         return np.zeros_like(layer_lora.lora_b)
-    return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - pushed(layer_lora, targets)
+    return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - evidence_theta(layer_lora, targets)
 
 
-def limited(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
+def cap_kl(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
     """The layer LoRA, scaled down if its estimated KL is over `kl`."""
-    now = estimated(layer_lora)
+    now = estimated_kl(layer_lora)
     if not math.isfinite(now):
         raise NotFinite(f"the estimated KL is {now}")
     return layer_lora.shrunk(math.sqrt(kl / now)) if now > kl else layer_lora
 
 
-def pushed(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
+def evidence_theta(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
     """theta [n] of the layer LoRA's evidence; 0 outside the targets."""
     g, s = layer_lora.evidence
     square = g * g
@@ -152,14 +152,14 @@ def chosen(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> np.nd
     return mask
 
 
-def estimated(layer_lora: LayerLoRA | None) -> float:
+def estimated_kl(layer_lora: LayerLoRA | None) -> float:
     """Estimated KL to the base, nats per token."""
     if layer_lora is None:
         return 0.0
     return layer_lora.curvature * layer_lora.energy
 
 
-def recalibrated(layer_lora: LayerLoRA, base: KLProbe, under: KLProbe, limit: LayerLimit) -> LayerLoRA:
+def recalibrate(layer_lora: LayerLoRA, base: KLProbe, under: KLProbe, limit: LayerLimit) -> LayerLoRA:
     """The layer LoRA with its measured curvature.
 
     base, under: the KL probe under the base alone, and under both. A rise of the prose's nll counts as KL,

@@ -36,7 +36,7 @@ TOPIC = 32  # dimensions of a question's vector after projection
 INPUTS = TOPIC + 2
 MINIMUM = 64  # rated choices before the cell is trained; a fourth of them is held out
 _LENGTH = 4.0  # norm of a question's vector: gives the gates' inputs a standard deviation near 0.7
-_RECENT = 64  # newest conversations over which a report averages
+_REPORT_CONVERSATIONS = 64  # newest conversations over which a report averages
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class RouterStatus:
         return {"default": self.default, "arms": [vars(arm) for arm in self.arms], "training": self.training}
 
 
-def offered(examples: bool) -> tuple[str, ...]:
+def offered_arms(examples: bool) -> tuple[str, ...]:
     """Arms to choose from; the first is the one used without a router."""
     return ("adapter+examples", "plain+examples", "adapter", "plain") if examples else ("adapter", "plain")
 
@@ -129,7 +129,7 @@ class Router:
     def __init__(self, store: Store, history: AdapterHistory, fingerprint: str, examples: bool = False):
         """examples: the user allows examples."""
         self._store, self._history, self._mine = store, history, (fingerprint, history.name)
-        self.offered = offered(examples)
+        self.offered = offered_arms(examples)
         self._known: Any = None  # versions of the store's data that the arms reflect
         self._lora = RouterLoRA.fresh(INPUTS, len(ARMS))
         self._arms = self._priors()
@@ -162,7 +162,7 @@ class Router:
         labels = [signal.INDEX[rating] for _, rating, _ in self._store.ratings.labels(*self._mine)]
         counts = np.bincount(labels, minlength=len(signal.LABELS))
         rewards = [_reward(row.reply_id, row.rating, counts, row.latency_ratio) for row in rows]
-        x, mask = fastgrnn.padded([row.turns for row in rows], INPUTS)
+        x, mask = fastgrnn.pad_conversations([row.turns for row in rows], INPUTS)
         arms = np.array([ARMS.index(row.arm) for row in rows], np.intp)
         return Evidence(x, mask, arms, np.array(rewards))
 
@@ -226,7 +226,7 @@ class Router:
     def status(self) -> RouterStatus:
         self.sync()
         chosen = self._store.routes.counts(*self._mine)
-        recent = [turns for _, turns in self._store.routes.newest(*self._mine, _RECENT)]
+        recent = [turns for _, turns in self._store.routes.newest(*self._mine, _REPORT_CONVERSATIONS)]
         rng, empty = np.random.default_rng(0), np.zeros((0, INPUTS))
         shares = [bandit.choose(self._beliefs(t, self.offered), rng)[1] for t in recent or [empty]]
         best = dict(zip(self.offered, np.mean(shares, axis=0).tolist(), strict=True))

@@ -102,7 +102,7 @@ class RouterLoRA:
 
     def states(self, turns: list[np.ndarray], inputs: int) -> np.ndarray:
         """States after N conversations [T_n, I]: [N, H]."""
-        return fastgrnn.forward(self.cell(), *fastgrnn.padded(turns, inputs))[0]
+        return fastgrnn.forward(self.cell(), *fastgrnn.pad_conversations(turns, inputs))[0]
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
@@ -177,7 +177,7 @@ def train(
     for t in range(1, steps + 1):
         if cancel is not None and cancel.is_set():
             return None
-        _, grads, _ = loss(_paired(arrays), evidence, priors)
+        _, grads, _ = loss(_pair_arrays(arrays), evidence, priors)
         for w, m, v, g in zip(arrays, mean, square, [m for p in grads.pairs for m in p], strict=True):
             m += (1 - BETA1) * (g - m)
             v += (1 - BETA2) * (g * g - v)
@@ -185,10 +185,10 @@ def train(
             w -= RATE * (scaled + DECAY * w)
         if progress is not None:
             progress(t, steps)
-    return _paired(arrays)
+    return _pair_arrays(arrays)
 
 
-def _paired(arrays: list[np.ndarray]) -> RouterLoRA:
+def _pair_arrays(arrays: list[np.ndarray]) -> RouterLoRA:
     return RouterLoRA.of(list(zip(arrays[::2], arrays[1::2], strict=True)))
 
 

@@ -53,8 +53,8 @@ class StyleBank:
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
         np.savez(
-            out, replies=np.array(json.dumps(self.replies)), gradients=_stacked(self.gradients),
-            prose=_stacked(self.prose), lora_a=np.zeros(0) if self.lora_a is None else self.lora_a,
+            out, replies=np.array(json.dumps(self.replies)), gradients=_stack_rows(self.gradients),
+            prose=_stack_rows(self.prose), lora_a=np.zeros(0) if self.lora_a is None else self.lora_a,
         )  # fmt: skip
         return out.getvalue()
 
@@ -70,7 +70,7 @@ class StyleBank:
             return cls()
 
 
-def _stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
+def _stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack(rows) if rows else np.zeros((0, 0), np.float16)
 
 
@@ -186,7 +186,7 @@ def sample_replies(
     while going:
         pause()
         for i in list(going):
-            token = _sampled(logits[i], rng)
+            token = _sample_token(logits[i], rng)
             ended[i] = token in tokenizer.eos_ids
             if not ended[i]:
                 ids[i].append(token)
@@ -199,6 +199,6 @@ def sample_replies(
     return list(zip(ids, ended, strict=True))
 
 
-def _sampled(logits: np.ndarray, rng: np.random.Generator) -> int:
+def _sample_token(logits: np.ndarray, rng: np.random.Generator) -> int:
     """A token drawn at TEMPERATURE: the largest of logits with Gumbel noise."""
     return int(np.argmax(logits / TEMPERATURE + rng.gumbel(size=logits.shape)))

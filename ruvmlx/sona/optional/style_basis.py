@@ -69,7 +69,7 @@ class StyleBasis:
         count, rank = lora_a.shape[0], lora_a.shape[2]
         width = bank.gradients.shape[1] // (count * rank)
         weight = inverse_information(bank.gradients, count * rank)
-        measures = centred(bank.measures.astype(np.float64), bank.question)
+        measures = centre_by_question(bank.measures.astype(np.float64), bank.question)
         directions = ridge_directions(bank, weight, measures, ridge)
         directions = without_prose(directions, bank.prose, weight)
         along = bank.gradients @ directions.T / np.sqrt(np.maximum(1, bank.tokens))[:, None]
@@ -120,7 +120,7 @@ class StyleBasis:
         return found if all(np.isfinite(a).all() for a in arrays) else None
 
 
-def centred(values: np.ndarray, question: np.ndarray) -> np.ndarray:
+def centre_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
     """values [n, M] less the mean over the replies to the same question."""
     out = values.copy()
     for one in np.unique(question):
@@ -143,9 +143,9 @@ def ridge_directions(
     """[M, P]: d of each column of measures [n, M], which are centred."""
     count = len(bank.gradients)
     kernel = (bank.gradients * weight) @ bank.gradients.T
-    kernel = centred(centred(kernel.astype(np.float64), bank.question).T, bank.question)
+    kernel = centre_by_question(centre_by_question(kernel.astype(np.float64), bank.question).T, bank.question)
     kernel += ridge * np.trace(kernel) / count * np.eye(count)
-    alpha = centred(np.linalg.solve(kernel, measures), bank.question)
+    alpha = centre_by_question(np.linalg.solve(kernel, measures), bank.question)
     return (alpha.T.astype(np.float32) @ bank.gradients) * weight
 
 

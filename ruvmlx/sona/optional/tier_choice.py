@@ -97,25 +97,25 @@ def choose(
     if not known:
         return KVChoice(TIERED, "not enough long replies to measure; the default")
     if pressed and good:
-        return _chosen(min(good, key=_size), f"memory is short: the smallest under {limit:g} nats")
+        return _explained_choice(min(good, key=_size), f"memory is short: the smallest under {limit:g} nats")
     if best:
         fast = min(f.latency for f in best)
         tied = [f for f in best if f.latency <= fast * (1 + TIE)]
-        return _chosen(min(tied, key=_size), f"the fastest under {limit:g} nats")
+        return _explained_choice(min(tied, key=_size), f"the fastest under {limit:g} nats")
     if fitting:
         why = "none under it fits the budget" if good else "none is under it"
-        return _chosen(
+        return _explained_choice(
             min(fitting, key=lambda f: (f.upper, f.bytes)),
             f"limit {limit:g} nats: {why}; the least KL" + (" that fits the budget" if budget else ""),
         )
-    return _chosen(min(known, key=_size), f"none fits the budget of {budget} bytes; the smallest")
+    return _explained_choice(min(known, key=_size), f"none fits the budget of {budget} bytes; the smallest")
 
 
 def _size(found: CandidateSummary) -> tuple[int, float]:
     return found.bytes, found.upper
 
 
-def _chosen(found: CandidateSummary, why: str) -> KVChoice:
+def _explained_choice(found: CandidateSummary, why: str) -> KVChoice:
     return KVChoice(
         found.policy,
         f"{why} (KL {found.kl:.5f}, at most {found.upper:.5f}; {found.latency:.2f} of f16's time per token; "

@@ -36,7 +36,7 @@ PIECE = 16  # tokens between two pauses: 25 to 40 ms with the starter model on t
 TIMED = 16  # tokens after the blocks, decoded one by one to compare times
 MOST = 4096  # most tokens read of a prompt and its reply
 REPLIES_AT_ONCE = 2  # most replies measured in a review
-RECENT = 100  # newest replies whose lengths give the needed context
+RECENT_REPLIES = 100  # newest replies whose lengths give the needed context
 
 NO_TIERS = "this backend has only f16 caches"
 
@@ -162,7 +162,7 @@ class TierHistory:
         report = row.report if row else None
         return KVStatus(
             self.mine[1], self.policy, self.asked is not None, self._reason(report),
-            report, len(long), need, self._observed(),
+            report, len(long), need, self._reply_averages(),
         )  # fmt: skip
 
     def _reason(self, report: dict[str, Any] | None) -> str:
@@ -175,14 +175,14 @@ class TierHistory:
         done = len({m.reply_id for m in self.store.kv.measured(*self.mine)})
         return f"the default: {done} long replies were measured; it takes {REPLIES}"
 
-    def _observed(self) -> list[dict[str, Any]]:
+    def _reply_averages(self) -> list[dict[str, Any]]:
         """Averages over the newest replies, by policy."""
         by_policy: dict[tuple[int, ...], list[KVObservation]] = {}
-        for seen in self.store.kv.observations(*self.mine, RECENT):
+        for seen in self.store.kv.observations(*self.mine, RECENT_REPLIES):
             by_policy.setdefault(seen.lengths, []).append(seen)
         return [_averages(lengths, seen) for lengths, seen in by_policy.items()]
 
-    def unmeasured(self) -> Iterator[tuple[str, list[TierPolicy]]]:
+    def unmeasured_candidates(self) -> Iterator[tuple[str, list[TierPolicy]]]:
         """(reply id, candidates not yet measured on it) of long replies, the newest first."""
         known = {(m.reply_id, m.lengths) for m in self.store.kv.measured(*self.mine)}
         for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
@@ -192,7 +192,7 @@ class TierHistory:
 
     def context(self) -> int:
         """Tokens that a cache must hold: those of the longest recent reply, at least `long_enough`."""
-        seen = self.store.kv.observations(*self.mine, RECENT)
+        seen = self.store.kv.observations(*self.mine, RECENT_REPLIES)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
     def is_enough(self) -> bool:
@@ -258,7 +258,7 @@ class KVLoop:
 
     def due(self) -> bool:
         """Is there a reply to measure?"""
-        return self._pool is not None and next(self.history.unmeasured(), None) is not None
+        return self._pool is not None and next(self.history.unmeasured_candidates(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure up to REPLIES_AT_ONCE replies, then choose. Returns a report; `cancel` stops measuring."""
@@ -277,7 +277,7 @@ class KVLoop:
         return report | {"seconds": time.perf_counter() - started}
 
     def _measure_some(self, pause: Pause, done: list[str]) -> None:
-        for i, (reply_id, missing) in enumerate(list(self.history.unmeasured())):
+        for i, (reply_id, missing) in enumerate(list(self.history.unmeasured_candidates())):
             if i == REPLIES_AT_ONCE:
                 return
             tokens = self.history.store.replies.tokens(reply_id)[: min(MOST, self._context)]
@@ -297,7 +297,7 @@ class KVLoop:
         assert pool is not None
         level = pool.level
 
-        def watched() -> None:
+        def check_memory() -> None:
             pause()
             if pool.level:
                 raise NoRoom("memory is short; nothing is measured until there is room")
@@ -306,8 +306,8 @@ class KVLoop:
         if pool.pressure() > LOW or (pool.budget and pool.nbytes + need + PAGE > pool.budget):
             raise NoRoom("memory has no room for two more caches; nothing is measured")
         try:
-            watched()
-            return reading.cost(policy, watched)
+            check_memory()
+            return reading.cost(policy, check_memory)
         finally:
             pool.level = level  # the measurement's memory is free again
 

@@ -110,7 +110,7 @@ def _attend_one(
     q, q_rotated = (x.reshape(n_kv, -1, x.shape[-1]) for x in (q, q_rotated))  # [n_kv, G, D]
     scores, values = [], []
     for tier, start, ids in view.visible():
-        k, v = gathered(pools[tier], ids, tier, table.head_dim, opened if tier == HOT else None)
+        k, v = gather_pages(pools[tier], ids, tier, table.head_dim, opened if tier == HOT else None)
         token = mx.arange(start, start + k.shape[1])
         seen = (token >= view.first) & (token < view.n_tokens)
         x = (q_rotated if TIERS[tier].rotated else q) @ k.swapaxes(1, 2)
@@ -120,7 +120,7 @@ def _attend_one(
     return (p @ mx.concatenate(values, axis=1)).reshape(-1, table.head_dim)
 
 
-def gathered(
+def gather_pages(
     pool: mx.array, ids: list[int], tier: int, head_dim: int, opened: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
     """K, V: float32 [n_kv_heads, 64 * len(ids), head_dim]; opened, if given, stands for the last page."""

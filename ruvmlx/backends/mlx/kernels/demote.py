@@ -69,13 +69,13 @@ def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
 def _four_bits(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """s = f16((max - min) / 15), b = f16(min);  q = clamp(rint((x - b) / s), 0, 15), 0 where s is 0."""
     low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
-    scale, bias = _stored((high - low) / 15), _stored(low)
+    scale, bias = _to_f16((high - low) / 15), _to_f16(low)
     s, b = scale.astype(mx.float32), bias.astype(mx.float32)
     q = mx.clip(mx.round((x - b) / mx.where(s == 0, 1, s)), 0, 15)
     return mx.where(s == 0, 0, q).astype(mx.uint8), scale, bias
 
 
-def _stored(x: mx.array) -> mx.array:
+def _to_f16(x: mx.array) -> mx.array:
     """f16, and +0 for -0: which zero is the least would depend on the order."""
     half = x.astype(mx.float16)
     return mx.where(half == 0, mx.array(0, mx.float16), half)

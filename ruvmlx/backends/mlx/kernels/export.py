@@ -36,7 +36,7 @@ def export(folder: Path) -> list[Path]:
     """Write all sources into `folder`, which is made if it is missing; the paths of the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [_written(folder, kernel, chosen) for kernel, chosen in sources()]
+        return [_write_kernel(folder, kernel, chosen) for kernel, chosen in sources()]
     except OSError as e:
         raise RuvmlxError(
             f"Metal sources cannot be written to {folder}: {e.strerror}. Name a folder that you may write to."
@@ -48,7 +48,7 @@ def sources() -> Iterator[tuple[Kernel, tuple[Template, ...]]]:
     return ((kernel, chosen) for kernel in KERNELS for chosen in kernel.values)
 
 
-def _written(folder: Path, kernel: Kernel, chosen: tuple[Template, ...]) -> Path:
+def _write_kernel(folder: Path, kernel: Kernel, chosen: tuple[Template, ...]) -> Path:
     name = title(kernel, chosen)
     path = folder / f"{name}.metal"
     path.write_text(PREAMBLE.format(title=name) + source(kernel, chosen))

@@ -63,7 +63,7 @@ def used(pieces: Sequence[Definition], body: str) -> list[Definition]:
     return [piece for piece in pieces if piece in kept]
 
 
-def joined(pieces: Sequence[Definition]) -> str:
+def join_definitions(pieces: Sequence[Definition]) -> str:
     """The text of these pieces. Compilers still name the files and their lines."""
     out, file, line = "", "", 0
     for piece in pieces:

@@ -32,12 +32,12 @@ from .source import HEAD_DIMS
 # Attention is one of about 17 dispatches of a layer's step in mlx-lm, so at three times its time a token
 # takes an eighth longer: what half the memory of a long chat is worth. One that spills its registers, or runs
 # on an emulated GPU, is far beyond that.
-SLOWEST = 3.0
+MAX_SLOWNESS = 3.0
 RACES, REPEATS = 5, 16  # races that the median is of; calls to an evaluation, so that its overhead is shared
-ENOUGH = 0.02  # seconds of calls in a race: a slow kernel is called less often
+RACE_SECONDS = 0.02  # seconds of calls in a race: a slow kernel is called less often
 LONG, BRIEF = 2048, 256  # tokens of the caches that attention is timed on
 LIFETIME = 150  # seconds after which the system ends the check, should nobody wait for it any more
-FEW = 0.001  # share of numbers that may lie a rounding apart
+MAX_ROUNDED_SHARE = 0.001  # share of numbers that may lie a rounding apart
 
 Arrays = Sequence[mx.array]
 Run = Callable[[], Arrays]
@@ -59,7 +59,7 @@ class Case:
     step: float = 0.0
     race: tuple[Run, Run] | None = None
     timed: bool = True
-    slowest: float = SLOWEST
+    slowest: float = MAX_SLOWNESS
 
 
 class Sample:
@@ -283,7 +283,7 @@ def graph_case(shapes: Shapes) -> Case:
 # Judging ------------------------------------------------------------------------------------------
 
 
-def judged(case: Case) -> CheckResult:
+def run_case(case: Case) -> CheckResult:
     """Run, compared, timed; whatever goes wrong is the result."""
     try:
         why = difference(_numbers(case.run, gpu.device), _numbers(case.twin, mx.cpu), case)
@@ -311,7 +311,7 @@ def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray], case: Case
             return f"gives NaN or infinity in {np.count_nonzero(~np.isfinite(a))} of {a.size} numbers"
         off, largest = np.abs(a - b), np.abs(b).max()
         wrong = np.count_nonzero(off > case.tolerance * largest)
-        allowed = FEW * a.size if case.step else 0
+        allowed = MAX_ROUNDED_SHARE * a.size if case.step else 0
         if wrong > allowed or off.max() > max(case.tolerance, case.step) * largest:
             return f"{wrong} of {a.size} numbers are wrong, by up to {off.max():.2g} of {largest:.2g}"
     return ""
@@ -321,7 +321,7 @@ def slowness(ours: Run, rival: Run) -> float:
     """Median of the times of `ours` by those of `rival`, on the GPU, by turns."""
     with mx.stream(gpu.device):
         once = max(gpu.seconds(ours), gpu.seconds(rival), 1e-9)  # compiled and warm after this
-        calls = max(1, min(REPEATS, int(ENOUGH / once)))
+        calls = max(1, min(REPEATS, int(RACE_SECONDS / once)))
         many = [partial(_many, run, calls) for run in (ours, rival)]
         times = [[gpu.seconds(run) for run in many] for _ in range(RACES)]
     return median(a / b for a, b in times)
@@ -348,7 +348,7 @@ def main(shapes: Shapes) -> None:
     _say(cases=[case.name for case in to_check])
     for case in to_check:
         _say(begun=case.name)
-        _say(result=asdict(judged(case)))
+        _say(result=asdict(run_case(case)))
     os._exit(0)  # what MLX does while Python ends is no part of the check
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ruvmlx.platform.gpu import Template, gpu
 from ruvmlx.platform.mx import mx
 
-from .prune import Definition, definitions, joined, used
+from .prune import Definition, definitions, join_definitions, used
 
 # One line, so that the lines after it keep their numbers.
 START = (
@@ -83,7 +83,7 @@ class Kernel:
         """What the body needs of its headers."""
         every = [piece for name in (f"dialect_{dialect}.h", *self.headers) for piece in pieces(name)]
         # Starts a line: what MLX puts before it may not end in one.
-        return "\n" + joined(used(every, self.body()))
+        return "\n" + join_definitions(used(every, self.body()))
 
     def body(self) -> str:
         return text(f"{self.name}.metal")
@@ -114,7 +114,7 @@ class Kernel:
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
         """What `gpu.run` does on a real device."""
-        return _compiled(self)(**self.arguments(inputs, shapes, groups, templates))
+        return _compiled_kernel(self)(**self.arguments(inputs, shapes, groups, templates))
 
     def arguments(
         self,
@@ -129,7 +129,7 @@ class Kernel:
             self._check(inputs)
             _CHECKED.add((self, templates))
         return {
-            **_typed(self, templates),
+            **_fixed_arguments(self, templates),
             "inputs": inputs,
             "grid": (x * self.threads, y, z),
             "output_shapes": shapes,
@@ -151,7 +151,7 @@ DTYPES = {"float": mx.float32, "int": mx.int32, "uchar": mx.uint8, "ushort": mx.
 
 
 @cache
-def _typed(kernel: Kernel, templates: tuple[Template, ...]) -> dict[str, Any]:
+def _fixed_arguments(kernel: Kernel, templates: tuple[Template, ...]) -> dict[str, Any]:
     """What is the same in all calls of a kernel with these template values."""
     kinds = kernel.dtypes(templates)
     return {
@@ -163,7 +163,7 @@ def _typed(kernel: Kernel, templates: tuple[Template, ...]) -> dict[str, Any]:
 
 
 @cache
-def _compiled(kernel: Kernel) -> Any:
+def _compiled_kernel(kernel: Kernel) -> Any:
     return for_cuda(kernel) if mx.cuda.is_available() else for_metal(kernel)
 
 
