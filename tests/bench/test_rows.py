@@ -4,7 +4,7 @@ import json
 
 import pytest
 from ruvmlx.apps.bench import energy, markdown, model, page, projection, terminal
-from ruvmlx.apps.bench.rows import Row, at_most, believed, measured, spread, verdict
+from ruvmlx.apps.bench.rows import Row, at_most, measured, refuse_impossible, spread, verdict
 
 
 def test_a_figure_near_its_target_is_neither_met_nor_missed():
@@ -35,7 +35,7 @@ def test_a_figure_is_as_sure_as_its_samples():
     ],
 )
 def test_a_planted_impossible_number_is_refused(row, refused):
-    kept = believed(row)
+    kept = refuse_impossible(row)
     assert (kept.value is None) == refused
     if refused:
         assert kept.met is None and "at fault" in kept.note

@@ -15,7 +15,7 @@ from ruvmlx.apps.attach.route import Terminals
 from ruvmlx.apps.server.access import Access
 from ruvmlx.apps.server.app import make_app
 from ruvmlx.apps.server.idle import IdleWork
-from ruvmlx.apps.server.keys import salted
+from ruvmlx.apps.server.keys import salt_digest
 from ruvmlx.apps.server.limits import ServerLimits
 from ruvmlx.apps.server.requestlog import RequestLog
 from ruvmlx.apps.server.serving import Serving
@@ -243,7 +243,7 @@ def serve(open_tiny, serve_all):
             limits or ServerLimits(),
             alias=alias,
             max_tokens=max_tokens,
-            own_adapters={salted(key): adapter for key, adapter in (own or {}).items()},
+            own_adapters={salt_digest(key): adapter for key, adapter in (own or {}).items()},
         )
         serve_all.append(running)
         return running

@@ -2,7 +2,7 @@
 
 import pytest
 from ruvmlx.apps.server import keys
-from ruvmlx.apps.server.keys import matching, new_key, salted, saved_keys
+from ruvmlx.apps.server.keys import matching, new_key, salt_digest, saved_keys
 
 from ruvmlx.errors import StoreError, UsageError
 
@@ -122,7 +122,16 @@ def test_no_key_reaches_the_log_or_the_caches(serve):
 
 def test_salts_tell_pairs_apart():
     assert (
-        len({salted("ab", "c"), salted("a", "bc"), salted("abc"), salted("", "abc"), salted("abc", "")}) == 5
+        len(
+            {
+                salt_digest("ab", "c"),
+                salt_digest("a", "bc"),
+                salt_digest("abc"),
+                salt_digest("", "abc"),
+                salt_digest("abc", ""),
+            }
+        )
+        == 5
     )
 
 

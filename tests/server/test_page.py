@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruvmlx.apps.server import page as page_module
 from ruvmlx.apps.server.app import ENDPOINTS
-from ruvmlx.apps.server.serving import MOST_RECENT
+from ruvmlx.apps.server.serving import MAX_RECENT_REQUESTS
 
 SOURCE = (Path(page_module.__file__).parent / "page.html").read_text(encoding="utf-8")
 
@@ -90,9 +90,9 @@ def test_the_status(serve):
 
 
 def test_the_last_requests_are_few(shared):
-    for _ in range(MOST_RECENT + 5):
+    for _ in range(MAX_RECENT_REQUESTS + 5):
         shared.ask("POST", "/v1/ratings", {})
-    assert len(shared.ask("GET", "/v1/status").json["requests"]) == MOST_RECENT
+    assert len(shared.ask("GET", "/v1/status").json["requests"]) == MAX_RECENT_REQUESTS
 
 
 @pytest.mark.parametrize(
