@@ -50,7 +50,7 @@ class AttachedChat:
         self._driver: AttachedDriver | None = None  # None until the app has begun
         self._early: list[Work] = []  # for the driver, when it is there
         self._loop = asyncio.new_event_loop()
-        self._sent = self._read = 0  # bytes to the app
+        self._sent = self._fed = 0  # bytes, to the app's thread and to its keyboard
 
     def run(self) -> None:
         """Until the user leaves, or the terminal hangs up."""
@@ -75,15 +75,16 @@ class AttachedChat:
         self._sent += len(data)
 
         def feed(driver: AttachedDriver) -> None:
-            driver.feed(data)
-            self._read += len(data)
+            driver.keyboard.feed(data)
+            self._fed += len(data)
 
         self._drive(feed)
 
     @property
     def unread(self) -> int:
-        """Bytes that the app has not read yet."""
-        return self._sent - self._read
+        """Bytes and characters that the app has not read yet."""
+        waiting = self._driver.keyboard.unread if self._driver else 0
+        return self._sent - self._fed + waiting
 
     def resize(self, size: Size) -> None:
         """The terminal's size; also if it is the same, all is drawn again."""

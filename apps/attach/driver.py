@@ -3,18 +3,16 @@
 The client sets the terminal's modes (terminal.py), so this driver writes nothing but what the app draws.
 """
 
-from codecs import getincrementaldecoder
 from typing import Any
 
-from textual import constants, events
-from textual._xterm_parser import XTermParser
+from textual import events
 from textual.app import App
 from textual.driver import Driver
 from textual.geometry import Size
+from textual.message import Message
 
+from ..chat.keyboard import Keyboard, send_now
 from .connection import Outbox
-
-_LATER = constants.ESCAPE_DELAY + 0.001  # seconds after which a lone ESC is the key
 
 
 class AttachedDriver(Driver):
@@ -23,7 +21,7 @@ class AttachedDriver(Driver):
     def __init__(self, app: App[Any], outbox: Outbox, **settings: Any) -> None:
         super().__init__(app, **settings)
         self._outbox, self._drawn = outbox, list[str]()
-        self._parser, self._decoder = XTermParser(), getincrementaldecoder("utf-8")("replace")
+        self.keyboard = Keyboard(app, self.process_message)
 
     def start_application_mode(self) -> None:
         assert self._size is not None, "run the app with a size"
@@ -45,15 +43,8 @@ class AttachedDriver(Driver):
         if drawn:
             self._outbox.put(drawn.encode("utf-8", "replace"))
 
-    def feed(self, data: bytes) -> None:
-        """Bytes that the terminal sent."""
-        for message in self._parser.feed(self._decoder.decode(data)):
-            self.process_message(message)
-        self._loop.call_later(_LATER, self._tick)
-
-    def _tick(self) -> None:
-        for message in self._parser.tick():
-            self.process_message(message)
+    def send_message(self, message: Message) -> None:
+        send_now(self, message)
 
     def resize(self, size: tuple[int, int]) -> None:
         """Draw all, at this size."""

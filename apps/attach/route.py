@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .attached import AttachedChat
 
 HELLO_SECONDS = 10.0
-MOST_UNREAD = 4 << 20  # bytes that a terminal may send ahead of its app
+MOST_UNREAD = 1 << 16  # bytes that a terminal may send ahead of its app
 
 
 class Resized(msgspec.Struct):

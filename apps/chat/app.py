@@ -18,6 +18,7 @@ from textual import events, on
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.driver import Driver
 from textual.screen import Screen
 
 from ruvmlx import settings_file
@@ -34,11 +35,12 @@ from .chats_screen import ChatsScreen
 from .compare_screen import CompareScreen
 from .context import ChatContext
 from .idle import IdleLearner
+from .keyboard import TerminalDriver
 from .messages import ReplyMessage
 from .options import ChatOptions
 from .panel import Panel
 from .picker_screen import PickerScreen
-from .prompt import Prompt
+from .prompt import LONGEST, Prompt
 from .shell import ChatShell
 from .status import KeyHints, StatusLine
 from .transcript import Transcript
@@ -84,6 +86,9 @@ class ChatApp(ChatShell):
         """The bindings of all screens whose keys the user can change."""
         of_all = (cls, ChatsScreen, CompareScreen, PickerScreen)
         return [b for screen in of_all for b in screen.BINDINGS if isinstance(b, Binding)]
+
+    def get_driver_class(self) -> type[Driver]:
+        return TerminalDriver
 
     def compose(self) -> ComposeResult:
         chat = self.chat
@@ -208,6 +213,10 @@ class ChatApp(ChatShell):
     @on(Prompt.Submitted)
     async def _submit_prompt(self, event: Prompt.Submitted) -> None:
         await self.actions.submit(event.text)
+
+    @on(Prompt.TooLong)
+    def _say_too_long(self) -> None:
+        self.chat.status.flash(f"A message has at most {LONGEST:,} characters; the rest was left out.", 10)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Offer the slash commands in the palette."""

@@ -12,9 +12,11 @@ from textual.events import Key, Paste
 from textual.message import Message
 from textual.reactive import var
 from textual.widgets import TextArea
+from textual.widgets.text_area import Edit, EditResult
 
 from ruvmlx.text import sanitize
 
+LONGEST = 200_000  # characters of the text: each key takes half a second of work in a line of so many
 EDITING = "Editing your question · Enter sends, Esc cancels"
 CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))
@@ -39,6 +41,9 @@ class Prompt(TextArea):
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
+
+    class TooLong(Message):
+        """The text is full."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -87,6 +92,15 @@ class Prompt(TextArea):
         event.text = sanitize(event.text)
         await super()._on_paste(event)
         event.prevent_default()
+
+    def edit(self, edit: Edit) -> EditResult:
+        """Make the edit, with as much of its text as there is room for."""
+        replaced = self.document.get_text_range(edit.top, edit.bottom)
+        room = max(0, LONGEST - len(self.text) + len(replaced))
+        if len(edit.text) > room:
+            edit.text = edit.text[:room]
+            self.post_message(self.TooLong())
+        return super().edit(edit)
 
     def put_back(self, text: str) -> None:
         """Put an unsent message back, before anything typed since."""

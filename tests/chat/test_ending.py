@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from .terminal import Terminal
 
 PROGRAM = """
 import sys
+import time
+from pathlib import Path
 from ruvmlx.apps.chat import run_chat
 from tests.chat.scripted import ScriptedRuntime
 
@@ -67,3 +71,34 @@ def test_quitting_during_a_reply_exits_with_0(terminal, kept):
     terminal.send("\x11")
     assert terminal.wait() == 0
     assert kept.read_text() == PARTIAL
+
+
+def send_all_that_is_taken(terminal, data, pause=2.0):
+    """Send until all is sent, or nothing was taken for a while. Returns the number of bytes."""
+    os.set_blocking(terminal.fd, False)
+    sent, until = 0, time.monotonic() + pause
+    while sent < len(data) and time.monotonic() < until:
+        terminal._read()
+        try:
+            sent += os.write(terminal.fd, data[sent : sent + 4096])
+            until = time.monotonic() + pause
+        except BlockingIOError:
+            pass
+    os.set_blocking(terminal.fd, True)
+    return sent
+
+
+def most_memory(pid):
+    """Bytes that a process has had at most."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the memory of a process")
+def test_a_flood_of_keys_takes_no_memory_and_no_signal_waits_for_it(terminal):
+    """The app reads keys at its own pace; those that it has not read end with it."""
+    before = most_memory(terminal.pid)
+    send_all_that_is_taken(terminal, b"x" * 300_000)
+    assert most_memory(terminal.pid) - before < 50 << 20
+    os.kill(terminal.pid, signal.SIGTERM)
+    assert terminal.wait() == 128 + signal.SIGTERM

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import os
 import select
 import signal
@@ -10,13 +11,20 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
+from ruvmlx.apps.attach.client import Link
+from ruvmlx.apps.attach.wire import Hello
+from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.prompt import LONGEST
 from ruvmlx.apps.chat.user_files import UserFiles
 from ruvmlx.apps.cli.chat import chat
 from ruvmlx.apps.server import idle
 from ruvmlx.apps.server.idle import IdleWork
+from textual import events
+from wsproto.events import CloseConnection
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import UsageError
@@ -277,6 +285,61 @@ def test_a_deleted_chat_can_come_back_after_its_terminal_left(running, attach):
     terminal.send(CTRL_Q)
     assert terminal.wait() == 0
     assert on_runtime(running, lambda runtime: runtime.store.chats.soft_deleted())
+
+
+# -- floods ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def link(running):
+    """A client without a screen. What the server draws is read and dropped."""
+    found = Link(running.url, CHAT_KEY)
+    found.send_facts(**asdict(Hello.of((80, 24))))
+
+    def read():
+        while not any(isinstance(event, CloseConnection) for event in found.arrived()):
+            pass
+
+    threading.Thread(target=read, daemon=True).start()
+    yield found
+    found.close()
+
+
+def alive(kind):
+    """The objects of a class."""
+    return [found for found in gc.get_objects() if isinstance(found, kind)]
+
+
+def app_with_a_text(running):
+    """The app, as soon as something stands in its input."""
+    found = []
+
+    def typed():
+        found[:] = [app for app in alive(ChatApp) if app.is_running and app.chat.prompt.text]
+        return found
+
+    running.wait_until(typed, 60)
+    return found[0]
+
+
+def test_a_flood_of_keys_waits_at_its_sender(running, link):
+    """Of 100,000 keys few are messages of the app at a time; those that wait end with the terminal."""
+    link.send(b"x" * 100_000)
+    app_with_a_text(running)
+    for _ in range(5):
+        time.sleep(0.1)
+        assert len(alive(events.Key)) < 200
+    link.close()
+    running.wait_until(lambda: not running.terminals.attached, 60)
+
+
+def test_a_paste_is_bounded(running, link):
+    """A paste of megabytes is cut, whether it ends or not, and the chat says so."""
+    for _ in range(3):
+        link.send(b"\x1b[200~" + b"x" * 700_000)
+    link.send(b"\x1b[201~")
+    app = app_with_a_text(running)
+    assert len(app.chat.prompt.text) == LONGEST and "200,000" in app.chat.status.message
 
 
 # -- who may connect ----------------------------------------------------------------------------------
