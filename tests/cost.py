@@ -25,7 +25,7 @@ def started(item: pytest.Item) -> None:
 
 def ended(item: pytest.Item, report: pytest.TestReport) -> None:
     """The report of the teardown, which is the last, takes the cost to the process that reports."""
-    report.user_properties.append((NAME, used() - item.stash[_BEFORE]))
+    report.user_properties.append((NAME, used() - item.stash.get(_BEFORE, used())))
 
 
 class Costs:

@@ -47,6 +47,10 @@ _OPENAI_HINTS = {
     "service_tier": Unused(Literal["auto", "default", "flex", "scale", "priority", "fast"], _ONE_TIER),
 }
 _OBFUSCATION = Unused(bool, "Nothing is added to a stream.")
+_ObfuscationOnly = Annotated[
+    dict[Literal["include_obfuscation"], bool],
+    Meta(extra_json_schema={"propertyNames": {"enum": ["include_obfuscation"]}}),  # msgspec leaves it out
+]
 _ANTHROPIC_HINTS = {
     "context_management": Unused(dict[str, Any], "Nothing is removed from the conversation."),
     "output_config.effort": Unused(str, "A model has one effort."),
@@ -135,7 +139,7 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "max_tool_calls": Unused(int, _NO_HOSTED),
         "reasoning.summary": Unused(Literal["auto", "concise", "detailed"], "The output has the thought."),
         "reasoning.generate_summary": Unused(str, "The output has the thought itself."),
-        "stream_options": Unused(dict[Literal["include_obfuscation"], bool], _OBFUSCATION.why),
+        "stream_options": Unused(_ObfuscationOnly, _OBFUSCATION.why),
         "text.verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
         **{f"tools[function].{name}": field for name, field in _FUNCTION_HINTS.items()},
         **{f"tools[].tools[].{name}": field for name, field in _FUNCTION_HINTS.items()},

@@ -121,6 +121,12 @@ class Budget:
         return size, depth
 
 
+    def note_joined(self, whole: list[Any], left: list[Any], right: list[Any]) -> None:
+        """Keep what `spread` says of left + right without a walk: a loop may gather a list piece by piece."""
+        (size, depth), (more, below) = self.spread(left), self.spread(right)
+        self._known[id(whole)] = whole, size + more - 2, max(depth, below)
+
+
 _budget: ContextVar[Budget] = ContextVar("budget")
 
 
@@ -168,7 +174,10 @@ def bounded_operation(operator: str, left: Any, right: Any, apply: Callable[[Any
         budget.check_size(sum(budget.spread(x)[0] for x in sequences) * max(1, times))
     if operator == "+" and not isinstance(left, int | float):
         budget.check_size(budget.spread(left)[0] + budget.spread(right)[0])
-    return budget.made(apply(left, right))
+    result = apply(left, right)
+    if operator == "+" and type(left) is type(right) is list:
+        budget.note_joined(result, left, right)
+    return budget.made(result)
 
 
 def called(function: Any, args: tuple, apply: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:

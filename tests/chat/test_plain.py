@@ -259,9 +259,9 @@ def test_control_c_between_replies_waits_for_the_commit():
     setup = """
     import os, signal
     rate = runtime.rate
-    def slow(*args):
+    def slow(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGINT)
-        return rate(*args)
+        return rate(*args, **kwargs)
     runtime.rate = slow
     """
     done = chat("Hi\n/up\nnever read\n", ["ok"], setup=setup)
