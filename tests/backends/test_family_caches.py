@@ -17,6 +17,7 @@ from . import (
     test_training,
 )
 from .test_agreement import STORED
+from .test_lora import steady  # noqa: F401 - a fixture: the last bit is compared
 
 SIZES = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 64, "n_heads": 4, "n_kv_heads": 2}
 # Little sharper than plain attention: the tolerances are those of plain models.

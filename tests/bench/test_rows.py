@@ -100,7 +100,7 @@ REPORT = {
     "model": "m.gguf",
     "weights": 100_000_000,
     "drift": 0.08,
-    "is_throttled": True,
+    "throttled": True,
     "settings": {},
     "seconds": 60.0,
 }

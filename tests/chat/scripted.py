@@ -43,7 +43,7 @@ class ScriptedRuntime:
         self.adapter = "default"
         self.closed = False
         self.threads: set[int] = set()
-        self.record_implicit: list[tuple[str, str]] = []  # (reply, what the user did with it)
+        self.noticed: list[tuple[str, str]] = []  # (reply, what the user did with it)
         self._ids = itertools.count(1)
         self._messages = itertools.count(1)
 
@@ -189,7 +189,7 @@ class ScriptedRuntime:
 
     def notice(self, reply_id, what):
         self._called()
-        self.record_implicit.append((reply_id, what))
+        self.noticed.append((reply_id, what))
         return True
 
     def due(self):

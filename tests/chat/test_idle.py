@@ -353,7 +353,7 @@ async def test_copying_text_of_a_reply_is_an_implicit_signal():
         first.body.query("*").first().text_select_all()
         assert app.screen.get_selected_text() == "Some words."
         await pilot.press("ctrl+c")
-        await until(pilot, lambda: runtime.record_implicit == [(first.reply_id, "copied")])
+        await until(pilot, lambda: runtime.noticed == [(first.reply_id, "copied")])
         assert app.clipboard == "Some words."
 
 

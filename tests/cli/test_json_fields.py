@@ -58,7 +58,7 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("adapters save", "adapters", "save", "other")
         say("adapters ls", "adapters", "ls")
         say("adapters export", "adapters", "export", str(tmp_path / "exported"))
-        say("adapters fuse", "adapters", "fuse", str(tmp_path / "fused_result"))
+        say("adapters fuse", "adapters", "fuse", str(tmp_path / "fused"))
         say("adapters use", "adapters", "use", "other")
         say("adapters use", "adapters", "use", "default")
         say("adapters rm", "adapters", "rm", "other")

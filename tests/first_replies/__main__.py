@@ -75,7 +75,7 @@ class Replies:
         with KEPT.open("a", encoding="utf-8") as file:
             for reply in generate_many(self.engine, requests, width=WIDTH):
                 row = {"key": reply.request_id, "text": reply.text, "finish_reason": reply.finish_reason}
-                row |= {"tokens": reply.generation_tokens, "record_implicit": reply.repeats}
+                row |= {"tokens": reply.generation_tokens, "noticed": reply.repeats}
                 self.kept[reply.request_id] = row
                 file.write(json.dumps(row) + "\n")
 

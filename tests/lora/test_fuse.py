@@ -50,16 +50,16 @@ def test_a_folder_fused_is_what_mlx_lm_computes_with_the_adapter(tmp_path, store
     model = load_model(str(make_safetensors_model(tmp_path / "m", tie=tie, **stored)))
     rng = np.random.default_rng(0)
     change = combine_adapter(a_change(model.config, rng), a_micro(model.config, rng))
-    fuse(model, change, tmp_path / "fused_result")
+    fuse(model, change, tmp_path / "fused")
     wanted = reference_logits(model, change)
     assert np.abs(wanted - reference_logits(model)).max() > 0.1
-    fused = load_model(str(tmp_path / "fused_result"))
+    fused = load_model(str(tmp_path / "fused"))
     assert not fused.config.tie_word_embeddings and fused.tokenizer.encode("hi") == model.tokenizer.encode(
         "hi"
     )
     share = {"float32": 1e-4, "bfloat16": 3e-2}.get(stored.get("dtype", ""), 3e-3)
     close(reference_logits(fused), wanted, share)
-    close(logits(mlx_lm_model(tmp_path / "fused_result")), wanted, 2 * share)
+    close(logits(mlx_lm_model(tmp_path / "fused")), wanted, 2 * share)
 
 
 @pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "F16", "F32"])
@@ -72,10 +72,10 @@ def test_a_gguf_file_becomes_a_folder_with_its_tokenizer(tmp_path, quant):
         a_change(model.config, np.random.default_rng(1), head=False),
         a_micro(model.config, np.random.default_rng(2)),
     )
-    fuse(model, change, tmp_path / "fused_result", dtype="float32")
-    theirs, tokenizer = load(str(tmp_path / "fused_result"))
+    fuse(model, change, tmp_path / "fused", dtype="float32")
+    theirs, tokenizer = load(str(tmp_path / "fused"))
     close(logits(theirs), reference_logits(model, change), 1e-3 if quant == "F32" else 3e-3)
-    fused = load_model(str(tmp_path / "fused_result")).tokenizer
+    fused = load_model(str(tmp_path / "fused")).tokenizer
     for text in TEXTS:
         ids = model.tokenizer.encode(text)
         assert fused.encode(text) == ids
@@ -115,32 +115,32 @@ def test_what_makes_a_model_special_is_kept(tmp_path, shape):
 def test_unchanged_matrices_stay_packed_and_a_tied_model_tied(tmp_path):
     model = load_model(str(make_gguf_model(tmp_path / "m.gguf", quant="Q4_1", tie=True)))
     change = a_change(model.config, np.random.default_rng(4), head=False)
-    fuse(model, change, tmp_path / "fused_result")
-    tensors = read_safetensors(tmp_path / "fused_result" / "model.safetensors")
+    fuse(model, change, tmp_path / "fused")
+    tensors = read_safetensors(tmp_path / "fused" / "model.safetensors")
     changed = {f"{name}.weight" for name in deltas(change)}
     assert {n for n, t in tensors.items() if t.dtype == "U32"}.isdisjoint(changed)
     assert tensors["model.embed_tokens.weight"].dtype == "U32" and "lm_head.weight" not in tensors
     assert {tensors[n].dtype for n in changed} == {"F16"}
-    assert load_model(str(tmp_path / "fused_result")).config.tie_word_embeddings
-    close(logits(mlx_lm_model(tmp_path / "fused_result")), reference_logits(model, change), 5e-3)
+    assert load_model(str(tmp_path / "fused")).config.tie_word_embeddings
+    close(logits(mlx_lm_model(tmp_path / "fused")), reference_logits(model, change), 5e-3)
 
 
 def test_dequantised_holds_no_packed_matrix(tmp_path):
     model = load_model(str(make_safetensors_model(tmp_path / "m", bits=4)))
     change = a_change(model.config, np.random.default_rng(5))
-    fuse(model, change, tmp_path / "fused_result", dequantise=True)
-    tensors = read_safetensors(tmp_path / "fused_result" / "model.safetensors")
+    fuse(model, change, tmp_path / "fused", dequantise=True)
+    tensors = read_safetensors(tmp_path / "fused" / "model.safetensors")
     assert {t.dtype for t in tensors.values()} == {"F16"}
-    assert "quantization" not in json.loads((tmp_path / "fused_result" / "config.json").read_text())
-    close(logits(mlx_lm_model(tmp_path / "fused_result")), reference_logits(model, change), 5e-3)
+    assert "quantization" not in json.loads((tmp_path / "fused" / "config.json").read_text())
+    close(logits(mlx_lm_model(tmp_path / "fused")), reference_logits(model, change), 5e-3)
 
 
 def test_what_float16_cannot_hold_is_said(tmp_path):
     model = load_model(str(make_safetensors_model(tmp_path / "m")))
     a, b = np.full((64, 1), 1e3, np.float32), np.full((1, 320), 1e3, np.float32)
     with pytest.raises(UsageError, match=r"lm_head does not fit into float16.*--dtype"):
-        fuse(model, BaseLoRA({HEAD: (a, b)}), tmp_path / "fused_result")
-    assert not (tmp_path / "fused_result").exists()
+        fuse(model, BaseLoRA({HEAD: (a, b)}), tmp_path / "fused")
+    assert not (tmp_path / "fused").exists()
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path):

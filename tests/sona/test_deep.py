@@ -47,7 +47,7 @@ def test_it_anchors_what_is_liked(learned):
 
 def test_without_a_base_there_is_only_the_memory_to_tidy(rated):  # noqa: F811
     report = rated.learning.loops.deepen()
-    assert not report["anchored"] and "fold_layers" in report["reason"] and "merged" in report
+    assert not report["anchored"] and "consolidated" in report["reason"] and "merged" in report
     assert rated.learner.anchors.load() == [] and rated.learner.history.deep.last_run() is not None
     assert rated.store.witness.rows("deep")[-1].body["reason"] == report["reason"]
 

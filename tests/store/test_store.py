@@ -90,7 +90,7 @@ def test_a_deleted_chat_leaves_no_words_behind(store, home):
     """Neither in the tables nor in the bytes of the files; that a reply was rated stays known."""
     chat = store.chats.new("m")
     store.messages.add_user(chat, "my secret zanzibar77")
-    store.replies.add(a_reply("unrated_replies", prompt="zanzibar77", text="zanzibar77"), chat)
+    store.replies.add(a_reply("unrated", prompt="zanzibar77", text="zanzibar77"), chat)
     told = a_reply("rated", prompt="zanzibar77", text="zanzibar77", features=b"zanzibar77")
     store.replies.add(told, chat)
     store.traces.put("rated", b"zanzibar77")
@@ -102,7 +102,7 @@ def test_a_deleted_chat_leaves_no_words_behind(store, home):
     assert all(b"zanzibar77" not in path.read_bytes() for path in home.iterdir())
     store = Store(home / "ruvmlx.db")
     with pytest.raises(NotFound):
-        store.replies.get("unrated_replies")
+        store.replies.get("unrated")
     assert store.traces.get("rated") is None and len(store.ratings.in_force("f", "default")) == 1
     assert store.ratings.texts("f", "default") == []
 

@@ -34,7 +34,6 @@ class ClipboardActions:
         reply = self._chat.chosen()
         blocks = reply.code_blocks if reply else []
         if reply is None or not blocks:
-            self._chat.status.flash("That reply has no code in it")
             return
         reply.copied = reply.copied % len(blocks) + 1
         self.copy(str(reply.copied))
