@@ -1,6 +1,6 @@
 """Processor time of each test, its child processes included: on a busy machine, too, it says which are dear.
 
-A test that takes more than BUDGET is listed at the end of the run. `--cost FILE` writes all of them.
+A test that takes more than BUDGET is listed at the end of the run. `--cost FILE` writes each as it ends.
 """
 
 import resource
@@ -33,15 +33,19 @@ class Costs:
 
     def __init__(self, file: str | None) -> None:
         self.file, self.of = file, dict[str, float]()
+        if file:
+            Path(file).write_text("")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self.of[report.nodeid] = sum(s for name, s in report.user_properties if name == NAME)
+            cost = sum(s for name, s in report.user_properties if name == NAME)
+            self.of[report.nodeid] = cost
+            if self.file:  # line by line: a run that is stopped tells what it knows
+                with Path(self.file).open("a") as file:
+                    file.write(f"{cost:.3f}\t{report.nodeid}\n")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         dear = sorted(self.of.items(), key=lambda pair: -pair[1])
-        if self.file:
-            Path(self.file).write_text("".join(f"{s:.3f}\t{name}\n" for name, s in dear))
         if over := [(name, s) for name, s in dear if s > BUDGET]:
             whole = sum(self.of.values())
             terminalreporter.section(f"{whole:.0f} s of processor time; these took more than {BUDGET:.0f} s")
