@@ -1,6 +1,6 @@
 """Processor time of each test, its child processes included: on a busy machine, too, it says which are dear.
 
-A test that takes more than BUDGET is listed at the end of the run. `--cost FILE` writes each as it ends.
+A test that takes more than BUDGET is listed at the end of the run. `--cost=FILE` writes each as it ends.
 """
 
 import resource

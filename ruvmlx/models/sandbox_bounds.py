@@ -120,7 +120,6 @@ class Budget:
         self._known[id(value)] = value, size, depth
         return size, depth
 
-
     def note_joined(self, whole: list[Any], left: list[Any], right: list[Any]) -> None:
         """Keep what `spread` says of left + right without a walk: a loop may gather a list piece by piece."""
         (size, depth), (more, below) = self.spread(left), self.spread(right)

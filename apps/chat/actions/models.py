@@ -169,7 +169,8 @@ class ModelActions:
         screen = PickerScreen("Adapters", lambda: entries, lambda word: f"Start a new one: {word}")
         chosen = await self._chat.ask(screen)
         if chosen is not None and self._chat.phase == "idle":
-            await self._use_adapter(chosen)
+            is_known = chosen in {entry.name for entry in entries}
+            await self._use_adapter(chosen if is_known else f"{chosen} new")
 
 
 def _new_model(files: UserFiles, words: str) -> str:
