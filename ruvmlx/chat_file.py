@@ -22,7 +22,7 @@ from .text import one_line, sanitize, size
 FORMAT = "ruvmlx-chat"
 ROLES = ("user", "assistant")
 ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # of files that chats are written to
-LARGEST = 64 << 20  # bytes: larger files are not imported
+MAX_FILE_BYTES = 64 << 20  # bytes: larger files are not imported
 MAX_TIMESTAMP = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
 
 
@@ -179,7 +179,7 @@ def read_bytes(path: Path) -> bytes:
 
 def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
     """All bytes of a file or of a pipe, which may be endless; UsageError if there are too many."""
-    limit = LARGEST if limit is None else limit
+    limit = MAX_FILE_BYTES if limit is None else limit
     data = file.read(limit + 1)
     if len(data) > limit:
         raise UsageError(f"{name} is over {size(limit)}, which is too long to read.")

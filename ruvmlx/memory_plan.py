@@ -18,7 +18,7 @@ from .plan import PER_WORD, PROGRAM, Plan, cached_tokens, token_bytes
 from .platform.memory import MemoryUse
 from .text import size
 
-FEWEST = 128  # tokens of prompt and reply that a KV budget must hold
+MIN_CONTEXT_TOKENS = 128  # tokens of prompt and reply that a KV budget must hold
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
         pool.budget = planned.kv_room
         return
     longest, context = Admission(engine).longest(), engine.model.context
-    if longest < min(FEWEST, context):
+    if longest < min(MIN_CONTEXT_TOKENS, context):
         raise UsageError(
             f"kv_budget is {size(pool.budget)}; that holds {longest} tokens of {engine.model.name}, and a "
-            f"chat needs {FEWEST} or more. 64 tokens take {size(pool.sizes[-1])}: raise it."
+            f"chat needs {MIN_CONTEXT_TOKENS} or more. 64 tokens take {size(pool.sizes[-1])}: raise it."
         )
     if longest < context:
         told = (

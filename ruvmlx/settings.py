@@ -20,7 +20,7 @@ from .errors import UsageError
 from .platform import files
 from .setting_spec import SettingSpec
 
-LARGEST = 1 << 20  # bytes of a file of settings
+MAX_FILE_BYTES = 1 << 20  # bytes of a file of settings
 
 _LENGTHS = ",".join(tiers.LENGTHS)  # hot,warm
 _CODES = " and ".join(f"{tier.bits} bits" for tier in reversed(tiers.TIERS[1:-1]))
@@ -326,7 +326,7 @@ def _environment() -> dict[str, str]:
 def read_file(path: Path) -> dict[str, Any]:
     """The values in a file of settings, {} without one. UsageError for a file that cannot be read."""
     try:
-        values = tomllib.loads(files.read_ordinary(path, LARGEST).decode("utf-8"))
+        values = tomllib.loads(files.read_ordinary(path, MAX_FILE_BYTES).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # opening the store reports an unusable folder
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:

@@ -153,7 +153,7 @@ def test_a_copy_that_stops_leaves_no_chat(store, monkeypatch):
 
 
 def test_a_file_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_file, "LARGEST", 1000)
+    monkeypatch.setattr(chat_file, "MAX_FILE_BYTES", 1000)
     endless = tmp_path / "chat.json"
     endless.symlink_to("/dev/zero")
     with pytest.raises(UsageError, match=r"chat\.json: it is not an ordinary file"):

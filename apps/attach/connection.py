@@ -6,7 +6,7 @@ import json
 import threading
 from collections import deque
 
-MOST = 1 << 20  # bytes that may wait for a slow terminal
+MAX_WAITING_BYTES = 1 << 20  # bytes that may wait for a slow terminal
 
 
 class Outbox:
@@ -22,7 +22,7 @@ class Outbox:
         """Bytes or a text. Waits while too much waits already, like a write to a terminal; after `close` it
         does nothing."""
         with self._room:
-            self._room.wait_for(lambda: self._waiting < MOST or self._closed)
+            self._room.wait_for(lambda: self._waiting < MAX_WAITING_BYTES or self._closed)
             if self._closed:
                 return
             self._items.append(item)

@@ -18,7 +18,7 @@ from .stage import OnStage, take_turns
 SHORT = 256
 DECODED = 32  # tokens a turn; two turns include one demotion
 READ_AGAIN = 4  # turns at most: each takes seconds
-USUAL, TIGHTEST = TIERED.lengths, (64,) * len(TIERED.lengths)
+USUAL, TIGHT_LENGTHS = TIERED.lengths, (64,) * len(TIERED.lengths)
 COST = 0.4, 0.004  # limits for the usual tiers: % of perplexity, nats of KL
 LEAVING = 300  # ms that the end of a chat may take
 TARGET_SPEED_RATIO = 2.5  # times llama.cpp's speed, in a long context
@@ -30,7 +30,7 @@ def run(
 ) -> list[Row]:
     """All rows of the suite. ours: "tiered" and "f16". long: tokens of the long context."""
     rows = _memory(ours, long, log)
-    for lengths, tokens in ((USUAL, long), (TIGHTEST, long // 2)):
+    for lengths, tokens in ((USUAL, long), (TIGHT_LENGTHS, long // 2)):
         rows += _quality(ours["tiered"], tokens, lengths)
     log(f"perplexity and KL over {long} tokens: measured")
     rows += _resuming(ours["tiered"], long, min(rounds, READ_AGAIN))

@@ -17,7 +17,7 @@ NEW = 16  # tokens of a question after a cached prefix
 REPLY = 200  # tokens of each of several replies
 STREAMED = 32 << 20  # bytes: weights that no core's own caches hold, so reading them limits decoding
 TARGET_SPEED_RATIOS = {"prefill": 2.5, 256: 1.8}  # times llama.cpp's speed
-LONG = 1.5
+LONG_CONTEXT_RATIO = 1.5
 
 Turns = Mapping[str, Sequence[float]]
 
@@ -112,7 +112,7 @@ def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: 
         shares = [a / b for a, b in zip(rates["ours"], reading, strict=True)]
         most = 0.75 if context == PROMPT else None
         rows.append(measured(f"{name}: share of memory bandwidth", shares, "", most, limit=1.0))
-    return rows + ratios(name, rates, TARGET_SPEED_RATIOS.get(context, LONG))
+    return rows + ratios(name, rates, TARGET_SPEED_RATIOS.get(context, LONG_CONTEXT_RATIO))
 
 
 def decode_turn(player: OnStage) -> float:

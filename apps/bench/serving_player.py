@@ -14,7 +14,7 @@ from ruvmlx.sona.trace import Trace
 
 from .clocked import Clocked
 
-MOST = 8  # requests and adapters
+MAX_REQUESTS = 8  # requests and adapters
 
 
 class TimedReply:
@@ -52,7 +52,7 @@ class ServingPlayer:
             MicroLoRA(
                 noise((shape.hidden_size, 2), np.float32), 1e-4 * noise((2, shape.vocab_size), np.float32)
             )
-            for _ in range(MOST)
+            for _ in range(MAX_REQUESTS)
         ]
         self.facts = {"max_context": shape.max_context, "kernels": self._clocked.kernels}
 

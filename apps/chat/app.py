@@ -40,7 +40,7 @@ from .messages import ReplyMessage
 from .options import ChatOptions
 from .panel import Panel
 from .picker_screen import PickerScreen
-from .prompt import LONGEST, Prompt
+from .prompt import MAX_MESSAGE_CHARACTERS, Prompt
 from .shell import ChatShell
 from .status import KeyHints, StatusLine
 from .transcript import Transcript
@@ -216,7 +216,9 @@ class ChatApp(ChatShell):
 
     @on(Prompt.TooLong)
     def _say_too_long(self) -> None:
-        self.chat.status.flash(f"A message has at most {LONGEST:,} characters; the rest was left out.", 10)
+        self.chat.status.flash(
+            f"A message has at most {MAX_MESSAGE_CHARACTERS:,} characters; the rest was left out.", 10
+        )
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Offer the slash commands in the palette."""

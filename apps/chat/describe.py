@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ruvmlx.engine.affordable import AUTO, MOST
+from ruvmlx.engine.affordable import AUTO, MAX_REPLIES
 from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.thinking import Thought
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
@@ -36,9 +36,7 @@ def best_of(count: int | str, knows: bool) -> str:
     if count == AUTO:
         if not knows:
             return "A question gets one reply until you have rated one, then as many as cost little more."
-        return (
-            f"A question gets up to {MOST} replies, as many as cost little more than one. /best 1 ends this."
-        )
+        return f"A question gets up to {MAX_REPLIES} replies, as long as they cost little. /best 1 ends this."
     if count == 1:
         return "A question gets one reply; /best 4 writes four at once and shows the best."
     shown = "shown is the one that your ratings speak for" if knows else "without ratings, the first is shown"

@@ -18,7 +18,7 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
-from .prompt import LONGEST
+from .prompt import MAX_MESSAGE_CHARACTERS
 
 WAITING = 4  # messages; an app in which more wait gets no keys
 PIECE = 4  # characters that are parsed together
@@ -89,15 +89,15 @@ class Keyboard:
         return piece
 
     def _next_of_paste(self) -> str:
-        """A piece of the paste, or its end. One character more than LONGEST is kept, so that the input can
-        tell; the rest is dropped."""
+        """A piece of the paste, or its end. One character more than MAX_MESSAGE_CHARACTERS is kept,
+        so that the input can tell; the rest is dropped."""
         assert self._pasted is not None
         end = self._typed.find(_END)
         if end == 0:
             self._typed, self._pasted = self._typed[len(_END) :], None
             return _END
         whole = end if end > 0 else max(0, len(self._typed) - len(_END) + 1)  # the rest may begin the end
-        room = LONGEST + 1 - self._pasted
+        room = MAX_MESSAGE_CHARACTERS + 1 - self._pasted
         size = min(whole, PASTE_PIECE) if room > 0 else whole
         piece, self._typed = self._typed[: min(size, room)], self._typed[size:]
         self._pasted += len(piece)

@@ -34,7 +34,7 @@ from .options import ChatOptions, start_session
 from .state import ChatState, Outcome, system_prompt_of
 from .steps.write import place, say, spoken
 
-LONGEST = 1 << 20  # characters of a line; no context is that long
+MAX_LINE_CHARACTERS = 1 << 20  # characters of a line; no context is that long
 _ENDS = {"cancelled": "stopped", "length": "cut at the length limit", "repeats": REPEATS.rstrip(".")}
 
 
@@ -53,10 +53,12 @@ class PlainStreams:
             self.write("You: ", self._sink if self._sink.isatty() else sys.stderr)
         try:
             with self._interrupts.raising():
-                line = self._source.readline(LONGEST + 1)
-                if len(line) > LONGEST:
+                line = self._source.readline(MAX_LINE_CHARACTERS + 1)
+                if len(line) > MAX_LINE_CHARACTERS:
                     self._skip_line(line)
-                    self.complain(UsageError(f"a line is over {LONGEST} characters, too long to read."))
+                    self.complain(
+                        UsageError(f"a line is over {MAX_LINE_CHARACTERS} characters, too long to read.")
+                    )
                     return "\n"
         except (KeyboardInterrupt, OSError):
             line = ""
@@ -66,7 +68,7 @@ class PlainStreams:
 
     def _skip_line(self, line: str) -> None:
         while line and not line.endswith("\n"):
-            line = self._source.readline(LONGEST)
+            line = self._source.readline(MAX_LINE_CHARACTERS)
 
     def print(self, text: str) -> None:
         self.write(sanitize(text) + "\n")

@@ -16,7 +16,9 @@ from textual.widgets.text_area import Edit, EditResult
 
 from ruvmlx.text import sanitize
 
-LONGEST = 200_000  # characters of the text: each key takes half a second of work in a line of so many
+MAX_MESSAGE_CHARACTERS = (
+    200_000  # characters of the text: each key takes half a second of work in a line of so many
+)
 EDITING = "Editing your question · Enter sends, Esc cancels"
 CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))
@@ -96,7 +98,7 @@ class Prompt(TextArea):
     def edit(self, edit: Edit) -> EditResult:
         """Make the edit, with as much of its text as there is room for."""
         replaced = self.document.get_text_range(edit.top, edit.bottom)
-        room = max(0, LONGEST - len(self.text) + len(replaced))
+        room = max(0, MAX_MESSAGE_CHARACTERS - len(self.text) + len(replaced))
         if len(edit.text) > room:
             edit.text = edit.text[:room]
             self.post_message(self.TooLong())

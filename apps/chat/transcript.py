@@ -18,7 +18,7 @@ from .stream import drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-NEWEST = 60  # messages that are shown at first; each takes 10 to 20 ms
+MAX_SHOWN_MESSAGES = 60  # messages that are shown at first; each takes 10 to 20 ms
 EARLIER = 20  # messages that are added on top each time
 MAX_COLUMNS = 1 << 16  # columns; more than any terminal has
 
@@ -65,10 +65,10 @@ class Transcript(VerticalScroll, can_focus=False):
     async def restart(self, turns: list[Turn], model: str) -> None:
         """Show these turns and nothing else."""
         spoken = [turn for turn in turns if turn.role != "system"]
-        self._earlier = spoken[:-NEWEST]
+        self._earlier = spoken[:-MAX_SHOWN_MESSAGES]
         with self.app.batch_update():
             await self.remove_children()
-            await self.mount_all(map(_widget, spoken[-NEWEST:]) if spoken else [Welcome(model)])
+            await self.mount_all(map(_widget, spoken[-MAX_SHOWN_MESSAGES:]) if spoken else [Welcome(model)])
         self.anchor()
 
     async def show(self, turns: list[Turn], model: str) -> None:
@@ -77,7 +77,7 @@ class Transcript(VerticalScroll, can_focus=False):
         place = {turn.id: n for n, turn in enumerate(spoken)}
         kept = [w for w in itertools.takewhile(lambda w: w.message_id in place, self.messages)]
         after = place[kept[-1].message_id] + 1 if kept else 0
-        if not kept or len(spoken) - after > NEWEST:
+        if not kept or len(spoken) - after > MAX_SHOWN_MESSAGES:
             await self.restart(turns, model)
             return
         with self.app.batch_update():
@@ -93,11 +93,15 @@ class Transcript(VerticalScroll, can_focus=False):
         turns: the whole chat. Nothing is removed while the reader is not at the end.
         """
         shown = self.messages
-        if len(shown) <= NEWEST + EARLIER or self._loading.locked() or not self.is_vertical_scroll_end:
+        if (
+            len(shown) <= MAX_SHOWN_MESSAGES + EARLIER
+            or self._loading.locked()
+            or not self.is_vertical_scroll_end
+        ):
             return
         spoken = [turn for turn in turns if turn.role != "system"]
         place = {turn.id: n for n, turn in enumerate(spoken) if turn.id is not None}
-        first = next((w for w in shown[-NEWEST:] if w.message_id in place), None)
+        first = next((w for w in shown[-MAX_SHOWN_MESSAGES:] if w.message_id in place), None)
         children = list(self.children)
         gone = children[: children.index(first)] if first else []
         if first and first.message_id is not None and not any(widget.has_focus_within for widget in gone):

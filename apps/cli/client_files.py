@@ -10,7 +10,7 @@ from typing import Any
 from ruvmlx.errors import UsageError
 
 PART = 4  # a reply may take this part of the context
-LONGEST = 32_000  # tokens of a reply that clients ask for by themselves
+MAX_REPLY_TOKENS = 32_000  # tokens of a reply that clients ask for by themselves
 CLAUDE_LEAST = 100_000  # tokens: the smallest window that Claude Code takes
 MARGIN = 0.95  # of what there is room for: clients count tokens of another model
 
@@ -27,7 +27,7 @@ class Served:
     @property
     def reply(self) -> int:
         """Tokens of a reply."""
-        return max(1, min(LONGEST, self.context // PART))
+        return max(1, min(MAX_REPLY_TOKENS, self.context // PART))
 
     @property
     def prompt(self) -> int:

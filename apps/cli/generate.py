@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationResponse
     from ruvmlx.models.model import Message
 
-LONGEST = 8 << 20  # bytes of standard input; no context is that long
+MAX_STDIN_BYTES = 8 << 20  # bytes of standard input; no context is that long
 
 
 @click.command(cls=Verb)
@@ -91,7 +91,7 @@ def _read_stdin() -> str:
     if sys.stdin is None:
         raise UsageError("standard input is closed; give the prompt as an argument.")
     try:
-        return read_limited(sys.stdin.buffer, "standard input", LONGEST).decode("utf-8")
+        return read_limited(sys.stdin.buffer, "standard input", MAX_STDIN_BYTES).decode("utf-8")
     except UnicodeDecodeError as e:
         raise UsageError(f"standard input is not UTF-8 text (byte {e.start}).") from e
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ruvmlx.backends.base import Backend
     from ruvmlx.engine.perplexity import Perplexity
 
-LONGEST = 16 << 20  # bytes: its tokens take 150 times as much memory
+MAX_TEXT_BYTES = 16 << 20  # bytes: its tokens take 150 times as much memory
 
 
 @click.command(cls=Verb)
@@ -79,7 +79,7 @@ def _read(file: str) -> str:
 
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as opened:
-            return read_limited(opened, file, LONGEST).decode("utf-8")
+            return read_limited(opened, file, MAX_TEXT_BYTES).decode("utf-8")
     except OSError as e:
         raise UsageError(f"cannot read {file}: {e.strerror}.") from e
     except UnicodeDecodeError as e:

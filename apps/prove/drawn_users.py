@@ -16,7 +16,7 @@ from .drawn_tastes import HELD_OUT, PROPERTIES, DrawnTaste, fifths, in_fifths
 from .raters import RATERS
 
 FLIPPED = 0.2  # share of a noisy rater's ratings that are reversed: 6 - stars
-LEAST, MOST = 2, 5  # properties of one taste
+MIN_PROPERTIES, MAX_PROPERTIES = 2, 5  # properties of one taste
 BY_TOPIC = 1 / 3  # share of users with two tastes
 
 _DOING = re.compile(r"\b(?:I|my|me)\b")
@@ -38,7 +38,10 @@ class DrawnUser:
         family = list(HELD_OUT if held_out else PROPERTIES)
         drawn = str(rng.choice(list(RATERS), p=list(RATERS.values())))
         count = 2 if rng.random() < BY_TOPIC else 1
-        tastes = [DrawnTaste.draw(rng, family, int(rng.integers(LEAST, MOST + 1))) for _ in range(count)]
+        tastes = [
+            DrawnTaste.draw(rng, family, int(rng.integers(MIN_PROPERTIES, MAX_PROPERTIES + 1)))
+            for _ in range(count)
+        ]
         return cls(number, held_out, rater or drawn, tuple(tastes))
 
     @property

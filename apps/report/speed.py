@@ -26,7 +26,7 @@ from ..bench.stage import OnStage, PlayerError
 
 Log = Callable[[str], None]
 PROMPTS, DECODED = (512, 2048), 96
-LEAST = 128, 16  # tokens of prompt and reply; if these take too long, the runtime is left out
+MIN_TOKENS = 128, 16  # tokens of prompt and reply; if these take too long, the runtime is left out
 SHORT = 32, 8
 ROUNDS = 7  # at most; the first, in which kernels compile, counts only if it is the only round
 PEER = "mlx-lm"
@@ -172,10 +172,10 @@ def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log
     out."""
     now = size
     while 3 * sum(turn.seconds(*now) for turn in beside.turns) > deadline.left():
-        if now[0] > LEAST[0]:
-            now = now[0] // 2, max(LEAST[1], now[1] // 2)
+        if now[0] > MIN_TOKENS[0]:
+            now = now[0] // 2, max(MIN_TOKENS[1], now[1] // 2)
         elif len(beside.turns) > 1:
-            slowest = max(beside.turns, key=lambda turn: turn.seconds(*LEAST))
+            slowest = max(beside.turns, key=lambda turn: turn.seconds(*MIN_TOKENS))
             reading, decoding = 1 / slowest.reading, 1 / slowest.decoding
             beside.leave_out(
                 slowest, f"too slow: {reading:.1f} tokens a second read, {decoding:.1f} written", log

@@ -11,7 +11,7 @@ from ruvmlx import settings
 from ruvmlx.errors import StoreError, UsageError
 from ruvmlx.platform.files import read_ordinary
 
-LARGEST = 1 << 20  # bytes of the file
+MAX_FILE_BYTES = 1 << 20  # bytes of the file
 
 _MIN_KEY_CHARACTERS = 16  # characters of a key that somebody chose
 
@@ -63,7 +63,7 @@ def _read_keys() -> list[tuple[str, str | None]]:
     try:
         if path.stat().st_mode & 0o077:
             raise StoreError(f"others can read {path}; run `chmod 600 {path}`, or delete it for a new key.")
-        lines = read_ordinary(path, LARGEST).decode("ascii").splitlines()
+        lines = read_ordinary(path, MAX_FILE_BYTES).decode("ascii").splitlines()
         return [_parse_key(line) for line in lines if line.strip()]
     except FileNotFoundError:
         return []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 LAST = 32  # replies whose times count
-LONGEST = 60  # seconds that a client is told to wait
+MAX_WAIT_SECONDS = 60  # seconds that a client is told to wait
 
 
 @dataclass
@@ -33,11 +33,11 @@ class ReplyTimes:
             del self._begun[number]
 
     def until_free(self, share: float) -> int:
-        """Whole seconds, 1 to LONGEST, until this share of what the replies hold is free. share: 0 to 1.
+        """Whole seconds, 1 to MAX_WAIT_SECONDS, until this share (0 to 1) of what the replies hold is free.
 
         Replies that began at different times end evenly over the time that one takes. Those that are being
         written count with the time that they have taken so far.
         """
         known = [*self._last, *(self.clock() - begun for begun in self._begun.values())]
         mean = sum(known) / len(known) if known else 0.0
-        return min(LONGEST, max(1, math.ceil(mean * min(1.0, max(0.0, share)))))
+        return min(MAX_WAIT_SECONDS, max(1, math.ceil(mean * min(1.0, max(0.0, share)))))

@@ -14,7 +14,7 @@ import msgspec
 from ruvmlx.models.model import Message
 from ruvmlx.models.tool_calls import ParsedCall
 
-KEPT = 4096  # calls, the last ones written
+MAX_CALLS = 4096  # calls, the last ones written
 
 
 @dataclass
@@ -25,7 +25,7 @@ class WrittenCalls:
 
     def add(self, made: ParsedCall) -> None:
         self._arguments[made.id] = made.arguments
-        while len(self._arguments) > KEPT:
+        while len(self._arguments) > MAX_CALLS:
             self._arguments.popitem(last=False)
 
     def restored(self, message: Message) -> Message:

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import CacheTooLarge, MemoryBusy
 from ..kv.cache import held_bytes
 from ..kv.need import CacheShape, Growth
-from ..kv.policy import F16, MOST, TierPolicy, tighten
+from ..kv.policy import F16, MAX_LEVEL, TierPolicy, tighten
 from ..tiers import PAGE
 from .run import EngineParts
 from .types import GenerationRequest
@@ -49,7 +49,7 @@ class Admission:
         name = (tuple(prompt), request.cache_salt, request.adapter_id, request.priority, policy)
         growth = self._growth(request, len(prompt), replies, policy)
         free = pool.budget - self.pinned_bytes(mine)
-        levels = range(1 if running else MOST + 1)  # beside others nothing loses precision
+        levels = range(1 if running else MAX_LEVEL + 1)  # beside others nothing loses precision
         for grant in self._ways(name, growth, policy, levels):
             if self.total([*running, grant]) <= free:
                 return self._apply_grant(grant, running, request)
@@ -89,7 +89,7 @@ class Admission:
         pool, context = getattr(self._engine.backend, "pool", None), self._engine.model.context
         if pool is None or not pool.budget:
             return context
-        shape = self._shape(tighten(self._engine.sessions.policy or F16, MOST))
+        shape = self._shape(tighten(self._engine.sessions.policy or F16, MAX_LEVEL))
         return most(context, lambda n: shape.peak(Growth(n, n, 1, PAGE)) <= pool.budget)
 
     # --------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Admission:
         does."""
         backend, context = self._engine.backend, self._engine.model.context
         growth = Growth(prompt, min(prompt + request.max_new_tokens, context), replies, backend.chunk)
-        least, budget = self._shape(tighten(policy, MOST)), backend.pool.budget  # type: ignore[attr-defined]
+        least, budget = self._shape(tighten(policy, MAX_LEVEL)), backend.pool.budget  # type: ignore[attr-defined]
 
         def fits(end: int) -> bool:
             return least.peak(replace(growth, end=end, chunk=PAGE)) <= budget

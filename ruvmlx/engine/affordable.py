@@ -19,14 +19,14 @@ from ..backends.base import Backend
 from .engine import LLMInferenceEngine
 
 AUTO = "auto"  # a value of `best_of`
-MOST, LIMIT = 4, 1.5  # replies; time of a step, in those of a step for one reply
+MAX_REPLIES, MAX_STEP_RATIO = 4, 1.5  # replies; time of a step, in those of a step for one reply
 PROMPT = 32  # tokens
 ROUNDS, LEAST_ROUNDS, SECONDS = (
     15,
     3,
     1.0,
 )  # ROUNDS steps of each size; after SECONDS, LEAST_ROUNDS are enough
-FORMAT, KEPT = 1, 32  # version of the file; models kept in it
+FORMAT, MAX_MODELS = 1, 32  # version of the file; models kept in it
 
 
 def path() -> Path:
@@ -34,7 +34,7 @@ def path() -> Path:
 
 
 def affordable(engine: LLMInferenceEngine) -> int:
-    """The most replies, up to MOST, whose step takes at most LIMIT times as long as a single reply's.
+    """The most replies, up to MAX_REPLIES, whose step takes at most MAX_STEP_RATIO times as long as one's.
 
     The first call for a model on a machine measures for about a second, longer where a step takes more than
     50 ms; later ones read the file.
@@ -44,20 +44,20 @@ def affordable(engine: LLMInferenceEngine) -> int:
     if key not in held:
         held[key] = step_seconds(engine.backend)
         with suppress(OSError):  # if it cannot be written, the next question measures again
-            _write(dict(list(held.items())[-KEPT:]))
+            _write(dict(list(held.items())[-MAX_MODELS:]))
     return most_within(held[key])
 
 
 def most_within(seconds: list[float]) -> int:
     """seconds: of a step for 1, 2 ... replies."""
-    return max(n for n, taken in enumerate(seconds, 1) if taken <= LIMIT * seconds[0] or n == 1)
+    return max(n for n, taken in enumerate(seconds, 1) if taken <= MAX_STEP_RATIO * seconds[0] or n == 1)
 
 
 def step_seconds(backend: Backend) -> list[float]:
-    """Median seconds of a decode step for 1, 2 .. MOST replies, in turns, so that a slow moment hits all."""
+    """Median seconds of a decode step for 1, 2 .. MAX_REPLIES replies, in turns: a slow moment hits all."""
     cache = backend.new_cache()
     backend.prefill([1] * PROMPT, cache)
-    caches = [[cache.fork() for _ in range(n)] for n in range(1, MOST + 1)]
+    caches = [[cache.fork() for _ in range(n)] for n in range(1, MAX_REPLIES + 1)]
     times: list[list[float]] = [[] for _ in caches]
     started = time.perf_counter()
     while len(times[0]) < ROUNDS:
@@ -78,7 +78,9 @@ def _read() -> dict[str, list[float]]:
         held = {str(key): [float(s) for s in taken] for key, taken in whole["seconds"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return {key: taken for key, taken in held.items() if right and len(taken) == MOST and min(taken) > 0}
+    return {
+        key: taken for key, taken in held.items() if right and len(taken) == MAX_REPLIES and min(taken) > 0
+    }
 
 
 def _write(held: dict[str, list[float]]) -> None:

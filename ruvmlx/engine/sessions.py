@@ -14,7 +14,7 @@ from weakref import WeakSet
 from ..backends.base import Backend
 from ..kv.cache import held_bytes
 from ..kv.chain import extend
-from ..kv.disk import LONGEST, MAX_EXIT_SECONDS, CacheFolder
+from ..kv.disk import MAX_EXIT_SECONDS, MAX_WRITE_SECONDS, CacheFolder
 from ..kv.owners import REQUESTS
 from ..kv.policy import TierPolicy
 from ..platform.cpu import total_memory
@@ -189,7 +189,7 @@ class SessionManager:
 
     def _make_room(self) -> None:
         """Evict the least recently used sequences that do not run until the limits hold."""
-        longest = BRIEF if self._running else LONGEST
+        longest = BRIEF if self._running else MAX_WRITE_SECONDS
         while len(self) > self.capacity or self.nbytes > self._most():
             if (name := self._oldest()) is None:
                 return
@@ -222,12 +222,12 @@ class SessionManager:
     # On disk ------------------------------------------------------------------------------------
 
     def keep_all(self) -> None:
-        """Write the caches to disk, the most recently used first. After ENOUGH seconds none is started."""
+        """Write the caches to disk, the most recently used first. After MAX_EXIT_SECONDS none is started."""
         begun = time.monotonic()
         self._disk.wait()
         for name, session in reversed(self._sessions.items()):
             if time.monotonic() < begun + MAX_EXIT_SECONDS:
-                self._disk.keep(name, session, begun + LONGEST)
+                self._disk.keep(name, session, begun + MAX_WRITE_SECONDS)
 
     # --------------------------------------------------------------------------------------------
 

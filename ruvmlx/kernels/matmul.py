@@ -21,7 +21,7 @@ from ruvmlx.kernels.packing import ALIGNMENT, PackedMatrix
 
 Array = NDArray[np.float32]
 BLOCK, SUPER_BLOCK = 32, 256  # activations with one scale; before super-blocks
-MOST = {8: 127, 16: 32385}  # what the largest of them becomes
+MAX_CODE = {8: 127, 16: 32385}  # what the largest of them becomes
 _P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
 
 # Field order and argument types of struct rvm_matmul.
@@ -155,8 +155,8 @@ def dequantise_ref(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, b
 
 
 def quantise_ref(x: Array, bits: int, block: int = BLOCK) -> np.ndarray:
-    """What is left of x [T, cols]: d * round(x / d), d = max |x| / MOST[bits] over `block` columns."""
-    blocks, top = x.reshape(len(x), -1, block), np.float32(MOST[bits])
+    """What is left of x [T, cols]: d * round(x / d), d = max |x| / MAX_CODE[bits] over `block` columns."""
+    blocks, top = x.reshape(len(x), -1, block), np.float32(MAX_CODE[bits])
     most = np.abs(blocks).max(-1, keepdims=True)
     inverse = np.where(most < 1e-30, 0, top / np.where(most < 1e-30, 1, most)).astype(np.float32)
     return (np.rint(blocks * inverse) * (most / top).astype(np.float64)).reshape(x.shape)

@@ -26,7 +26,7 @@ from .page_file import WHOLE, PageFile
 from .storage import Bytes
 
 MAX_EXIT_SECONDS = 0.3  # seconds at the end of a process; no further sequence is started after them
-LONGEST = 1.0  # seconds after which writing a sequence is given up; the pages written so far stay
+MAX_WRITE_SECONDS = 1.0  # seconds after which writing a sequence is given up; the pages written so far stay
 STALE = 60.0  # seconds after which an unfinished file counts as abandoned
 DAY = 86400.0  # seconds after their last use, what was read outside of chats is removed at the next start
 _PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)

@@ -26,7 +26,7 @@ _PREFIX, _CRC = struct.Struct("<8sII"), struct.Struct("<I")
 def load(path: Path, key: Key, cache: Any) -> list[int]:
     """Fill an empty cache; returns its tokens. After any exception the cache is unusable; one of
     page_file.UNUSABLE if there is no file, or if it is damaged or of another key."""
-    data = memoryview(read_ordinary(path, page_file.LARGEST))
+    data = memoryview(read_ordinary(path, page_file.MAX_FILE_BYTES))
     if len(data) < _PREFIX.size + _CRC.size:
         raise ValueError("the file is too short")
     magic, length, crc = _PREFIX.unpack_from(data)

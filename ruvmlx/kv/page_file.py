@@ -22,7 +22,7 @@ MAGIC, FORMAT = b"RUVMLXPG", 1
 HEAD = struct.Struct(f"<8sHH{NAME}sIQ")  # magic, format, tier, name, bytes of the text, bytes of the body
 UNFINISHED = ".new"
 WHOLE = 255  # in place of a tier: a whole sequence
-LARGEST = 4 << 30  # bytes of a file that is read
+MAX_FILE_BYTES = 4 << 30  # bytes of a file that is read
 # What reading an unsound file raises: its facts may be of any type.
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _CRC = struct.Struct("<I")
@@ -71,7 +71,7 @@ def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> N
 
 def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview]:
     """(facts, body). OSError if there is no file; ValueError if it is not what this name and tier promise."""
-    data = memoryview(read_ordinary(path, LARGEST))
+    data = memoryview(read_ordinary(path, MAX_FILE_BYTES))
     if len(data) < HEAD.size + _CRC.size:
         raise ValueError("the file is too short")
     magic, version, its_tier, its_name, text, nbytes = HEAD.unpack_from(data)

@@ -9,7 +9,7 @@ EVERYTHING = 1 << 40  # tokens; more than any context
 
 # By level of memory pressure: the lengths of the tiers, the newest tokens' first. Level 0 is no pressure.
 _LEVELS = tuple(zip(*(tier.lengths for tier in reversed(TIERS[1:])), strict=True))
-MOST = len(_LEVELS) - 1
+MAX_LEVEL = len(_LEVELS) - 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ F16 = TierPolicy("f16", (EVERYTHING,) * HOT)
 
 
 def tighten(policy: TierPolicy, level: int) -> TierPolicy:
-    """The policy at a level of memory pressure, 0 (none) to MOST. F16 never tightens: the user asked for
+    """The policy at a level of memory pressure, 0 (none) to MAX_LEVEL. F16 never tightens: the user asked for
     it."""
     if level == 0 or policy.lengths[0] == EVERYTHING:
         return policy

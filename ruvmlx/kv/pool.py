@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ..platform.pressure import memory_pressure
 from ..tiers import HOT, TIERS
-from .policy import MOST, TierPolicy, tighten
+from .policy import MAX_LEVEL, TierPolicy, tighten
 from .storage import Storage
 
 HIGH, LOW = 0.9, 0.8  # memory pressure above which the policy tightens, and below which it relaxes
@@ -157,7 +157,7 @@ class PagePool:
         self._make_room(HOT, pages)
         if self.level < self.least:
             self.level = self.least
-        elif self.level < MOST and (pressure > HIGH or self._exceeds(self.nbytes + need)):
+        elif self.level < MAX_LEVEL and (pressure > HIGH or self._exceeds(self.nbytes + need)):
             self.level += 1
         elif self.level > self.least and pressure < LOW and self._fits_at(self.level - 1, need):
             self.level -= 1

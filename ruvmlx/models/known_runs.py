@@ -6,8 +6,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-LONG = 500  # characters; shorter texts are encoded in no time
-MOST = 1 << 20  # characters that are kept, the last ones used
+MIN_RUN_CHARACTERS = 500  # characters; shorter texts are encoded in no time
+MAX_CACHED_CHARACTERS = 1 << 20  # characters that are kept, the last ones used
 
 
 class KnownRuns:
@@ -20,7 +20,7 @@ class KnownRuns:
         self._size = 0
 
     def __call__(self, text: str, first: bool, salt: str) -> Sequence[int]:
-        if len(text) < LONG:
+        if len(text) < MIN_RUN_CHARACTERS:
             return self._encode(text, first)
         key = salt, first, text
         with self._lock:
@@ -31,6 +31,6 @@ class KnownRuns:
         with self._lock:
             if key not in self._known:
                 self._known[key], self._size = ids, self._size + len(text)
-            while self._size > MOST:
+            while self._size > MAX_CACHED_CHARACTERS:
                 self._size -= len(self._known.popitem(last=False)[0][2])
         return ids

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..settings import SAMPLING
 
-LARGEST = 1e9  # of a number that is meant
+MAX_VALUE = 1e9  # of a number that is meant
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def sampling_defaults(
     usable = {
         name: value
         for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_VALUE
     }
     return usable or _family_advice(model_type, names)
 

@@ -21,7 +21,10 @@ from jinja2.utils import Namespace
 MAX_SECONDS = 2.0
 MAX_STEPS = 100_000  # of one range()
 MAX_SOURCE = 1 << 17  # characters of a template; those of models have some thousands
-LEAST, PER_CHARACTER = 1 << 20, 16  # longest value: LEAST + PER_CHARACTER times the size of the conversation
+BASE_VALUE_CHARACTERS, PER_CHARACTER = (
+    1 << 20,
+    16,
+)  # longest value: BASE_VALUE_CHARACTERS + PER_CHARACTER times the size of the conversation
 TIMES = 32  # all text and lists made in one render, in longest values
 MAX_WIDTH = 1024  # of padding, indentation, repetition
 MAX_DIGITS = 100  # that a number is rounded to
@@ -65,7 +68,7 @@ class Budget:
         self._known: dict[int, tuple[Any, int, int]] = {}  # id -> (value, expanded size, depth)
         self._deadline = time.monotonic() + MAX_SECONDS
         self._started = time.thread_time()
-        self.longest = LEAST
+        self.longest = BASE_VALUE_CHARACTERS
         sizes = [self.spread(value)[0] for value in names.values()]
         self.longest += PER_CHARACTER * sum(sizes)
         self._left = TIMES * self.longest

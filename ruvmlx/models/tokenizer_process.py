@@ -27,7 +27,7 @@ TEXT_SECONDS, CHARACTERS_PER_SECOND = 1.0, 2e5  # of processor time to encode a 
 PER_CHARACTER = 600  # bytes of memory to encode one
 MOST_TOKENS, BESIDES = 8, 64  # tokens per byte of a text, and per text
 BLOCK = 4096  # tokens whose bytes are fetched together
-LONG = 5_000  # characters
+LONG_TEXT_CHARACTERS = 5_000  # characters
 
 
 class ProcessTokenizer(BaseTokenizer):
@@ -92,8 +92,8 @@ def texts() -> Iterator[str]:
         yield chr(code) * 32 + "\n"
     yield "aA" * 30 + "!"
     yield "a1 " * 30 + "\n"
-    yield "a" * LONG
-    yield "word, " * (LONG // 6)
+    yield "a" * LONG_TEXT_CHARACTERS
+    yield "word, " * (LONG_TEXT_CHARACTERS // 6)
 
 
 class _Answers:

@@ -21,7 +21,7 @@ SYS = Path("/sys")
 HEAT = ("nominal", "fair", "serious", "critical")  # NSProcessInfoThermalState
 _PROCESSORS = re.compile("coretemp|k10temp|zenpower|cpu_?thermal|soc_?thermal")
 _ZONES = re.compile("cpu|soc|pkg", re.IGNORECASE)
-_RECENT, _BRIEF = 60.0, 0.1  # seconds: longest and shortest span for a mean
+_MAX_SPAN_SECONDS, _MIN_SPAN_SECONDS = 60.0, 0.1  # seconds: longest and shortest span for a mean
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Sensors:
         """Mean power since the last reading, or over _BRIEF seconds if that is long ago."""
         if not self._counters:
             return None
-        if not _BRIEF <= time.monotonic() - self._last[0] <= _RECENT:
+        if not _MIN_SPAN_SECONDS <= time.monotonic() - self._last[0] <= _MAX_SPAN_SECONDS:
             self._last = self._joules()
-            time.sleep(_BRIEF)
+            time.sleep(_MIN_SPAN_SECONDS)
         (then, before), self._last = self._last, self._joules()
         spent = sum(c.since(b) for c, b in zip(self._counters, before, strict=True) if b is not None)
         return spent / (self._last[0] - then)

@@ -24,12 +24,15 @@ from .reference_text import Reading
 ACTIVE = 2048  # tokens that ratings may move: the most frequent ones in plain replies
 FEATURES = 256  # directions in which tokens move together
 PROBES = 1024  # of a wider model's dimensions, random combinations of all
-WIDEST, NARROWEST = 8.0, 0.003  # range of the standard deviations of the prior of tokens' weights
+MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = (
+    8.0,
+    0.003,
+)  # range of the standard deviations of the prior of tokens' weights
 _CONTEXTS = 48, 48, 80  # in answers, in prose with the largest projections, in other prose
 _ROWS = 64  # states per call of the head
 # A model with fewer parameters reads all texts. A larger one begins no further text after so many seconds,
-# once it has read FEWEST of answers and of prose.
-SMALL, PATIENCE, FEWEST = 1_000_000_000, 20.0, 2
+# once it has read MIN_TEXTS_OF_KIND of answers and of prose.
+SMALL, PATIENCE, MIN_TEXTS_OF_KIND = 1_000_000_000, 20.0, 2
 WHAT = "Getting to know the model, once"
 
 
@@ -81,7 +84,7 @@ class Measurement:
         return self._measured(pausing)
 
     def _is_enough(self, texts: int) -> bool:
-        return self._model.parameters >= SMALL and texts >= 2 * FEWEST and self._spent > PATIENCE
+        return self._model.parameters >= SMALL and texts >= 2 * MIN_TEXTS_OF_KIND and self._spent > PATIENCE
 
     def _read(self, index: int, pause: Pause | None) -> None:
         started, model = time.perf_counter(), self._model
@@ -138,10 +141,15 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, max_context: int)
 
 
 def _order(is_answer: Sequence[bool]) -> list[int]:
-    """Indices of the texts, such that the first ones are of both kinds: FEWEST of each, then in turn."""
+    """Indices of the texts, of both kinds first: MIN_TEXTS_OF_KIND of each, then in turn."""
     kinds = [[i for i, answer in enumerate(is_answer) if answer is kind] for kind in (True, False)]
-    head = [i for kind in kinds for i in kind[:FEWEST]]
-    turns = [i for pair in zip_longest(*(kind[FEWEST:] for kind in kinds)) for i in pair if i is not None]
+    head = [i for kind in kinds for i in kind[:MIN_TEXTS_OF_KIND]]
+    turns = [
+        i
+        for pair in zip_longest(*(kind[MIN_TEXTS_OF_KIND:] for kind in kinds))
+        for i in pair
+        if i is not None
+    ]
     return head + turns
 
 
@@ -191,7 +199,7 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
     end = max(ends, key=lambda t: frequency[t])
     common = np.minimum(1, frequency[tokens] / frequency[end])
     cheap = np.minimum(1, cost[end] / np.maximum(cost[tokens], 1e-12))
-    sigma = np.maximum(WIDEST * common * cheap, NARROWEST)
+    sigma = np.maximum(MAX_PRIOR_DEVIATION * common * cheap, MIN_PRIOR_DEVIATION)
     return tokens.astype(np.int32), (sigma**-2).astype(np.float32)
 
 

@@ -34,7 +34,7 @@ from .weight_anchors import Importance
 
 WEEK = 7 * 86400.0  # seconds
 REPLIES = 64  # most liked replies that are measured, the newest
-FEWEST = 3  # liked replies that an anchor needs
+MIN_LIKED_REPLIES = 3  # liked replies that an anchor needs
 SAVE_EVERY = 8  # replies
 
 Progress = Callable[[int, int], None]  # replies measured, replies
@@ -177,9 +177,9 @@ class Deep:
         """Why there is nothing to anchor; "" if there is."""
         if base is None or not base.pairs:
             return "nothing has been consolidated yet, so there is nothing to protect"
-        if len(task.examples) < FEWEST:
+        if len(task.examples) < MIN_LIKED_REPLIES:
             liked = len(task.examples)
-            return f"an anchor needs {FEWEST} liked replies since the last one; there are {liked}"
+            return f"an anchor needs {MIN_LIKED_REPLIES} liked replies since the last one; there are {liked}"
         return ""
 
     def _measuring(self, task: Task) -> FisherRun:

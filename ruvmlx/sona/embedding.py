@@ -33,10 +33,10 @@ from ..pausing import Pause
 from ..store import Store
 
 MAX_TOKENS = 128  # most tokens read of a message; of a longer one, the first and the last half of them
-LONGEST = 8192  # most tokens of a text to embed
+MAX_TEXT_TOKENS = 8192  # most tokens of a text to embed
 WINDOW = 512  # most tokens of it that are read in one context
 SLICE = 0.05  # seconds of reading after which other work may have its turn
-LEAST = 32  # tokens of a slice
+MIN_SLICE_TOKENS = 32  # tokens of a slice
 WHITENED = 32  # leading directions that are scaled down to the next one
 DIMENSIONS = 576  # wider models are projected: 10,000 questions stay below 24 MB
 
@@ -143,12 +143,12 @@ def whitening_of(
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text to embed. UsageError if it is empty, or longer than LONGEST tokens."""
-    ids = tokenizer.encode(text, add_bos=False, most=LONGEST)
+    """Ids of a text to embed. UsageError if it is empty, or longer than MAX_TEXT_TOKENS."""
+    ids = tokenizer.encode(text, add_bos=False, most=MAX_TEXT_TOKENS)
     if not ids:
         raise UsageError("a text to embed is empty; give some words.")
-    if len(ids) > LONGEST:
-        raise UsageError(f"a text to embed has more than {LONGEST} tokens; give it in parts.")
+    if len(ids) > MAX_TEXT_TOKENS:
+        raise UsageError(f"a text to embed has more than {MAX_TEXT_TOKENS} tokens; give it in parts.")
     return ids
 
 
@@ -200,10 +200,12 @@ class TextReader:
         return np.concatenate(states)[len(self._bos) :]
 
     def _size(self, left: int) -> int:
-        """Tokens to read next: the rest of the slice, at least LEAST. A short rest of the window comes with
-        them."""
-        size = max(LEAST, int(self._pace * (SLICE - self._spent)) // LEAST * LEAST)
-        return left if left < size + LEAST else size
+        """Tokens to read next: the rest of the slice, at least MIN_SLICE_TOKENS. A short rest of the window
+        comes with them."""
+        size = max(
+            MIN_SLICE_TOKENS, int(self._pace * (SLICE - self._spent)) // MIN_SLICE_TOKENS * MIN_SLICE_TOKENS
+        )
+        return left if left < size + MIN_SLICE_TOKENS else size
 
     def _count(self, tokens: int, seconds: float) -> None:
         self._spent += seconds

@@ -68,7 +68,7 @@ TURNED = 1.0  # share of the older evidence that fades at a trend of -1
 TREND_RATINGS = 8  # ratings in the trend's moving mean
 MOVED = 0.15  # log-ratio per token, nats, of a reply that ratings have clearly made more likely
 SHORT = 100  # tokens up to which the end of a reply counts in full in a rating down
-LARGEST = 1e8  # a larger weight or gradient is an error
+MAX_MAGNITUDE = 1e8  # a larger weight or gradient is an error
 LOOKS = 6  # KL measurements in the search for the gain; if all are over a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
 FAR = 3.0  # if a gain over a cap is this many times an accepted one, a gain between the two is tried
@@ -109,7 +109,7 @@ class UncappedUpdate:
     def at(self, share: float, probe: KLProbe) -> MicroLoRA:
         old, now = self.adapter, self.adapter.gain
         kept = 0.0 if self.covered or not now else share / now
-        b = kernels.micro_place(old.lora_b, kept, self.block, probe.tokens, share, LARGEST)
+        b = kernels.micro_place(old.lora_b, kept, self.block, probe.tokens, share, MAX_MAGNITUDE)
         return MicroLoRA(old.lora_a, b, self.evidence, share, self.trend, old.alpha, self.taste)
 
 
@@ -159,7 +159,7 @@ def updated(
     gradient, information, weight = _evidence_of(given, before, probe)
     evidence, block = probe.coordinates.solver.rated(
         before, gradient, information, stats.beside, weight,
-        retention_factor(trend), RULE, probe.answered(adapter), adapter.scale, LARGEST,
+        retention_factor(trend), RULE, probe.answered(adapter), adapter.scale, MAX_MAGNITUDE,
     )  # fmt: skip
     taste = adapter.taste if taste is None else taste
     whole = UncappedUpdate(adapter, _add_taste(block, taste), evidence, stats.covered, trend, taste)
@@ -236,7 +236,7 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
             np.concatenate([by_token, by_feature], axis=1),
             rest,
             probe.coordinates.covers(adapter),
-            all(kernels.all_within(x, LARGEST) for x in (trace.grad_a, trace.grad_b, adapter.lora_a)),
+            all(kernels.all_within(x, MAX_MAGNITUDE) for x in (trace.grad_a, trace.grad_b, adapter.lora_a)),
         )
 
 
@@ -340,8 +340,8 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
 
 
 def _require_finite(numbers: np.ndarray) -> None:
-    """Raise NotFinite unless all are finite and at most LARGEST."""
-    if not kernels.all_within(numbers, LARGEST):
+    """Raise NotFinite unless all are finite and at most MAX_MAGNITUDE."""
+    if not kernels.all_within(numbers, MAX_MAGNITUDE):
         raise NotFinite(BROKEN)
 
 

@@ -22,7 +22,9 @@ from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
 from .signal import LearningSignal
 
 MAX_EXAMPLES = 8
-NEWEST = 64  # replies that `settle` prepares; questions of earlier ones are embedded when they are rated
+MAX_PENDING_REPLIES = (
+    64  # replies that `settle` prepares; questions of earlier ones are embedded when they are rated
+)
 _UNKNOWN = -1  # version of a bank that must be compared with the store again
 
 
@@ -64,7 +66,7 @@ class RatingIndex:
         self._implicit = implicit
         self._version: int | None = None  # the adapter's version that the bank reflects
         self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
-        self._new: deque[ReplyRow] = deque(maxlen=NEWEST)  # not settled yet
+        self._new: deque[ReplyRow] = deque(maxlen=MAX_PENDING_REPLIES)  # not settled yet
         self._pending: list[LearningSignal] = []
         self._read = embedding.ReadQuestions()
 
@@ -189,7 +191,7 @@ class RatingIndex:
         """Add a rating that was committed as `version`, the successor of the bank's version."""
         signal_ = self._signal(reply, rating)
         self._pending.append(signal_)
-        if len(self._pending) >= NEWEST:  # a server may never be idle
+        if len(self._pending) >= MAX_PENDING_REPLIES:  # a server may never be idle
             self.flush()
         self.bank.put(reply.id, rating, signal_.query)
         self._version = version

@@ -29,7 +29,7 @@ STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
 # Variance of what a rating can stand for: a star is a rounded number, a thumb may be either of two stars.
 _STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0
-NEWEST = 1000  # ratings that are used at most
+MAX_RATINGS = 1000  # ratings that are used at most
 GAP = 2.0  # y of a preference: stars by which the better reply leads
 DOUBTED = 1.0  # standard deviations from zero up to which a weight does not push tokens
 ROOT_STEP = 0.5  # by which one more of a word raises the root of its count, about: by 1, 0.4, 0.3 ..
@@ -108,7 +108,7 @@ class TasteModel:
     def fit(cls, given: Sequence[Given], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
         """given: ratings and preferences, oldest first. background: replies that the user saw and did not
         rate."""
-        given = given[-NEWEST:]
+        given = given[-MAX_RATINGS:]
         return cls(len(given), fit(_rows(given), background))
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:

@@ -23,8 +23,8 @@ from .taste_measures import MEASURES
 
 M = len(MEASURES)
 BASE = 0.25 / M  # usual prior variance of a measure's weight: all measures together move half a star
-MOST = 8  # selected columns
-_STRONGEST, _WEAKEST = 1.0, 0.02  # prior variance of a selected column's weight
+MAX_COLUMNS = 8  # selected columns
+_MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # prior variance of a selected column's weight
 
 DEGREES = 4.0  # of freedom of the noise
 
@@ -132,7 +132,7 @@ def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
     before = ratings[max(0, at - REMEMBERED) : at]
     known = (*selected(before, before.candidates(scale)).columns, *begun.columns)
     rows = ratings[at:] + _neutral(ratings[at:], background)
-    after = selected(rows, rows.candidates(scale), tuple(dict.fromkeys(known))[:MOST])
+    after = selected(rows, rows.candidates(scale), tuple(dict.fromkeys(known))[:MAX_COLUMNS])
     return replace(_robust(after).fit, turned=at)
 
 
@@ -185,11 +185,11 @@ def selected(
     pool: Candidates,
     known: tuple[Column, ...] = (),
     x: np.ndarray | None = None,
-    most: int = MOST,
+    most: int = MAX_COLUMNS,
 ) -> Selection:
     """Adds the columns that raise the evidence most, one after the other. known: columns to begin with; x [R,
     d]: their values, if they are at hand. most: columns."""
-    columns, usual = list(known), [_STRONGEST / 4] * len(known)
+    columns, usual = list(known), [_MAX_PRIOR_VARIANCE / 4] * len(known)
     x = rows.design(columns, pool.scale) if x is None else x
     start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
     variances = _fit_variances(start, rows.sums(x), usual)
@@ -213,7 +213,7 @@ def _robust(begun: Selection) -> Selection:
     """The selection with less weight on ratings far from their prediction, such as a wrong key: noise with
     the tails of Student's t, (DEGREES + 1) / (DEGREES + error^2 / s)."""
     weight, found = begun.rows.weight, begun
-    for most in (0, MOST):  # first with the same columns, then with more
+    for most in (0, MAX_COLUMNS):  # first with the same columns, then with more
         error = found.rows.y - found.x @ found.posterior.mean
         trust = (DEGREES + 1) / (DEGREES + error * error / found.variances.noise)
         rows = replace(found.rows, weight=weight * trust * len(trust) / max(1.0, trust.sum()))
@@ -258,10 +258,10 @@ class Scan:
         s, zx = now.noise, self._zx
         q = (self._zy - zx @ now.mean) / s
         r = np.maximum((self._zz - np.einsum("cd,cd->c", zx @ now.covariance, zx) / s) / s, 1e-9)
-        a = np.clip((q * q - r) / (r * r), 0, _STRONGEST)
+        a = np.clip((q * q - r) / (r * r), 0, _MAX_PRIOR_VARIANCE)
         gain = 0.5 * (a * q * q / (1 + a * r) - np.log1p(a * r)) - self._cost
         best = int(np.argmax(gain))
-        return (best, float(max(a[best], _WEAKEST))) if gain[best] > 0 else (None, 0.0)
+        return (best, float(max(a[best], _MIN_PRIOR_VARIANCE))) if gain[best] > 0 else (None, 0.0)
 
 
 # -- a turn of the taste ---------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from .taste_measures import MEASURES, measured
 from .user_taste import UserTaste
 
 LOGIT = 20.0  # per star that one more such token earns
-MOST, LEAST = 2.0, 6.0  # logits by which a token may become more, and less, likely
+MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0  # logits by which a token may become more, and less, likely
 END_LOGIT = 8.0  # of the tokens that end a reply, per star that half of the length earns
 MOST_END = 5.0  # logits by which they may become more, or less, likely
 FIRST, FIRST_END = 8, 4  # ratings before which a taste pushes no other token, and no end
@@ -139,7 +139,9 @@ class TastePush:
             return logits
         effects = token_effects(self._tokenizer, probe.tokens)
         if taste.ratings >= FIRST:
-            logits[:] = np.clip(LOGIT * effects.stars(taste, probe.likely), -LEAST, MOST)
+            logits[:] = np.clip(
+                LOGIT * effects.stars(taste, probe.likely), -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS
+            )
         logits[probe.coordinates.ends] = np.clip(END_LOGIT * effects.end_stars(taste), -MOST_END, MOST_END)
         return (logits / probe.reading).astype(np.float32)
 

@@ -14,7 +14,7 @@ from .taste_measures import MEASURES
 # Of users who give stars by dice, 2 to 5% show a preference this sure after 10 to 100 ratings (60 simulated
 # each).
 SURE = 3.5  # standard deviations from zero
-LEAST = 8  # ratings
+MIN_RATINGS = 8  # ratings
 FELT = 0.2  # stars that a usual difference between two replies must make
 MOST_SAID = 4
 
@@ -32,7 +32,7 @@ class Liking:
 def preferences(fit: TasteFit, ratings: int, rated: Sequence[tuple[str, str]]) -> list[Liking]:
     """What so many ratings support, the strongest first. rated: (question, reply) of rated replies; they give
     words their names, because the model keeps only hashes."""
-    if ratings < LEAST:
+    if ratings < MIN_RATINGS:
         return []
     names, found = _names(fit, rated), []
     for column in dict.fromkeys((*(Column(measure=m) for m in range(M)), *fit.columns)):

@@ -131,10 +131,10 @@ def test_a_verdict_on_a_check_that_could_not_run_is_not_kept(asked):
 
 
 def test_only_the_newest_are_kept(asked):
-    for heads in range(1, verdict.KEPT + 5):
+    for heads in range(1, verdict.MAX_VERDICTS + 5):
         check(Shapes(64, heads, 1, "float16"))
     entries = json.loads(verdict.path().read_text())["verdicts"]
-    assert [e["key"]["n_heads"] for e in entries] == list(range(5, verdict.KEPT + 5))
+    assert [e["key"]["n_heads"] for e in entries] == list(range(5, verdict.MAX_VERDICTS + 5))
 
 
 @pytest.mark.parametrize(
@@ -330,5 +330,5 @@ def test_a_files_name_in_the_working_folder_is_no_module_of_ours(monkeypatch, tm
 
 def test_reasons_are_one_line():
     assert check_results.reason("\n\n  a\x1b[31m b\nsecond") == "a b"
-    assert len(check_results.reason("x" * 1000)) == check_results.LONGEST
+    assert len(check_results.reason("x" * 1000)) == check_results.MAX_REASON_CHARACTERS
     assert check_results.reason("") == ""

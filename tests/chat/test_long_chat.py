@@ -3,7 +3,7 @@
 import pytest
 from ruvmlx.apps.chat import transcript
 from ruvmlx.apps.chat.messages import ReplyMessage, UserMessage
-from ruvmlx.apps.chat.transcript import EARLIER, NEWEST
+from ruvmlx.apps.chat.transcript import EARLIER, MAX_SHOWN_MESSAGES
 
 from ruvmlx.runtime import Turn
 
@@ -32,9 +32,9 @@ async def test_a_long_chat_opens_at_its_newest_turns():
     """Opening costs the same however long the chat is, and ends at its end."""
     async with chatting(long_chat(200), session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 199" in screen_text(app))
-        assert shown(app) == NEWEST
+        assert shown(app) == MAX_SHOWN_MESSAGES
         assert (await ask(app, pilot)).text == "New."
-        assert shown(app) == NEWEST + 2
+        assert shown(app) == MAX_SHOWN_MESSAGES + 2
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
@@ -73,7 +73,7 @@ async def test_loading_earlier_turns_moves_nothing_on_the_screen():
 
         app.screen._compositor_refresh, height = drawn, app.chat.transcript.virtual_size.height
         app.chat.transcript.scroll_to(y=0, animate=False, immediate=True)
-        await until(pilot, lambda: shown(app) == NEWEST + EARLIER and len(frames) > 2)
+        await until(pilot, lambda: shown(app) == MAX_SHOWN_MESSAGES + EARLIER and len(frames) > 2)
         assert {frame.strip("▌ ") for frame in frames} == {"question 40"}
 
 
@@ -82,7 +82,7 @@ async def test_page_up_loads_earlier_turns_when_all_fits():
     async with chatting(long_chat(70), (80, 400), session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 69" in screen_text(app))
         await pilot.press("pageup")
-        await until(pilot, lambda: shown(app) > NEWEST)
+        await until(pilot, lambda: shown(app) > MAX_SHOWN_MESSAGES)
 
 
 async def test_selecting_upwards_loads_earlier_replies():
@@ -134,7 +134,7 @@ async def test_a_growing_chat_holds_a_bounded_number_of_turns(monkeypatch, size,
     if size is WIDE and not full:
         pytest.skip("a narrow one is watched; --full watches both")
     turns = 500 if full else 24
-    monkeypatch.setattr(transcript, "NEWEST", 12)
+    monkeypatch.setattr(transcript, "MAX_SHOWN_MESSAGES", 12)
     monkeypatch.setattr(transcript, "EARLIER", 8)
     runtime = ScriptedRuntime(*[[f"reply {n}\n\n" + "- a\n" * 9] for n in range(turns)])
     async with chatting(runtime, size) as (app, pilot):
@@ -163,7 +163,7 @@ async def test_a_growing_chat_holds_a_bounded_number_of_turns(monkeypatch, size,
 
 async def test_no_turn_is_removed_while_the_reader_looks_at_earlier_ones(monkeypatch):
     """While the reader has scrolled up, or chosen an old reply, nothing is taken away; later it is."""
-    monkeypatch.setattr(transcript, "NEWEST", 4)
+    monkeypatch.setattr(transcript, "MAX_SHOWN_MESSAGES", 4)
     monkeypatch.setattr(transcript, "EARLIER", 2)
     runtime = ScriptedRuntime(*[[f"reply {n}\n\n" + "- a\n" * 9] for n in range(20)], gate=True, free=0)
     async with chatting(runtime) as (app, pilot):

@@ -14,7 +14,7 @@ from ruvmlx.engine.tickets import OVERTAKEN
 from ruvmlx.engine.types import Patience
 from ruvmlx.errors import CacheTooLarge, MemoryBusy
 from ruvmlx.kv.cache import PagedCache
-from ruvmlx.kv.policy import F16, MOST, TIERED, TierPolicy, tighten
+from ruvmlx.kv.policy import F16, MAX_LEVEL, TIERED, TierPolicy, tighten
 from ruvmlx.kv.pool import PagePool
 from tests.oracles.plain_storage import PlainStorage
 
@@ -125,7 +125,7 @@ def test_random_workloads_stay_within_the_budget(packed, policy, pages, seed):
     assert held.most <= engine.backend.pool.budget
     for one, replies, sink in sinks:
         prompt = len(one.input_ids)
-        least = grown(tighten(policy, MOST), prompt, prompt + one.max_new_tokens, replies)
+        least = grown(tighten(policy, MAX_LEVEL), prompt, prompt + one.max_new_tokens, replies)
         if isinstance(sink.error, CacheTooLarge):
             assert least > pages - 3 * replies - 2  # nearly: a page of each is counted that may not be needed
         else:

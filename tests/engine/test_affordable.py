@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ruvmlx.engine import affordable as module
-from ruvmlx.engine.affordable import MOST, affordable, most_within, path, step_seconds
+from ruvmlx.engine.affordable import MAX_REPLIES, affordable, most_within, path, step_seconds
 
 
 @pytest.fixture
@@ -57,4 +57,4 @@ def test_a_folder_that_cannot_be_written_is_no_error(measured, tmp_path):
 
 def test_steps_are_timed_on_every_backend(each):
     seconds = step_seconds(each.backend)
-    assert len(seconds) == MOST and all(0 < s < 60 for s in seconds)
+    assert len(seconds) == MAX_REPLIES and all(0 < s < 60 for s in seconds)

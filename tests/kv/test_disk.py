@@ -210,7 +210,7 @@ def put_page_like(file, kind: str) -> None:
             file.symlink_to(file)
         case "huge":
             with file.open("wb") as opened:
-                opened.truncate(page_file.LARGEST + 1)
+                opened.truncate(page_file.MAX_FILE_BYTES + 1)
         case "garbage":
             file.write_bytes(b"garbage" * 1000)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.mlx.kernels import demote
-from ruvmlx.backends.mlx.storage import LEAST, MLXStorage, OpenPages
+from ruvmlx.backends.mlx.storage import MIN_GROWTH_PAGES, MLXStorage, OpenPages
 from ruvmlx.kv.cache import PagedCache
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.kv.pool import PagePool
@@ -47,7 +47,9 @@ def test_bytes_are_those_of_the_pages(storage):
     assert storage.nbytes == 0
     for tier in (COLD, WARM, HOT):
         storage.make(tier)
-    assert storage.nbytes == sum(storage.page_bytes(tier) * LEAST[tier] for tier in (COLD, WARM, HOT))
+    assert storage.nbytes == sum(
+        storage.page_bytes(tier) * MIN_GROWTH_PAGES[tier] for tier in (COLD, WARM, HOT)
+    )
 
 
 def test_write_and_copy(storage):
@@ -95,7 +97,7 @@ def test_growth_and_return(storage):
             storage.free(number, HOT)
     assert storage.in_use == 0
     storage.make(HOT)
-    assert storage.pools(0)[HOT].shape[0] == LEAST[HOT]
+    assert storage.pools(0)[HOT].shape[0] == MIN_GROWTH_PAGES[HOT]
 
 
 def test_growth_is_geometric():
@@ -106,7 +108,7 @@ def test_growth_is_geometric():
     for n in range(1, 2001):
         storage.make(COLD)
         size = len(storage.pools(0)[COLD])
-        assert size - n <= max(LEAST[COLD], n / 4)
+        assert size - n <= max(MIN_GROWTH_PAGES[COLD], n / 4)
         sizes += [size] * (size not in sizes)
     assert len(sizes) < 25
     grown = MLXStorage(Shape(n_layers=1, n_kv_heads=1, head_dim=64).config())
@@ -125,7 +127,7 @@ def test_growth_gives_back_what_it_leaves_behind(monkeypatch):
     assert calls == ["eval 16", "clear"]
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    for _ in range(LEAST[WARM]):
+    for _ in range(MIN_GROWTH_PAGES[WARM]):
         storage.make(WARM)
     assert calls == ["eval 16", "clear"] * 2
     old = storage.nbytes // 2
@@ -142,7 +144,7 @@ def test_compacting_gives_back_what_a_prompt_left(storage):
         if number not in kept:
             storage.free(number, HOT)
     moved = storage.compact(HOT)
-    assert moved == {5: 0, 17: 1, 39: 2} and len(storage.pools(0)[HOT]) == 3 + LEAST[HOT]
+    assert moved == {5: 0, 17: 1, 39: 2} and len(storage.pools(0)[HOT]) == 3 + MIN_GROWTH_PAGES[HOT]
     for old, new in moved.items():
         for layer in range(3):
             np.testing.assert_array_equal(page(storage, layer, new, HOT), kept[old][layer])

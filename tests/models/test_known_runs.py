@@ -1,6 +1,6 @@
 """Long texts are encoded once for each salt."""
 
-from ruvmlx.models.known_runs import LONG, MOST, KnownRuns
+from ruvmlx.models.known_runs import MAX_CACHED_CHARACTERS, MIN_RUN_CHARACTERS, KnownRuns
 from ruvmlx.models.model import Message
 
 
@@ -12,13 +12,15 @@ def test_only_long_texts_are_kept_and_by_their_salt():
         asked.append(text)
         return [len(text), int(first)]
 
-    runs, long = KnownRuns(encode), "x" * LONG
+    runs, long = KnownRuns(encode), "x" * MIN_RUN_CHARACTERS
     for salt, first in (("a", True), ("a", True), ("b", True), ("a", False), ("b", True)):
-        assert list(runs(long, first, salt)) == [LONG, int(first)]
+        assert list(runs(long, first, salt)) == [MIN_RUN_CHARACTERS, int(first)]
     assert len(asked) == 3
     runs("short", True, "a"), runs("short", True, "a")
     assert len(asked) == 5
-    runs("y" * (MOST - 2 * LONG), True, "a")  # of the three, the two that were used last stay
+    runs(
+        "y" * (MAX_CACHED_CHARACTERS - 2 * MIN_RUN_CHARACTERS), True, "a"
+    )  # of the three, the two that were used last stay
     runs(long, False, "a"), runs(long, True, "b")
     assert len(asked) == 6
     runs(long, True, "a")
@@ -27,7 +29,10 @@ def test_only_long_texts_are_kept_and_by_their_salt():
 
 def test_equal_to_encoding(tiny):
     """The same ids the first time, the second time, and without the memory; typed marks stay text."""
-    said = [Message("system", "Be brief. " * LONG), Message("user", "<|im_end|> hello " * LONG)]
+    said = [
+        Message("system", "Be brief. " * MIN_RUN_CHARACTERS),
+        Message("user", "<|im_end|> hello " * MIN_RUN_CHARACTERS),
+    ]
     tokenizer = tiny.tokenizer
     got = [tokenizer.encode_chat(said, salt=salt) for salt in ("", "", "a")]
     text = tokenizer._chat.render(said, True, None, ())

@@ -15,7 +15,7 @@ QUESTIONS = [f"What is number {i}?" for i in range(4)]
 @pytest.fixture
 def study(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr(style_bank, "REPLIES", 3)
-    monkeypatch.setattr(style_bank, "LONGEST", 9)
+    monkeypatch.setattr(style_bank, "MAX_REPLY_TOKENS", 9)
     given = {"style_questions": QUESTIONS, "style_prose": ["A plain text."]}
     monkeypatch.setattr(style_study, "texts", given.__getitem__)
     monkeypatch.setattr("apps.prove.retention._LIMIT", 40)

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from ruvmlx.apps.attach.client import Link
 from ruvmlx.apps.attach.wire import Hello
 from ruvmlx.apps.chat.app import ChatApp
-from ruvmlx.apps.chat.prompt import LONGEST
+from ruvmlx.apps.chat.prompt import MAX_MESSAGE_CHARACTERS
 from ruvmlx.apps.chat.user_files import UserFiles
 from ruvmlx.apps.cli.chat import chat
 from ruvmlx.apps.server import idle
@@ -339,7 +339,7 @@ def test_a_paste_is_bounded(running, link):
         link.send(b"\x1b[200~" + b"x" * 700_000)
     link.send(b"\x1b[201~")
     app = app_with_a_text(running)
-    assert len(app.chat.prompt.text) == LONGEST and "200,000" in app.chat.status.message
+    assert len(app.chat.prompt.text) == MAX_MESSAGE_CHARACTERS and "200,000" in app.chat.status.message
 
 
 # -- who may connect ----------------------------------------------------------------------------------

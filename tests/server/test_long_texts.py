@@ -68,7 +68,7 @@ def test_no_text_is_encoded_where_others_are_answered(shared, monkeypatch, path,
     reply = shared.ask("POST", path, {"model": shared.model, **filled(body)})
     assert reply.status == 400 and b"token" in reply.body
     assert threads and {name.rpartition("_")[0] for name in threads} == {"encoding-long"}
-    limit = embedding.LONGEST if "embeddings" in path else shared.serving.runtime.model.context
+    limit = embedding.MAX_TEXT_TOKENS if "embeddings" in path else shared.serving.runtime.model.context
     assert longest <= LETTERS * (limit + BRIEF)
 
 
@@ -139,7 +139,7 @@ def test_a_text_longer_than_the_limit_is_refused(shared):
 def test_a_chat_is_answered_while_texts_are_embedded(running, monkeypatch):
     """Between two slices a chat's steps have their turn."""
     monkeypatch.setattr(embedding, "SLICE", 0.0)
-    monkeypatch.setattr(embedding, "LEAST", 16)
+    monkeypatch.setattr(embedding, "MIN_SLICE_TOKENS", 16)
     order, read = [], type(running.serving.runtime.backend).hidden_states
 
     def noted(self, tokens, *args, **kwargs):

@@ -50,7 +50,7 @@ def test_what_says_something_else_stays(calls, given):
 
 
 def test_only_the_last_calls_are_kept(calls, monkeypatch):
-    monkeypatch.setattr(written_calls, "KEPT", 2)
+    monkeypatch.setattr(written_calls, "MAX_CALLS", 2)
     calls.add(ParsedCall("b", "edit", "{}"))
     assert arguments_of(calls, {"all": False, "path": "x"}) == [("all", False), ("path", "x")]
     assert calls.restored(Message("user", "hello")) == Message("user", "hello")

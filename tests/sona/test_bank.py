@@ -230,7 +230,7 @@ def reply(runtime, text="hello there", seed=1, settle=True) -> str:
 
 def test_settling_after_many_replies(open_tiny, monkeypatch):
     """Only the newest are prepared, and it can be stopped between two of them. Any can still be rated."""
-    monkeypatch.setattr(rating_index, "NEWEST", 4)
+    monkeypatch.setattr(rating_index, "MAX_PENDING_REPLIES", 4)
     with open_tiny() as runtime:
         ids = [reply(runtime, f"question {i}", settle=False) for i in range(6)]
         stopped = threading.Event()

@@ -170,7 +170,7 @@ def test_a_large_slow_model_reads_fewer_texts_and_says_so(new_model, monkeypatch
     large = Measured(backend, new_model.tokenizer, 2, new_model.shape.max_context, calibration.SMALL)
     probe = Measurement(large).run(watch=shown)
     total = len(reference_text.texts())
-    assert 2 * calibration.FEWEST == len(probe.read_texts) < total
+    assert 2 * calibration.MIN_TEXTS_OF_KIND == len(probe.read_texts) < total
     assert {bool(reference_text.texts()[i][0]) for i in probe.read_texts} == {True, False}
     assert any(f"{len(probe.read_texts)} of {total} texts" in line for line in shown.lines)
     assert Measurement(Measured(backend, new_model.tokenizer, 2, 512, 1)).run().read_texts.size == total

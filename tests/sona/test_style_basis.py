@@ -129,7 +129,7 @@ class Clock:
 
 def test_a_computation_that_is_stopped_again_and_again_ends_with_the_same_basis(tiny, monkeypatch):
     monkeypatch.setattr(style_bank, "REPLIES", 3)
-    monkeypatch.setattr(style_bank, "LONGEST", 7)
+    monkeypatch.setattr(style_bank, "MAX_REPLY_TOKENS", 7)
     questions, prose = ["What is a pond?", "How do bees fly?"], ["A plain text.", "Another one."]
     backend = NativeBackend(tiny, threads=1)
 

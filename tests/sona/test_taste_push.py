@@ -269,6 +269,6 @@ def test_no_token_moves_further_than_the_limits(tiny, probe, monkeypatch):
     monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
     monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: -9.0)
     push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter))).of(0, probe) * probe.reading
-    expected = np.where(far > 0, taste_push.MOST, -taste_push.LEAST)
+    expected = np.where(far > 0, taste_push.MAX_RAISE_LOGITS, -taste_push.MAX_LOWER_LOGITS)
     expected[probe.coordinates.ends] = -taste_push.MOST_END
     np.testing.assert_allclose(push, expected, rtol=1e-5)

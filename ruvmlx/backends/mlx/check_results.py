@@ -8,8 +8,11 @@ from ...text import one_line
 GRAPH = "mlx"  # name of the check of mlx-lm's own graph, without our kernels
 SKIPPED = "not checked: the check ended before it"
 GPU_ERRORS = RuntimeError, ValueError, MemoryError  # what MLX raises where a GPU cannot compute
-LONGEST, BRIEF = 160, 70  # longest reason, in characters: in a row of `doctor`, in the chat's line
-ERROR_LINES = 3  # of a compiler that are shown, each of at most LONGEST characters
+MAX_REASON_CHARACTERS, MAX_CHAT_REASON_CHARACTERS = (
+    160,
+    70,
+)  # longest reason, in characters: in a row of `doctor`, in the chat's line
+ERROR_LINES = 3  # of a compiler that are shown, each of at most MAX_REASON_CHARACTERS
 WHOLE = 20_000  # longest message that is kept for the report, in characters
 
 
@@ -83,20 +86,21 @@ class KernelVerdict:
         wrong = next((r for r in self.results if not r.ok), None)
         if wrong is None:
             return ""
+        reason = shorten(wrong.words, MAX_CHAT_REASON_CHARACTERS)
         return (
-            f"Our GPU kernels are not used on this machine ({shorten(wrong.words, BRIEF)}); replies come "
-            "from MLX's own attention with a plain KV cache. `ruvmlx doctor` checks again."
+            f"Our GPU kernels are not used on this machine ({reason}); "
+            "replies come from MLX's own attention with a plain KV cache. `ruvmlx doctor` checks again."
         )
 
 
 def reason(text: str) -> str:
-    """An error's message on one line, made of lines of at most LONGEST characters.
+    """An error's message on one line, made of lines of at most MAX_REASON_CHARACTERS.
 
     A compiler says what is wrong in its `error:` lines: the first three of them. Without any, the first line.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line][:ERROR_LINES]
-    return "; ".join(shorten(one_line(line), LONGEST) for line in errors or lines[:1])
+    return "; ".join(shorten(one_line(line), MAX_REASON_CHARACTERS) for line in errors or lines[:1])
 
 
 def shorten(text: str, length: int) -> str:

@@ -23,7 +23,9 @@ from .kernels.demote import demote
 from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
 
-LEAST = tuple(64 // tier.bits for tier in TIERS)  # a pool grows by at least this many pages, by tier
+MIN_GROWTH_PAGES = tuple(
+    64 // tier.bits for tier in TIERS
+)  # a pool grows by at least this many pages, by tier
 SPARE = 0.25  # ... and by at least this share of its pages
 
 
@@ -48,7 +50,7 @@ class MLXStorage:
     def __init__(self, config: ModelConfig):
         self.n_layers, self.n_kv_heads, self.head_dim = config.n_layers, config.n_kv_heads, config.head_dim
         # uint8 [pages, n_kv_heads, head_page_bytes]; None: no page yet
-        self._layers: list[list[mx.array | None]] = [[None] * self.n_layers for _ in LEAST]
+        self._layers: list[list[mx.array | None]] = [[None] * self.n_layers for _ in MIN_GROWTH_PAGES]
         self._as_read: list[list[mx.array] | None] = [
             None
         ] * self.n_layers  # result of `pools`; cleared when a pool is replaced
@@ -72,7 +74,7 @@ class MLXStorage:
 
     def _spare(self, tier: int, pages: int) -> int:
         """Unused pages beside so many that are in use, to grow rarely; fewer near the limit."""
-        wanted = max(LEAST[tier], int(SPARE * pages))
+        wanted = max(MIN_GROWTH_PAGES[tier], int(SPARE * pages))
         return int(max(0, min(wanted, self._room() // self.page_bytes(tier))))
 
     def prepare(self, tier: int, n: int) -> None:

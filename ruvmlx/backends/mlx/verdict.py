@@ -25,7 +25,7 @@ from ...platform.gpu import gpu
 from .check_results import CheckResult, KernelVerdict, Shapes
 from .kernels import source
 
-FORMAT, KEPT = 1, 16  # verdicts: one for each kind of model that was opened last
+FORMAT, MAX_VERDICTS = 1, 16  # verdicts: one for each kind of model that was opened last
 
 
 # What a verdict depends on --------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def keep(wanted: dict[str, Any], verdict: KernelVerdict) -> None:
     }
     others = [e for e in _entries() if not (isinstance(e, dict) and e.get("key") == wanted)]
     with suppress(OSError):
-        _write({"format": FORMAT, "verdicts": [*others[-(KEPT - 1) :], entry]})
+        _write({"format": FORMAT, "verdicts": [*others[-(MAX_VERDICTS - 1) :], entry]})
 
 
 def _entries() -> list[Any]:

@@ -18,7 +18,7 @@ from ...errors import RuvmlxError
 NOISE = 0.5  # sigma: the deviation of rewards 0 and 1 in equal parts
 BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior deviations of an arm's bias and of each feature's weight
 DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4  # prior mean rewards: of the arm used without a router, of the others
-MOST = 2.0  # largest reward: quality (0 to 1) * max(0, 2 - latency_ratio)
+MAX_REWARD = 2.0  # largest reward: quality (0 to 1) * max(0, 2 - latency_ratio)
 DRAWS = 2000
 
 
@@ -42,8 +42,8 @@ class Regression:
 
     def observe(self, phi: np.ndarray, reward: float) -> None:
         """Add one rating: phi [d]. RuvmlxError, and nothing changes, if reward or state is invalid."""
-        if not 0 <= reward <= MOST:  # false for NaN, too
-            raise RuvmlxError(f"a reward is from 0 to {MOST:g}; got {reward}. The router is unchanged.")
+        if not 0 <= reward <= MAX_REWARD:  # false for NaN, too
+            raise RuvmlxError(f"a reward is from 0 to {MAX_REWARD:g}; got {reward}. The router is unchanged.")
         if phi.shape != self.moment.shape or not np.isfinite(phi).all():
             raise RuvmlxError(
                 f"a state is {len(self.moment)} finite numbers, got {phi.shape}. The router is unchanged."

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-LEAST = 0.1  # floor of an output's Fisher information, as a share of its matrix's mean
+MIN_FISHER_SHARE = 0.1  # floor of an output's Fisher information, as a share of its matrix's mean
 
 
 class LayerGradients:
@@ -114,7 +114,9 @@ class LayerGradients:
                 found = self._done[plain.frame, text] = plain.flat(grads, 1.0)
             squares += np.float32(text.said) * np.square(found)
         parts = np.split(squares / np.float32(len(answers)), plain.starts[1:])
-        fisher = {p: f + np.float32(LEAST * f.mean() + 1e-12) for p, f in zip(places, parts, strict=True)}
+        fisher = {
+            p: f + np.float32(MIN_FISHER_SHARE * f.mean() + 1e-12) for p, f in zip(places, parts, strict=True)
+        }
         self._done.clear()
         return LayerLoRA.fresh(reads, fisher)
 

@@ -24,7 +24,7 @@ import numpy as np
 from ...kernels.micro import NotFinite
 from ...lora.layer_lora import LayerLoRA
 from ...lora.targets import Targets
-from ..instant import KL_CAP, LARGEST, PER_RATING, RISE_CAP
+from ..instant import KL_CAP, MAX_MAGNITUDE, PER_RATING, RISE_CAP
 from ..kl_probe import KLProbe
 from ..trace import LayerGradient
 
@@ -76,7 +76,7 @@ def update(
         evidence[0] += step
         step *= step
         evidence[1] += step
-    if not evidence[1].max() < LARGEST**2:  # false for NaN; if the squares are finite, so is the rest
+    if not evidence[1].max() < MAX_MAGNITUDE**2:  # false for NaN; if the squares are finite, so is the rest
         raise NotFinite("a gradient is NaN, infinite or far too large")
     tokens = kept * layer_lora.tokens + abs(weight) * gradient.tokens
     most = min(CAREFUL * limit.kl, estimated_kl(layer_lora) + PER_RATING)

@@ -25,7 +25,7 @@ from ..taste_measures import measured
 from .style_basis import MODULE, BankGradients, StyleBasis
 
 REPLIES = 8  # to each question
-LONGEST = 96  # tokens of a reply
+MAX_REPLY_TOKENS = 96  # tokens of a reply
 TEMPERATURE = 0.7
 RANK = 2
 _INPUT_TEXTS, _INPUT_ROWS = 40, 8  # texts, and positions in each, whose inputs give lora_a
@@ -190,7 +190,7 @@ def sample_replies(
             ended[i] = token in tokenizer.eos_ids
             if not ended[i]:
                 ids[i].append(token)
-            if ended[i] or len(ids[i]) >= LONGEST:
+            if ended[i] or len(ids[i]) >= MAX_REPLY_TOKENS:
                 going.remove(i)
         if going:
             steps = backend.decode_batch([ids[i][-1] for i in going], [caches[i] for i in going])

@@ -34,7 +34,7 @@ from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, 
 BLOCKS = 8  # compared blocks of PAGE tokens, the last ones of a reply
 PIECE = 16  # tokens between two pauses: 25 to 40 ms with the starter model on two cores
 TIMED = 16  # tokens after the blocks, decoded one by one to compare times
-MOST = 4096  # most tokens read of a prompt and its reply
+MAX_MEASURED_TOKENS = 4096  # most tokens read of a prompt and its reply
 REPLIES_AT_ONCE = 2  # most replies measured in a review
 RECENT_REPLIES = 100  # newest replies whose lengths give the needed context
 
@@ -280,7 +280,7 @@ class KVLoop:
         for i, (reply_id, missing) in enumerate(list(self.history.unmeasured_candidates())):
             if i == REPLIES_AT_ONCE:
                 return
-            tokens = self.history.store.replies.tokens(reply_id)[: min(MOST, self._context)]
+            tokens = self.history.store.replies.tokens(reply_id)[: min(MAX_MEASURED_TOKENS, self._context)]
             reading = TierComparison(self._backend, tokens, max(map(reach, self.history.candidates)))
             for policy in missing:
                 cost = self._measured(reading, policy, pause)
