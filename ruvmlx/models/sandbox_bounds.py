@@ -4,11 +4,13 @@ Jinja's sandbox has one bound, 100,000 steps of a range(). Within it, two nested
 "a" * 10**10 takes gigabytes. A clock alone does not help: one call of a C function can take hours, and can be
 neither stopped nor measured from Python. So every value is bounded: its expanded size, which counts a part as
 often as it occurs, is at most `Budget.longest`, and all text made in one render is at most TIMES as much.
+What it holds at one time is at most `Budget.most_held` bytes: a text counts until nothing uses it.
 What could make a larger value is refused before it runs. Filters and methods whose work is not about linear
 in the size of their values are not offered (`FILTERS`, `METHODS`). Loops and calls look at the clock.
 """
 
 import re
+import sys
 import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextvars import ContextVar
@@ -21,11 +23,12 @@ from jinja2.utils import Namespace
 MAX_SECONDS = 2.0
 MAX_STEPS = 100_000  # of one range()
 MAX_SOURCE = 1 << 17  # characters of a template; those of models have some thousands
-BASE_VALUE_CHARACTERS, PER_CHARACTER = (
-    1 << 20,
-    16,
-)  # longest value: BASE_VALUE_CHARACTERS + PER_CHARACTER times the size of the conversation
-TIMES = 32  # all text and lists made in one render, in longest values
+# Characters of the longest value: BASE_VALUE_CHARACTERS + PER_CHARACTER times the size of the conversation.
+BASE_VALUE_CHARACTERS, PER_CHARACTER = 1 << 20, 8
+TIMES = 64  # all text and lists made in one render, in longest values
+HELD, PER_BYTE = 64 << 20, 16  # bytes that may be held: HELD + PER_BYTE times those of the conversation
+SHORT = 256  # characters of a sum that counts only when it is in a list
+TOGETHER = 4096  # pieces of a text that are joined early: each takes 50 bytes
 MAX_WIDTH = 1024  # of padding, indentation, repetition
 MAX_DIGITS = 100  # that a number is rounded to
 MAX_BITS = 4096  # of a number
@@ -68,10 +71,13 @@ class Budget:
         self._known: dict[int, tuple[Any, int, int]] = {}  # id -> (value, expanded size, depth)
         self._deadline = time.monotonic() + MAX_SECONDS
         self._started = time.thread_time()
-        self.longest = BASE_VALUE_CHARACTERS
+        self._texts: dict[int, str] = {}  # id -> a text that this render has made or been given
+        self._text_bytes = self._list_bytes = self._sweep_at = 0
+        self.longest, self.most_held = BASE_VALUE_CHARACTERS, sys.maxsize
         sizes = [self.spread(value)[0] for value in names.values()]
         self.longest += PER_CHARACTER * sum(sizes)
         self._left = TIMES * self.longest
+        self.most_held = HELD + PER_BYTE * (self._text_bytes + self._list_bytes)
 
     def check_clock(self) -> None:
         if time.monotonic() < self._deadline:
@@ -96,6 +102,25 @@ class Budget:
         )
         return value
 
+    def hold(self, text: str) -> None:
+        """Count the bytes of a text, once, until nothing but this count uses it."""
+        if len(text) < 2 or id(text) in self._texts:  # Python has each character only once
+            return
+        self._texts[id(text)] = text
+        self._text_bytes += sys.getsizeof(text)
+        if self._text_bytes + self._list_bytes > self._sweep_at:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Forget the texts that nothing else uses. The next sweep comes when as much again is held."""
+        used = [text for text in self._texts.values() if sys.getrefcount(text) > _UNUSED]
+        self._texts = {id(text): text for text in used}
+        self._text_bytes = sum(map(sys.getsizeof, used))
+        total = self._text_bytes + self._list_bytes
+        if total > self.most_held:
+            raise SecurityError(f"it holds more than {self.most_held >> 20} MB of text and lists")
+        self._sweep_at = min(self.most_held, 2 * total + (1 << 20))
+
     def take(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
@@ -103,7 +128,10 @@ class Budget:
 
     def spread(self, value: Any, level: int = 0) -> tuple[int, int]:
         """(expanded size, depth). Values are immutable in templates, so each list is walked once."""
-        if isinstance(value, str | bytes):
+        if isinstance(value, str):
+            self.hold(value)
+            return len(value) + 2, 0
+        if isinstance(value, bytes):
             return len(value) + 2, 0
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise SecurityError(f"a number of more than {MAX_BITS} bits")
@@ -121,13 +149,17 @@ class Budget:
         if depth > MAX_DEPTH:
             raise SecurityError(f"lists in lists, more than {MAX_DEPTH} deep")
         self._known[id(value)] = value, size, depth
+        self._list_bytes += sys.getsizeof(value)
         return size, depth
 
     def note_joined(self, whole: list[Any], left: list[Any], right: list[Any]) -> None:
         """Keep what `spread` says of left + right without a walk: a loop may gather a list piece by piece."""
         (size, depth), (more, below) = self.spread(left), self.spread(right)
         self._known[id(whole)] = whole, size + more - 2, max(depth, below)
+        self._list_bytes += sys.getsizeof(whole)
 
+
+_UNUSED = 3  # references to a text in `Budget._sweep` that only `_texts` holds
 
 _budget: ContextVar[Budget] = ContextVar("budget")
 
@@ -163,7 +195,10 @@ def bounded_operation(operator: str, left: Any, right: Any, apply: Callable[[Any
     if operator == "+" and isinstance(left, str) and isinstance(right, str):  # nearly all of them
         budget.check_size(len(left) + len(right))
         budget.take(len(left) + len(right))
-        return apply(left, right)
+        text = apply(left, right)
+        if len(text) > SHORT:
+            budget.hold(text)
+        return text
     if operator == "%" and isinstance(left, str | bytes):
         _check_format(left, right if isinstance(right, tuple) else (right,))
     if operator in ("*", "**") and any(
@@ -307,19 +342,25 @@ def bounded_concat(parts: Iterable[Any]) -> str:
 def bounded_slice(values: Any, start: Any, stop: Any, step: Any) -> Any:
     """values[start:stop:step]."""
     found = values[start:stop:step]
-    _budget.get().take(len(found) if isinstance(found, str) else 8 * len(found))
+    budget = _budget.get()
+    budget.take(len(found) if isinstance(found, str) else 8 * len(found))
+    budget.spread(found)
     return found
 
 
 def bounded_join(pieces: Iterable[str]) -> str:
     """A text of pieces, looked at while it grows."""
-    budget, texts, size = _budget.get(), [], 0
+    budget, texts, size = _budget.get(), list[str](), 0
+    whole: list[str] = []
     for piece in pieces:
         budget.check_clock()
         size += len(piece)
         budget.check_size(size)
         texts.append(piece)
-    return "".join(texts)
+        if len(texts) == TOGETHER:
+            whole.append("".join(texts))
+            texts.clear()
+    return "".join(whole + texts)
 
 
 def bounded_sum(values: Iterable[Any], getter: Callable[[Any], Any], start: Any) -> Any:

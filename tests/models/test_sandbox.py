@@ -141,6 +141,32 @@ def test_runaway_templates_are_stopped(template, monkeypatch):
     assert peak_memory() - before < 300 << 20
 
 
+LONG = [Message("user", "<|x y" * 200_000)]  # two bytes a character, because of its marks
+CONTENT = "{% set c = messages[0].content %}{% set n = namespace(k=[]) %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "".join(f"{{% set a{i} = c * 7 %}}" for i in range(40)),
+        "".join(f"{{% set a{i} = (c * 7).upper() %}}" for i in range(40)),
+        "{% for i in range(40) %}{% set n.k = n.k + [c * 6] %}{% endfor %}",
+        "{% for i in range(999) %}{% set x = {'a': c[i:]} %}{% endfor %}",
+    ],
+)
+def test_what_a_template_holds_is_bounded(template):
+    """Texts and lists made of a long message, in many variables."""
+    before = peak_memory()
+    with pytest.raises(UnsupportedModel, match=r"holds more than|makes a text of more than"):
+        ChatTemplate(CONTENT + template, ["<|im_start|>"]).render(LONG)
+    assert peak_memory() - before < 250 << 20
+
+
+def test_what_a_template_lets_go_does_not_count():
+    template = CONTENT + "{% for i in range(60) %}{% set n.k = c * 7 %}{% endfor %}{{ n.k | length }}"
+    assert int(ChatTemplate(template, []).render(LONG)) == 7 * len(LONG[0].content)
+
+
 @pytest.mark.parametrize(
     ("template", "text"),
     [
