@@ -12,6 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MOST_METHODS, MOST_LINES, LONGEST_CHAIN = 30, 400, 2
 
+# Functions whose name is one participle, which says neither what they do nor return. Fewer each time.
+PARTICIPLE_FUNCTIONS = 236
+# Constants whose name is one superlative, which does not say of what. Fewer each time.
+SUPERLATIVE_CONSTANTS = 0
+
 # Class names that are defined more than once.
 SHARED_NAMES: set[str] = set()
 # Classes with more than MOST_METHODS methods.
@@ -99,8 +104,61 @@ def test_a_module_is_short():
     assert set(long) == LONG_MODULES, long
 
 
+IRREGULAR = {
+    "begun", "beside", "bound", "broken", "chosen", "drawn", "driven", "due", "found", "frozen", "given",
+    "held", "hidden", "kept", "known", "left", "lost", "made", "meant", "met", "over", "said", "seen", "sent",
+    "shown", "sought", "spent", "spoken", "taken", "taught", "thought", "told", "understood", "within",
+    "without", "written",
+}  # fmt: skip
+NO_PARTICIPLES = {"embed", "feed", "need", "red", "seed", "shed", "speed"}
+SUPERLATIVES = {
+    "BEST", "BIGGEST", "ENOUGH", "FEWEST", "LARGEST", "LEAST", "LONGEST", "MANY", "MOST", "NEWEST", "RECENT",
+    "SHORTEST", "SMALLEST",
+}  # fmt: skip
+
+
+def is_participle(name: str) -> bool:
+    """Is a function's name one word that is a participle?"""
+    word = name.strip("_")
+    return word in IRREGULAR or (word.endswith("ed") and "_" not in word and word not in NO_PARTICIPLES)
+
+
+def participle_functions() -> list[str]:
+    """path:line name of each, nested ones too."""
+    return [
+        f"{path}:{node.lineno} {node.name}"
+        for path, source in modules().items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_participle(node.name)
+    ]
+
+
+def superlative_constants() -> list[str]:
+    """path name of each constant of a module."""
+    return [
+        f"{path} {target.id}"
+        for path, source in modules().items()
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and target.id.strip("_") in SUPERLATIVES
+    ]
+
+
+def test_few_functions_are_named_by_a_participle_alone():
+    found = participle_functions()
+    assert len(found) == PARTICIPLE_FUNCTIONS, "\n".join(["name it by a verb or a noun:", *found])
+
+
+def test_few_constants_are_a_superlative_alone():
+    found = superlative_constants()
+    assert len(found) == SUPERLATIVE_CONSTANTS, "\n".join(["say of what:", *found])
+
+
 def test_the_limits_see_what_they_forbid():
     """The tree is found, and a chain is counted through our own classes alone."""
     assert len(modules()) > 200 and len(classes()) > 200
     assert base_names(ast.parse("class A(pages.Page[int], Protocol): ...").body[0]) == ["Page", "Protocol"]
     assert chain("MLXBackend") == 2 and chain("RuvmlxError") == 1
+    assert is_participle("_held") and is_participle("asked") and not is_participle("held_bytes")
+    assert not is_participle("speed") and not is_participle("read")

@@ -18,7 +18,6 @@ from textual import events, on
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.driver import Driver
 from textual.screen import Screen
 
 from ruvmlx import settings_file
@@ -35,12 +34,11 @@ from .chats_screen import ChatsScreen
 from .compare_screen import CompareScreen
 from .context import ChatContext
 from .idle import IdleLearner
-from .keyboard import TerminalDriver
 from .messages import ReplyMessage
 from .options import ChatOptions
 from .panel import Panel
 from .picker_screen import PickerScreen
-from .prompt import MAX_MESSAGE_CHARACTERS, Prompt
+from .prompt import Prompt
 from .shell import ChatShell
 from .status import KeyHints, StatusLine
 from .transcript import Transcript
@@ -87,13 +85,11 @@ class ChatApp(ChatShell):
         of_all = (cls, ChatsScreen, CompareScreen, PickerScreen)
         return [b for screen in of_all for b in screen.BINDINGS if isinstance(b, Binding)]
 
-    def get_driver_class(self) -> type[Driver]:
-        return TerminalDriver
-
     def compose(self) -> ComposeResult:
         chat = self.chat
-        chat.panel, chat.transcript, chat.prompt = Panel(), Transcript(), Prompt()
+        chat.panel, chat.transcript = Panel(), Transcript()
         chat.status, chat.key_hints = StatusLine(), KeyHints()
+        chat.prompt = Prompt(lambda words: chat.status.flash(words, 10))
         yield chat.panel
         with chat.transcript:
             yield Welcome()
@@ -213,12 +209,6 @@ class ChatApp(ChatShell):
     @on(Prompt.Submitted)
     async def _submit_prompt(self, event: Prompt.Submitted) -> None:
         await self.actions.submit(event.text)
-
-    @on(Prompt.TooLong)
-    def _say_too_long(self) -> None:
-        self.chat.status.flash(
-            f"A message has at most {MAX_MESSAGE_CHARACTERS:,} characters; the rest was left out.", 10
-        )
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Offer the slash commands in the palette."""

@@ -4,6 +4,7 @@ Shift+Enter does so, too, in terminals that distinguish it from Enter (the kitty
 modifyOtherKeys gives the odd key name below). In others, Alt+Enter arrives as plain Enter.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual.binding import Binding
@@ -44,10 +45,8 @@ class Prompt(TextArea):
             super().__init__()
             self.text = text
 
-    class TooLong(Message):
-        """The text is full."""
-
-    def __init__(self) -> None:
+    def __init__(self, flash: Callable[[str], None] = lambda words: None) -> None:
+        """flash: shows a line for some seconds."""
         super().__init__(
             soft_wrap=True,
             tab_behavior="focus",
@@ -56,6 +55,7 @@ class Prompt(TextArea):
             placeholder="Ask anything",
         )
         self._title = self._doing = ""
+        self._flash = flash
         self.earlier: list[str] = []  # earlier messages, the newest first
         self._at = -1  # place in the history; -1 is the present draft
         self._draft = ""
@@ -101,7 +101,9 @@ class Prompt(TextArea):
         room = max(0, MAX_MESSAGE_CHARACTERS - len(self.text) + len(replaced))
         if len(edit.text) > room:
             edit.text = edit.text[:room]
-            self.post_message(self.TooLong())
+            self._flash(
+                f"A message has at most {MAX_MESSAGE_CHARACTERS:,} characters; the rest was left out."
+            )
         return super().edit(edit)
 
     def put_back(self, text: str) -> None:

@@ -3,6 +3,8 @@
 from textual.app import App
 from textual.reactive import var
 
+from .keyboard import TerminalDriver
+
 
 class ChatShell(App[int]):
     """The app without its widgets and actions, which use it to call Textual."""
@@ -10,7 +12,7 @@ class ChatShell(App[int]):
     phase: var[str] = var("opening")  # then "idle", "replying", "closing"
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(driver_class=TerminalDriver)
         self.failure: BaseException | None = None  # the error that ended the app
 
     def end(self, error: BaseException | None) -> None:

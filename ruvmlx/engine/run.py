@@ -282,10 +282,6 @@ class Run:
         """Does the reply only repeat itself by now? It ends there."""
         return self.repetition is not None and self.repetition.is_loop
 
-    def _is_repeated_at_limit(self) -> bool:
-        is_cut = self.repetition is not None and len(self.ids) >= self.limit
-        return is_cut and is_repeated_prose(self.ids, "".join(self.text))
-
     def draw_work(self) -> ReplyWork | None:
         """The kernel call that draws the next token, to be run before `draw`; None if there is none."""
         if self._ends or not isinstance(self.source, StepSource):
@@ -343,11 +339,12 @@ class Run:
     def _response(self, now: float) -> GenerationResponse:
         prefilled_at = self._prefilled_at or self.source.prefilled_at
         prefill_s, decode_s = prefilled_at - self.started, now - prefilled_at
-        cache = self.session.cache
+        cache, text = self.session.cache, "".join(self.text)
+        is_cut = self.repetition is not None and len(self.ids) >= self.limit
         return GenerationResponse(
             request_id=self.request.request_id,
             session_id=self.request.session_id,
-            text="".join(self.text),
+            text=text,
             token_ids=self.ids,
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,
@@ -364,7 +361,7 @@ class Run:
             route=self.request.route,
             stopped_by=self.stops.hit,
             limit=self.limit,
-            repeats=self.repeats or self._is_repeated_at_limit(),
+            repeats=self.repeats or (is_cut and is_repeated_prose(self.ids, text)),
         )
 
 

@@ -269,7 +269,7 @@ def test_a_graph_that_fails_in_the_check(machine, folder, capsys, monkeypatch):
         chat(folder, backend="mlx")
     assert "\n" not in str(failed.value)
     row = doctor(folder, monkeypatch, capsys)
-    assert not row["ok"] and row["detail"].startswith("mlx: [metal::Device]")
+    assert not row["ok"] and row["detail"].startswith("mlx: program_source")
 
 
 @pytest.mark.parametrize("mode", ["abort", "hang"])
