@@ -201,7 +201,7 @@ def status_lines(runtime: Runtime) -> list[str]:
         *lines,
         f"ratings   {known.ratings}{_and_preferences(known)}, {known.updates} of them changed the model",
         f"version   {known.adapter_version} of {runtime.adapter_label}".rpartition("@")[0],
-        f"change    {changed(known.kl, known.kl_cap)}",
+        f"limit     {changed(known.kl, known.kl_cap)} is used",
     ]
 
 

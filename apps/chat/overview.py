@@ -52,7 +52,7 @@ def learning_rows(state: LearningState) -> Rows:
     return [
         ("version", f"{status.adapter_version} of {one_line(state.adapter)}"),
         ("ratings", f"{status.ratings}{pairs}, {status.updates} used"),
-        ("change", f"{share(status.kl, status.kl_cap):.0%} of the limit"),
+        ("limit", f"{share(status.kl, status.kl_cap):.0%} used"),
         ("topics", f"{memory.patterns}, seen {memory.hits} times"),
         ("training", _training(state.missing)),
         ("trained", f"{status.consolidations} times" if status.consolidations else "not yet"),

@@ -150,7 +150,7 @@ class TasteModel:
     def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Liking]:
         """What the ratings support, the strongest first. rated: (question, reply) of rated replies, from
         which words get their names; without them only measures are told."""
-        return preferences(self.fitted, self.ratings, rated)
+        return preferences(self.fitted, rated)
 
     def explain(self, rated: Sequence[tuple[str, str]] = ()) -> str:
         """The preferences as a sentence for people; empty while the ratings support none."""

@@ -52,17 +52,6 @@ TURN_COST = 8.0  # log-evidence that a turn must bring
 
 
 @dataclass(frozen=True)
-class TasteFit:
-    """turned: ratings before the newest turn of the taste, which count no more; 0: there was none."""
-
-    columns: tuple[Column, ...]
-    variances: Variances
-    posterior: Posterior
-    scale: Scale
-    turned: int = 0
-
-
-@dataclass(frozen=True)
 class Rows:
     """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating. worse [R]:
     the worse reply of a pair, None for a rating; in a pair y is the difference in stars, reply minus worse.
@@ -121,6 +110,19 @@ class Rows:
         return Sums.of(x, self.y, self.weight)
 
 
+@dataclass(frozen=True)
+class TasteFit:
+    """rows: what it was fitted to. turned: ratings before the newest turn of the taste, which count no more;
+    0: there was none."""
+
+    columns: tuple[Column, ...]
+    variances: Variances
+    posterior: Posterior
+    scale: Scale
+    rows: Rows
+    turned: int = 0
+
+
 def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
     """ratings: ratings and pairs, oldest first. background: replies that were seen and not rated."""
     rows = ratings + _neutral(ratings, background)
@@ -128,12 +130,12 @@ def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
     begun = selected(rows, rows.candidates(scale))
     at = turn(ratings, begun.x[: len(ratings.y)], begun.variances)
     if not at:
-        return _robust(begun).fit
+        return replace(_robust(begun).fit, rows=rows)
     before = ratings[max(0, at - REMEMBERED) : at]
     known = (*selected(before, before.candidates(scale)).columns, *begun.columns)
     rows = ratings[at:] + _neutral(ratings[at:], background)
     after = selected(rows, rows.candidates(scale), tuple(dict.fromkeys(known))[:MAX_COLUMNS])
-    return replace(_robust(after).fit, turned=at)
+    return replace(_robust(after).fit, rows=rows, turned=at)
 
 
 def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
@@ -177,7 +179,7 @@ class Selection:
         free = max(count / 3, count - 1 - 2 * len(self.columns))
         noise = self.variances.noise * max(1.0, count / max(free, 1.0))
         posterior = Posterior.of(self.rows.sums(self.x), self.variances.prior(M), noise)
-        return TasteFit(self.columns, self.variances, posterior, self.pool.scale)
+        return TasteFit(self.columns, self.variances, posterior, self.pool.scale, self.rows)
 
 
 def selected(

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .taste_clear import clear_columns
 from .taste_columns import Column
 from .taste_features import bucket, grams, opener_of
 from .taste_fit import M, TasteFit
 from .taste_measures import MEASURES
 
-# Of users who give stars by dice, 2 to 5% show a preference this sure after 10 to 100 ratings (60 simulated
-# each).
-SURE = 3.5  # standard deviations from zero
-MIN_RATINGS = 8  # ratings
 FELT = 0.2  # stars that a usual difference between two replies must make
 MOST_SAID = 4
 
@@ -29,18 +26,16 @@ class Liking:
     sure: float
 
 
-def preferences(fit: TasteFit, ratings: int, rated: Sequence[tuple[str, str]]) -> list[Liking]:
-    """What so many ratings support, the strongest first. rated: (question, reply) of rated replies; they give
-    words their names, because the model keeps only hashes."""
-    if ratings < MIN_RATINGS:
-        return []
+def preferences(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> list[Liking]:
+    """What the ratings show clearly, the strongest first. rated: (question, reply) of rated replies; they
+    give words their names, because the model keeps only hashes."""
     names, found = _names(fit, rated), []
-    for column in dict.fromkeys((*(Column(measure=m) for m in range(M)), *fit.columns)):
-        stars, sure = _effect(fit, column)
-        words = _column_in_words(column, stars, names)
-        if words and abs(sure) >= SURE and abs(stars) >= FELT:
+    for clear in clear_columns(fit.rows, fit.scale, MOST_SAID):
+        stars, sure = _effect(fit, clear.column)
+        words = _column_in_words(clear.column, clear.correlation, names)
+        if words and stars * clear.correlation > 0 and abs(stars) >= FELT:
             found.append(Liking(words, abs(stars), abs(sure)))
-    return sorted(found, key=lambda p: -p.stars)[:MOST_SAID]
+    return sorted(found, key=lambda p: -p.stars)
 
 
 def sentence(found: Sequence[Liking]) -> str:
@@ -58,16 +53,17 @@ def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
         same = (other.measure, other.word) == (column.measure, column.word)
         counted[1 + M + at] = same and other.opener in (None, column.opener)
     stars = float(counted @ fit.posterior.mean)
-    return stars, stars / float(np.sqrt(counted @ fit.posterior.covariance @ counted))
+    spread = float(np.sqrt(counted @ fit.posterior.covariance @ counted))
+    return stars, stars / max(spread, 1e-9)  # a word without a column has neither
 
 
-def _column_in_words(column: Column, stars: float, names: dict[int, str]) -> str:
+def _column_in_words(column: Column, sign: float, names: dict[int, str]) -> str:
     """The column in words; empty if it is about questions alone, or if its word is in none of the texts."""
     if column.measure is not None:
         measure = MEASURES[column.measure]
-        words = measure.more if stars > 0 else measure.less
+        words = measure.more if sign > 0 else measure.less
     elif column.word is not None and column.word in names:
-        words = ("" if stars > 0 else "no ") + f"'{names[column.word]}'"
+        words = ("" if sign > 0 else "no ") + f"'{names[column.word]}'"
     else:
         return ""
     if column.opener is None:
