@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -165,6 +166,18 @@ def test_a_trained_base_stays_under_the_style(rated):
     for place, (a, b) in under.pairs.items():
         before = trained.pairs[place]
         assert under.scale * (a @ b) == pytest.approx(trained.scale * (before[0] @ before[1]), abs=1e-9)
+
+
+def test_a_broken_model_has_no_room():
+    """NaN is over every limit; within them, KL and perplexity grow like parabolas."""
+
+    def room(floor, rise):
+        probe = SimpleNamespace(floor=floor, rise=rise)
+        return style_loop._Measured(1.0, SimpleNamespace(probe=probe)).room(style_loop.KL)
+
+    assert room(float("nan"), 0.0) == room(0.01, float("inf")) == 0
+    assert room(style_loop.KL / 4, 0.0) == pytest.approx(2)
+    assert room(style_loop.KL / 4, 4 * style_loop.RISE) == pytest.approx(0.5)
 
 
 def test_the_parts_of_a_combined_base_add_up(basis):

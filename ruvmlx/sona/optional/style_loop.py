@@ -40,6 +40,7 @@ from .style_file import StyleFiles
 KL = ROOM * KL_CAP  # nats per token, of a certain taste; the rest is for MicroLoRA
 RISE = ROOM * RISE_CAP  # of the mean negative log-likelihood of prose, nats per token
 TRIES = 4  # measurements in the search for s
+LEAST_STEP = 0.05  # factor of s after a model that is broken
 NEAR = 0.8  # of the allowed s: near enough
 STEPS = (1.0, 0.7, 0.5)  # shares of s that are tried while replies have more faults
 CURVATURE = 1.0  # measured KL / KL predicted by the basis, until it is measured
@@ -65,7 +66,9 @@ class _Measured:
         return self.ground.probe.rise
 
     def room(self, kl: float) -> float:
-        """Factor by which s may grow; both distances are about parabolas in s."""
+        """Factor by which s may grow, 0 if the model is broken; both distances are about parabolas in s."""
+        if not (math.isfinite(self.kl) and math.isfinite(self.rise)):
+            return 0.0
         shares = [kl / self.kl if self.kl > 0 else math.inf, RISE / self.rise if self.rise > 0 else math.inf]
         return math.sqrt(min(shares))
 
@@ -186,7 +189,7 @@ class StyleLoop:
                     break
                 scale = min(0.9 * room * scale, 4 * scale, 0.95 * least)
             else:
-                least, scale = scale, 0.9 * room * scale
+                least, scale = scale, max(0.9 * room, LEAST_STEP) * scale
         if found:
             self._curvature = max(found.kl / basis.kl(choice.coefficients * found.scale), 1e-3)
         return found
