@@ -21,10 +21,10 @@ from ..models.model import Message, Tokenizer
 from ..pausing import Pause
 from .sampled_replies import BegunReply, SampledReply, sampled_replies
 
-LONGEST = 96  # tokens of a reply
+MAX_REPLY_TOKENS = 96  # tokens of a reply
 TEMPERATURE = 0.7
 CHANCE = 2  # replies more without an end may be chance: one standard deviation of 24 replies
-LEAST_VARIETY = 0.92  # of the untouched model's
+MIN_VARIETY = 0.92  # of the untouched model's
 _FOREIGN = 0.2  # share of a reply's letters in scripts that the untouched reply does not use
 _REPEATED = 0.5  # share of a short reply's grams that are repetitions
 
@@ -37,8 +37,8 @@ def questions() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Faults:
-    """Numbers of replies that are empty, that loop, that use another script, that do not end within LONGEST
-    tokens; and distinct-2, as a share of the untouched model's."""
+    """Numbers of replies that are empty, that loop, that use another script, that do not end within
+    MAX_REPLY_TOKENS; and distinct-2, as a share of the untouched model's."""
 
     empty: int = 0
     loops: int = 0
@@ -72,7 +72,7 @@ class Faults:
                 return f"{new} {words} to {len(questions())} questions, {old} before"
         if self.endless > untouched.endless + CHANCE:
             return f"{self.endless} replies without an end, {untouched.endless} before"
-        if self.variety < LEAST_VARIETY:
+        if self.variety < MIN_VARIETY:
             return f"{1 - self.variety:.0%} less variety"
         return ""
 
@@ -86,7 +86,7 @@ def sample(
         pause()
         begun.append(BegunReply.of(backend, tokenizer.encode_chat([Message("user", question)]), adapter))
     rng = np.random.default_rng(24)
-    return sampled_replies(backend, tokenizer, begun, rng, LONGEST, TEMPERATURE, pause, adapter)
+    return sampled_replies(backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause, adapter)
 
 
 def is_loop(ids: Sequence[int]) -> bool:

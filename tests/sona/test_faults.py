@@ -73,7 +73,7 @@ def test_scripts_are_compared_with_the_untouched_reply():
 
 def test_a_broken_adapter_is_noticed(tiny, tiny_backend, monkeypatch):
     """Real samples of a model: one whose head only knows one token writes loops."""
-    monkeypatch.setattr(faults, "LONGEST", 40)
+    monkeypatch.setattr(faults, "MAX_REPLY_TOKENS", 40)
     monkeypatch.setattr(faults, "questions", lambda: ("Why?", "How do bees fly?", "When?"))
 
     class OneToken:

@@ -16,7 +16,7 @@ from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.optional import style_bank, style_loop
 from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis
 from ruvmlx.sona.optional.style_file import StyleFiles
-from ruvmlx.sona.optional.style_loop import combined, parted
+from ruvmlx.sona.optional.style_loop import sum_of_bases, trained_part
 from ruvmlx.sona.taste_fit import M
 
 
@@ -37,8 +37,8 @@ def rated(open_tiny, tiny, basis, monkeypatch):
     and their variety does not count, because it is that of a random model."""
     slow = [replace(push, step=0.01 * push.step) for push in (instant.RULE.tokens, instant.RULE.along)]
     monkeypatch.setattr(instant, "RULE", Rule(*slow, instant.RULE.cap))
-    monkeypatch.setattr(faults, "LONGEST", 6)
-    monkeypatch.setattr(faults, "LEAST_VARIETY", 0.0)
+    monkeypatch.setattr(faults, "MAX_REPLY_TOKENS", 6)
+    monkeypatch.setattr(faults, "MIN_VARIETY", 0.0)
     monkeypatch.setattr(faults, "questions", lambda: ("Why?", "How do bees fly?"))
     StyleFiles(tiny.fingerprint).put_basis(basis)
     with open_tiny(slow_loop="style") as runtime:
@@ -107,7 +107,7 @@ def test_undo_gives_back_the_base_before(rated):
 
 
 def test_more_faults_shrink_the_step_and_then_refuse_it(rated, monkeypatch):
-    monkeypatch.setattr(faults, "LEAST_VARIETY", 2.0)
+    monkeypatch.setattr(faults, "MIN_VARIETY", 2.0)
     shares = []
     worse = style_loop.StyleLoop._worse
 
@@ -173,7 +173,7 @@ def test_a_broken_model_has_no_room():
 
     def room(floor, rise):
         probe = SimpleNamespace(floor=floor, rise=rise)
-        return style_loop._Measured(1.0, SimpleNamespace(probe=probe)).room(style_loop.KL)
+        return style_loop._MeasuredBase(1.0, SimpleNamespace(probe=probe)).room(style_loop.KL)
 
     assert room(float("nan"), 0.0) == room(0.01, float("inf")) == 0
     assert room(style_loop.KL / 4, 0.0) == pytest.approx(2)
@@ -182,9 +182,9 @@ def test_a_broken_model_has_no_room():
 
 def test_the_parts_of_a_combined_base_add_up(basis):
     style = basis.lora(np.ones(M))
-    assert combined(None, style) is style and parted(style) is None
+    assert sum_of_bases(None, style) is style and trained_part(style) is None
     trained = BaseLoRA({place: (a[:, :1] + 1, b[:1] - 1) for place, (a, b) in style.pairs.items()}, 3.0)
-    both = combined(trained, style)
+    both = sum_of_bases(trained, style)
     for place, (a, b) in both.pairs.items():
         parts = [lora.scale * (x @ y) for lora in (trained, style) for x, y in [lora.pairs[place]]]
         assert a @ b == pytest.approx(sum(parts), abs=1e-4)
@@ -192,7 +192,7 @@ def test_the_parts_of_a_combined_base_add_up(basis):
 
 def test_a_missing_basis_is_computed_in_pieces_and_kept(open_tiny, tiny, monkeypatch):
     """Two questions stand for all; a stop keeps what is done in a file, and the next run goes on from it."""
-    for name, value in {"REPLIES": 3, "LONGEST": 5}.items():
+    for name, value in {"REPLIES": 3, "MAX_REPLY_TOKENS": 5}.items():
         monkeypatch.setattr(style_bank, name, value)
     given = {"style_questions": ["What is a pond?", "How?"], "style_prose": ["A plain text."]}
     monkeypatch.setattr(style_loop, "texts", given.__getitem__)

@@ -40,8 +40,8 @@ from .style_file import StyleFiles
 KL = ROOM * KL_CAP  # nats per token, of a certain taste; the rest is for MicroLoRA
 RISE = ROOM * RISE_CAP  # of the mean negative log-likelihood of prose, nats per token
 TRIES = 4  # measurements in the search for s
-LEAST_STEP = 0.05  # factor of s after a model that is broken
-NEAR = 0.8  # of the allowed s: near enough
+MIN_SHRINK = 0.05  # factor of s after a model that is broken
+CLOSE_ENOUGH = 0.8  # of the allowed s: near enough
 STEPS = (1.0, 0.7, 0.5)  # shares of s that are tried while replies have more faults
 CURVATURE = 1.0  # measured KL / KL predicted by the basis, until it is measured
 SAVE_EVERY = 60.0  # seconds
@@ -51,7 +51,7 @@ Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _MeasuredBase:
     """scale: s. ground: the base, and the KL probe under it."""
 
     scale: float
@@ -157,7 +157,7 @@ class StyleLoop:
         for share in STEPS:
             if share < 1:
                 found = self._at(basis, choice, share * found.scale, pause)
-            update = instant.recapped(learner.micro, found.ground.probe)
+            update = instant.rescale_to_caps(learner.micro, found.ground.probe)
             if not (said := self._worse(found, update.adapter, pause)):
                 break
         facts |= {"kl": update.kl, "ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
@@ -172,10 +172,10 @@ class StyleLoop:
         if not self._has_style:
             return self._refused(reason, facts)
         ground = learner.active.probe_base(self._trained or BaseLoRA({}))
-        update = instant.recapped(learner.micro, ground.probe)
+        update = instant.rescale_to_caps(learner.micro, ground.probe)
         return self._promoted(learner.version, ground, update, facts | {"kl": update.kl}, reason)
 
-    def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _Measured | None:
+    def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
         """The base with the largest s that is within the limits; None if all that were tried are beyond."""
         wanted, found = KL * choice.confidence**2, None
         predicted = basis.kl(choice.coefficients) * self._curvature
@@ -185,18 +185,20 @@ class StyleLoop:
             room = now.room(wanted)
             if room >= 1:
                 found = now
-                if room < 1 / NEAR or scale / NEAR > least:
+                if room < 1 / CLOSE_ENOUGH or scale / CLOSE_ENOUGH > least:
                     break
                 scale = min(0.9 * room * scale, 4 * scale, 0.95 * least)
             else:
-                least, scale = scale, max(0.9 * room, LEAST_STEP) * scale
+                least, scale = scale, max(0.9 * room, MIN_SHRINK) * scale
         if found:
             self._curvature = max(found.kl / basis.kl(choice.coefficients * found.scale), 1e-3)
         return found
 
-    def _at(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> _Measured:
+    def _at(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> _MeasuredBase:
         style = basis.lora(choice.coefficients * scale)
-        return _Measured(scale, self._learner.active.probe_base(combined(self._trained, style), pause))
+        return _MeasuredBase(
+            scale, self._learner.active.probe_base(sum_of_bases(self._trained, style), pause)
+        )
 
     @property
     def _has_style(self) -> bool:
@@ -207,11 +209,11 @@ class StyleLoop:
     def _trained(self) -> BaseLoRA | None:
         """The trained base under the style, or in use without one."""
         base = self._learner.base
-        return parted(base) if base is not None and self._has_style else base
+        return trained_part(base) if base is not None and self._has_style else base
 
     # -- faults --------------------------------------------------------------------------------------
 
-    def _worse(self, found: _Measured, micro: Any, pause: Pause) -> str:
+    def _worse(self, found: _MeasuredBase, micro: Any, pause: Pause) -> str:
         """What is worse in replies to questions that nobody rated; "" if nothing is."""
         backend, tokenizer = self._learner.backend, self._model.tokenizer
         if self._untouched is None:
@@ -227,10 +229,10 @@ class StyleLoop:
     def _promoted(
         self, parent: int, ground: ProbedBase, update: instant.Update, facts: dict[str, Any], reason: str
     ) -> dict[str, Any]:
-        learner, layers = self._learner, self._learner.layer_lora
+        learner = self._learner
         report = _report(True, reason, **facts)
         assert ground.lora is not None
-        state, micro = packed(update.adapter, layers and layers.emptied()), update.adapter
+        state, micro = packed(update.adapter, learner.layer_lora), update.adapter
         version = learner.history.promote(parent, ground.lora, state, update.kl, micro.norm, report)
         learner.active.remember(learner.history.base_of(version), ground)
         learner.sync()
@@ -242,7 +244,7 @@ class StyleLoop:
         return report
 
 
-def combined(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
+def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
     """A trained base and a style as one LoRA of scale 1; the style's are the last RANK of each rank."""
     if trained is None:
         return style
@@ -256,8 +258,8 @@ def combined(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
     return BaseLoRA(pairs)
 
 
-def parted(base: BaseLoRA) -> BaseLoRA | None:
-    """The trained base within a `combined` one; None if there is none."""
+def trained_part(base: BaseLoRA) -> BaseLoRA | None:
+    """The trained base within a `sum_of_bases` one; None if there is none."""
     pairs: dict[Place, Pair] = {}
     for place, (a, b) in base.pairs.items():
         if place[0] == MODULE:
