@@ -118,7 +118,7 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated, monkeypatch):
     monkeypatch.setattr(style_loop.StyleLoop, "_worse", watched)
     report = rated.consolidate()
     assert not report["promoted"] and "less variety" in report["reason"]
-    assert len(shares) == len(style_loop.STEPS) and shares == sorted(shares, reverse=True)
+    assert np.array(shares) / shares[0] == pytest.approx(style_loop.STEPS)
     assert rated.backend.lora is None and rated.status().adapter_version == 12
     assert rated.status().last.report["reason"] == report["reason"] and not rated.learning.due()
 

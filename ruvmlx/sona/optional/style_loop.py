@@ -147,16 +147,16 @@ class StyleLoop:
         choice = StyleChoice.of(learner.taste.model, basis)
         agreed = agreement(*learner.taste.evidence())
         pause()
-        facts = {"loop": NAME, "confidence": choice.confidence, "agreement": agreed}
+        facts: dict[str, Any] = {"loop": NAME, "confidence": choice.confidence, "agreement": agreed}
         if choice.confidence == 0 or agreed <= 0:
             return self._without_style(facts)
         found = self._within_limits(basis, choice, pause)
         if found is None:
             return self._refused("no change along the style basis stays within the limits", facts)
-        said = ""
+        said, whole = "", found.scale
         for share in STEPS:
             if share < 1:
-                found = self._at(basis, choice, share * found.scale, pause)
+                found = self._at(basis, choice, share * whole, pause)
             update = instant.rescale_to_caps(learner.micro, found.ground.probe)
             if not (said := self._worse(found, update.adapter, pause)):
                 break
@@ -177,22 +177,23 @@ class StyleLoop:
 
     def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
         """The base with the largest s that is within the limits; None if all that were tried are beyond."""
-        wanted, found = KL * choice.confidence**2, None
+        wanted, found = KL * choice.confidence**2, list[_MeasuredBase]()
         predicted = basis.kl(choice.coefficients) * self._curvature
         scale, least = math.sqrt(wanted / max(predicted, 1e-12)), math.inf
         for _ in range(TRIES):
             now = self._at(basis, choice, scale, pause)
             room = now.room(wanted)
             if room >= 1:
-                found = now
+                found.append(now)
                 if room < 1 / CLOSE_ENOUGH or scale / CLOSE_ENOUGH > least:
                     break
                 scale = min(0.9 * room * scale, 4 * scale, 0.95 * least)
             else:
                 least, scale = scale, max(0.9 * room, MIN_SHRINK) * scale
-        if found:
-            self._curvature = max(found.kl / basis.kl(choice.coefficients * found.scale), 1e-3)
-        return found
+        if not found:
+            return None
+        self._curvature = max(found[-1].kl / basis.kl(choice.coefficients * found[-1].scale), 1e-3)
+        return found[-1]
 
     def _at(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> _MeasuredBase:
         style = basis.lora(choice.coefficients * scale)
