@@ -192,8 +192,10 @@ class StyleLoop:
                 least, scale = scale, max(0.9 * room, MIN_SHRINK) * scale
         if not found:
             return None
-        self._curvature = max(found[-1].kl / basis.kl(choice.coefficients * found[-1].scale), 1e-3)
-        return found[-1]
+        best = max(found, key=lambda one: one.scale)
+        predicted = max(basis.kl(choice.coefficients * best.scale), 1e-12)
+        self._curvature = max(best.kl / predicted, 1e-3)
+        return best
 
     def _at(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> _MeasuredBase:
         style = basis.lora(choice.coefficients * scale)
