@@ -122,7 +122,7 @@ class StyleStudy:
         for number in range(count):
             user = DrawnUser.draw(number, held_out=False)
             stars = DrawnStars(user, self._texts(frozen))
-            given = self._all_rated(stars) if true else self._rated(user, stars, ratings)
+            given = self._all_rated(stars) if true else self._some_ratings(user, stars, ratings)
             choice = StyleChoice.of(TasteModel.fit(given), basis)
             lora = self._change(basis, choice, KL * choice.confidence**2 if sure else KL, neutral)
             with with_lora(self.backend, lora):
@@ -147,7 +147,7 @@ class StyleStudy:
             found.setdefault(reply.question, []).append(reply.text)
         return found
 
-    def _rated(self, user: DrawnUser, stars: DrawnStars, ratings: int) -> list[RatedFeatures]:
+    def _some_ratings(self, user: DrawnUser, stars: DrawnStars, ratings: int) -> list[RatedFeatures]:
         """So many ratings of the bank's replies."""
         rng, given = np.random.default_rng([user.number, 77]), list[RatedFeatures]()
         for i in rng.permutation(len(self.replies)):

@@ -40,7 +40,7 @@ def sampled_replies(
     while going:
         pause()
         for i in list(going):
-            token = _sampled(logits[i], temperature, rng)
+            token = _sample_token(logits[i], temperature, rng)
             ended[i] = token in tokenizer.eos_ids
             if not ended[i]:
                 ids[i].append(token)
@@ -53,6 +53,6 @@ def sampled_replies(
     return list(zip(ids, ended, strict=True))
 
 
-def _sampled(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
+def _sample_token(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
     """A token drawn at a temperature: the largest of logits with Gumbel noise."""
     return int(np.argmax(logits / temperature + rng.gumbel(size=logits.shape)))

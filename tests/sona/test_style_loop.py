@@ -161,7 +161,7 @@ def test_a_trained_base_stays_under_the_style(rated):
     history.promote(12, trained, state.state, 0.0, state.norm, {"promoted": True, "reason": "a test"})
     report = rated.consolidate()
     assert report["promoted"], report
-    under = rated.learning.loops.style()._trained
+    under = rated.learning.loops.style()._trained_base
     assert set(under.pairs) == set(trained.pairs)
     for place, (a, b) in under.pairs.items():
         before = trained.pairs[place]

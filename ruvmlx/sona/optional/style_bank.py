@@ -109,10 +109,12 @@ class BasisBuilder:
             progress("replies to learn your style from", i * REPLIES, len(self._questions) * REPLIES)
             prompt = self._model.tokenizer.encode_chat([Message("user", self._questions[i])])
             with untouched(self._backend):
-                found = self._sampled(prompt, np.random.default_rng([i, 31]), pause)
+                found = self._sample_question(prompt, np.random.default_rng([i, 31]), pause)
             self.bank.replies += [(i, ids, ended) for ids, ended in found]
 
-    def _sampled(self, prompt: Sequence[int], rng: np.random.Generator, pause: Pause) -> list[SampledReply]:
+    def _sample_question(
+        self, prompt: Sequence[int], rng: np.random.Generator, pause: Pause
+    ) -> list[SampledReply]:
         """REPLIES replies to one prompt, which is read once."""
         first = BegunReply.of(self._backend, prompt)
         begun = [first, *(first.fork() for _ in range(REPLIES - 1))]

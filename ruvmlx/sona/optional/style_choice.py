@@ -45,7 +45,7 @@ def agreement(given: Sequence[Given], background: Sequence[ReplyFeatures]) -> fl
         rest = [one for i, one in enumerate(given) if i % FOLDS != fold]
         model = TasteModel.fit(rest, background)
         for i in range(fold, len(given), FOLDS):
-            predicted[i] = _predicted(model, given[i])
+            predicted[i] = _predicted_stars(model, given[i])
         usual.append(float(model.predict(background)[0].mean() - NEUTRAL) if background else 0.0)
     if background:
         return float(np.mean((predicted - np.mean(usual)) * stars))
@@ -58,7 +58,7 @@ def _stars(one: Given) -> float:
     return STARS[one.rating] - NEUTRAL if isinstance(one, RatedFeatures) else GAP * one.strength
 
 
-def _predicted(model: TasteModel, one: Given) -> float:
+def _predicted_stars(model: TasteModel, one: Given) -> float:
     if isinstance(one, RatedFeatures):
         return float(model.predict([one.features])[0][0]) - NEUTRAL
     better, worse = model.predict([one.better, one.worse])[0]

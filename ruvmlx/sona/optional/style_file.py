@@ -26,7 +26,7 @@ class StyleFiles:
 
     def basis(self) -> StyleBasis | None:
         """The basis; None if it must be computed first."""
-        data = self._shipped() or self._read(self._basis)
+        data = self._shipped_bytes() or self._read(self._basis)
         return StyleBasis.from_bytes(data) if data else None
 
     def bank(self) -> StyleBank:
@@ -50,7 +50,7 @@ class StyleFiles:
     def _bank(self) -> Path:
         return self._folder / f"{self._name}.bank.npz"
 
-    def _shipped(self) -> bytes | None:
+    def _shipped_bytes(self) -> bytes | None:
         file = resources.files(__package__).joinpath("style_bases", f"{self._name}.npz")
         return file.read_bytes() if file.is_file() else None
 

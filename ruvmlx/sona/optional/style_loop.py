@@ -116,11 +116,11 @@ class StyleLoop:
         """The model's basis, computed now if there is none: minutes, once for all time."""
         self._basis = self._basis or self._files.basis()
         if self._basis is None:
-            self._basis = self._computed(progress, pause)
+            self._basis = self._compute(progress, pause)
             self._files.put_basis(self._basis)
         return self._basis
 
-    def _computed(self, progress: Progress, pause: Pause) -> StyleBasis:
+    def _compute(self, progress: Progress, pause: Pause) -> StyleBasis:
         bank, saved = self._files.bank(), time.monotonic()
 
         def show(_: str, done: int, total: int) -> None:
@@ -152,7 +152,7 @@ class StyleLoop:
             return self._without_style(facts)
         found = self._within_limits(basis, choice, pause)
         if found is None:
-            return self._refused("no change along the style basis stays within the limits", facts)
+            return self._refuse("no change along the style basis stays within the limits", facts)
         said, whole = "", found.scale
         for share in STEPS:
             if share < 1:
@@ -162,18 +162,18 @@ class StyleLoop:
                 break
         facts |= {"kl": update.kl, "ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
         if said:
-            return self._refused(f"replies to other questions had more faults: {said}", facts)
+            return self._refuse(f"replies to other questions had more faults: {said}", facts)
         gain = f"style of {learner.taste.model.ratings} ratings, KL {update.kl:.3f}"
-        return self._promoted(parent.version, found.ground, update, facts, gain)
+        return self._promote(parent.version, found.ground, update, facts, gain)
 
     def _without_style(self, facts: dict[str, Any]) -> dict[str, Any]:
         """The ratings say too little: take back the style that earlier ones asked for."""
         reason, learner = "your ratings do not agree on a style yet", self._learner
         if not self._has_style:
-            return self._refused(reason, facts)
-        ground = learner.active.probe_base(self._trained or BaseLoRA({}))
+            return self._refuse(reason, facts)
+        ground = learner.active.probe_base(self._trained_base or BaseLoRA({}))
         update = instant.rescale_to_caps(learner.micro, ground.probe)
-        return self._promoted(learner.version, ground, update, facts | {"kl": update.kl}, reason)
+        return self._promote(learner.version, ground, update, facts | {"kl": update.kl}, reason)
 
     def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
         """The base with the largest s that is within the limits; None if all that were tried are beyond."""
@@ -200,7 +200,7 @@ class StyleLoop:
     def _at(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> _MeasuredBase:
         style = basis.lora(choice.coefficients * scale)
         return _MeasuredBase(
-            scale, self._learner.active.probe_base(sum_of_bases(self._trained, style), pause)
+            scale, self._learner.active.probe_base(sum_of_bases(self._trained_base, style), pause)
         )
 
     @property
@@ -209,7 +209,7 @@ class StyleLoop:
         return base != 0 and self._learner.history.base_report(base).get("loop") == NAME
 
     @property
-    def _trained(self) -> BaseLoRA | None:
+    def _trained_base(self) -> BaseLoRA | None:
         """The trained base under the style, or in use without one."""
         base = self._learner.base
         return trained_part(base) if base is not None and self._has_style else base
@@ -229,7 +229,7 @@ class StyleLoop:
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def _promoted(
+    def _promote(
         self, parent: int, ground: ProbedBase, update: instant.Update, facts: dict[str, Any], reason: str
     ) -> dict[str, Any]:
         learner = self._learner
@@ -241,7 +241,7 @@ class StyleLoop:
         learner.sync()
         return report
 
-    def _refused(self, reason: str, facts: dict[str, Any]) -> dict[str, Any]:
+    def _refuse(self, reason: str, facts: dict[str, Any]) -> dict[str, Any]:
         report = _report(False, reason, **facts)
         self._learner.history.refuse(self._learner.version, report)
         return report
