@@ -168,7 +168,7 @@ class Learning:
             for r in history.ratings()[: -recent - 1 : -1]
         ]
         memory = learner.rating_index.status()
-        missing = history.missing() if history.trains else None
+        missing = self.loops.missing() if history.trains else None
         likes = tuple(preference.words for preference in learner.taste.status.preferences)
         return LearningState(history.name, history.status(), memory, missing, rated, likes)
 
@@ -195,7 +195,7 @@ class Learning:
     def loops(self) -> Loops:
         """The background and the deep loop of the adapter in use."""
         if self._loops is None:
-            self._loops = Loops(self.required(), self._model)
+            self._loops = Loops(self.required(), self._model, self._settings.slow_loop)
         return self._loops
 
     def due(self) -> bool:

@@ -179,6 +179,13 @@ class Settings:
     learn_when_idle: bool = _setting(
         bool, True, "off: the chat does not train on your ratings while you do not type", witnessed=True
     )
+    slow_loop: str = _setting(
+        str,
+        "training",
+        "what idle time does with your ratings: it trains, or it moves weights along the model's style basis",
+        choices=("training", "style"),
+        witnessed=True,
+    )
     kv_measure: bool = _setting(
         bool, False, "on: idle time measures the KV cache's tiers on your long replies", witnessed=True
     )

@@ -70,7 +70,9 @@ KEPT_REPLIES = "prove-replies.db"  # in the data folder: the untouched model's r
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), default=96, show_default=True)
 @click.option("--temp", "temperature", type=float, default=0.7, show_default=True)
-@click.option("--learn", type=click.Choice(["instant", "full", "off"]), default="instant", show_default=True)
+@click.option(
+    "--learn", type=click.Choice(["instant", "full", "style", "off"]), default="instant", show_default=True
+)
 @click.option("--examples", type=click.IntRange(min=0), default=0, help="Liked replies shown in the prompt.")
 @click.option("--oracle", help="A system prompt that states the user's taste, to compare with.")
 @click.option("--shuffle", is_flag=True, help="Give each reply the stars of another one.")
@@ -180,7 +182,7 @@ def _drawn(flags: dict[str, Any], as_json: bool) -> None:
         _drawn_report(file, Path(flags["report"]))
         return
     if flags["learn"] == "off":
-        raise UsageError("--learn off is not for drawn users: something must learn; give instant or full.")
+        raise UsageError("--learn off is not for drawn users: something must learn; give another one.")
     for name in _NOT_DRAWN:
         if flags[name]:
             raise UsageError(

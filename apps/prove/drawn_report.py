@@ -87,7 +87,7 @@ def points(results: Results, arm: str, ratings: int) -> list[UserPoint]:
 def arms(results: Results) -> list[str]:
     """The arms in the results, those with weights of their own first."""
     names = {name for r in results for c in r["checkpoints"] for name in c["stars"]} - {"original"}
-    order = ("instant", "full", "original")
+    order = ("instant", "full", "style", "original")
     return sorted(names, key=lambda name: (order.index(name.split("+")[0]), name))
 
 

@@ -1,10 +1,10 @@
 """Trials of drawn users: they read and rate replies, then unseen questions are answered again.
 
 Several users are run in one batch (readers.py). At each checkpoint, `best_of` replies to each unseen question
-are written with the user's weights. The first is the reply of the arm "instant" or "full"; the taste model's
-pick among all of them is the reply of "+best-of-N". "original+best-of-N" is its pick among the untouched
-model's replies. Every reply is compared with the untouched model's reply for the same seed. While a user
-rates, each question gets one reply.
+are written with the user's weights. The first is the reply of the arm "instant", "full" or "style"; the taste
+model's pick among all of them is the reply of "+best-of-N". "original+best-of-N" is its pick among the
+untouched model's replies. Every reply is compared with the untouched model's reply for the same seed. While a
+user rates, each question gets one reply.
 """
 
 import time
@@ -41,7 +41,7 @@ Answers = dict[str, list[JudgedReply]]  # by question
 @dataclass(frozen=True)
 class DrawnSetup:
     """chat: the questions, how replies are written, and after how many ratings (`presses`) they are tested.
-    learn: "instant" or "full". best_of: replies to each unseen question, at most REACH_BEST_OF."""
+    learn: "instant", "full" or "style". best_of: replies to each unseen question, at most REACH_BEST_OF."""
 
     chat: ChatSetup
     learn: str = "instant"
@@ -49,8 +49,8 @@ class DrawnSetup:
 
     @property
     def group(self) -> int:
-        """Users in one batch. With training each has a base LoRA, and the backend holds one at a time."""
-        return 1 if self.learn == "full" else GROUP
+        """Users in one batch. With a slow loop each has a base LoRA, and the backend holds one at a time."""
+        return GROUP if self.learn == "instant" else 1
 
     def unseen(self, runtime: Runtime, seed: int, count: int) -> Requests:
         """`count` requests for each unseen question."""
@@ -111,7 +111,7 @@ def _write_replies(
 class TrialSeconds:
     """Seconds of one user's trial; of a batch, this user's share.
 
-    ratings: writing and rating the replies that are rated on. training: the background loop. replies: one
+    ratings: writing and rating the replies that are rated on. training: the slow loop. replies: one
     reply to every unseen question at every checkpoint. best_of: the other replies to them, and the taste
     model.
     """
@@ -163,7 +163,7 @@ class _Drawn:
         return self.given >= ratings or self.read >= PATIENCE * ratings
 
     def train(self) -> None:
-        """Run the background loop if it is due."""
+        """Run the slow loop if it is due."""
         if self.runtime.learning.due():
             started = time.perf_counter()
             self.runtime.consolidate()
@@ -179,7 +179,12 @@ def run(
     for at in range(0, len(users), setup.group):
         with ExitStack() as stack:
             people = [
-                _Drawn(user, seed, DrawnStars(user, scale.texts), stack.enter_context(bench.runtime(Arm())))
+                _Drawn(
+                    user,
+                    seed,
+                    DrawnStars(user, scale.texts),
+                    stack.enter_context(bench.runtime(Arm(setup.learn))),
+                )
                 for user in users[at : at + setup.group]
             ]
             while busy := [p for p in people if len(p.tested) < len(setup.chat.presses)]:
@@ -198,7 +203,7 @@ def _round(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
     share = (time.perf_counter() - started) / len(people)
     for person in people:
         person.seconds.ratings += share
-    if setup.learn == "full":
+    if setup.learn != "instant":
         people[0].train()
 
 

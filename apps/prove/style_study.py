@@ -1,11 +1,12 @@
-"""What the style basis (ruvmlx/sona/optional/style_basis.py) gives drawn users. Nothing else uses it yet.
+"""What the style basis (ruvmlx/sona/optional/style_basis.py) gives drawn users, before any loop uses it.
 
     python -m ruvmlx.apps.prove.style_study BANK build      # sample and differentiate; may be stopped
     python -m ruvmlx.apps.prove.style_study BANK measures   # what the basis moves, on questions left out
     python -m ruvmlx.apps.prove.style_study BANK users --users 8 --ratings 30
 
 `users`: each user rates replies of the bank, which are the untouched model's. The taste model's weights are
-the coefficients of the basis. Unseen questions are then answered with the changed weights.
+the coefficients of the basis. Unseen questions are then answered with the changed weights. `--taste true`:
+the user's stars of all replies of the bank are known. `--sure`: KL falls with the doubt, as in the loop.
 """
 
 import argparse
@@ -29,7 +30,8 @@ from ruvmlx.platform.files import replacing
 from ruvmlx.sampling import Sampling
 from ruvmlx.settings import home
 from ruvmlx.sona.optional.style_bank import BasisBuilder, StyleBank, texts
-from ruvmlx.sona.optional.style_basis import StyleBasis, centre_by_question
+from ruvmlx.sona.optional.style_basis import StyleBasis, left_out
+from ruvmlx.sona.optional.style_choice import StyleChoice
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
@@ -43,7 +45,7 @@ from .untouched_replies import JudgedReply, UntouchedReplies
 
 KL = 0.08  # nats per token: the target of a change of weights
 FROZEN = 5  # untouched replies to each unseen question, which the changed reply is compared with
-FOLDS = 4
+LOOKS = 3  # measurements of KL in the search for the size of a change
 SAVE_EVERY = 20.0  # seconds
 
 
@@ -90,18 +92,11 @@ class StyleStudy:
 
     def correlations(self) -> np.ndarray:
         """[M]: for each measure, the correlation of the change that its direction predicts with the measure,
-        among replies to one question. Directions are of other questions; mean of FOLDS folds."""
-        whole, found = self.builder.gradients(), []
-        for fold in range(FOLDS):
-            out = whole.question % FOLDS == fold
-            basis = StyleBasis.of(whole[~out], self.lora_a, range(len(self.lora_a)))
-            moved = whole.gradients[out] @ basis.directions.reshape(len(MEASURES), -1).T
-            a, b = (
-                centre_by_question(x.astype(np.float64), whole.question[out])
-                for x in (moved, whole.measures[out])
-            )
-            spread = np.sqrt((a * a).sum(axis=0) * (b * b).sum(axis=0))
-            found.append((a * b).sum(axis=0) / np.maximum(spread, 1e-12))
+        among replies to one question. Directions are of other questions; mean of the folds."""
+        rows, found = self.lora_a.shape[0] * self.lora_a.shape[2], []
+        for moved, measures in left_out(self.builder.gradients(), rows):
+            spread = np.sqrt((moved * moved).sum(axis=0) * (measures * measures).sum(axis=0))
+            found.append((moved * measures).sum(axis=0) / np.maximum(spread, 1e-12))
         return np.mean(found, axis=0)
 
     @property
@@ -111,8 +106,11 @@ class StyleStudy:
 
     # -- users -----------------------------------------------------------------------------------------
 
-    def users(self, count: int, ratings: int, questions: Sequence[str]) -> list[float]:
-        """The win-rate of each user; a line for each is printed."""
+    def users(
+        self, count: int, ratings: int, questions: Sequence[str], true: bool = False, sure: bool = False
+    ) -> list[float]:
+        """The win-rate of each user; a line for each is printed. true: all stars are known. sure: KL falls
+        with the doubt."""
         basis, engine = self.builder.basis(), LLMInferenceEngine(self.model, self.backend)
         requests = {
             q: requests_for(_request_for(q, seed_for(0, 3, i)), FROZEN) for i, q in enumerate(questions)
@@ -124,7 +122,9 @@ class StyleStudy:
         for number in range(count):
             user = DrawnUser.draw(number, held_out=False)
             stars = DrawnStars(user, self._texts(frozen))
-            lora = self._learned(basis, user, stars, ratings, neutral)
+            given = self._all_rated(stars) if true else self._some_ratings(user, stars, ratings)
+            choice = StyleChoice.of(TasteModel.fit(given), basis)
+            lora = self._change(basis, choice, KL * choice.confidence**2 if sure else KL, neutral)
             with with_lora(self.backend, lora):
                 kl, ppl_change = neutral.compare(None)
                 first = [_request_for(q, seed_for(0, 3, i)) for i, q in enumerate(questions)]
@@ -135,8 +135,8 @@ class StyleStudy:
                 [w.token_ids for w in written.values()], [of[0].token_ids for of in frozen.values()]
             )
             print(
-                f"user {number}, {user.rater}: {rates[-1]:.0%}; KL {kl:.3f}, perplexity {ppl_change:+.1%}, "
-                f"distinct-2 {variety:.2f}; {user.words}",
+                f"user {number}, {user.rater}: {rates[-1]:.0%}; confidence {choice.confidence:.2f}, "
+                f"KL {kl:.3f}, perplexity {ppl_change:+.1%}, distinct-2 {variety:.2f}; {user.words}",
                 flush=True,
             )
         return rates
@@ -147,21 +147,37 @@ class StyleStudy:
             found.setdefault(reply.question, []).append(reply.text)
         return found
 
-    def _learned(
-        self, basis: StyleBasis, user: DrawnUser, stars: DrawnStars, ratings: int, neutral: NeutralText
-    ) -> BaseLoRA:
-        """The change of weights after so many ratings of the bank's replies, scaled to KL."""
+    def _some_ratings(self, user: DrawnUser, stars: DrawnStars, ratings: int) -> list[RatedFeatures]:
+        """So many ratings of the bank's replies."""
         rng, given = np.random.default_rng([user.number, 77]), list[RatedFeatures]()
         for i in rng.permutation(len(self.replies)):
             reply = self.replies[i]
             rating = user.rating(stars(reply.question, reply.text, reply.finished), rng)
             if rating is not None and len(given) < ratings:
                 given.append(RatedFeatures(features_of(reply.question, reply.text, reply.finished), rating))
-        weights = TasteModel.fit(given).token_weights().mean[: len(MEASURES)]
-        lora = basis.lora(weights * np.sqrt(KL / max(basis.kl(weights), 1e-12)))
-        with with_lora(self.backend, lora):
-            kl, _ = neutral.compare(None)
-        return lora.shrunk(min(1.0, np.sqrt(KL / max(kl, 1e-12))))
+        return given
+
+    def _all_rated(self, stars: DrawnStars) -> list[RatedFeatures]:
+        """The true stars of all of the bank's replies."""
+        return [
+            RatedFeatures(
+                features_of(r.question, r.text, r.finished), str(stars(r.question, r.text, r.finished))
+            )
+            for r in self.replies
+        ]
+
+    def _change(
+        self, basis: StyleBasis, choice: StyleChoice, target: float, neutral: NeutralText
+    ) -> BaseLoRA:
+        """The change of weights along these coefficients whose KL is at most the target."""
+        lora = basis.lora(choice.coefficients * np.sqrt(target / max(basis.kl(choice.coefficients), 1e-12)))
+        for _ in range(LOOKS):
+            with with_lora(self.backend, lora):
+                kl, _ = neutral.compare(None)
+            if 0.8 * target <= kl <= target:
+                break
+            lora = lora.shrunk(0.95 * np.sqrt(target / max(kl, 1e-12)))
+        return lora
 
 
 def _request_for(question: str, seed: int) -> GenerationRequest:
@@ -186,6 +202,8 @@ def main() -> None:
     ask.add_argument("--users", type=int, default=8)
     ask.add_argument("--ratings", type=int, default=30)
     ask.add_argument("--questions", type=int, default=24)
+    ask.add_argument("--taste", choices=("ratings", "true"), default="ratings")
+    ask.add_argument("--sure", action="store_true")
     ask.add_argument("--threads", type=int)
     given = ask.parse_args()
     model = load_model(str(starter_path()))
@@ -199,7 +217,8 @@ def main() -> None:
             print(f"{found[k]:5.2f}  {MEASURES[k].more}")
         print(f"{found.mean():5.2f}  mean")
     else:
-        rates = study.users(given.users, given.ratings, prompts.own("heldout")[: given.questions])
+        questions = prompts.own("heldout")[: given.questions]
+        rates = study.users(given.users, given.ratings, questions, given.taste == "true", given.sure)
         low, high = mean_interval(np.array(rates))
         print(f"mean {np.mean(rates):.1%} ({low:.1%} to {high:.1%}), worst {min(rates):.1%}")
 

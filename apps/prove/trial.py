@@ -29,7 +29,8 @@ REACH_PROMPTS = REACH_SAMPLES = 8
 
 @dataclass(frozen=True)
 class Arm:
-    """What varies between trials. learn: "off" | "instant" | "full". examples: liked replies in the prompt.
+    """What varies between trials. learn: "off" | "instant" | "full" | "style". examples: liked replies in the
+    prompt.
 
     shuffle: each reply gets the stars of another one. flip: probability that stars are reversed. reverse_at:
     after this rating the user wants the opposite. system: a system prompt that states the taste.
@@ -131,6 +132,7 @@ class Bench:
                     kv=self.kv,
                     examples=examples,
                     learn_targets=self.targets,
+                    slow_loop="style" if arm and arm.learn == "style" else "training",
                     kv_disk=None,
                 ),
                 learn,
@@ -179,6 +181,8 @@ def run(
             if arm.learn != "off" or arm.examples:
                 _rated(runtime, setting, arm, user, seed, done)
             if arm.learn == "full" and done % CONSOLIDATE_EVERY == 0:
+                log(_consolidate(runtime))
+            if arm.learn == "style" and runtime.learning.due():
                 log(_consolidate(runtime))
             if done in setting.checkpoints:
                 yield _checkpoint(bench, runtime, setting, arm, seed, done)

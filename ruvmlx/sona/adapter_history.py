@@ -16,6 +16,7 @@ from .pair_history import PairHistory
 
 MINIMUM = 10  # ratings that the background loop needs
 DUE = 16  # new ratings after which it starts by itself
+STYLE_MINIMUM, STYLE_DUE = 8, 4  # the same for the style loop
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ class AdapterHistory:
 
     def base(self, id_: int) -> BaseLoRA:
         return BaseLoRA.from_bytes(self._store.bases.get(*self._key, id_))
+
+    def base_report(self, id_: int) -> dict[str, Any]:
+        """The report of the consolidation that made a base."""
+        return self._store.bases.report(*self._key, id_)
 
     def leads_to(self, version: int, head: int) -> bool:
         """Is the version the head, or an ancestor of it?"""
@@ -154,13 +159,14 @@ class AdapterHistory:
         """Is there work for the background loop: enough new ratings, or a stopped run?"""
         return self.trains and self.missing() == 0
 
-    def missing(self) -> int:
-        """How many more ratings or preferences the background loop waits for."""
+    def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
+        """How many more ratings or preferences a slow loop waits for: it needs `minimum`, and begins after
+        `due` new ones."""
         given, attempts = [version for version, _ in self._evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
-        enough = 1 if self._store.checkpoints.has_training(*self._key) else DUE
-        return max(MINIMUM - len(given), enough - new, 0)
+        enough = 1 if self._store.checkpoints.has_training(*self._key) else due
+        return max(minimum - len(given), enough - new, 0)
 
     def _evidence_weights(self) -> list[tuple[int, float]]:
         """(version, weight) of the ratings and preferences in force: ratings first, oldest first."""

@@ -1,4 +1,4 @@
-"""The slow loops of one learner, background and deep, one at a time.
+"""The slow loops of one learner, background (or style) and deep, one at a time.
 
 They are imported on first use, because they start MLX. One closes before the other begins, so that only one
 training graph is in memory.
@@ -9,17 +9,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..models.model import Model
-from .adapter_history import MINIMUM
+from .adapter_history import DUE, MINIMUM, STYLE_DUE, STYLE_MINIMUM
 from .learner import Learner
 
 if TYPE_CHECKING:
     from .background import Background, TrainingSettings
     from .deep import Deep
+    from .optional.style_loop import StyleLoop
+
+TRAINING, STYLE = SLOW_LOOPS = ("training", "style")
 
 
 class Loops:
-    def __init__(self, learner: Learner, model: Model):
-        self._learner, self._model = learner, model
+    def __init__(self, learner: Learner, model: Model, slow_loop: str = TRAINING):
+        """slow_loop: one of SLOW_LOOPS: what `consolidate` does with the ratings."""
+        self._learner, self._model, self._slow_loop = learner, model, slow_loop
+        self._style: StyleLoop | None = None
         self._background: Background | None = None
         self._deep: Deep | None = None
 
@@ -29,7 +34,12 @@ class Loops:
         cancel: threading.Event | None = None,
         settings: "TrainingSettings | None" = None,
     ) -> dict[str, Any]:
-        """Run the background loop, and the deep loop before it when that is due. Returns a report."""
+        """Run the slow loop, and the deep loop before it when that is due. Returns a report.
+
+        settings: of a training that was asked for, whatever the slow loop is.
+        """
+        if self._slow_loop == STYLE and settings is None:
+            return self.style().run(progress, cancel)
         loop, held = self.background(settings), None
         if self._model.is_own and self.deep().due():  # first: the background loop may replace those weights
             held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
@@ -56,15 +66,22 @@ class Loops:
         if self._background is not None and self._background.is_paused:
             return True
         history = self._learner.history
+        if self._slow_loop == STYLE:
+            return self.missing() == 0
         # The deep loop starts MLX, so it is asked only if there are ratings to learn from.
         return history.due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().due()))
+
+    def missing(self) -> int:
+        """How many more ratings or preferences the slow loop waits for."""
+        style = self._slow_loop == STYLE
+        return self._learner.history.missing(*((STYLE_MINIMUM, STYLE_DUE) if style else (MINIMUM, DUE)))
 
     def close(self) -> None:
         """Save a stopped run in the store and free the training graphs."""
         for loop in (self._background, self._deep):
             if loop is not None:
                 loop.close()
-        self._background = self._deep = None
+        self._background = self._deep = self._style = None
 
     def deep(self) -> "Deep":
         from .deep import Deep
@@ -72,6 +89,13 @@ class Loops:
         if self._deep is None:
             self._deep = Deep(self._learner, self._model)
         return self._deep
+
+    def style(self) -> "StyleLoop":
+        from .optional.style_loop import StyleLoop
+
+        if self._style is None:
+            self._style = StyleLoop(self._learner, self._model)
+        return self._style
 
     def background(self, settings: "TrainingSettings | None" = None) -> "Background":
         from .background import Background

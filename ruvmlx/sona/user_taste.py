@@ -1,5 +1,6 @@
 """One adapter's taste model, in step with the store: the ratings in force decide, also after an undo."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..models import thinking
@@ -66,9 +67,13 @@ class UserTaste:
         return rated + [(asked, said) for asked, *both in self._history.pairs.texts() for said in both]
 
     def _fit(self) -> TasteModel:
+        return TasteModel.fit(*self.evidence())
+
+    def evidence(self) -> tuple[list[Given], Sequence[ReplyFeatures]]:
+        """(ratings and preferences in force, oldest first; unrated replies, if one thumb only is pressed)"""
         given = [(version, one) for _, version, one in self._rated()] + self._preferred_features()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
-        return TasteModel.fit(evidence, self._unrated_features() if background_counts(evidence) else ())
+        return evidence, self._unrated_features() if background_counts(evidence) else ()
 
     def _rated(self) -> list[tuple[str, int, RatedFeatures]]:
         """(reply id, version, rating) of the ratings in force whose words are known, oldest first."""

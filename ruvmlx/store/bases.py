@@ -39,6 +39,11 @@ class Bases:
             )
         return state
 
+    def report(self, fingerprint: str, name: str, id_: int) -> dict[str, Any]:
+        """The report of the consolidation that made a base; empty if there is no such base."""
+        sql = "SELECT report FROM bases WHERE fingerprint = ? AND name = ? AND id = ?"
+        return json.loads(self._db.value(sql, fingerprint, name, id_) or "{}")
+
     def add(self, fingerprint: str, name: str, state: bytes, report: dict[str, Any]) -> int:
         """Add a base; returns its id, which is never used again. Call inside a transaction."""
         newest = self._db.value(

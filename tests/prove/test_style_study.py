@@ -38,9 +38,10 @@ def test_the_change_of_weights_is_scaled_to_the_target(study):
     one = study()
     one.build()
     basis, neutral = one.builder.basis(), style_study.NeutralText(one.backend, one.model.tokenizer)
-    user = style_study.DrawnUser.draw(0, held_out=False, rater="stars")
-    lora = one._learned(basis, user, lambda q, text, ended: 1 + len(text) % 5, 12, neutral)
+    rng = np.random.default_rng(1)
+    choice = style_study.StyleChoice(rng.normal(size=len(MEASURES)), 1.0)
+    lora = one._change(basis, choice, style_study.KL, neutral)
     with style_study.with_lora(one.backend, lora):
         assert 0 < neutral.compare(None)[0] <= 1.3 * style_study.KL
-    silent = one._learned(basis, user, lambda *_: 3, 0, neutral)
+    silent = one._change(basis, style_study.StyleChoice(np.zeros(len(MEASURES)), 0.0), 0.0, neutral)
     assert all(np.allclose(b, 0) for _, b in silent.pairs.values())

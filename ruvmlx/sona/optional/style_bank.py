@@ -12,22 +12,25 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...backends.base import Backend, untouched
 from ...lora.base_lora import Place
-from ...models.model import Message, Model, Tokenizer
+from ...models.model import Message, Model
 from ...pausing import Pause
-from ...training.slices import TrainingText
-from ...training.trainer import Trainer
+from ..sampled_replies import BegunReply, SampledReply, sampled_replies
 from ..taste_measures import measured
-from .style_basis import MODULE, BankGradients, StyleBasis
+from .style_basis import MODULE, RANK, BankGradients, StyleBasis
+
+if TYPE_CHECKING:
+    from ...training.slices import TrainingText
+    from ...training.trainer import Trainer
 
 REPLIES = 8  # to each question
 MAX_REPLY_TOKENS = 96  # tokens of a reply
 TEMPERATURE = 0.7
-RANK = 2
 _INPUT_TEXTS, _INPUT_ROWS = 40, 8  # texts, and positions in each, whose inputs give lora_a
 _PROSE_TOKENS = 160  # of each plain text
 
@@ -87,6 +90,8 @@ class BasisBuilder:
 
     def run(self, progress: Progress, pause: Pause) -> StyleBasis:
         """`pause` may raise to stop; the bank then holds what is done."""
+        from ...training.trainer import Trainer  # here: it starts MLX
+
         self._sample(progress, pause)
         trainer = Trainer(self._model, backend=self._backend, pause=pause)
         try:
@@ -104,11 +109,22 @@ class BasisBuilder:
             progress("replies to learn your style from", i * REPLIES, len(self._questions) * REPLIES)
             prompt = self._model.tokenizer.encode_chat([Message("user", self._questions[i])])
             with untouched(self._backend):
-                found = sample_replies(self._backend, self._model.tokenizer, prompt, i, pause)
+                found = self._sample_question(prompt, np.random.default_rng([i, 31]), pause)
             self.bank.replies += [(i, ids, ended) for ids, ended in found]
 
-    def _text(self, reply: tuple[int, list[int], bool]) -> TrainingText:
+    def _sample_question(
+        self, prompt: Sequence[int], rng: np.random.Generator, pause: Pause
+    ) -> list[SampledReply]:
+        """REPLIES replies to one prompt, which is read once."""
+        first = BegunReply.of(self._backend, prompt)
+        begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
+        tokenizer = self._model.tokenizer
+        return sampled_replies(self._backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause)
+
+    def _text(self, reply: tuple[int, list[int], bool]) -> "TrainingText":
         """The end token belongs to the reply: a direction may change the length."""
+        from ...training.slices import TrainingText
+
         question, ids, ended = reply
         tokenizer = self._model.tokenizer
         prompt = tokenizer.encode_chat([Message("user", self._questions[question])])
@@ -119,7 +135,7 @@ class BasisBuilder:
     def _places(self) -> list[Place]:
         return [(MODULE, layer) for layer in self._layers]
 
-    def _directions(self, trainer: Trainer, pause: Pause) -> np.ndarray:
+    def _directions(self, trainer: "Trainer", pause: Pause) -> np.ndarray:
         """lora_a [L, in, RANK]: the leading eigenvectors of E[x x^T] over the roots of their eigenvalues."""
         rng, rows = np.random.default_rng(0), dict[Place, list[np.ndarray]]()
         chosen = rng.permutation(len(self.bank.replies))[:_INPUT_TEXTS]
@@ -130,8 +146,10 @@ class BasisBuilder:
                 rows.setdefault(place, []).append(x)
         return np.stack([leading(np.concatenate(rows[place]), RANK) for place in self._places()])
 
-    def _differentiate(self, trainer: Trainer, progress: Progress, pause: Pause) -> None:
+    def _differentiate(self, trainer: "Trainer", progress: Progress, pause: Pause) -> None:
         assert self.bank.lora_a is not None
+        from ...training.slices import TrainingText
+
         lora_a = dict(zip(self._places(), self.bank.lora_a, strict=True))
         for prose in self._prose[len(self.bank.prose) :]:
             text = TrainingText(tuple(self._model.tokenizer.encode(prose)[:_PROSE_TOKENS]), 1)
@@ -142,7 +160,12 @@ class BasisBuilder:
             self.bank.gradients.append(found)
 
     def _gradient(
-        self, trainer: Trainer, lora_a: dict[Place, np.ndarray], text: TrainingText, at: float, pause: Pause
+        self,
+        trainer: "Trainer",
+        lora_a: dict[Place, np.ndarray],
+        text: "TrainingText",
+        at: float,
+        pause: Pause,
     ) -> np.ndarray:
         found = trainer.scores(lora_a, text, at, pause)
         return np.concatenate([found[place].ravel() for place in self._places()]).astype(np.float16)
@@ -172,33 +195,3 @@ def leading(rows: np.ndarray, rank: int) -> np.ndarray:
     _, sigma, axes = np.linalg.svd(rows.astype(np.float64), full_matrices=False)
     scale = sigma[:rank] / np.sqrt(len(rows))
     return (axes[:rank] / np.maximum(scale, 1e-12)[:, None]).T.astype(np.float32)
-
-
-def sample_replies(
-    backend: Backend, tokenizer: Tokenizer, prompt: Sequence[int], seed: int, pause: Pause
-) -> list[tuple[list[int], bool]]:
-    """(token ids without the end token, ended by itself) of REPLIES replies to one prompt, as one batch."""
-    rng, cache = np.random.default_rng([seed, 31]), backend.new_cache()
-    logits = [backend.prefill(list(prompt), cache).logits] * REPLIES
-    caches = [cache, *(cache.fork() for _ in range(REPLIES - 1))]
-    ids, going = [list[int]() for _ in range(REPLIES)], list(range(REPLIES))
-    ended = [False] * REPLIES
-    while going:
-        pause()
-        for i in list(going):
-            token = _sample_token(logits[i], rng)
-            ended[i] = token in tokenizer.eos_ids
-            if not ended[i]:
-                ids[i].append(token)
-            if ended[i] or len(ids[i]) >= MAX_REPLY_TOKENS:
-                going.remove(i)
-        if going:
-            steps = backend.decode_batch([ids[i][-1] for i in going], [caches[i] for i in going])
-            for i, step in zip(going, steps, strict=True):
-                logits[i] = step.logits
-    return list(zip(ids, ended, strict=True))
-
-
-def _sample_token(logits: np.ndarray, rng: np.random.Generator) -> int:
-    """A token drawn at TEMPERATURE: the largest of logits with Gumbel noise."""
-    return int(np.argmax(logits / TEMPERATURE + rng.gumbel(size=logits.shape)))

@@ -20,7 +20,7 @@ are gradients of log p of prose.
 
 import io
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,8 +28,9 @@ import numpy as np
 from ...lora.base_lora import BaseLoRA, Pair, Place
 
 RIDGE = 0.5  # lambda
-MODULE = "down_proj"
-_VERSION = 1  # of the stored form and of the measures' order
+MODULE, RANK = "down_proj", 2
+FOLDS = 4  # of questions, for `response`
+_VERSION = 2  # of the stored form and of the measures' order
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,13 @@ class StyleBasis:
     """lora_a [L, in, r] float32: the same for all directions, for down_proj of each layer. directions
     [M, L, r, out] float32: lora_b of each measure. information [M, M]: Fisher information per token along the
     directions; a change with coefficients beta has a KL of about beta^T information beta / 2 nats per token.
-    covariance [M, M]: of the measures among replies to one question. layers: indices of the L layers."""
+    response [M, M]: by how much each measure rises with the coefficient of each direction, for small changes,
+    on questions that the direction was not computed from. layers: indices of the L layers."""
 
     lora_a: np.ndarray
     directions: np.ndarray
     information: np.ndarray
-    covariance: np.ndarray
+    response: np.ndarray
     layers: tuple[int, ...]
 
     @classmethod
@@ -67,17 +69,13 @@ class StyleBasis:
         cls, bank: BankGradients, lora_a: np.ndarray, layers: Sequence[int], ridge: float = RIDGE
     ) -> "StyleBasis":
         count, rank = lora_a.shape[0], lora_a.shape[2]
-        width = bank.gradients.shape[1] // (count * rank)
-        weight = inverse_information(bank.gradients, count * rank)
-        measures = centre_by_question(bank.measures.astype(np.float64), bank.question)
-        directions = ridge_directions(bank, weight, measures, ridge)
-        directions = without_prose(directions, bank.prose, weight)
-        along = bank.gradients @ directions.T / np.sqrt(np.maximum(1, bank.tokens))[:, None]
+        found = directions(bank, count * rank, ridge)
+        along = bank.gradients @ found.T / np.sqrt(np.maximum(1, bank.tokens))[:, None]
         return cls(
             lora_a,
-            directions.reshape(len(directions), count, rank, width).astype(np.float32),
+            found.reshape(len(found), count, rank, -1).astype(np.float32),
             along.T @ along / len(along),
-            measures.T @ measures / len(measures),
+            response(bank, count * rank, ridge),
             tuple(layers),
         )
 
@@ -99,7 +97,7 @@ class StyleBasis:
         np.savez(
             out, version=_VERSION, lora_a=self.lora_a.astype(np.float16), layers=np.array(self.layers),
             directions=self.directions.astype(np.float16), information=self.information,
-            covariance=self.covariance,
+            response=self.response,
         )  # fmt: skip
         return out.getvalue()
 
@@ -111,12 +109,10 @@ class StyleBasis:
                 if int(f["version"]) != _VERSION:
                     return None
                 lora_a, directions = (f[name].astype(np.float32) for name in ("lora_a", "directions"))
-                found = cls(
-                    lora_a, directions, f["information"], f["covariance"], tuple(map(int, f["layers"]))
-                )
+                found = cls(lora_a, directions, f["information"], f["response"], tuple(map(int, f["layers"])))
         except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile):
             return None
-        arrays = (found.lora_a, found.directions, found.information, found.covariance)
+        arrays = (found.lora_a, found.directions, found.information, found.response)
         return found if all(np.isfinite(a).all() for a in arrays) else None
 
 
@@ -135,6 +131,33 @@ def inverse_information(gradients: np.ndarray, rows: int) -> np.ndarray:
     square = np.einsum("np,np->p", gradients, gradients, dtype=np.float64) / len(gradients)
     mean = square.reshape(rows, -1).mean(axis=1)
     return np.repeat(1 / np.maximum(mean, 1e-12), square.size // rows).astype(np.float32)
+
+
+def directions(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray:
+    """[M, P]: the direction of each measure; prose keeps its probability. rows: of lora_b, all layers."""
+    weight = inverse_information(bank.gradients, rows)
+    measures = centre_by_question(bank.measures.astype(np.float64), bank.question)
+    return without_prose(ridge_directions(bank, weight, measures, ridge), bank.prose, weight)
+
+
+def left_out(bank: BankGradients, rows: int, ridge: float = RIDGE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each of FOLDS parts of the questions: the predicted rise of the log-probability of its replies [n,
+    M] along each direction, computed from the other parts, and their measures [n, M]. Both are centred."""
+    for fold in range(FOLDS):
+        out = bank.question % FOLDS == fold
+        if out.any() and not out.all():
+            moved = bank.gradients[out] @ directions(bank[~out], rows, ridge).T
+            both = (moved.astype(np.float64), bank.measures[out].astype(np.float64))
+            rise, measures = (centre_by_question(values, bank.question[out]) for values in both)
+            yield rise, measures
+
+
+def response(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray:
+    """[M, M]: the covariance of each measure with the log-probability along each direction."""
+    total, count = np.zeros((bank.measures.shape[1],) * 2), 0
+    for moved, measures in left_out(bank, rows, ridge):
+        total, count = total + measures.T @ moved, count + len(moved)
+    return total / max(1, count)
 
 
 def ridge_directions(

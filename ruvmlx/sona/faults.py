@@ -1,0 +1,120 @@
+"""Faults of replies, which learning must not add: empty ones, loops, other scripts, no end, less variety.
+
+A learned model answers QUESTIONS, which nobody rated. Its faults are compared with those of the untouched
+model's replies to the same questions.
+"""
+
+import itertools
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from ..backends.base import Backend, HeadAdapter
+from ..engine.repetition import GRAM, Repetition
+from ..models.model import Message, Tokenizer
+from ..pausing import Pause
+from .sampled_replies import BegunReply, SampledReply, sampled_replies
+
+MAX_REPLY_TOKENS = 96  # tokens of a reply
+TEMPERATURE = 0.7
+CHANCE = 2  # replies more without an end may be chance: one standard deviation of 24 replies
+MIN_VARIETY = 0.92  # of the untouched model's
+_FOREIGN = 0.2  # share of a reply's letters in scripts that the untouched reply does not use
+_REPEATED = 0.5  # share of a short reply's grams that are repetitions
+
+
+@cache
+def questions() -> tuple[str, ...]:
+    text = resources.files(__package__).joinpath("fault_questions.json").read_text(encoding="utf-8")
+    return tuple(json.loads(text))
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Numbers of replies that are empty, that loop, that use another script, that do not end within
+    MAX_REPLY_TOKENS; and distinct-2, as a share of the untouched model's."""
+
+    empty: int = 0
+    loops: int = 0
+    foreign: int = 0
+    endless: int = 0
+    variety: float = 1.0
+
+    @classmethod
+    def of(
+        cls, replies: Sequence[SampledReply], untouched: Sequence[SampledReply], tokenizer: Tokenizer
+    ) -> "Faults":
+        """Of replies to some questions, beside the untouched model's replies to the same questions."""
+        texts = [tokenizer.decode(ids) for ids, _ in replies]
+        plain = [tokenizer.decode(ids) for ids, _ in untouched]
+        return cls(
+            sum(not text.strip() for text in texts),
+            sum(is_loop(ids) for ids, _ in replies),
+            sum(is_foreign(text, beside) for text, beside in zip(texts, plain, strict=True)),
+            sum(not ended for _, ended in replies),
+            variety([ids for ids, _ in replies], [ids for ids, _ in untouched]),
+        )
+
+    def worse_than(self, untouched: "Faults") -> str:
+        """What is worse, for people; "" if nothing is."""
+        for name, words in (
+            ("empty", "empty replies"), ("loops", "replies that repeat themselves"),
+            ("foreign", "replies in another script"),
+        ):  # fmt: skip
+            new, old = getattr(self, name), getattr(untouched, name)
+            if new > old:
+                return f"{new} {words} to {len(questions())} questions, {old} before"
+        if self.endless > untouched.endless + CHANCE:
+            return f"{self.endless} replies without an end, {untouched.endless} before"
+        if self.variety < MIN_VARIETY:
+            return f"{1 - self.variety:.0%} less variety"
+        return ""
+
+
+def sample(
+    backend: Backend, tokenizer: Tokenizer, adapter: HeadAdapter | None, pause: Pause
+) -> list[SampledReply]:
+    """Replies to QUESTIONS, by the backend's base LoRA and this adapter. The noise is always the same."""
+    begun = []
+    for question in questions():
+        pause()
+        begun.append(BegunReply.of(backend, tokenizer.encode_chat([Message("user", question)]), adapter))
+    rng = np.random.default_rng(24)
+    return sampled_replies(backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause, adapter)
+
+
+def is_loop(ids: Sequence[int]) -> bool:
+    """Does the reply end in a loop, or is half of it repetition?"""
+    grams = Counter(tuple(ids[i : i + GRAM]) for i in range(len(ids) - GRAM + 1))
+    total = sum(grams.values())
+    return Repetition(ids).is_loop or (total > GRAM and 1 - len(grams) / total > _REPEATED)
+
+
+def is_foreign(text: str, untouched: str) -> bool:
+    """Are many of the text's letters of scripts that the untouched reply does not use?"""
+    own, usual = scripts(text), scripts(untouched)
+    return sum(n for script, n in own.items() if script not in usual) > _FOREIGN * max(1, own.total())
+
+
+def scripts(text: str) -> Counter[str]:
+    """How many letters of each script: the first word of a letter's Unicode name, such as LATIN."""
+    return Counter(unicodedata.name(c, "?").split()[0] for c in text if c.isalpha())
+
+
+def variety(new: Sequence[Sequence[int]], old: Sequence[Sequence[int]]) -> float:
+    """distinct-2 of new replies over that of old ones (Li et al. 2016). Longer texts repeat more, so each
+    pair of replies is cut to the shorter of the two."""
+    cut = [(a[: len(b)], b[: len(a)]) for a, b in zip(new, old, strict=True)]
+    return _distinct_2([a for a, _ in cut]) / _distinct_2([b for _, b in cut])
+
+
+def _distinct_2(replies: Sequence[Sequence[int]]) -> float:
+    """Share of different pairs among all pairs of neighbouring tokens; 1 if there are none."""
+    pairs = [pair for ids in replies for pair in itertools.pairwise(ids)]
+    return len(set(pairs)) / len(pairs) if pairs else 1.0

@@ -1,0 +1,65 @@
+"""From a user's ratings to the coefficients of the style basis, and to how far the weights may move.
+
+The coefficients are the taste model's weights w of the measures. A small change along them raises measure j
+by (R w)_j, where R is the basis's response, and stars by w^T R w. The taste is uncertain, so the step is
+sized by the lower bound of that gain: a user whose ratings say little keeps nearly the untouched model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..taste import GAP, NEUTRAL, STARS, Given, RatedFeatures, TasteModel
+from ..taste_features import ReplyFeatures
+from ..taste_fit import M
+from .style_basis import StyleBasis
+
+DOUBT = 1.0  # standard deviations below the expected gain
+FOLDS = 5  # of the ratings: each is predicted by a taste that was fitted to the others
+
+
+@dataclass(frozen=True)
+class StyleChoice:
+    """coefficients [M]: of the directions, up to a factor. confidence: 0 for a taste that may be none, 1 for
+    a certain one; the change of weights is proportional to it."""
+
+    coefficients: np.ndarray
+    confidence: float
+
+    @classmethod
+    def of(cls, taste: TasteModel, basis: StyleBasis) -> "StyleChoice":
+        weights = taste.token_weights()
+        mean, covariance = weights.mean[:M], weights.covariance[:M, :M]
+        rise = basis.response @ mean
+        gain, doubt = float(mean @ rise), DOUBT * float(np.sqrt(max(0.0, rise @ covariance @ rise)))
+        return cls(mean, max(0.0, 1 - doubt / gain) if gain > 0 else 0.0)
+
+
+def agreement(given: Sequence[Given], background: Sequence[ReplyFeatures]) -> float:
+    """Covariance of ratings and their predictions, in squared stars: above 0 if the taste model predicts
+    ratings that it was not fitted to. background: unrated replies, for a user who presses one thumb only."""
+    predicted, stars = np.zeros(len(given)), np.array([_stars(one) for one in given])
+    usual = list[float]()
+    for fold in range(FOLDS):
+        rest = [one for i, one in enumerate(given) if i % FOLDS != fold]
+        model = TasteModel.fit(rest, background)
+        for i in range(fold, len(given), FOLDS):
+            predicted[i] = _predicted_stars(model, given[i])
+        usual.append(float(model.predict(background)[0].mean() - NEUTRAL) if background else 0.0)
+    if background:
+        return float(np.mean((predicted - np.mean(usual)) * stars))
+    rated = np.array([isinstance(one, RatedFeatures) for one in given])
+    centre = [float(values[rated].mean()) if rated.any() else 0.0 for values in (predicted, stars)]
+    return float(np.mean((predicted - rated * centre[0]) * (stars - rated * centre[1])))
+
+
+def _stars(one: Given) -> float:
+    return STARS[one.rating] - NEUTRAL if isinstance(one, RatedFeatures) else GAP * one.strength
+
+
+def _predicted_stars(model: TasteModel, one: Given) -> float:
+    if isinstance(one, RatedFeatures):
+        return float(model.predict([one.features])[0][0]) - NEUTRAL
+    better, worse = model.predict([one.better, one.worse])[0]
+    return float(better - worse)

@@ -1,0 +1,65 @@
+"""Where style bases are: shipped with the package, or computed on this machine and kept in the data folder.
+
+A basis belongs to a model, not to an adapter, so all adapters and stores of a user share it.
+"""
+
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+
+from ...platform.files import replacing
+from ...settings import home
+from .style_bank import StyleBank
+from .style_basis import StyleBasis
+
+_FOLDER = "style"
+_NAMED = 16  # characters of a fingerprint in a file's name
+
+
+class StyleFiles:
+    """The style basis of one model, and the unfinished bank that it will be computed from."""
+
+    def __init__(self, fingerprint: str, folder: Path | None = None):
+        """folder: None: in the data folder."""
+        self._name = fingerprint[:_NAMED]
+        self._folder = home() / _FOLDER if folder is None else folder
+
+    def basis(self) -> StyleBasis | None:
+        """The basis; None if it must be computed first."""
+        data = self._shipped_bytes() or self._read(self._basis)
+        return StyleBasis.from_bytes(data) if data else None
+
+    def bank(self) -> StyleBank:
+        """What is done of the computation; an empty bank if nothing is."""
+        return StyleBank.from_bytes(self._read(self._bank))
+
+    def put_bank(self, bank: StyleBank) -> None:
+        """Raises OSError."""
+        self._write(self._bank, bank.to_bytes())
+
+    def put_basis(self, basis: StyleBasis) -> None:
+        """Keep a finished basis; the bank is deleted. Raises OSError."""
+        self._write(self._basis, basis.to_bytes())
+        self._bank.unlink(missing_ok=True)
+
+    @property
+    def _basis(self) -> Path:
+        return self._folder / f"{self._name}.basis.npz"
+
+    @property
+    def _bank(self) -> Path:
+        return self._folder / f"{self._name}.bank.npz"
+
+    def _shipped_bytes(self) -> bytes | None:
+        file = resources.files(__package__).joinpath("style_bases", f"{self._name}.npz")
+        return file.read_bytes() if file.is_file() else None
+
+    def _read(self, path: Path) -> bytes | None:
+        with suppress(OSError):
+            return path.read_bytes()
+        return None
+
+    def _write(self, path: Path, data: bytes) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(data)

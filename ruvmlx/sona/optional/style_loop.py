@@ -1,0 +1,276 @@
+"""The style loop: after new ratings, sets the base LoRA to a combination of the style basis's directions.
+
+    base = s sum_k beta_k d_k
+
+beta follows from the ratings in force (style_choice.py), so nothing is trained and an undo takes it back. s
+is as large as the confidence in the taste allows, and never beyond these limits, which are measured in the
+running backend: the KL to the untouched model, the perplexity of prose, and faults in replies to questions
+that nobody rated (faults.py). MicroLoRA stays on top of it, scaled to the room that is left.
+
+A base that was trained before (background.py) stays under it.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...lora.base_lora import BaseLoRA, Pair, Place
+from ...lora.layer_lora import packed
+from ...models.model import Model, without
+from ...pausing import Pause, Stopped, stop_when
+from ...store import HeadMoved
+from .. import faults, instant
+from ..adapter_history import STYLE_MINIMUM
+from ..faults import Faults
+from ..instant import KL_CAP, RISE_CAP
+from ..learner import Learner
+from ..promotion import ROOM
+from ..sampled_replies import SampledReply
+from ..state import ProbedBase
+from .style_bank import BasisBuilder, StyleBank, texts
+from .style_basis import MODULE, RANK, StyleBasis
+from .style_choice import StyleChoice, agreement
+from .style_file import StyleFiles
+
+KL = ROOM * KL_CAP  # nats per token, of a certain taste; the rest is for MicroLoRA
+RISE = ROOM * RISE_CAP  # of the mean negative log-likelihood of prose, nats per token
+TRIES = 4  # measurements in the search for s
+MIN_SHRINK = 0.05  # factor of s after a model that is broken
+CLOSE_ENOUGH = 0.8  # of the allowed s: near enough
+STEPS = (1.0, 0.7, 0.5)  # shares of s that are tried while replies have more faults
+CURVATURE = 1.0  # measured KL / KL predicted by the basis, until it is measured
+SAVE_EVERY = 60.0  # seconds
+NAME = "style"  # of this loop, in reports
+
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class _MeasuredBase:
+    """scale: s. ground: the base, and the KL probe under it."""
+
+    scale: float
+    ground: ProbedBase
+
+    @property
+    def kl(self) -> float:
+        return self.ground.probe.floor
+
+    @property
+    def rise(self) -> float:
+        return self.ground.probe.rise
+
+    def room(self, kl: float) -> float:
+        """Factor by which s may grow, 0 if the model is broken; both distances are about parabolas in s."""
+        if not (math.isfinite(self.kl) and math.isfinite(self.rise)):
+            return 0.0
+        shares = [kl / self.kl if self.kl > 0 else math.inf, RISE / self.rise if self.rise > 0 else math.inf]
+        return math.sqrt(min(shares))
+
+
+class StyleLoop:
+    """Lives in the backend's thread. files: where the basis is."""
+
+    def __init__(self, learner: Learner, model: Model, files: StyleFiles | None = None):
+        self._learner, self._model = learner, model
+        self._files = files or StyleFiles(model.fingerprint)
+        self._basis: StyleBasis | None = None
+        self._curvature = CURVATURE
+        self._untouched: list[SampledReply] | None = None
+
+    def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
+        """Compute the base that the ratings in force ask for, test it, and use it or not; return a report."""
+        learner, started = self._learner, time.perf_counter()
+        if not self._model.is_own:
+            return _report(False, without(self._model.shape))
+        try:
+            report = self._run(progress or (lambda *_: None), stop_when(cancel))
+        except Stopped:
+            return _report(False, "stopped; the next run continues it")
+        finally:
+            learner.active.install()
+        return report | {"seconds": time.perf_counter() - started}
+
+    def _run(self, progress: Progress, pause: Pause) -> dict[str, Any]:
+        learner = self._learner
+        while True:
+            learner.sync()
+            pause()
+            given = learner.taste.model.ratings
+            if given < STYLE_MINIMUM:
+                return _report(False, f"a style needs {STYLE_MINIMUM} ratings; there are {given}")
+            basis = self.basis(progress, pause)
+            try:
+                return self._step(basis, pause)
+            except HeadMoved:
+                continue
+
+    # -- the basis -----------------------------------------------------------------------------------
+
+    def basis(self, progress: Progress, pause: Pause) -> StyleBasis:
+        """The model's basis, computed now if there is none: minutes, once for all time."""
+        self._basis = self._basis or self._files.basis()
+        if self._basis is None:
+            self._basis = self._compute(progress, pause)
+            self._files.put_basis(self._basis)
+        return self._basis
+
+    def _compute(self, progress: Progress, pause: Pause) -> StyleBasis:
+        bank, saved = self._files.bank(), time.monotonic()
+
+        def show(_: str, done: int, total: int) -> None:
+            nonlocal saved
+            progress(done, total, 0.0)
+            if time.monotonic() - saved > SAVE_EVERY:
+                self._files.put_bank(bank)
+                saved = time.monotonic()
+
+        self._learner.release()
+        try:
+            return self._builder(bank).run(show, pause)
+        finally:
+            self._files.put_bank(bank)
+
+    def _builder(self, bank: StyleBank) -> BasisBuilder:
+        backend = self._learner.backend
+        return BasisBuilder(self._model, backend, bank, texts("style_questions"), texts("style_prose"))
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    def _step(self, basis: StyleBasis, pause: Pause) -> dict[str, Any]:
+        learner, parent = self._learner, self._learner.state
+        choice = StyleChoice.of(learner.taste.model, basis)
+        agreed = agreement(*learner.taste.evidence())
+        pause()
+        facts: dict[str, Any] = {"loop": NAME, "confidence": choice.confidence, "agreement": agreed}
+        if choice.confidence == 0 or agreed <= 0:
+            return self._without_style(facts)
+        found = self._within_limits(basis, choice, pause)
+        if found is None:
+            return self._refuse("no change along the style basis stays within the limits", facts)
+        said, whole = "", found.scale
+        for share in STEPS:
+            if share < 1:
+                found = self._at(basis, choice, share * whole, pause)
+            update = instant.rescale_to_caps(learner.micro, found.ground.probe)
+            if not (said := self._worse(found, update.adapter, pause)):
+                break
+        facts |= {"kl": update.kl, "ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
+        if said:
+            return self._refuse(f"replies to other questions had more faults: {said}", facts)
+        gain = f"style of {learner.taste.model.ratings} ratings, KL {update.kl:.3f}"
+        return self._promote(parent.version, found.ground, update, facts, gain)
+
+    def _without_style(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The ratings say too little: take back the style that earlier ones asked for."""
+        reason, learner = "your ratings do not agree on a style yet", self._learner
+        if not self._has_style:
+            return self._refuse(reason, facts)
+        ground = learner.active.probe_base(self._trained_base or BaseLoRA({}))
+        update = instant.rescale_to_caps(learner.micro, ground.probe)
+        return self._promote(learner.version, ground, update, facts | {"kl": update.kl}, reason)
+
+    def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
+        """The base with the largest s that is within the limits; None if all that were tried are beyond."""
+        wanted, found = KL * choice.confidence**2, list[_MeasuredBase]()
+        predicted = basis.kl(choice.coefficients) * self._curvature
+        scale, least = math.sqrt(wanted / max(predicted, 1e-12)), math.inf
+        for _ in range(TRIES):
+            now = self._at(basis, choice, scale, pause)
+            room = now.room(wanted)
+            if room >= 1:
+                found.append(now)
+                if room < 1 / CLOSE_ENOUGH or scale / CLOSE_ENOUGH > least:
+                    break
+                scale = min(0.9 * room * scale, 4 * scale, 0.95 * least)
+            else:
+                least, scale = scale, max(0.9 * room, MIN_SHRINK) * scale
+        if not found:
+            return None
+        best = max(found, key=lambda one: one.scale)
+        predicted = max(basis.kl(choice.coefficients * best.scale), 1e-12)
+        self._curvature = max(best.kl / predicted, 1e-3)
+        return best
+
+    def _at(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> _MeasuredBase:
+        style = basis.lora(choice.coefficients * scale)
+        return _MeasuredBase(
+            scale, self._learner.active.probe_base(sum_of_bases(self._trained_base, style), pause)
+        )
+
+    @property
+    def _has_style(self) -> bool:
+        base = self._learner.state.base
+        return base != 0 and self._learner.history.base_report(base).get("loop") == NAME
+
+    @property
+    def _trained_base(self) -> BaseLoRA | None:
+        """The trained base under the style, or in use without one."""
+        base = self._learner.base
+        return trained_part(base) if base is not None and self._has_style else base
+
+    # -- faults --------------------------------------------------------------------------------------
+
+    def _worse(self, found: _MeasuredBase, micro: Any, pause: Pause) -> str:
+        """What is worse in replies to questions that nobody rated; "" if nothing is."""
+        backend, tokenizer = self._learner.backend, self._model.tokenizer
+        if self._untouched is None:
+            with self._learner.active.installed(None):
+                self._untouched = faults.sample(backend, tokenizer, None, pause)
+        plain = self._untouched
+        with self._learner.active.installed(found.ground.lora):
+            new = faults.sample(backend, tokenizer, micro, pause)
+        return Faults.of(new, plain, tokenizer).worse_than(Faults.of(plain, plain, tokenizer))
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def _promote(
+        self, parent: int, ground: ProbedBase, update: instant.Update, facts: dict[str, Any], reason: str
+    ) -> dict[str, Any]:
+        learner = self._learner
+        report = _report(True, reason, **facts)
+        assert ground.lora is not None
+        state, micro = packed(update.adapter, learner.layer_lora), update.adapter
+        version = learner.history.promote(parent, ground.lora, state, update.kl, micro.norm, report)
+        learner.active.remember(learner.history.base_of(version), ground)
+        learner.sync()
+        return report
+
+    def _refuse(self, reason: str, facts: dict[str, Any]) -> dict[str, Any]:
+        report = _report(False, reason, **facts)
+        self._learner.history.refuse(self._learner.version, report)
+        return report
+
+
+def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
+    """A trained base and a style as one LoRA of scale 1; the style's are the last RANK of each rank."""
+    if trained is None:
+        return style
+    pairs: dict[Place, Pair] = {
+        place: (a, b * np.float32(trained.scale)) for place, (a, b) in trained.pairs.items()
+    }
+    for place, (a, b) in style.pairs.items():
+        if place in pairs:
+            a, b = np.hstack([pairs[place][0], a]), np.vstack([pairs[place][1], b])
+        pairs[place] = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    return BaseLoRA(pairs)
+
+
+def trained_part(base: BaseLoRA) -> BaseLoRA | None:
+    """The trained base within a `sum_of_bases` one; None if there is none."""
+    pairs: dict[Place, Pair] = {}
+    for place, (a, b) in base.pairs.items():
+        if place[0] == MODULE:
+            a, b = np.ascontiguousarray(a[:, :-RANK]), np.ascontiguousarray(b[:-RANK])
+        if a.shape[1]:
+            pairs[place] = a, b
+    return BaseLoRA(pairs, base.scale) if pairs else None
+
+
+def _report(promoted: bool, reason: str, **more: Any) -> dict[str, Any]:
+    return {"promoted": promoted, "reason": reason, **more}

@@ -1,0 +1,215 @@
+"""The style loop on a tiny model: it moves the base, within the limits, as the ratings in force ask for."""
+
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.kernels.rating import Rule
+from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.sona import faults, instant
+from ruvmlx.sona.adapter_history import STYLE_DUE
+from ruvmlx.sona.instant import KL_CAP
+from ruvmlx.sona.optional import style_bank, style_loop
+from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis
+from ruvmlx.sona.optional.style_file import StyleFiles
+from ruvmlx.sona.optional.style_loop import sum_of_bases, trained_part
+from ruvmlx.sona.taste_fit import M
+
+
+@pytest.fixture
+def basis(tiny) -> StyleBasis:
+    """Random directions, each of which is said to move its own measure."""
+    rng, c = np.random.default_rng(3), tiny.config
+    lora_a = rng.normal(0, c.intermediate_size**-0.5, (c.n_layers, c.intermediate_size, RANK))
+    directions = rng.normal(0, 0.1, (M, c.n_layers, RANK, c.hidden_size))
+    both = (x.astype(np.float32) for x in (lora_a, directions))
+    return StyleBasis(*both, 0.01 * np.eye(M), 0.3 * np.eye(M), tuple(range(c.n_layers)))
+
+
+@pytest.fixture
+def rated(open_tiny, tiny, basis, monkeypatch):
+    """A runtime with 12 ratings of two replies to a question: one is always liked, the other never. The
+    instant loop hardly moves the weights, so they stay the same two replies. Samples of replies are short,
+    and their variety does not count, because it is that of a random model."""
+    slow = [replace(push, step=0.01 * push.step) for push in (instant.RULE.tokens, instant.RULE.along)]
+    monkeypatch.setattr(instant, "RULE", Rule(*slow, instant.RULE.cap))
+    monkeypatch.setattr(faults, "MAX_REPLY_TOKENS", 6)
+    monkeypatch.setattr(faults, "MIN_VARIETY", 0.0)
+    monkeypatch.setattr(faults, "questions", lambda: ("Why?", "How do bees fly?"))
+    StyleFiles(tiny.fingerprint).put_basis(basis)
+    with open_tiny(slow_loop="style") as runtime:
+        for i in range(12):
+            rate(runtime, i)
+        yield runtime
+
+
+def rate(runtime, i):
+    request = GenerationRequest(
+        request_id=f"reply-{i:02}",
+        prompt="question",
+        max_new_tokens=17,
+        sampling=Sampling(seed=i % 2),
+        ignore_eos=True,
+    )
+    for _ in runtime.generate(request):
+        pass
+    runtime.rate(request.request_id, "up" if i % 2 else "down")
+
+
+def style_of(runtime) -> dict:
+    """The last columns of each pair of the base in use."""
+    base = runtime.learner.base
+    return {layer: b[-RANK:].copy() for (module, layer), (_, b) in base.pairs.items() if module == MODULE}
+
+
+def test_ratings_move_the_base_within_the_limits(rated):
+    assert rated.learning.due()
+    report = rated.consolidate()
+    assert report["promoted"], report
+    status = rated.status()
+    assert 0 < status.kl <= KL_CAP and status.kl == pytest.approx(report["kl"])
+    assert report["ppl_change"] <= np.expm1(style_loop.RISE) + 1e-6
+    assert rated.backend.lora is rated.learner.base and set(rated.learner.base.pairs) == {
+        (MODULE, layer) for layer in range(rated.model.config.n_layers)
+    }
+    assert not rated.learning.due() and rated.learning.state().missing == STYLE_DUE
+
+
+def test_the_same_ratings_give_the_same_base(rated):
+    """It is a function of the ratings in force: going back and running again ends at the same weights."""
+    assert rated.consolidate()["promoted"]
+    first = rated.learner.base.to_bytes()
+    rated.rollback(12)
+    rated.learner.sync()
+    assert rated.backend.lora is None
+    again = rated.learning.loops.style()
+    again._curvature = style_loop.CURVATURE  # as in a new process
+    assert again.run()["promoted"] and rated.learner.base.to_bytes() == first
+
+
+def test_undo_gives_back_the_base_before(rated):
+    assert rated.consolidate()["promoted"]
+    first = rated.learner.base.to_bytes()
+    for i in range(12, 12 + STYLE_DUE):
+        rate(rated, i)
+    rated.consolidate()
+    rated.undo()  # the newest rating, and what followed from it
+    rated.learner.sync()
+    assert rated.learner.base.to_bytes() == first
+    for _ in range(STYLE_DUE):
+        rated.undo()
+    rated.learner.sync()
+    assert rated.backend.lora is None
+
+
+def test_more_faults_shrink_the_step_and_then_refuse_it(rated, monkeypatch):
+    monkeypatch.setattr(faults, "MIN_VARIETY", 2.0)
+    shares = []
+    worse = style_loop.StyleLoop._worse
+
+    def watched(self, found, micro, pause):
+        shares.append(found.scale)
+        return worse(self, found, micro, pause)
+
+    monkeypatch.setattr(style_loop.StyleLoop, "_worse", watched)
+    report = rated.consolidate()
+    assert not report["promoted"] and "less variety" in report["reason"]
+    assert np.array(shares) / shares[0] == pytest.approx(style_loop.STEPS)
+    assert rated.backend.lora is None and rated.status().adapter_version == 12
+    assert rated.status().last.report["reason"] == report["reason"] and not rated.learning.due()
+
+
+def test_ratings_without_a_style_take_the_old_one_back(rated):
+    assert rated.consolidate()["promoted"]
+    learner = rated.learner
+    assert any(b.any() for b in style_of(rated).values())
+    for i in range(12):  # the same two replies, rated without any rule
+        rated.rate(f"reply-{i:02}", "up" if i % 4 < 2 else "down")
+    report = rated.consolidate()
+    assert "do not agree" in report["reason"], report
+    assert not learner.base.pairs and rated.status().kl <= KL_CAP
+
+
+def test_it_stops_and_goes_on(rated):
+    cancel = threading.Event()
+    cancel.set()
+    report = rated.consolidate(cancel=cancel)
+    assert not report["promoted"] and "stopped" in report["reason"]
+    assert rated.learning.due() and rated.backend.lora is None
+    assert rated.consolidate()["promoted"]
+
+
+def test_a_trained_base_stays_under_the_style(rated):
+    rng, config = np.random.default_rng(5), rated.model.config
+    shapes = {(MODULE, 0): (config.intermediate_size, config.hidden_size)}
+    shapes |= {("q_proj", 1): (config.hidden_size, config.n_heads * config.head_dim)}
+    trained = BaseLoRA(
+        {
+            place: (
+                rng.normal(0, 0.002, (i, 3)).astype(np.float32),
+                rng.normal(0, 0.002, (3, o)).astype(np.float32),
+            )
+            for place, (i, o) in shapes.items()
+        },
+        2.0,
+    )
+    history, state = rated.learner.history, rated.learner.history.adapter(12)
+    history.promote(12, trained, state.state, 0.0, state.norm, {"promoted": True, "reason": "a test"})
+    report = rated.consolidate()
+    assert report["promoted"], report
+    under = rated.learning.loops.style()._trained_base
+    assert set(under.pairs) == set(trained.pairs)
+    for place, (a, b) in under.pairs.items():
+        before = trained.pairs[place]
+        assert under.scale * (a @ b) == pytest.approx(trained.scale * (before[0] @ before[1]), abs=1e-9)
+
+
+def test_a_broken_model_has_no_room():
+    """NaN is over every limit; within them, KL and perplexity grow like parabolas."""
+
+    def room(floor, rise):
+        probe = SimpleNamespace(floor=floor, rise=rise)
+        return style_loop._MeasuredBase(1.0, SimpleNamespace(probe=probe)).room(style_loop.KL)
+
+    assert room(float("nan"), 0.0) == room(0.01, float("inf")) == 0
+    assert room(style_loop.KL / 4, 0.0) == pytest.approx(2)
+    assert room(style_loop.KL / 4, 4 * style_loop.RISE) == pytest.approx(0.5)
+
+
+def test_the_parts_of_a_combined_base_add_up(basis):
+    style = basis.lora(np.ones(M))
+    assert sum_of_bases(None, style) is style and trained_part(style) is None
+    trained = BaseLoRA({place: (a[:, :1] + 1, b[:1] - 1) for place, (a, b) in style.pairs.items()}, 3.0)
+    both = sum_of_bases(trained, style)
+    for place, (a, b) in both.pairs.items():
+        parts = [lora.scale * (x @ y) for lora in (trained, style) for x, y in [lora.pairs[place]]]
+        assert a @ b == pytest.approx(sum(parts), abs=1e-4)
+
+
+def test_a_missing_basis_is_computed_in_pieces_and_kept(open_tiny, tiny, monkeypatch):
+    """Two questions stand for all; a stop keeps what is done in a file, and the next run goes on from it."""
+    for name, value in {"REPLIES": 3, "MAX_REPLY_TOKENS": 5}.items():
+        monkeypatch.setattr(style_bank, name, value)
+    given = {"style_questions": ["What is a pond?", "How?"], "style_prose": ["A plain text."]}
+    monkeypatch.setattr(style_loop, "texts", given.__getitem__)
+    files = StyleFiles(tiny.fingerprint)
+    with open_tiny(slow_loop="style") as runtime:
+        for i in range(12):
+            rate(runtime, i)
+        cancel, seen = threading.Event(), []
+
+        def progress(done, total, _):
+            seen.append((done, total))
+            if len(seen) == 4:
+                cancel.set()
+
+        assert "stopped" in runtime.consolidate(progress, cancel)["reason"]
+        assert files.bank().replies and files.basis() is None
+        loop = runtime.learning.loops.style()
+        found = loop.basis(lambda *_: None, lambda: None)
+        assert files.basis() is not None and not files.bank().replies
+        assert found.directions.shape == (M, tiny.config.n_layers, RANK, tiny.config.hidden_size)
