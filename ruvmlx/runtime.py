@@ -243,6 +243,25 @@ class Runtime:
         """The memory of this process by purpose: planned, in use, limit."""
         return memory_plan.purposes(self._planned, self.held(), self.engine, self.learning)
 
+    def limit_caches(self, nbytes: int) -> bool:
+        """Let all KV caches take at most so many bytes. False, and nothing changes, while replies that run
+        may take more."""
+        pool = getattr(self.backend, "pool", None)
+        if pool is None:
+            return True
+        if not self.scheduler.fits_into(nbytes):
+            return False
+        pool.budget = nbytes
+        self.engine.sessions.make_room()
+        for tier in range(len(pool.pages)):
+            pool.compact(tier)
+        return True
+
+    @property
+    def kv_room(self) -> int:
+        """Bytes that the plan leaves for KV caches where no other model is open; 0: not known."""
+        return self._planned.kv_room
+
     def held(self) -> MemoryUse:
         """The memory that this process uses, in few parts."""
         pool, now = getattr(self.backend, "pool", None), resident()

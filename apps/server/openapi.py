@@ -34,8 +34,8 @@ def endpoint(endpoints: Sequence[Endpoint]) -> Endpoint:
     """The endpoint that describes these."""
 
     async def openapi(call: Call) -> Answer:
-        names, adapters = await call.serving.names(call.salt), await call.serving.adapters(call.salt)
-        return document([*endpoints, own], names, adapters)
+        names = await call.models.names(call.salt)
+        return document([*endpoints, own], names, await call.models.adapters(call.salt))
 
     own = Endpoint("GET", "/openapi.json", openapi, "This document.", dict[str, Any])
     return own

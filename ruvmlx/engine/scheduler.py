@@ -102,6 +102,11 @@ class Scheduler:
         """Requests that run, and that wait."""
         return len(self._active), len(self._waiting)
 
+    def fits_into(self, nbytes: int) -> bool:
+        """Do the KV caches that cannot be evicted, grown to their ends, take at most so many bytes?"""
+        pinned = self.admission.pinned(cache_ids(self._active))
+        return self.admission.total(self._grants()) + pinned <= nbytes
+
     @property
     def sessions(self) -> set[str]:
         """Sessions of the requests that wait or run."""
