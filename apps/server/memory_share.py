@@ -77,7 +77,7 @@ class MemoryShare:
         if self.limit and plan_bytes([model]) > self.limit:
             raise ApiError(
                 400,
-                f"model: {model.name} needs about {size(plan_bytes([model]))} of memory, and the models of this "
+                f"model: {model.name} needs about {size(plan_bytes([model]))}, and all models of this "
                 f"server may take {size(self.limit)}; the setting server_memory changes that.",
                 "model",
                 "model_too_large",
