@@ -75,10 +75,11 @@ class MemoryShare:
     def check(self, model: PooledModel) -> None:
         """ApiError if the model does not fit alone."""
         if self.limit and plan_bytes([model]) > self.limit:
+            need, name = plan_bytes([model]), model.serving.model_name
             raise ApiError(
                 400,
-                f"model: {model.name} needs about {size(plan_bytes([model]))}, and all models of this "
-                f"server may take {size(self.limit)}; the setting server_memory changes that.",
+                f"model: {name} needs about {size(need)} of memory, and all models of this server may take "
+                f"{size(self.limit)}; the setting server_memory changes that.",
                 "model",
                 "model_too_large",
             )

@@ -320,7 +320,7 @@ class ModelPool:
         except NotEnoughMemory:
             raise
         except RuvmlxError as error:
-            message = f"model: {model.name} cannot be opened: {error_line(error)}"
+            message = f"model: {serving.model_name} cannot be opened: {error_line(error)}"
             raise ApiError(404, message, "model", "model_not_found") from None
         serving.unloaded = False
         model.note_plan()
