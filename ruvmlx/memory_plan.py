@@ -11,6 +11,7 @@ from typing import Any
 from .backends.base import Backend
 from .engine import LLMInferenceEngine
 from .engine.admission import Admission
+from .engine.scheduler import Scheduler, fits_into
 from .errors import UsageError
 from .learning import Learning
 from .lora.residency import BUDGET
@@ -81,6 +82,21 @@ def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
             f"kv_budget of {size(pool.budget)} holds {longest:,} tokens of prompt and reply, not {context:,}"
         )
         engine.backend.caveat = "; ".join(filter(None, [engine.backend.caveat, told]))
+
+
+def limit_caches(engine: LLMInferenceEngine, scheduler: Scheduler, nbytes: int) -> bool:
+    """Let all KV caches of a model take at most so many bytes. False, and nothing changes, while replies that
+    run may take more."""
+    pool = getattr(engine.backend, "pool", None)
+    if pool is None:
+        return True
+    if not fits_into(scheduler, nbytes):
+        return False
+    pool.budget = nbytes
+    engine.sessions.make_room()
+    for tier in range(len(pool.pages)):
+        pool.compact(tier)
+    return True
 
 
 def purposes(

@@ -59,7 +59,7 @@ class Runtime:
 
     chats: conversations. writer: replies outside of chats.
     choices: preferences between replies. learning: adapters and the loops that train them. tiers: the KV
-    cache's policy.
+    cache's policy. planned: the memory that it was opened for.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Runtime:
         kept = settings.kv_disk
         folder = None if kept is None else CacheFolder.beside(store.path, kept << 20)
         self.engine = LLMInferenceEngine(model, backend, folder=folder)
-        self._planned = memory_plan.Planned.of(self.engine, plan)
+        self.planned = memory_plan.Planned.of(self.engine, plan)
         self.tiers = TierReview(store, self.engine, settings)
         self.learning = Learning(store, model, backend, settings, learn)
         self.writer = ReplyWriter(store, self.engine, settings, self.learning, self.tiers)
@@ -86,7 +86,7 @@ class Runtime:
             store, self.writer, self.learning, self.choices, settings.implicit_feedback
         )
         soft_delete.tidy(store, folder)
-        memory_plan.use_budget(self.engine, self._planned)
+        memory_plan.use_budget(self.engine, self.planned)
 
     @classmethod
     def open(cls, settings: Settings | None = None, learn: bool = True, watch: Watch = QUIET) -> "Runtime":
@@ -241,26 +241,7 @@ class Runtime:
 
     def memory_purposes(self) -> list[memory_plan.Purpose]:
         """The memory of this process by purpose: planned, in use, limit."""
-        return memory_plan.purposes(self._planned, self.held(), self.engine, self.learning)
-
-    def limit_caches(self, nbytes: int) -> bool:
-        """Let all KV caches take at most so many bytes. False, and nothing changes, while replies that run
-        may take more."""
-        pool = getattr(self.backend, "pool", None)
-        if pool is None:
-            return True
-        if not self.scheduler.fits_into(nbytes):
-            return False
-        pool.budget = nbytes
-        self.engine.sessions.make_room()
-        for tier in range(len(pool.pages)):
-            pool.compact(tier)
-        return True
-
-    @property
-    def kv_room(self) -> int:
-        """Bytes that the plan leaves for KV caches where no other model is open; 0: not known."""
-        return self._planned.kv_room
+        return memory_plan.purposes(self.planned, self.held(), self.engine, self.learning)
 
     def held(self) -> MemoryUse:
         """The memory that this process uses, in few parts."""

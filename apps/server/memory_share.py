@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ruvmlx.memory_plan import limit_caches
 from ruvmlx.plan import PROGRAM, Need, NotEnoughMemory
 from ruvmlx.text import size
 
@@ -103,9 +104,11 @@ class MemoryShare:
     async def _limit_caches(self, model: PooledModel, part: int) -> bool:
         if self.kv_budget:
             return True
-        most = model.serving.runtime.kv_room
+        most = model.serving.runtime.planned.kv_room
         wanted = max(1, min(part, most or part))
-        return await model.serving.host.call_between(lambda runtime: runtime.limit_caches(wanted))
+        return await model.serving.host.call_between(
+            lambda runtime: limit_caches(runtime.engine, runtime.scheduler, wanted)
+        )
 
 
 def plan_bytes(models: Sequence[PooledModel]) -> int:

@@ -180,14 +180,11 @@ class ModelPool:
             if writer in (None, serving.model_name):
                 yield serving
                 return
-        async with self.using(await self._model_of(str(writer))) as serving:
-            yield serving
-
-    async def _model_of(self, writer: str) -> PooledModel:
-        """The model that calls itself so; the first one if there is none."""
+        model = self.first
         with contextlib.suppress(ApiError):
-            return await self.find(writer)
-        return self.first
+            model = await self.find(str(writer))
+        async with self.using(model) as serving:
+            yield serving
 
     @contextlib.contextmanager
     def _holding(self, model: PooledModel) -> Iterator[None]:

@@ -45,7 +45,7 @@ class StopBody(Struct, forbid_unknown_fields=True):
     model: Annotated[str | None, Meta(description="The model to close; null: the server ends.")] = None
 
 
-class Stopped(Struct):
+class StopAnswer(Struct):
     """model: the one that is closed now; null: the server ends. was_open: it was open."""
 
     model: str | None
@@ -81,17 +81,17 @@ async def stop(call: Call) -> Answer:
     name = call.body.model
     if name is None:
         call.models.end()
-        return Stopped(None, True)
+        return StopAnswer(None, True)
     model = await call.models.find(name)
     was_open = model.is_open
     await call.models.close(model)
-    return Stopped(model.serving.model_name, was_open)
+    return StopAnswer(model.serving.model_name, was_open)
 
 
 ENDPOINTS = [
     Endpoint("GET", "/v1/ps", ps, "List the open models.", OpenModels),
     Endpoint(
-        "POST", "/v1/stop", stop, "Close a model, or end the server.", Stopped, body=StopBody,
+        "POST", "/v1/stop", stop, "Close a model, or end the server.", StopAnswer, body=StopBody,
         statuses=(404,), opens=lambda body: False, is_control=True,
     ),
 ]  # fmt: skip

@@ -102,11 +102,6 @@ class Scheduler:
         """Requests that run, and that wait."""
         return len(self._active), len(self._waiting)
 
-    def fits_into(self, nbytes: int) -> bool:
-        """Do the KV caches that cannot be evicted, grown to their ends, take at most so many bytes?"""
-        pinned = self.admission.pinned(cache_ids(self._active))
-        return self.admission.total(self._grants()) + pinned <= nbytes
-
     @property
     def sessions(self) -> set[str]:
         """Sessions of the requests that wait or run."""
@@ -342,6 +337,12 @@ class Scheduler:
                     if not keep:
                         run.forget_cache()
                     run.sync()
+
+
+def fits_into(scheduler: Scheduler, nbytes: int) -> bool:
+    """Do the KV caches that cannot be evicted, grown to their ends, take at most so many bytes?"""
+    pinned = scheduler.admission.pinned(cache_ids(scheduler._active))
+    return scheduler.admission.total(scheduler._grants()) + pinned <= nbytes
 
 
 def cache_ids(tickets: Sequence[Ticket]) -> set[int]:
