@@ -341,7 +341,7 @@ class Scheduler:
 
 def fits_into(scheduler: Scheduler, nbytes: int) -> bool:
     """Do the KV caches that cannot be evicted, grown to their ends, take at most so many bytes?"""
-    pinned = scheduler.admission.pinned(cache_ids(scheduler._active))
+    pinned = scheduler.admission.pinned_bytes(cache_ids(scheduler._active))
     return scheduler.admission.total(scheduler._grants()) + pinned <= nbytes
 
 
