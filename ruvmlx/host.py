@@ -48,7 +48,8 @@ class Host:
     def __init__(self, open_runtime: OpenRuntime, beside: "Host | None" = None) -> None:
         """beside: a host whose thread this one uses, too. It is closed last."""
         self.holder = ModelHolder(Opener.of(open_runtime))
-        self._pool = beside._pool if beside else ThreadPoolExecutor(1, thread_name_prefix="runtime")
+        own = ThreadPoolExecutor(1, thread_name_prefix="runtime") if beside is None else None
+        self._pool: ThreadPoolExecutor = own or cast(Host, beside)._pool
         self._first = beside is None
         self._hosts: list[Host] = beside._hosts if beside else []  # all hosts of this thread
         self._hosts.append(self)

@@ -50,7 +50,7 @@ def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
 def served(server: str, api_key: str | None, name: str | None) -> Served:
     """The server's model; RuvmlxError if nothing answers, or if it has no model of this name."""
     form = {"anthropic-version": "2023-06-01"}
-    models: list[dict[str, Any]] = answer_of(server, "/v1/models", api_key, **form)["data"]
+    models: list[dict[str, Any]] = answer_of(server, "/v1/models", api_key, headers=form)["data"]
     found = next((model for model in models if name in (None, model["id"])), None)
     if found is None:
         known = ", ".join(model["id"] for model in models)

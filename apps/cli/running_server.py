@@ -3,7 +3,7 @@
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -35,11 +35,16 @@ def saved_key(server: str, api_key: str | None) -> str | None:
 
 
 def answer_of(
-    server: str, path: str, key: str | None, body: Any = None, timeout: float = 60.0, **headers: str
+    server: str,
+    path: str,
+    key: str | None,
+    body: Any = None,
+    timeout: float = 60.0,
+    headers: Mapping[str, str] | None = None,
 ) -> Any:
     """The server's JSON to GET, or with a body to POST. RuvmlxError, one line, if it refuses, or if none
     answers."""
-    url, sent = f"{server.rstrip('/')}{path}", {"content-type": "application/json", **headers}
+    url, sent = f"{server.rstrip('/')}{path}", {"content-type": "application/json", **(headers or {})}
     sent |= {"authorization": f"Bearer {key}"} if key else {}
     data = None if body is None else json.dumps(body).encode()
     try:

@@ -74,7 +74,7 @@ class OllamaAnswer(Struct, kw_only=True):
     model: str
     created_at: str
     done: bool
-    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
     id: ReplyId | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET
@@ -260,12 +260,16 @@ async def _close_after(call: Call, body: OllamaReplyBody) -> None:
 
 async def _load_answer(call: Call, body: OllamaReplyBody, words: Words) -> Answer:
     """The answer to a request that asks for nothing: the model is loaded, or closed."""
-    name, reason = plain_name(body.model), "load"
-    if is_last_use(body.keep_alive):
-        reason = "unload"
-    else:
-        await call.serving.adapter_of(name, None, call.salt)
-    answer = OllamaAnswer(model=body.model, created_at=now(), done=True, done_reason=reason, **words([]))
+    closes = is_last_use(body.keep_alive)
+    if not closes:
+        await call.serving.adapter_of(plain_name(body.model), None, call.salt)
+    answer = OllamaAnswer(
+        model=body.model,
+        created_at=now(),
+        done=True,
+        done_reason="unload" if closes else "load",
+        **words([]),
+    )
     if body.stream is False:
         return answer
 
