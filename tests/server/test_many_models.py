@@ -156,6 +156,8 @@ def test_a_model_that_writes_is_not_closed(serve_models, endless):
     for i, thread in enumerate(threads):
         thread.start()
         running.wait_until(lambda i=i: running.serving.calls == i + 1 or len(done) > i, 60)
+        if i == 1:  # its model's file was found, and it waits in turn
+            running.wait_until(lambda: running.models._turn.locked() or len(done) > 1, 60)
     for thread in threads:
         thread.join()
     assert done == [(A, "length"), (B, "length"), (A, "length")]
