@@ -8,6 +8,9 @@ and `close` included, runs in the host's thread, one call at a time and in order
 their steps.
 
 model_holder.py holds the runtime in use. The plain chat, which has no event loop, uses only the holder.
+
+A server has a host for each open model. They share one thread (`beside`), so that two models never compute at
+the same time: their steps take turns.
 """
 
 import asyncio
@@ -24,7 +27,7 @@ from .model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
 from .platform.bounded_process import stop_requests
 from .progress import QUIET, Watch
 from .runtime import Runtime
-from .serving import BeginReply, ServingLoop
+from .serving import NOT_OPEN, BeginReply, ServingLoop
 
 T = TypeVar("T")
 
@@ -42,9 +45,14 @@ def _slice(work: Generator[None, None, T]) -> tuple[float, bool, T | None]:
 class Host:
     """Owns a runtime in a thread of its own; its coroutines may be called from any event loop."""
 
-    def __init__(self, open_runtime: OpenRuntime) -> None:
+    def __init__(self, open_runtime: OpenRuntime, beside: "Host | None" = None) -> None:
+        """beside: a host whose thread this one uses, too. It is closed last."""
         self.holder = ModelHolder(Opener.of(open_runtime))
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runtime")
+        own = ThreadPoolExecutor(1, thread_name_prefix="runtime") if beside is None else None
+        self._pool: ThreadPoolExecutor = own or cast(Host, beside)._pool
+        self._first = beside is None
+        self._hosts: list[Host] = beside._hosts if beside else []  # all hosts of this thread
+        self._hosts.append(self)
         self._between: deque[Callable[[], None]] = deque()
         self._closing = threading.Lock()
         self._closed: Future[None] | None = None
@@ -62,8 +70,7 @@ class Host:
 
     async def switch(self, model: str, session: str, watch: Watch) -> None:
         """Switch to another model (ModelHolder.switch); `stop` ends the opening."""
-        self.cancel_idle()
-        self._cancel_settle()
+        self._interrupt()
         watch = self._opening = StoppableWatch(watch)
 
         def switch() -> None:
@@ -71,6 +78,16 @@ class Host:
             self.holder.switch(model, session, watch)
 
         await self._run(switch)
+
+    async def release(self) -> None:
+        """Close the runtime and free its memory. `open` opens it again, with the same model and adapter."""
+        self._interrupt()
+
+        def release() -> None:
+            self._serving.end_all(RuvmlxError(NOT_OPEN))
+            self.holder.release()
+
+        await self._run(release)
 
     @property
     def is_open(self) -> bool:
@@ -93,7 +110,7 @@ class Host:
             seconds, ended, result = await self.call(lambda _: _slice(work))
             if ended:
                 return cast(T, result)
-            if self._serving.busy or self.is_writing:
+            if self._is_thread_busy:
                 await asyncio.sleep(seconds)
 
     async def call_between(self, work: Callable[[Runtime], T]) -> T:
@@ -124,7 +141,7 @@ class Host:
         cancel = self._idle_cancel = threading.Event()
 
         def idle() -> T:
-            if self._serving.busy or self.is_writing:
+            if self._is_thread_busy:
                 cancel.set()
             return work(self.holder.opened, cancel)
 
@@ -135,30 +152,40 @@ class Host:
         """Is a reply of `write` not at its end?"""
         return self._serving.is_writing
 
+    @property
+    def _is_thread_busy(self) -> bool:
+        """Is a reply of any host in this thread not at its end?"""
+        return any(host._serving.busy or host.is_writing for host in self._hosts)
+
     def cancel_idle(self) -> None:
-        """Somebody is there: end the idle work that runs or is queued, if there is any; from any thread."""
-        self.used_at = time.monotonic()
-        if self._idle_cancel is not None:
-            self._idle_cancel.set()
+        """Somebody is there: end the idle work that runs or is queued in this thread, if there is any; from
+        any thread."""
+        now = time.monotonic()
+        for host in list(self._hosts):
+            host.used_at = now
+            if host._idle_cancel is not None:
+                host._idle_cancel.set()
 
     async def settle(self, watch: Watch = QUIET) -> None:
         """Prepare the newest replies for their ratings. `write` cancels it, also one that is being written;
         a rating does the rest. watch: gets the progress where the model was never measured, in the runtime's
         thread."""
-        self.cancel_idle()
-        self._cancel_settle()
+        self._interrupt()
         cancel = self._settle_cancel = threading.Event()
 
         def settle() -> None:
-            if self.is_writing:
+            if any(host.is_writing for host in self._hosts):
                 cancel.set()
             self.holder.opened.settle(cancel, watch)
 
         await self._run(settle)
 
-    def _cancel_settle(self) -> None:
-        if self._settle_cancel is not None:
-            self._settle_cancel.set()
+    def _interrupt(self) -> None:
+        """End what runs in this thread without somebody who waits for it."""
+        self.cancel_idle()
+        for host in list(self._hosts):
+            if host._settle_cancel is not None:
+                host._settle_cancel.set()
 
     def write(self, begin: BeginReply, cancel: threading.Event | None = None) -> AsyncIterator[list[Chunk]]:
         """Stream the reply of begin(runtime, cancel), beside others. Each item has all chunks since the last
@@ -166,8 +193,7 @@ class Host:
 
         cancel: ends the reply. `stop` ends it, too, from now on, even before the first chunk is requested.
         """
-        self.cancel_idle()
-        self._cancel_settle()
+        self._interrupt()
         self._reply_cancel = cancel or threading.Event()
         return self._serving.write(begin, self._reply_cancel)
 
@@ -177,8 +203,7 @@ class Host:
 
         session_id: the chat that the reply belongs to.
         """
-        self.cancel_idle()
-        self._cancel_settle()
+        self._interrupt()
         return self._serving.serve(request, session_id)
 
     async def encode(self, work: Callable[[Runtime], T], letters: int) -> T:
@@ -214,18 +239,19 @@ class Host:
     def _close_once(self) -> Future[None]:
         self.holder.leaving = True
         self.stop()
-        self.cancel_idle()
-        self._cancel_settle()
+        self._interrupt()
         self._serving.cancel_all()
         with self._closing:
             if self._closed is None:
                 self._closed = self._pool.submit(self._end)
-                self._pool.shutdown(wait=False)
+                if self._first:
+                    self._pool.shutdown(wait=False)
             return self._closed
 
     def _end(self) -> None:
         self._serving.finish()
         self._serving.close()
+        self._hosts.remove(self)
         self.holder.close()
 
     async def _run(self, work: Callable[[], T]) -> T:

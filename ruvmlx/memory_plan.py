@@ -5,12 +5,13 @@ show this. README of the cache: what happens at the limit of the KV caches.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .backends.base import Backend
 from .engine import LLMInferenceEngine
 from .engine.admission import Admission
+from .engine.scheduler import Scheduler, fits_into
 from .errors import UsageError
 from .learning import Learning
 from .lora.residency import BUDGET
@@ -83,6 +84,21 @@ def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
         engine.backend.caveat = "; ".join(filter(None, [engine.backend.caveat, told]))
 
 
+def limit_caches(engine: LLMInferenceEngine, scheduler: Scheduler, nbytes: int) -> bool:
+    """Let all KV caches of a model take at most so many bytes. False, and nothing changes, while replies that
+    run may take more."""
+    pool = getattr(engine.backend, "pool", None)
+    if pool is None:
+        return True
+    if not fits_into(scheduler, nbytes):
+        return False
+    pool.budget = nbytes
+    engine.sessions.make_room()
+    for tier in range(len(pool.pages)):
+        pool.compact(tier)
+    return True
+
+
 def purposes(
     planned: Planned, held: MemoryUse, engine: LLMInferenceEngine, learning: Learning
 ) -> list[Purpose]:
@@ -108,6 +124,27 @@ def purposes(
     stored = folder.contents()[1] if folder else 0
     total = Purpose("total", sum(p.planned for p in in_memory), held.resident, planned.limit or held.budget)
     return [*in_memory[:3], Purpose("kv_disk", disk, stored, disk), *in_memory[3:], total]
+
+
+def sum_purposes(tables: Sequence[Sequence[Purpose]], resident: int) -> list[Purpose]:
+    """The purposes of several models in one process, which has so many bytes. What they share counts once."""
+    found: dict[str, Purpose] = {}
+    for row in (row for table in tables for row in table):
+        one = found.get(row.name)
+        shared = one is None or row.name in ("kv_disk", "program")
+        found[row.name] = row if shared or one is None else _add_rows(one, row)
+    parts = [row for name, row in found.items() if name not in ("kv_disk", "program", "total")]
+    if tables:
+        rest = max(0, resident - sum(row.used for row in parts))
+        found["program"] = replace(found["program"], used=rest)
+        planned = PROGRAM + sum(row.planned for row in parts)
+        found["total"] = replace(found["total"], planned=planned, used=resident)
+    return [*found.values()]
+
+
+def _add_rows(one: Purpose, other: Purpose) -> Purpose:
+    limit = max(one.limit, other.limit) if one.name in ("weights", "total") else one.limit + other.limit
+    return Purpose(one.name, one.planned + other.planned, one.used + other.used, limit)
 
 
 def facts(rows: Sequence[Purpose]) -> list[dict[str, Any]]:

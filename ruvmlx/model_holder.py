@@ -179,12 +179,12 @@ class ModelHolder:
 
     def release(self) -> None:
         """Close the runtime in use and free all its memory."""
-        if self.runtime is not None:
-            self.runtime.close()
-            self.runtime = None
-        gc.collect()
-        if "mlx.core" in sys.modules:
-            sys.modules["mlx.core"].clear_cache()
+        try:
+            self.close()
+        finally:
+            gc.collect()
+            if "mlx.core" in sys.modules:
+                sys.modules["mlx.core"].clear_cache()
 
     def close(self) -> None:
         runtime, self.runtime = self.runtime, None

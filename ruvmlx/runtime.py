@@ -59,7 +59,7 @@ class Runtime:
 
     chats: conversations. writer: replies outside of chats.
     choices: preferences between replies. learning: adapters and the loops that train them. tiers: the KV
-    cache's policy.
+    cache's policy. planned: the memory that it was opened for.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Runtime:
         kept = settings.kv_disk
         folder = None if kept is None else CacheFolder.beside(store.path, kept << 20)
         self.engine = LLMInferenceEngine(model, backend, folder=folder)
-        self._planned = memory_plan.Planned.of(self.engine, plan)
+        self.planned = memory_plan.Planned.of(self.engine, plan)
         self.tiers = TierReview(store, self.engine, settings)
         self.learning = Learning(store, model, backend, settings, learn)
         self.writer = ReplyWriter(store, self.engine, settings, self.learning, self.tiers)
@@ -86,7 +86,7 @@ class Runtime:
             store, self.writer, self.learning, self.choices, settings.implicit_feedback
         )
         soft_delete.tidy(store, folder)
-        memory_plan.use_budget(self.engine, self._planned)
+        memory_plan.use_budget(self.engine, self.planned)
 
     @classmethod
     def open(cls, settings: Settings | None = None, learn: bool = True, watch: Watch = QUIET) -> "Runtime":
@@ -241,7 +241,7 @@ class Runtime:
 
     def memory_purposes(self) -> list[memory_plan.Purpose]:
         """The memory of this process by purpose: planned, in use, limit."""
-        return memory_plan.purposes(self._planned, self.held(), self.engine, self.learning)
+        return memory_plan.purposes(self.planned, self.held(), self.engine, self.learning)
 
     def held(self) -> MemoryUse:
         """The memory that this process uses, in few parts."""

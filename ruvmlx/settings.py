@@ -105,6 +105,18 @@ class Settings:
     kv_disk: int | None = _setting(
         int, 1024, "MiB of chats' KV caches kept for the next start, the newest; 0 keeps none"
     )
+    server_memory: int | None = _setting(
+        int,
+        None,
+        "MiB that all models of a server may take together; what is free at its start by default",
+        least=64,
+        unset="what is free",
+    )
+    server_unload: float = _setting(
+        float,
+        10.0,
+        "minutes after which a server closes a model that nobody uses, except its first; 0: never",
+    )
     adapter: str = _setting(
         str,
         "default",

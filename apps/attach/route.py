@@ -18,6 +18,7 @@ from ruvmlx.guest import Guest
 from ruvmlx.progress import Watch
 
 from ..server.errors import ApiError, InternalError
+from ..server.model_pool import ModelPool
 from ..server.serving import Serving
 from .connection import Outbox
 from .wire import PATH, Hello, Size, last_text
@@ -42,10 +43,14 @@ class Terminals:
     local: only this machine can connect. max_tokens: of a reply.
     """
 
-    serving: Serving
+    models: ModelPool
     local: bool
     max_tokens: int
     attached: set[Guest] = field(default_factory=set)
+
+    @property
+    def serving(self) -> Serving:
+        return self.models.first.serving
 
     @property
     def route(self) -> WebSocketRoute:
@@ -62,7 +67,8 @@ class Terminals:
         self.attached.add(guest)
         started = time.monotonic()
         try:
-            await self._serve(WebSocket(scope, receive, send), guest)  # type: ignore[arg-type]
+            async with self.models.using(self.models.first):
+                await self._serve(WebSocket(scope, receive, send), guest)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - the log gets the place; the client sees the end
             InternalError.of(error).write_to(serving.log)
         finally:
@@ -78,8 +84,9 @@ class Terminals:
         others = len(self.attached) - 1
         if others:
             raise UsageError(f"terminals that use this model, too: {others}; close them, then change it.")
-        await self.serving.host.switch(model, session, watch)
-        self.serving.alias = None  # it named the model of the start
+        async with self.models.changing_first():
+            await self.serving.host.switch(model, session, watch)
+            self.serving.alias = None  # it named the model of the start
 
     async def _serve(self, websocket: WebSocket, guest: Guest) -> None:
         await websocket.accept()

@@ -67,6 +67,8 @@ FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # verb -> file
     "config": "settings",
     "ls": "models",
     "models": "models",
+    "ps": "open_models",
+    "stop": "open_models",
     "pull": "models",
     "rm": "models",
     "show": "models",

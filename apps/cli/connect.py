@@ -1,30 +1,22 @@
 """`connect`: the configuration with which another program uses a running `ruvmlx serve`."""
 
-import json
-import urllib.error
-import urllib.request
 from typing import Any
 
 import click
 
 from ruvmlx import settings as config
-from ruvmlx.errors import RuvmlxError, UsageError
+from ruvmlx.errors import UsageError
 
 from .client_files import ClientFile, Served, client_of, names
-from .options import SERVER
 from .output import json_option, log, print_json, show
+from .running_server import answer_of, server_options
 from .verb import Verb
 from .written_files import put_back, write_over
 
 
 @click.command(cls=Verb)
 @click.argument("client", type=click.Choice(names()))
-@click.option(
-    "--server", default=SERVER, show_default=True, metavar="URL", help="Where `ruvmlx serve` answers."
-)
-@click.option(
-    "--api-key", envvar="RUVMLX_API_KEY", metavar="KEY", help="The server's key, if it asks for one."
-)
+@server_options
 @click.option("--name", metavar="NAME", help="A name that GET /v1/models lists; without it, the first one.")
 @click.option("--write", is_flag=True, help="Write the client's file; what it replaces is kept.")
 @click.option("--undo", is_flag=True, help="Put the client's file back as it was before --write.")
@@ -57,24 +49,13 @@ def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
 
 def served(server: str, api_key: str | None, name: str | None) -> Served:
     """The server's model; RuvmlxError if nothing answers, or if it has no model of this name."""
-    models: list[dict[str, Any]] = _get_json(f"{server}/v1/models", api_key)["data"]
+    form = {"anthropic-version": "2023-06-01"}
+    models: list[dict[str, Any]] = answer_of(server, "/v1/models", api_key, headers=form)["data"]
     found = next((model for model in models if name in (None, model["id"])), None)
     if found is None:
         known = ", ".join(model["id"] for model in models)
         raise UsageError(f"the server has no model {name!r}; it has {known}.")
     return Served(server, api_key or "none-needed", found["id"], int(found["max_input_tokens"]))
-
-
-def _get_json(url: str, api_key: str | None) -> Any:
-    headers = {"anthropic-version": "2023-06-01"} | ({"x-api-key": api_key} if api_key else {})
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        reason = "it asks for a key: give --api-key" if error.code == 401 else f"it answers {error.code}"
-        raise RuvmlxError(f"the server at {url} cannot be used: {reason}.") from None
-    except (OSError, ValueError):
-        raise RuvmlxError(f"no ruvmlx answers at {url}; start `ruvmlx serve`, or give --server.") from None
 
 
 VERBS = [connect]

@@ -34,7 +34,7 @@ SECTIONS = {
     "What was learned": ("learn", "adapters", "prove"),
     "Your chats and settings": ("sessions", "backup", "restore", "config"),
     "Models": ("ls", "models", "pull", "show", "rm", "perplexity"),
-    "Programs and this machine": ("serve", "connect", "doctor", "bench", "completion"),
+    "Programs and this machine": ("serve", "connect", "ps", "stop", "doctor", "bench", "completion"),
 }
 
 PAGES = {
@@ -282,6 +282,16 @@ PAGES = {
         "Let another program use the server",
         ("connect claude", "print its configuration, for the running server"),
         ("connect codex --write", "write it; `connect codex --undo` takes it back"),
+    ),
+    "ps": _page(
+        "List the models that the server has open",
+        ("ps", "their memory, and what they do"),
+        ("ps --json", "for scripts"),
+    ),
+    "stop": _page(
+        "Close a model of the server, or end the server",
+        ("stop owner/name", "when nobody uses it any more"),
+        ("stop", "end the server"),
     ),
     "doctor": _page(
         "Check the installation, your data and the model",

@@ -24,10 +24,10 @@ from .output import json_option, log, print_json, show
 from .verb import Verb
 
 if TYPE_CHECKING:
-    from ruvmlx.host import Host
     from ruvmlx.settings import Settings
 
     from ..server.access import Access
+    from ..server.model_pool import ModelPool
     from ..server.serving import Serving
     from ..server.web import WebServer
 
@@ -132,7 +132,9 @@ async def _serve(
     from ..server.access import is_loopback
     from ..server.app import make_app
     from ..server.idle import IdleWork
+    from ..server.installed import InstalledModels
     from ..server.keys import salt_digest
+    from ..server.model_pool import ModelPool
     from ..server.requestlog import RequestLog
     from ..server.serving import Serving
     from ..server.web import web_server
@@ -140,18 +142,21 @@ async def _serve(
     def opens(model: str | None, adapter: str | None, watch: Watch) -> Any:
         return open_runtime(replace(settings, model=model, adapter=adapter or "none"), watch)
 
-    model_host = Host(Opener(opens, settings.model, settings.adapter_name))
+    opener = Opener(opens, settings.model, settings.adapter_name)
+    model_host, installed = Host(opener), InstalledModels(settings)
     alias = settings.model or "starter"
     by_salt = {salt_digest(key): adapter for key, adapter in own.items()}
     serving = Serving(model_host, alias, longest, log=RequestLog(as_json=as_json), own_adapters=by_salt)
-    terminals = Terminals(serving, is_loopback(host), settings.max_tokens)
-    server = web_server(make_app(serving, access, [terminals.route]), serving.limits, serving.log)
-    with _signals(serving, model_host, server):
+    unload, share = 60 * settings.server_unload, installed.share()
+    models = ModelPool(serving, opener, installed, share, unload, settings.learn_when_idle)
+    terminals = Terminals(models, is_loopback(host), settings.max_tokens)
+    server = web_server(make_app(models, access, [terminals.route]), serving.limits, serving.log)
+    with _signals(models, server):
         try:
             with watching() as watch:
                 await model_host.open(watch)
-            _announce(serving, _url(host, sock), access.keys, as_json)
-            async with IdleWork(serving, settings.learn_when_idle).running():
+            async with models.running(), IdleWork(serving, settings.learn_when_idle).running():
+                _announce(serving, _url(host, sock), access.keys, as_json)
                 await server.serve(sockets=[sock])
         finally:
             await model_host.close()
@@ -165,16 +170,17 @@ def _longest(settings: "Settings", flags: dict[str, Any]) -> int | None:
 
 
 @contextlib.contextmanager
-def _signals(serving: "Serving", host: "Host", server: "WebServer"):
-    """In the block, Ctrl-C and SIGTERM end all in order; a second one does not wait for connections."""
+def _signals(models: "ModelPool", server: "WebServer"):
+    """In the block, Ctrl-C, SIGTERM and `ruvmlx stop` end all in order; a second one does not wait for
+    connections."""
 
     def stop() -> None:
         server.force_exit = server.should_exit
         server.should_exit = True
         ending.set()
-        serving.stop()
-        host.stop()
+        models.stop()
 
+    models.end = stop
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)

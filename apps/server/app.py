@@ -16,6 +16,7 @@ from . import (
     models,
     ollama_chat,
     ollama_models,
+    open_models,
     openapi,
     page,
     ratings,
@@ -26,6 +27,7 @@ from .dispatch import Dispatcher
 from .endpoint import Endpoint
 from .errors import ApiError, ErrorShape, openai_error
 from .gate import Gate
+from .model_pool import ModelPool
 from .sending import Receive, Send, Sender
 from .serving import Serving
 
@@ -38,6 +40,7 @@ ENDPOINTS: list[Endpoint] = [
     *embeddings.ENDPOINTS,
     *ratings.ENDPOINTS,
     *models.ENDPOINTS,
+    *open_models.ENDPOINTS,
     *ollama_chat.ENDPOINTS,
     *ollama_models.ENDPOINTS,
     *health.ENDPOINTS,
@@ -45,10 +48,10 @@ ENDPOINTS: list[Endpoint] = [
 ]
 
 
-def make_app(serving: Serving, access: Access, sockets: Sequence[WebSocketRoute] = ()) -> Gate:
-    """The ASGI application of an open host. sockets: what is no request and answer (apps/attach/)."""
-    endpoints = [*ENDPOINTS, openapi.endpoint(ENDPOINTS)]
-    routes = [Route(e.path, Dispatcher(serving, e), methods=[e.method]) for e in endpoints]
+def make_app(models: ModelPool, access: Access, sockets: Sequence[WebSocketRoute] = ()) -> Gate:
+    """The ASGI application. sockets: what is no request and answer (apps/attach/)."""
+    endpoints, serving = [*ENDPOINTS, openapi.endpoint(ENDPOINTS)], models.first.serving
+    routes = [Route(e.path, Dispatcher(models, e), methods=[e.method]) for e in endpoints]
     router = Starlette(
         routes=[*routes, *sockets], exception_handlers={HTTPException: _not_routed(serving, endpoints)}
     )

@@ -13,7 +13,7 @@ from ruvmlx.models.tool_calls import CallBegun
 
 from .bodies import ChatBody, refuse_true
 from .chat_requests import form_of, messages_of, thought_of, tools_of
-from .endpoint import Answer, Call, Endpoint, EventStream
+from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
 from .openai_answers import (
     DONE,
@@ -133,7 +133,7 @@ async def chat_completions(call: Call) -> Answer:
     fields = {**prompt.fields, "thinking": thinking}
     requests = await requests_for(call, body, _limit(body), logprobs, [fields])
     if body.stream:
-        return EventStream(_chunks(call, body, requests, prompt.new_calls), failed_event)
+        return EventStream(_chunks(call, body, requests, prompt.new_calls), Waiting(failed_event))
     return _completion(call, body, requests, await written(call, requests, prompt.new_calls))
 
 
@@ -246,5 +246,6 @@ ENDPOINTS = [
         event=ChatChunk,
         statuses=(404, 409),
         links=[RATE_LINK],
+        waiting=lambda body: Waiting(failed_event) if body.stream else None,
     )
 ]

@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from ruvmlx.engine.types import GenerationResponse, TokenLogprob
 
 from .bodies import MOST_PROMPTS, CompletionBody, refuse_true
-from .endpoint import Answer, Call, Endpoint, EventStream
+from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
 from .openai_answers import (
     DONE,
@@ -66,7 +66,7 @@ async def completions(call: Call) -> Answer:
     prompts, logprobs = _prompts(body.prompt), 0 if body.logprobs is None else max(1, body.logprobs)
     requests = await requests_for(call, body, body.max_tokens, logprobs, prompts)
     if body.stream:
-        return EventStream(_chunks(call, body, requests), failed_event)
+        return EventStream(_chunks(call, body, requests), Waiting(failed_event))
     choices, responses = [], []
     for index, reply in enumerate(await written(call, requests)):
         told = TokenTally(call, body)
@@ -153,5 +153,6 @@ ENDPOINTS = [
         event=TextCompletion,
         statuses=(404, 409),
         links=[RATE_LINK],
+        waiting=lambda body: Waiting(failed_event) if body.stream else None,
     )
 ]

@@ -2,19 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from ruvmlx.errors import RuvmlxError
 
 from .access import headers_of
 from .decoding import Decoded, decode
-from .endpoint import Call, Endpoint
+from .endpoint import Call, Endpoint, EventStream
 from .errors import ApiError, InternalError, api_error
 from .held_bodies import HeldBody
+from .memory_share import PooledModel
+from .model_pool import ModelPool
 from .request_fields import ignored_betas
 from .sending import ClientGone, Receive, Send, Sender, read_body, unless_gone
-from .serving import RecentRequest, Serving
+from .serving import RecentRequest
 
 Scope = Mapping[str, Any]
 MOST_CALLS = 256  # requests at once, those that only read their body included
@@ -23,8 +27,8 @@ MOST_CALLS = 256  # requests at once, those that only read their body included
 class Dispatcher:
     """An endpoint as an ASGI application. `Gate` (gate.py) has checked the request before."""
 
-    def __init__(self, serving: Serving, endpoint: Endpoint):
-        self._serving, self._endpoint = serving, endpoint
+    def __init__(self, models: ModelPool, endpoint: Endpoint):
+        self._models, self._serving, self._endpoint = models, models.first.serving, endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         serving, endpoint = self._serving, self._endpoint
@@ -67,6 +71,7 @@ class Dispatcher:
         sender.name_ignored([*decoded.ignored, *ignored_betas(headers.get("anthropic-beta", ""))])
         call = Call(
             serving,
+            self._models,
             decoded.body,
             dict(scope.get("path_params", {})),
             scope["state"]["salt"],
@@ -76,8 +81,27 @@ class Dispatcher:
         await unless_gone(receive, self._within_time(call, sender))
 
     async def _within_time(self, call: Call, sender: Sender) -> None:
+        name = getattr(call.body, "model", None) if self._endpoint.opens(call.body) else None
         async with asyncio.timeout(call.serving.limits.reply_seconds):
-            await sender.answer(await self._endpoint.handle(call))
+            if name is None:
+                await sender.answer(await self._endpoint.handle(call))
+                return
+            model = await self._models.find(name)
+            waiting = None if self._models.is_ready(name) else self._endpoint.waiting(call.body)
+            if waiting is not None:
+                await sender.answer(EventStream(self._events(call, model), waiting))
+                return
+            async with self._models.using(model) as serving:
+                await sender.answer(await self._endpoint.handle(replace(call, serving=serving)))
+
+    async def _events(self, call: Call, model: PooledModel) -> AsyncGenerator[bytes, None]:
+        """The events of a stream whose model has to be opened first."""
+        async with self._models.using(model) as serving:
+            answer = await self._endpoint.handle(replace(call, serving=serving))
+            assert isinstance(answer, EventStream), "`waiting` says that it streams"
+            async with aclosing(answer.events) as events:
+                async for event in events:
+                    yield event
 
     def _count(self, status: int, gone: bool, seconds: float, facts: Mapping[str, float], salt: str) -> None:
         endpoint, metrics = self._endpoint, self._serving.metrics

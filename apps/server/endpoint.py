@@ -9,6 +9,7 @@ from .keys import salt_digest
 from .openai_answers import ErrorAnswer
 
 if TYPE_CHECKING:
+    from .model_pool import ModelPool
     from .serving import Serving
 
 
@@ -16,15 +17,22 @@ EVENTS = "text/event-stream"
 
 
 @dataclass(frozen=True)
-class EventStream:
-    """An answer of server-sent events, or of lines. failed: an error after the first event, as events.
-    keep_alive: what is sent in a time of silence.
+class Waiting:
+    """What a stream has besides its events. failed: an error after the first event, as events. keep_alive:
+    what is sent in a time of silence.
     """
 
-    events: AsyncGenerator[bytes, None]
     failed: Callable[[ApiError], bytes]
     keep_alive: bytes = b": the reply is being prepared\n\n"
     media_type: str = EVENTS
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """An answer of server-sent events, or of lines."""
+
+    events: AsyncGenerator[bytes, None]
+    waiting: Waiting
 
 
 @dataclass(frozen=True)
@@ -40,12 +48,14 @@ class PlainText:
 class Call:
     """One request to an endpoint, checked and decoded.
 
-    body: of the endpoint's type, or None. names: what the path names. salt: caches are shared only between
-    requests with equal salts. facts: for the log and the metrics; numbers only, no words of users.
-    is_anthropic: the client reads Anthropic's form.
+    serving: the model that the body names, open; where it names none, the first one, which may be closed.
+    models: all. body: of the endpoint's type, or None. names: what the path names. salt: caches are shared
+    only between requests with equal salts. facts: for the log and the metrics; numbers only, no words of
+    users. is_anthropic: the client reads Anthropic's form.
     """
 
     serving: "Serving"
+    models: "ModelPool"
     body: Any
     names: dict[str, str]
     salt: str
@@ -67,7 +77,9 @@ class Endpoint:
     API key is asked for. errors: how its clients read errors; error_body: the struct of that. statuses:
     errors that it answers with besides those that all endpoints have. media_type: of a PlainText;
     event_type: of a stream. links: what to do with the answer, as OpenAPI's Link Objects. anthropic_answer:
-    the answer where the header `anthropic-version` is sent, if it is another.
+    the answer where the header `anthropic-version` is sent, if it is another. opens: whether the model that
+    a body names is opened for it. waiting: what a client gets that streams, while its model is being opened;
+    None: it does not stream. is_control: it is not for web pages, and needs a key of the chat app.
     """
 
     method: str
@@ -85,3 +97,6 @@ class Endpoint:
     event_type: str = EVENTS
     links: Sequence[Mapping[str, Any]] = ()
     anthropic_answer: Any = None
+    opens: Callable[[Any], bool] = lambda body: True
+    waiting: "Callable[[Any], Waiting | None]" = lambda body: None
+    is_control: bool = False

@@ -17,6 +17,7 @@ from ruvmlx.errors import (
     StoreBusy,
     UsageError,
 )
+from ruvmlx.plan import NotEnoughMemory
 
 if TYPE_CHECKING:
     from .requestlog import RequestLog
@@ -67,6 +68,7 @@ _STATUSES: list[tuple[type[RuvmlxError], int]] = [
     (AdapterMismatch, 409),
     (StoreBusy, 503),
     (MemoryBusy, 503),
+    (NotEnoughMemory, 503),
 ]
 
 

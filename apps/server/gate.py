@@ -33,6 +33,8 @@ class Gate:
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
                 await self._sender(send, cors).empty(self._access.preflight(headers))
                 return
+            if endpoint is not None and endpoint.is_control:
+                self._access.check_chat(headers)
             state["salt"], state["headers"] = self._access.check_key(headers, endpoint), cors
             await self._app(scope, receive, send)
         except ApiError as error:

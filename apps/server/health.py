@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from .endpoint import Answer, Call, Endpoint, PlainText
+from .memory_looks import look_at
 from .metrics import Labels, family
 from .serving import IDLE_WORK
 
@@ -26,9 +27,8 @@ async def health(call: Call) -> Answer:
 async def metrics(call: Call) -> Answer:
     """Counts since the start, and the memory in use, for Prometheus."""
     serving = call.serving
-    held, purposes, (_, queued) = await serving.host.call_between(
-        lambda runtime: (runtime.held(), runtime.memory_purposes(), runtime.scheduler.counts)
-    )
+    models = call.models
+    held, purposes, queued, _ = await look_at(models)
     gauges: dict[str, tuple[str, float]] = {
         "ruvmlx_replies_in_progress": ("Replies being written, or waiting for their turn.", serving.waiting),
         "ruvmlx_queue_length": ("Replies that wait for a place or for memory.", queued),
@@ -36,6 +36,9 @@ async def metrics(call: Call) -> Answer:
         "ruvmlx_kv_bytes": ("KV caches in memory.", held.kv),
         "ruvmlx_adapter_bytes": ("Loaded adapters.", held.adapters),
         "ruvmlx_resident_bytes": ("The whole process.", held.resident),
+        "ruvmlx_open_models": ("Models that are open.", len(models.open_models)),
+        "ruvmlx_models_planned_bytes": ("The program and all open models, by the plan.", models.plan_bytes),
+        "ruvmlx_models_limit_bytes": ("That they may take; 0: not known.", models.share.limit),
         "ruvmlx_start_time_seconds": ("When the server started.", serving.started),
     }
     by_purpose: dict[Labels, float] = {

@@ -65,6 +65,8 @@ class IdleWork:
     async def _run(self) -> None:
         while not self.serving.stopping:
             await asyncio.sleep(LOOK_EVERY)
+            if self.serving.unloaded:
+                continue
             if self.serving.is_busy:
                 self._busy_at = time.monotonic()
                 continue

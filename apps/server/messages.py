@@ -21,7 +21,7 @@ from .anthropic_bodies import (
     tools_of_body,
     wants_thought,
 )
-from .endpoint import Answer, Call, Endpoint, EventStream
+from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError, anthropic_error
 from .openai_answers import ReplyId, room_of
 from .prompts import ChatPrompt, chat_prompt
@@ -172,7 +172,7 @@ async def messages(call: Call) -> Answer:
     prompt = await _prompt(call, body)
     requests = await requests_for(call, reply_body(body), body.max_tokens, 0, [prompt.fields])
     if body.stream:
-        return EventStream(_events(call, body, requests, prompt.new_calls), _error_event, keep_alive=PING)
+        return EventStream(_events(call, body, requests, prompt.new_calls), Waiting(_error_event, PING))
     [reply] = await written(call, requests, prompt.new_calls)
     return _message(body, reply)
 
@@ -316,6 +316,7 @@ ENDPOINTS = [
     Endpoint(
         "POST", "/v1/messages", messages, "Answer a conversation, in Anthropic's form.",
         AnthropicMessage, body=MessagesBody, event=MessageEvent, **_CLIENTS,
+        waiting=lambda body: Waiting(_error_event, PING) if body.stream else None,
     ),
     Endpoint(
         "POST", "/v1/messages/count_tokens", count_tokens, "Count a conversation's tokens.",

@@ -14,6 +14,8 @@ COUNTERS = {
     "ruvmlx_generated_tokens_total": "Tokens that were written, those of cancelled replies included.",
     "ruvmlx_cancelled_total": "Replies that ended because their client left.",
     "ruvmlx_refused_total": "Requests that were refused before they reached an endpoint, by reason.",
+    "ruvmlx_model_loads_total": "Models that were opened because a request named them, by model.",
+    "ruvmlx_model_unloads_total": "Models that were closed, by model and reason: room, idle, or asked.",
     "ruvmlx_ratings_total": "Ratings and preferences that were learned from.",
 }
 

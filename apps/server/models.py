@@ -47,33 +47,34 @@ class AnthropicModelList(Struct):
 
 async def list_models(call: Call) -> Answer:
     """All names that a request's `model` may have."""
-    names = await call.serving.names(call.salt)
+    names = await call.models.names(call.salt)
     if call.is_anthropic:
-        return AnthropicModelList([_anthropic_card(call, name) for name in names], names[0], names[-1])
+        cards = [await _anthropic_card(call, name) for name in names]
+        return AnthropicModelList(cards, names[0], names[-1])
     return ModelList("list", [_card(call, name) for name in names])
 
 
 async def show_model(call: Call) -> Answer:
     """One of them."""
     name = call.names["id"]
-    if name not in await call.serving.names(call.salt):
+    if name not in await call.models.names(call.salt):
         raise ApiError(404, "there is no such model; GET /v1/models lists them.", "id", "model_not_found")
-    return _anthropic_card(call, name) if call.is_anthropic else _card(call, name)
+    return await _anthropic_card(call, name) if call.is_anthropic else _card(call, name)
 
 
 def _card(call: Call, name: str) -> ModelCard:
     return ModelCard(name, "model", call.serving.started, "ruvmlx")
 
 
-def _anthropic_card(call: Call, name: str) -> AnthropicModel:
+async def _anthropic_card(call: Call, name: str) -> AnthropicModel:
     started = datetime.fromtimestamp(call.serving.started, UTC)
-    context = call.serving.runtime.model.context
+    context = (await call.models.find(name)).serving.about.context
     return AnthropicModel(name, name, f"{started:%Y-%m-%dT%H:%M:%SZ}", context, context)
 
 
 ENDPOINTS = [
     Endpoint(
-        "GET", "/v1/models", list_models, "List the model and its adapters.", ModelList,
+        "GET", "/v1/models", list_models, "List the models, and adapters.", ModelList,
         anthropic_answer=AnthropicModelList,
     ),
     Endpoint(

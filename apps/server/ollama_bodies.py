@@ -1,5 +1,6 @@
 """Request bodies of ollama's endpoints: strict, as those of bodies.py."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -78,6 +79,17 @@ class OllamaOptions(Struct, forbid_unknown_fields=True):
     stop: Text | Annotated[list[Text], Meta(max_length=16)] | None = None
 
 
+KeepAlive = Annotated[
+    str | float | None,
+    Meta(description="0: close the model after the answer. All other values change nothing."),
+]
+
+
+def is_last_use(keep_alive: str | float | None) -> bool:
+    """Does the client ask to close the model? 0, as a number, a text or a time."""
+    return keep_alive is not None and re.fullmatch(r"0+(\.0*)?(ns|us|ms|s|m|h)?", str(keep_alive)) is not None
+
+
 class OllamaReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """What chat and generate have in common. stream: true if it is not given. format: json: any object; or a
     schema that the answer fits. think: whether the model thinks first; null: as its template says."""
@@ -89,6 +101,7 @@ class OllamaReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    keep_alive: KeepAlive = None
 
 
 class OllamaChatBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
@@ -112,6 +125,7 @@ class OllamaEmbedBody(Struct, forbid_unknown_fields=True):
 
     model: Name
     input: Words | Annotated[list[Words], Meta(min_length=1, max_length=2048)]
+    keep_alive: KeepAlive = None
 
 
 class OllamaShowBody(Struct, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.model import Message
 from ruvmlx.models.thinking import tag_of
 
-from .endpoint import Answer, Call, Endpoint, EventStream
+from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
 from .ollama_bodies import (
     OllamaChatBody,
@@ -21,7 +21,9 @@ from .ollama_bodies import (
     OllamaReplyBody,
     conversation,
     form_of,
+    is_last_use,
     limit_of,
+    plain_name,
     reply_body,
     thought_of,
     tools_of,
@@ -72,7 +74,7 @@ class OllamaAnswer(Struct, kw_only=True):
     model: str
     created_at: str
     done: bool
-    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
     id: ReplyId | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET
@@ -104,9 +106,10 @@ def now() -> str:
 async def chat(call: Call) -> Answer:
     """Answer a conversation, whole or, if `stream` is not false, line by line."""
     body: OllamaChatBody = call.body
-    tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
+    await _close_after(call, body)
     if not body.messages:
         return await _load_answer(call, body, _chat_words)
+    tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     prompt = await chat_prompt(call, conversation(body.messages, tag), tools_of(body), form_of(body))
     fields = {**prompt.fields, "thinking": thought_of(body, tag)}
     return await _answer(call, body, ChatPrompt(fields, prompt.new_calls), _chat_words)
@@ -115,9 +118,10 @@ async def chat(call: Call) -> Answer:
 async def generate(call: Call) -> Answer:
     """Answer one prompt, or with `raw` go on from it."""
     body: OllamaGenerateBody = call.body
-    tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
+    await _close_after(call, body)
     if not body.prompt:
         return await _load_answer(call, body, _plain_words)
+    tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     if body.raw:
         return await _answer(call, body, ChatPrompt({"prompt": body.prompt}), _plain_words)
     system = [Message("system", body.system)] if body.system else []
@@ -160,8 +164,7 @@ async def _answer(call: Call, body: OllamaReplyBody, prompt: ChatPrompt, words: 
     requests = await requests_for(call, reply_body(body), limit_of(body), logprobs, [prompt.fields])
     lines = _answers(call, body, reply_parts(call, requests, new_calls=prompt.new_calls), words, begun)
     if body.stream is not False:
-        alive = OllamaAnswer(model=body.model, created_at=now(), done=False, **words([]))
-        return EventStream(_encode_lines(lines), failed_line, _line(alive), NDJSON)
+        return EventStream(_encode_lines(lines), _waiting_form(body, words))
     async with aclosing(lines) as answers:
         parts = [answer async for answer in answers]
     return _join_answers(parts)
@@ -240,17 +243,40 @@ def _join_answers(parts: Sequence[OllamaAnswer]) -> OllamaAnswer:
     return msgspec.structs.replace(last, message=whole)
 
 
+def _waiting_form(body: OllamaReplyBody, words: Words) -> Waiting:
+    alive = OllamaAnswer(model=body.model, created_at=now(), done=False, **words([]))
+    return Waiting(failed_line, _line(alive), NDJSON)
+
+
+def _waiting_for(words: Words) -> Callable[[Any], Waiting | None]:
+    return lambda body: None if body.stream is False else _waiting_form(body, words)
+
+
+async def _close_after(call: Call, body: OllamaReplyBody) -> None:
+    """Close the model behind this request, if that is asked for."""
+    if is_last_use(body.keep_alive):
+        call.models.close_later(await call.models.find(body.model))
+
+
 async def _load_answer(call: Call, body: OllamaReplyBody, words: Words) -> Answer:
-    """The answer to a request that asks for nothing: the model is loaded."""
-    await call.serving.adapter_of(reply_body(body).model, None, call.salt)
-    answer = OllamaAnswer(model=body.model, created_at=now(), done=True, done_reason="load", **words([]))
+    """The answer to a request that asks for nothing: the model is loaded, or closed."""
+    closes = is_last_use(body.keep_alive)
+    if not closes:
+        await call.serving.adapter_of(plain_name(body.model), None, call.salt)
+    answer = OllamaAnswer(
+        model=body.model,
+        created_at=now(),
+        done=True,
+        done_reason="unload" if closes else "load",
+        **words([]),
+    )
     if body.stream is False:
         return answer
 
     async def once() -> AsyncGenerator[OllamaAnswer, None]:
         yield answer
 
-    return EventStream(_encode_lines(once()), failed_line, b"\n", NDJSON)
+    return EventStream(_encode_lines(once()), _waiting_form(body, words))
 
 
 async def _encode_lines(answers: AsyncGenerator[OllamaAnswer, None]) -> AsyncGenerator[bytes, None]:
@@ -268,9 +294,13 @@ ENDPOINTS = [
     Endpoint(
         "POST", "/api/chat", chat, "Answer a conversation, in ollama's form.", OllamaAnswer,
         body=OllamaChatBody, event=OllamaAnswer, event_type=NDJSON, **CLIENTS,
+        opens=lambda body: bool(body.messages) or not is_last_use(body.keep_alive),
+        waiting=_waiting_for(_chat_words),
     ),
     Endpoint(
         "POST", "/api/generate", generate, "Answer a prompt, in ollama's form.", OllamaAnswer,
         body=OllamaGenerateBody, event=OllamaAnswer, event_type=NDJSON, **CLIENTS,
+        opens=lambda body: bool(body.prompt) or not is_last_use(body.keep_alive),
+        waiting=_waiting_for(_plain_words),
     ),
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """What ollama's clients ask of the models: /api/tags, show, ps, version and embed."""
 
+import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -7,14 +8,16 @@ from typing import Any
 from msgspec import Struct
 
 from ruvmlx import __version__
-from ruvmlx.models.model import Model
+from ruvmlx.models.load import load_model
 from ruvmlx.models.thinking import tag_of
 
 from .bodies import EmbeddingBody
 from .embeddings import Embeddings, embeddings
 from .endpoint import Answer, Call, Endpoint
-from .ollama_bodies import OllamaEmbedBody, OllamaShowBody, plain_name
+from .memory_share import PooledModel
+from .ollama_bodies import OllamaEmbedBody, OllamaShowBody, is_last_use, plain_name
 from .ollama_chat import CLIENTS
+from .serving import ModelFacts
 
 
 class OllamaDetails(Struct):
@@ -29,7 +32,8 @@ class OllamaDetails(Struct):
 
 
 class OllamaModel(Struct):
-    """A name that a request's `model` may have. digest: the model's fingerprint. size: bytes in memory."""
+    """A name that a request's `model` may have. digest: the model's fingerprint, empty before it was opened.
+    size: bytes of its weights in the file; of an open model in /api/ps, in memory."""
 
     name: str
     model: str
@@ -46,7 +50,8 @@ class OllamaModels(Struct):
 
 
 class OllamaRunning(OllamaModel):
-    """The loaded model. expires_at: far away: it stays. size_vram: 0: nothing is in a memory of its own."""
+    """An open model. expires_at: when it is closed if nobody uses it; far away: it stays.
+    size_vram: 0: nothing is in a memory of its own."""
 
     expires_at: str
     size_vram: int
@@ -92,27 +97,38 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 async def tags(call: Call) -> Answer:
-    """List the model and its adapters."""
-    size = await call.serving.host.call_between(lambda runtime: runtime.held().model)
-    return OllamaModels([_model(call, name, size) for name in await call.serving.names(call.salt)])
+    """List the models, and the adapters of those that are open."""
+    found = [(name, await call.models.find(name)) for name in await call.models.names(call.salt)]
+    return OllamaModels([_model(call, name, m.serving.about, m.serving.about.bytes) for name, m in found])
 
 
 async def ps(call: Call) -> Answer:
-    """List the loaded model."""
-    held = await call.serving.host.call_between(lambda runtime: runtime.held())
-    known = _model(call, call.serving.model_name, held.model + held.kv)
+    """List the open models."""
+    found = [await _running(call, model) for model in call.models.open_models]
+    return OllamaRunningModels([model for model in found if model is not None])
+
+
+async def _running(call: Call, model: PooledModel) -> OllamaRunning | None:
+    """None: it was closed meanwhile."""
+    held = await call.models.look(model, lambda runtime: runtime.held())
+    if held is None:
+        return None
+    about = model.serving.about
+    known = _model(call, about.name, about, held.model + held.kv)
     facts = {name: getattr(known, name) for name in known.__struct_fields__}
-    context = call.serving.runtime.model.context
-    return OllamaRunningModels(
-        [OllamaRunning(**facts, expires_at=_NEVER, size_vram=0, context_length=context)]
-    )
+    ends = call.models.ends_at(model)
+    expires = _NEVER if ends is None else _time(ends)
+    return OllamaRunning(**facts, expires_at=expires, size_vram=0, context_length=about.context)
 
 
 async def show(call: Call) -> Answer:
     """Show a model."""
     body: OllamaShowBody = call.body
-    await call.serving.adapter_of(plain_name(body.model), None, call.salt)
-    model = call.serving.runtime.model
+    found = await call.models.find(body.model)
+    await call.models.check_adapter(found, plain_name(body.model), call.salt)
+    model = await call.models.look(found, lambda runtime: runtime.model)
+    if model is None:
+        model = await asyncio.to_thread(load_model, found.serving.host.holder.model)
     family, shape = model.shape.model_type, model.shape
     info = {
         "general.architecture": family,
@@ -123,7 +139,8 @@ async def show(call: Call) -> Answer:
     }
     template = model.tokenizer.chat_template or ""
     able = ["completion", "tools", *(["thinking"] if tag_of(template) else []), "embedding"]
-    return OllamaFacts(template, _since(call), _details(model), info, able)
+    about = ModelFacts.of(model, model.context)
+    return OllamaFacts(template, _since(call), _details(about), info, able)
 
 
 async def version(call: Call) -> Answer:
@@ -134,31 +151,38 @@ async def version(call: Call) -> Answer:
 async def embed(call: Call) -> Answer:
     """Turn texts into vectors, by the untouched model."""
     body: OllamaEmbedBody = call.body
+    if is_last_use(body.keep_alive):
+        call.models.close_later(await call.models.find(body.model))
     asked = EmbeddingBody(plain_name(body.model), body.input)
     found: Embeddings = await embeddings(replace(call, body=asked))
     vectors = [list(map(float, row.embedding)) for row in found.data]
     return OllamaVectors(body.model, vectors, found.usage.prompt_tokens)
 
 
-def _model(call: Call, name: str, size: int) -> OllamaModel:
-    model = call.serving.runtime.model
-    return OllamaModel(name, name, _since(call), size, model.fingerprint, _details(model))
+def _model(call: Call, name: str, about: ModelFacts, size: int) -> OllamaModel:
+    return OllamaModel(name, name, _since(call), size, about.fingerprint, _details(about))
 
 
-def _details(model: Model) -> OllamaDetails:
-    family = model.shape.model_type
-    return OllamaDetails("", "gguf" if model.name.lower().endswith("gguf") else "", family, [family], "", "")
+def _details(about: ModelFacts) -> OllamaDetails:
+    return OllamaDetails("", about.format, about.family, [about.family], "", "")
 
 
 def _since(call: Call) -> str:
-    return datetime.fromtimestamp(call.serving.started, UTC).isoformat().replace("+00:00", "Z")
+    return _time(call.serving.started)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 ENDPOINTS = [
-    Endpoint("GET", "/api/tags", tags, "List the model, in ollama's form.", OllamaModels, **CLIENTS),
-    Endpoint("GET", "/api/ps", ps, "List the loaded model.", OllamaRunningModels, **CLIENTS),
+    Endpoint("GET", "/api/tags", tags, "List the models, in ollama's form.", OllamaModels, **CLIENTS),
+    Endpoint("GET", "/api/ps", ps, "List the open models.", OllamaRunningModels, **CLIENTS),
     Endpoint("GET", "/api/version", version, "The server's version.", OllamaVersion, **CLIENTS),
-    Endpoint("POST", "/api/show", show, "Show a model.", OllamaFacts, body=OllamaShowBody, **CLIENTS),
+    Endpoint(
+        "POST", "/api/show", show, "Show a model.", OllamaFacts, body=OllamaShowBody,
+        opens=lambda body: False, **CLIENTS,
+    ),
     Endpoint(
         "POST", "/api/embed", embed, "Turn texts into vectors, in ollama's form.", OllamaVectors,
         body=OllamaEmbedBody, **CLIENTS,

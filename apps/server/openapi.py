@@ -34,8 +34,8 @@ def endpoint(endpoints: Sequence[Endpoint]) -> Endpoint:
     """The endpoint that describes these."""
 
     async def openapi(call: Call) -> Answer:
-        names, adapters = await call.serving.names(call.salt), await call.serving.adapters(call.salt)
-        return document([*endpoints, own], names, adapters)
+        names = await call.models.names(call.salt)
+        return document([*endpoints, own], names, await call.models.adapters(call.salt))
 
     own = Endpoint("GET", "/openapi.json", openapi, "This document.", dict[str, Any])
     return own
@@ -144,7 +144,7 @@ def _operation(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
         header = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
         operation.setdefault("parameters", []).append({**header, "description": "Asks for Anthropic's form."})
     if not e.is_open:
-        operation["security"] = [{"key": []}, {}]
+        operation["security"] = [{"key": []}, *([] if e.is_control else [{}])]
     operation["responses"] = {"200": _success(e, schemas)} | {
         str(status): _failure(status, schemas[e.error_body]) for status in sorted(_statuses(e))
     }

@@ -10,9 +10,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from ruvmlx import __version__
-from ruvmlx.runtime import Runtime
 
 from .endpoint import Answer, Call, Endpoint, PlainText
+from .memory_looks import MemoryLook, look_at
 from .serving import NO_ADAPTER, RecentRequest
 
 
@@ -57,30 +57,27 @@ async def status(call: Call) -> Answer:
     """What runs: the model, its memory, the last requests of this API key and their pace. No words of
     users."""
     serving = call.serving
-    adapter, memory = await serving.host.call_between(_facts)
+    look = await look_at(call.models)
     recent = [request for salt, request in reversed(serving.recent) if salt == call.salt]
     pace = next((r.tokens_per_second for r in recent if r.tokens_per_second is not None), None)
     age = time.time() - serving.started
     return ServerStatus(
         __version__,
         serving.model_name,
-        adapter,
+        look.adapter or NO_ADAPTER,
         age,
         serving.waiting,
         pace,
-        memory,
+        _in_use(look),
         recent,
         serving.idle_work or None,
     )
 
 
-def _facts(runtime: Runtime) -> tuple[str, MemoryInUse]:
-    held = runtime.held()
-    purposes = [
-        MemoryPurpose(row.name, row.planned, row.used, row.limit) for row in runtime.memory_purposes()
-    ]
-    memory = MemoryInUse(held.model, held.kv, held.adapters, held.resident, held.budget, purposes)
-    return runtime.adapter_label or NO_ADAPTER, memory
+def _in_use(look: MemoryLook) -> MemoryInUse:
+    held = look.held
+    purposes = [MemoryPurpose(row.name, row.planned, row.used, row.limit) for row in look.purposes]
+    return MemoryInUse(held.model, held.kv, held.adapters, held.resident, held.budget, purposes)
 
 
 async def page(call: Call) -> Answer:

@@ -63,16 +63,14 @@ async def rate(call: Call) -> Answer:
         raise ApiError(400, "rating: give either rating or preferred.", "rating", "invalid_combination")
     if body.preferred is not None and body.note is not None:
         raise ApiError(400, "note: goes with a rating, not with preferred.", "note", "invalid_combination")
-    answer: RatingAnswer | PreferenceAnswer
-    if body.rating is not None:
-        answer = await call.serving.host.call_between(lambda runtime: _rate(runtime, body, call.salt))
-    else:
-        answer = await call.serving.host.call_between(lambda runtime: _prefer(runtime, body, call.salt))
+    learn = _rate if body.rating is not None else _prefer
+    async with call.models.using_writer(body.id) as serving:
+        answer = await serving.host.call_between(lambda runtime: learn(runtime, body, call.salt))
     call.serving.metrics.add("ruvmlx_ratings_total", kind="rating" if body.rating else "preference")
     return answer
 
 
-def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer:
+def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer | PreferenceAnswer:
     reply = _teachable_reply(runtime, body.id, tenant)
     done: RatingResult = runtime.rate(reply.id, str(body.rating), body.note or "", reply.adapter)
     return RatingAnswer(
@@ -81,7 +79,7 @@ def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer:
     )  # fmt: skip
 
 
-def _prefer(runtime: Runtime, body: RatingBody, tenant: str) -> PreferenceAnswer:
+def _prefer(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer | PreferenceAnswer:
     reply = _teachable_reply(runtime, body.id, tenant)
     done: PreferenceResult = runtime.choices.rewrite(reply.id, body.preferred or "", reply.adapter)
     return PreferenceAnswer(
@@ -108,7 +106,8 @@ async def take_back(call: Call) -> Answer:
     """Take a reply's rating back, as if it had never been given. Of preferences only the newest can be taken
     back."""
     id = call.names["id"]
-    return await call.serving.host.call_between(lambda runtime: _take_back(runtime, id, call.salt))
+    async with call.models.using_writer(id) as serving:
+        return await serving.host.call_between(lambda runtime: _take_back(runtime, id, call.salt))
 
 
 def _take_back(runtime: Runtime, id: str, tenant: str) -> RatingDeleted:

@@ -112,7 +112,6 @@ _OLLAMA_OPTIONS = {
     "options.repeat_penalty": Unused(Annotated[float, Meta(ge=1, le=1)], "1 is off."),
     "options.repeat_last_n": Unused(int, "Only repeat_penalty uses it."),
     "options.penalize_newline": Unused(bool, "Only repeat_penalty uses it."),
-    "keep_alive": Unused(str | float, "The model stays loaded."),
 }
 _OLLAMA_REFUSED = {
     "options.mirostat": "give top_p or min_p",
@@ -149,7 +148,6 @@ UNUSED: dict[type, dict[str, Unused]] = {
     OllamaChatBody: _OLLAMA_OPTIONS,
     OllamaGenerateBody: {**_OLLAMA_OPTIONS, "template": Unused(Literal[""], "The template is the model's.")},
     OllamaEmbedBody: {
-        "keep_alive": _OLLAMA_OPTIONS["keep_alive"],
         "options": Unused(dict[str, Any], "They are for replies."),
         "truncate": Unused(bool, "The maximum is stated."),
     },

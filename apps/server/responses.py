@@ -14,7 +14,7 @@ from ruvmlx.models.thinking import TAGS, ThoughtCounter, tag_of
 from ruvmlx.models.tool_calls import CallBegun
 
 from . import responses_answers as answers
-from .endpoint import Answer, Call, Endpoint, EventStream
+from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
 from .messages import named_event
 from .openai_answers import room_of
@@ -40,7 +40,7 @@ async def responses(call: Call) -> Answer:
     [request] = await requests_for(call, reply_body(body), body.max_output_tokens, 0, [fields])
     writing = ResponseWriter(body, request, tokenizer)
     if body.stream:
-        return EventStream(_events(call, request, prompt.new_calls, writing), writing.failed)
+        return EventStream(_events(call, request, prompt.new_calls, writing), Waiting(writing.failed))
     async with aclosing(reply_parts(call, [request], new_calls=prompt.new_calls)) as parts:
         async for part in parts:
             for _ in writing.add(part):
@@ -179,9 +179,15 @@ def thought_tokens(tokenizer: Tokenizer, response: GenerationResponse) -> int:
     return counter.tokens
 
 
+def _failed_early(error: ApiError) -> bytes:
+    """The event of an error before there is a response, after signs of life."""
+    return named_event(answers.StreamError(error.code, str(error), error.param))
+
+
 ENDPOINTS = [
     Endpoint(
         "POST", "/v1/responses", responses, "Answer a conversation, in the form of OpenAI's Responses.",
         answers.ResponseAnswer, body=ResponsesBody, event=answers.ResponseEvent, statuses=(404, 409),
+        waiting=lambda body: Waiting(_failed_early) if body.stream else None,
     )
 ]  # fmt: skip

@@ -162,6 +162,15 @@ class ResponseFailed(Struct, tag_field="type", tag="response.failed"):
     response: ResponseAnswer
 
 
+class StreamError(Struct, tag_field="type", tag="error"):
+    """The only event of a response whose model could not be opened."""
+
+    code: str | None
+    message: str
+    param: str | None
+    sequence_number: int = 0
+
+
 class ItemAdded(Struct, tag_field="type", tag="response.output_item.added"):
     """An item begins."""
 
@@ -265,6 +274,7 @@ ResponseEvent = (
     | ResponseCompleted
     | ResponseIncomplete
     | ResponseFailed
+    | StreamError
     | ItemAdded
     | ItemDone
     | PartAdded

@@ -71,12 +71,13 @@ class Sender:
         await self._put(body, more=False)
 
     async def _stream(self, stream: EventStream) -> None:
-        self._failed = stream.failed
-        kept = _kept_alive(stream.events, self._limits.keep_alive, stream.keep_alive)
+        waiting = stream.waiting
+        self._failed = waiting.failed
+        kept = _kept_alive(stream.events, self._limits.keep_alive, waiting.keep_alive)
         async with aclosing(kept) as events:
             async for event in events:
                 if not self.status:
-                    kind = ("content-type", f"{stream.media_type}; charset=utf-8")
+                    kind = ("content-type", f"{waiting.media_type}; charset=utf-8")
                     await self._begin(200, [kind, ("cache-control", "no-cache"), *self._headers])
                 await self._put(event, more=True)
         await self._put(b"", more=False)

@@ -13,6 +13,8 @@ from msgspec import Struct
 
 from ruvmlx.engine.types import GenerationRequest
 from ruvmlx.host import Host
+from ruvmlx.models.facts import Facts
+from ruvmlx.models.model import Model
 from ruvmlx.runtime import Runtime
 
 from .errors import ApiError
@@ -44,14 +46,37 @@ class RecentRequest(Struct):
     tokens_per_second: float | None = None
 
 
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is told of a model. context: tokens of prompt and reply together. bytes: of its weights in the
+    file. fingerprint: empty before it was opened."""
+
+    name: str
+    path: Path | None = None
+    context: int = 0
+    family: str = ""
+    format: str = ""
+    bytes: int = 0
+    fingerprint: str = ""
+
+    @classmethod
+    def of(cls, model: Model | Facts, context: int) -> "ModelFacts":
+        fingerprint = model.fingerprint if isinstance(model, Model) else ""
+        family = model.shape.model_type
+        return cls(model.name, model.path, context, family, model.format, model.bytes, fingerprint)
+
+
 @dataclass
 class Serving:
     """One server's state.
 
+    One model of a server: `beside` makes that of another model, which shares what is not the model's own.
+
     host: open. alias: another name of its model, as the user wrote it. max_tokens: longest reply where a
     request does not say; None: what the context has room for. calls: HTTP requests that are being answered.
     recent: the last requests that may change something, with the salts of their API keys, the newest last.
-    own_adapters: by the salt of an API key: the adapter that it alone uses.
+    own_adapters: by the salt of an API key: the adapter that it alone uses. unloaded: the model is closed for
+    now. family: of all models.
     """
 
     host: Host
@@ -72,11 +97,26 @@ class Serving:
     )
     bodies: HeldBodies = field(init=False)
     own_adapters: Mapping[str, str] = field(default_factory=dict)
+    unloaded: bool = False
+    family: list["Serving"] = field(default_factory=list)
+    _about: ModelFacts = field(default_factory=lambda: ModelFacts(""))
     _requests: dict[str, GenerationRequest] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.bodies = HeldBodies(self.limits.bodies)
+        self.family.append(self)
+
+    def beside(self, host: Host, name: str, about: ModelFacts) -> "Serving":
+        """The state of another model of this server, which is not open yet."""
+        shared = {
+            name: getattr(self, name)
+            for name in ("max_tokens", "limits", "metrics", "log", "started", "written_calls", "times",
+                         "recent", "own_adapters", "family")
+        }  # fmt: skip
+        made = Serving(host, name, **shared, unloaded=True, _about=about)
+        made.bodies = self.bodies
+        return made
 
     @property
     def runtime(self) -> Runtime:
@@ -89,7 +129,15 @@ class Serving:
 
     @property
     def model_name(self) -> str:
-        return self.runtime.model.name
+        return self.about.name
+
+    @property
+    def about(self) -> ModelFacts:
+        """What is told of the model, also while it is closed."""
+        runtime = self.host.holder.runtime
+        if runtime is not None:
+            self._about = ModelFacts.of(runtime.model, runtime.model.context)
+        return self._about
 
     @contextlib.contextmanager
     def answering(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
@@ -120,12 +168,22 @@ class Serving:
 
     @property
     def waiting(self) -> int:
-        """Replies that are being written, or wait for their turn."""
+        """Replies of all models that are being written, or wait for their turn."""
+        return sum(len(serving._tasks) for serving in self.family)
+
+    @property
+    def writing(self) -> int:
+        """Replies of this model that are being written, or wait for their turn."""
         return len(self._tasks)
 
     @property
+    def is_writing(self) -> bool:
+        return bool(self._tasks or self.host.is_writing)
+
+    @property
     def is_busy(self) -> bool:
-        return bool(self.calls or self._tasks or self.host.is_writing)
+        """Is anybody served, by any model?"""
+        return any(serving.calls or serving.is_writing for serving in self.family)
 
     async def adapters(self, salt: str) -> list[str]:
         """Names of the adapters that a request with this salt may ask for: of those that belong to one API
@@ -136,10 +194,15 @@ class Serving:
         return [name for name in await self.host.call_between(adapter_names) if name not in taken]
 
     async def names(self, salt: str) -> list[str]:
-        """What a request's `model` may be."""
-        adapters = await self.adapters(salt)
-        own = list(dict.fromkeys([self.model_name, *self._shown_alias()]))
+        """What a request's `model` may be. While the model is closed, its adapters are not told."""
+        adapters = [] if self.unloaded else await self.adapters(salt)
+        own = self.own_names
         return [*own, *(f"{name}@{adapter}" for name in own for adapter in adapters)]
+
+    @property
+    def own_names(self) -> list[str]:
+        """The model's names."""
+        return list(dict.fromkeys([self.model_name, *self._shown_alias()]))
 
     def _shown_alias(self) -> Iterator[str]:
         """The alias, unless it is a path of this machine."""
@@ -151,8 +214,8 @@ class Serving:
 
         ApiError, 404, for another model or adapter; 400 if the two fields name different adapters.
         """
-        name, at, named = (model, "", "") if self._is_mine(model) else model.rpartition("@")
-        if not self._is_mine(name):
+        name, at, named = (model, "", "") if self.has_name(model) else model.rpartition("@")
+        if not self.has_name(name):
             message = f"model: this server has {self.model_name}; GET /v1/models lists its names."
             raise ApiError(404, message, "model", "model_not_found")
         if at and adapter is not None and adapter != named:
@@ -166,7 +229,8 @@ class Serving:
             raise ApiError(404, message, field_name, "adapter_not_found")
         return "" if wanted == NO_ADAPTER else wanted
 
-    def _is_mine(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
+        """Is it a name of this model?"""
         return name == self.model_name or (name != "" and name == self.alias)
 
 

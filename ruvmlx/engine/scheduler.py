@@ -339,6 +339,12 @@ class Scheduler:
                     run.sync()
 
 
+def fits_into(scheduler: Scheduler, nbytes: int) -> bool:
+    """Do the KV caches that cannot be evicted, grown to their ends, take at most so many bytes?"""
+    pinned = scheduler.admission.pinned_bytes(cache_ids(scheduler._active))
+    return scheduler.admission.total(scheduler._grants()) + pinned <= nbytes
+
+
 def cache_ids(tickets: Sequence[Ticket]) -> set[int]:
     """Ids of the caches of running requests."""
     jobs = [ticket.job for ticket in tickets if ticket.job]

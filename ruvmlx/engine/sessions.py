@@ -80,7 +80,7 @@ class SessionManager:
             self._name(session_id, session)
         elif resumable:
             session.owner = REQUESTS
-        self._make_room()
+        self.make_room()
         return session
 
     def known(self, session_id: str | None, prompt: Sequence[int], salt: str = "") -> int:
@@ -123,7 +123,7 @@ class SessionManager:
             self._keep_unnamed(session)
         if session.owner == REQUESTS or self.get(session.owner) is session:
             self._disk.keep_early(session)
-        self._make_room()
+        self.make_room()
 
     def forget(self, session: Session) -> None:
         """Remove a session whose cache cannot be trusted, also from disk."""
@@ -187,7 +187,7 @@ class SessionManager:
             self._keep_unnamed(before)
         self._sessions[session_id], session.owner = session, session_id
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
         """Evict the least recently used sequences that do not run until the limits hold."""
         longest = BRIEF if self._running else MAX_WRITE_SECONDS
         while len(self) > self.capacity or self.nbytes > self._most():

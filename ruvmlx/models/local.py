@@ -32,6 +32,11 @@ def readable_models() -> Iterator[Facts]:
                 yield survey(name, path)
 
 
+def local_paths() -> dict[str, Path]:
+    """The path of each of these models by its name, without those that cannot be read."""
+    return {name: path for name, path, problem in _local_models() if not problem}
+
+
 def _local_models() -> Iterator[tuple[str, Path, RuvmlxError | None]]:
     """(name, path, problem): a problem that was seen before anything of the model was read."""
     starter = starter_path()

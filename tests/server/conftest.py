@@ -17,6 +17,7 @@ from ruvmlx.apps.server.app import make_app
 from ruvmlx.apps.server.idle import IdleWork
 from ruvmlx.apps.server.keys import salt_digest
 from ruvmlx.apps.server.limits import ServerLimits
+from ruvmlx.apps.server.model_pool import ModelPool
 from ruvmlx.apps.server.requestlog import RequestLog
 from ruvmlx.apps.server.serving import Serving
 from ruvmlx.apps.server.web import WebServer, listening, web_server
@@ -143,8 +144,10 @@ class Running:
             assert not self.thread.is_alive()
 
 
-def run_server(open_runtime, access: Access, limits: ServerLimits, **serving: Any) -> Running:
-    """Start a server; it is ready when this returns."""
+def run_server(
+    open_runtime, access: Access, limits: ServerLimits, pool: Any = None, **serving: Any
+) -> Running:
+    """Start a server; it is ready when this returns. pool: makes a ModelPool of the first `Serving`."""
     ready, failed, log = threading.Event(), [], io.StringIO()
     found: list[Running] = []
 
@@ -154,13 +157,14 @@ def run_server(open_runtime, access: Access, limits: ServerLimits, **serving: An
         state = Serving(host, limits=limits, log=RequestLog(as_json=True, sink=log), **serving)
         sock = listening("127.0.0.1", 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # a stream that nobody reads soon stalls
-        terminals = Terminals(state, local=True, max_tokens=CHAT_TOKENS)
-        server = web_server(make_app(state, access, [terminals.route]), limits, state.log)
+        models = pool(state) if pool else ModelPool(state)
+        terminals = Terminals(models, local=True, max_tokens=CHAT_TOKENS)
+        server = web_server(make_app(models, access, [terminals.route]), limits, state.log)
         loop = asyncio.get_running_loop()
         found.append(Running(sock.getsockname()[1], state, server, log, terminals, None, loop))
         ready.set()
         try:
-            async with IdleWork(state, learns=False).running():
+            async with models.running(), IdleWork(state, learns=False).running():
                 await server.serve(sockets=[sock])
         finally:
             await host.close()

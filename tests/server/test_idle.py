@@ -36,6 +36,7 @@ class Host:
 class Server:
     def __init__(self, host, sink=None):
         self.host, self.log = host, RequestLog(sink=sink)
+        self.unloaded = False
         self.stopping, self.is_busy, self.written, self.idle_work = False, False, 0, ""
 
 

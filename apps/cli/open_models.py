@@ -1,0 +1,58 @@
+"""`ps` and `stop`: the models that a running `ruvmlx serve` has open."""
+
+from typing import Any
+
+import click
+
+from ruvmlx.text import size
+
+from . import text_output
+from .output import json_option, log, print_json
+from .running_server import answer_of, saved_key, server_options
+from .text_output import TableColumn
+from .verb import Verb
+
+STOP_SECONDS = 3600.0  # a model that writes is closed when its reply ends
+
+
+@click.command(cls=Verb)
+@server_options
+@json_option
+def ps(server: str, api_key: str | None, as_json: bool) -> None:
+    """List the models that the running server has open: their memory, and what they do."""
+    found = answer_of(server, "/v1/ps", saved_key(server, api_key))
+    if as_json:
+        print_json(found)
+        return
+    columns = [TableColumn(name) for name in ("model", "adapter", "memory", "KV limit", "now")]
+    text_output.table(columns, [_row(model) for model in found["models"]])
+    limit = f" of {size(found['limit_bytes'])}" if found["limit_bytes"] else ""
+    log(f"planned: {size(found['planned_bytes'])}{limit}; the process takes {size(found['resident_bytes'])}.")
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    taken, limit = size(model["model_bytes"] + model["kv_bytes"]), model["kv_limit_bytes"]
+    if model["replies"] or model["requests"]:
+        now = f"writes {text_output.count(model['replies'], 'reply', 'replies')}"
+    else:
+        now = f"idle for {model['idle_seconds']:.0f} s"
+    return model["model"], model["adapter"] or "none", taken, size(limit) if limit else "-", now
+
+
+@click.command(cls=Verb)
+@click.argument("model", required=False)
+@server_options
+@json_option
+def stop(model: str | None, server: str, api_key: str | None, as_json: bool) -> None:
+    """Close a model of the running server when nobody uses it any more; without MODEL, end the server."""
+    key = saved_key(server, api_key)
+    done = answer_of(server, "/v1/stop", key, {"model": model}, STOP_SECONDS)
+    if as_json:
+        print_json(done)
+    elif done["model"] is None:
+        log("the server ends.")
+    else:
+        log(f"{done['model']} is closed." if done["was_open"] else f"{done['model']} was not open.")
+
+
+VERBS = [ps, stop]

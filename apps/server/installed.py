@@ -1,0 +1,55 @@
+"""The models on this machine that a request may name, and the memory that each one needs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ruvmlx.backends.select import Choice, describe, for_model
+from ruvmlx.errors import RuvmlxError
+from ruvmlx.models.facts import Facts
+from ruvmlx.models.local import local_paths, survey
+from ruvmlx.plan import MachineMemory, Need
+from ruvmlx.settings import Settings
+
+from .memory_share import MemoryShare
+
+
+class InstalledModels:
+    """Reads headers only, and each file's once. Its methods take milliseconds to a second: call them in a
+    thread."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._choice: Choice = describe(settings.backend, settings.threads)
+        self._known: dict[tuple[Path, int], Facts | None] = {}
+
+    def all(self) -> Mapping[str, Facts]:
+        """By name, the models that can be opened; those that cannot be read are left out."""
+        found = {name: self._facts(name, path) for name, path in local_paths().items()}
+        return {name: facts for name, facts in found.items() if facts is not None}
+
+    def need(self, facts: Facts) -> Need:
+        """Bytes that the model will take."""
+        settings = self._settings
+        backend = for_model(self._choice, settings.backend, facts.shape)
+        return Need.of(facts, backend, settings.max_context)
+
+    def share(self) -> MemoryShare:
+        """What all models may take together: the setting, else what the machine has now."""
+        settings = self._settings
+        fixed = (settings.server_memory or 0) << 20
+        limit = fixed or MachineMemory.now(self._choice).limit
+        return MemoryShare(limit, bool(fixed), (settings.kv_budget or 0) << 20)
+
+    def context(self, facts: Facts) -> int:
+        """Tokens of prompt and reply together."""
+        most = facts.shape.max_context
+        return min(most, self._settings.max_context or most)
+
+    def _facts(self, name: str, path: Path) -> Facts | None:
+        try:
+            key = path, path.stat().st_mtime_ns
+            if key not in self._known:
+                self._known[key] = survey(name, path)
+            return self._known[key]
+        except (RuvmlxError, OSError):
+            return None

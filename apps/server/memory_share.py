@@ -1,0 +1,116 @@
+"""Which models of a server fit into its memory together, and how much of it their KV caches may take."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ruvmlx.memory_plan import limit_caches
+from ruvmlx.plan import PROGRAM, Need, NotEnoughMemory
+from ruvmlx.text import size
+
+from .errors import ApiError
+from .serving import Serving
+
+
+@dataclass
+class PooledModel:
+    """A model that is open, or was. name: as a request wrote it; empty: the server's first. need: by its
+    plan; None: not known. scratch: bytes of working memory that the plan does not have. users: requests that
+    it is needed for. used_at: when the last one ended, as `monotonic` counts. is_tended: idle time prepares
+    its replies for their ratings."""
+
+    name: str
+    serving: Serving
+    need: Need | None = None
+    scratch: int = 0
+    users: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    is_tended: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self.serving.unloaded
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.users or self.serving.is_writing)
+
+    def is_unused(self, seconds: float) -> bool:
+        """Has nobody used it for so long?"""
+        return self.is_idle and time.monotonic() - self.used_at > seconds
+
+    @property
+    def bytes(self) -> int:
+        """Bytes by its plan, without those that all models share."""
+        return self.need.total - PROGRAM + self.scratch if self.need else 0
+
+    def note_plan(self) -> None:
+        """Take over the plan with which it was opened."""
+        plan = self.serving.host.holder.plan
+        if plan is not None:
+            self.need = plan.need
+            self.scratch = max(0, self.serving.runtime.backend.nbytes - plan.need.weights)
+
+
+@dataclass
+class MemoryShare:
+    """limit: bytes that all models may take together; 0: not known. is_fixed: the user chose the limit.
+    kv_budget: bytes for the KV caches of each model, if the user chose that, too."""
+
+    limit: int = 0
+    is_fixed: bool = False
+    kv_budget: int = 0
+
+    async def begin(self, first: PooledModel) -> None:
+        """NotEnoughMemory if the first model, which is open, takes more than all may."""
+        if not self.limit:
+            return
+        if plan_bytes([first]) > self.limit:
+            raise NotEnoughMemory(
+                f"server_memory is {size(self.limit)}, and {first.serving.model_name} needs about "
+                f"{size(plan_bytes([first]))}; raise the setting, or choose a smaller model or max_context."
+            )
+        if self.is_fixed:
+            await self.divide([first])
+
+    def check(self, model: PooledModel) -> None:
+        """ApiError if the model does not fit alone."""
+        if self.limit and plan_bytes([model]) > self.limit:
+            need, name = plan_bytes([model]), model.serving.model_name
+            raise ApiError(
+                400,
+                f"model: {name} needs about {size(need)} of memory, and all models of this server may take "
+                f"{size(self.limit)}; the setting server_memory changes that.",
+                "model",
+                "model_too_large",
+            )
+
+    async def has_room(self, opened: Sequence[PooledModel], model: PooledModel) -> bool:
+        """Does the model fit beside the open ones? Then their KV caches have made room for it."""
+        if not self.limit:
+            return True
+        together = [*opened, model]
+        return plan_bytes(together) <= self.limit and await self.divide(together)
+
+    async def divide(self, models: Sequence[PooledModel]) -> bool:
+        """Let the KV caches of each model take what its plan says, and an equal part of what is left. False
+        if replies that are being written need more than their part."""
+        if not (self.limit and models):
+            return True
+        left = (self.limit - plan_bytes(models)) // len(models)
+        parts = [(m, m.need.cache + left) for m in models if m.is_open and m.need is not None]
+        return all([await self._limit_caches(model, part) for model, part in parts])
+
+    async def _limit_caches(self, model: PooledModel, part: int) -> bool:
+        if self.kv_budget:
+            return True
+        most = model.serving.runtime.planned.kv_room
+        wanted = max(1, min(part, most or part))
+        return await model.serving.host.call_between(
+            lambda runtime: limit_caches(runtime.engine, runtime.scheduler, wanted)
+        )
+
+
+def plan_bytes(models: Sequence[PooledModel]) -> int:
+    """Bytes by the plan: of the program, and of these models."""
+    return PROGRAM + sum(model.bytes for model in models)

@@ -1,0 +1,347 @@
+"""The models of one server. A request may name any model on this machine: it is opened when it is needed.
+
+A model that is being used is never closed. The request for another one waits for it, and later requests wait
+behind that one. memory_share.py says which models fit together.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from typing import TypeVar
+
+from ruvmlx.errors import NotFound, RuvmlxError, error_line
+from ruvmlx.host import Host
+from ruvmlx.model_holder import Opener
+from ruvmlx.models.facts import Facts
+from ruvmlx.plan import NotEnoughMemory
+from ruvmlx.progress import QUIET
+from ruvmlx.runtime import Runtime
+from ruvmlx.text import did_you_mean
+
+from .errors import ApiError
+from .idle import IdleWork
+from .installed import InstalledModels
+from .memory_share import MemoryShare, PooledModel, plan_bytes
+from .serving import ModelFacts, Serving
+
+T = TypeVar("T")
+LOOK_EVERY = 0.02  # seconds between two looks whether a model that is in the way has become idle
+UNLOAD_EVERY = 1.0  # seconds between two looks for models that nobody uses
+
+
+class ModelPool:
+    """Has a `Serving` for each model. For the event loop alone."""
+
+    def __init__(
+        self,
+        first: Serving,
+        opener: Opener | None = None,
+        installed: InstalledModels | None = None,
+        share: MemoryShare | None = None,
+        unload_after: float = 0.0,
+        learns: bool = False,
+    ):
+        """first: of the model with which the server starts. opener, installed: without them there is no other
+        model. unload_after: seconds without use after which another model is closed; 0: never. learns: as in
+        `IdleWork`."""
+        self.first = PooledModel("", first)
+        self.share = share or MemoryShare()
+        self.end: Callable[[], None] = lambda: None  # ends the server
+        self._models = [self.first]
+        self._opener, self._installed = opener, installed
+        self._unload_after, self._learns = unload_after, learns
+        self._turn = asyncio.Lock()  # whoever has it opens and closes models; it is given in order
+        self._opening: asyncio.Task[None] | None = None
+        self._idle_work = AsyncExitStack()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    # -- the server's start and end ------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """In the block, models are opened and closed. The first one is open before it."""
+        self.first.note_plan()
+        await self.share.begin(self.first)
+        closing = asyncio.ensure_future(self._close_unused())
+        try:
+            async with self._idle_work:
+                yield
+        finally:
+            closing.cancel()
+            await asyncio.wait([closing])
+            for model in self._models[1:]:
+                await model.serving.host.close()
+
+    def stop(self) -> None:
+        """End all replies, and the opening of a model; later requests are refused."""
+        for model in self._models:
+            model.serving.stop()
+            model.serving.host.stop()
+
+    # -- names ---------------------------------------------------------------------------------------
+
+    @property
+    def open_models(self) -> list[PooledModel]:
+        """The open models, the first one before the others."""
+        return [model for model in self._models if model.is_open]
+
+    async def installed_models(self) -> Mapping[str, Facts]:
+        """By name, the models on this machine that this server has not opened so far."""
+        if self._installed is None:
+            return {}
+        found = await asyncio.to_thread(self._installed.all)
+        names = {name for model in self._models for name in model.serving.own_names}
+        paths = {model.serving.about.path for model in self._models}
+        return {n: facts for n, facts in found.items() if n not in names and facts.path not in paths}
+
+    async def names(self, salt: str) -> list[str]:
+        """What a request's `model` may be. Adapters are listed for the open models."""
+        found: list[str] = []
+        for model in list(self._models):
+            with self._holding(model):
+                found += await model.serving.names(salt)
+        return list(dict.fromkeys([*found, *await self.installed_models()]))
+
+    async def adapters(self, salt: str) -> list[str]:
+        """Adapters of the first open model that a request may ask for."""
+        for model in self.open_models[:1]:
+            with self._holding(model):
+                return await model.serving.adapters(salt)
+        return []
+
+    async def find(self, name: str) -> PooledModel:
+        """The model that a request names, as NAME or NAME@ADAPTER; ApiError, 404, if there is none."""
+        found: Mapping[str, Facts] = {}
+        if self._known_model(name) is None:
+            found = await self.installed_models()
+        model = self._known_model(name)
+        if model is not None:
+            return model
+        for wanted in _spellings(name):
+            if wanted in found:
+                return self._add(wanted, found[wanted])
+        raise ApiError(404, self._missing_words(name, found), "model", "model_not_found")
+
+    def is_ready(self, name: str) -> bool:
+        """Can a request for this model begin at once?"""
+        model = self._known_model(name)
+        return model is not None and model.is_open and not self._turn.locked()
+
+    def _known_model(self, name: str) -> PooledModel | None:
+        wanted = _spellings(name)
+        models = ((spelling, model) for spelling in wanted for model in self._models)
+        return next((model for spelling, model in models if model.serving.has_name(spelling)), None)
+
+    def _missing_words(self, name: str, found: Mapping[str, Facts]) -> str:
+        known = [name for model in self._models for name in model.serving.own_names]
+        if len(self._models) == 1 and not found:
+            return f"model: this server has {known[0]}; GET /v1/models lists its names."
+        similar = did_you_mean(name, [*known, *found])
+        return f"model: this machine has no such model; GET /v1/models lists them.{similar}"
+
+    def _add(self, name: str, facts: Facts) -> PooledModel:
+        assert self._opener is not None and self._installed is not None, "nothing is installed without them"
+        opener = Opener(self._opener.open, name, self._opener.adapter)
+        first = self.first.serving
+        about = ModelFacts.of(facts, self._installed.context(facts))
+        serving = first.beside(Host(opener, beside=first.host), name, about)
+        model = PooledModel(name, serving, self._installed.need(facts))
+        self._models.append(model)
+        return model
+
+    # -- use -----------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def using(self, model: PooledModel) -> AsyncIterator[Serving]:
+        """In the block, the model is open, and stays so. RuvmlxError if it cannot be opened."""
+        async with self._turn:
+            await self._until_opening_ends()
+            if not model.is_open:
+                await self._open_with_room(model)
+        with self._holding(model):  # nothing was awaited since: nobody has closed it
+            try:
+                yield model.serving
+            finally:
+                model.used_at = time.monotonic()
+
+    @contextlib.asynccontextmanager
+    async def using_any(self) -> AsyncIterator[Serving]:
+        """As `using`, for work that any model can do: one that is open, else the first one."""
+        async with self.using(next(iter(self.open_models), self.first)) as serving:
+            yield serving
+
+    @contextlib.asynccontextmanager
+    async def using_writer(self, reply_id: str) -> AsyncIterator[Serving]:
+        """As `using`: the model that wrote this reply, if it is on this machine; else any."""
+        async with self.using_any() as serving:
+            writer = await serving.host.call_between(lambda runtime: _writer(runtime, reply_id))
+            if writer in (None, serving.model_name):
+                yield serving
+                return
+        model = self.first
+        with contextlib.suppress(ApiError):
+            model = await self.find(str(writer))
+        async with self.using(model) as serving:
+            yield serving
+
+    @contextlib.contextmanager
+    def _holding(self, model: PooledModel) -> Iterator[None]:
+        """In the block, nobody closes the model, if it is open."""
+        model.users += 1
+        try:
+            yield
+        finally:
+            model.users -= 1
+
+    async def look(self, model: PooledModel, work: Callable[[Runtime], T]) -> T | None:
+        """work(runtime) of an open model, between the steps of replies; None if it is closed. That does not
+        count as a use."""
+        with self._holding(model):
+            return await model.serving.host.call_between(work) if model.is_open else None
+
+    async def check_adapter(self, model: PooledModel, name: str, salt: str) -> None:
+        """ApiError, 404, if a name has an adapter that the model does not have. Those of a closed model are
+        not known."""
+        with self._holding(model):
+            if model.is_open:
+                await model.serving.adapter_of(name, None, salt)
+
+    def ends_at(self, model: PooledModel) -> float | None:
+        """When an idle model is closed, as a Unix time; None: it stays."""
+        if model is self.first or not self._unload_after:
+            return None
+        unused = time.monotonic() - model.used_at if model.is_idle else 0.0
+        return time.time() + self._unload_after - unused
+
+    @property
+    def plan_bytes(self) -> int:
+        """Bytes by the plan: of the program, and of all open models."""
+        return plan_bytes(self.open_models)
+
+    @contextlib.asynccontextmanager
+    async def changing_first(self) -> AsyncIterator[None]:
+        """In the block, a chat opens another model in place of the first one: idle models have made room."""
+        async with self._turn:
+            await self._until_opening_ends()
+            for model in self._idle_ones():
+                if model is not self.first:
+                    await self._close(model, "room")
+            try:
+                yield
+            finally:
+                self.first.note_plan()
+                await self.share.divide(self.open_models)
+
+    # -- closing -------------------------------------------------------------------------------------
+
+    async def close(self, model: PooledModel) -> None:
+        """Close a model as soon as nobody uses it."""
+        async with self._turn:
+            await self._until_opening_ends()
+            while model.is_open and not model.is_idle:
+                await asyncio.sleep(LOOK_EVERY)
+            if model.is_open:
+                await self._close(model, "asked")
+
+    def close_later(self, model: PooledModel) -> None:
+        """As `close`, but do not wait for it."""
+        task = asyncio.ensure_future(self.close(model))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close_unused(self) -> None:
+        """Close models, except the first one, that nobody has used for a while."""
+        while True:
+            await asyncio.sleep(UNLOAD_EVERY)
+            if self._unload_after and not self._turn.locked():
+                async with self._turn:
+                    await self._until_opening_ends()
+                    for model in self.open_models:
+                        if model is not self.first and model.is_unused(self._unload_after):
+                            await self._close(model, "idle")
+
+    async def _close(self, model: PooledModel, why: str) -> None:
+        """In turn."""
+        serving = model.serving
+        serving.unloaded = True
+        try:
+            await serving.host.release()
+        except RuvmlxError as error:  # the store is busy, for example: the model is closed all the same
+            serving.log.write("closing", {"model": serving.model_name, "failed": error_line(error)})
+        serving.metrics.add("ruvmlx_model_unloads_total", model=serving.model_name, reason=why)
+        serving.log.write("closed", {"model": serving.model_name, "reason": why})
+        await self.share.divide(self.open_models)
+
+    # -- opening, in turn ----------------------------------------------------------------------------
+
+    async def _until_opening_ends(self) -> None:
+        """A request that began to open a model, and left, stops nothing that others wait for."""
+        if self._opening is not None and not self._opening.done():
+            await asyncio.wait([self._opening])
+
+    async def _open_with_room(self, model: PooledModel) -> None:
+        """Make room by the plan, then open the model. Where the machine itself has too little memory, idle
+        models are closed one by one."""
+        self.share.check(model)
+        while not await self.share.has_room(self.open_models, model):
+            await self._make_room()
+        while True:
+            self._opening = asyncio.ensure_future(self._open_now(model))
+            try:
+                await asyncio.shield(self._opening)
+                return
+            except NotEnoughMemory:
+                if not self._idle_ones():
+                    raise
+                await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Close one idle model; without one, wait a little."""
+        idle = self._idle_ones()
+        if idle:
+            await self._close(idle[0], "room")
+        else:
+            await asyncio.sleep(LOOK_EVERY)
+
+    def _idle_ones(self) -> list[PooledModel]:
+        """In the order in which they are closed: the first model last."""
+        idle = [model for model in self.open_models if model.is_idle]
+        return sorted(idle, key=lambda model: (model is self.first, model.used_at))
+
+    async def _open_now(self, model: PooledModel) -> None:
+        begun, serving = time.monotonic(), model.serving
+        try:
+            await serving.host.open(QUIET)
+        except NotEnoughMemory:
+            raise
+        except RuvmlxError as error:
+            message = f"model: {serving.model_name} cannot be opened: {error_line(error)}"
+            raise ApiError(404, message, "model", "model_not_found") from None
+        serving.unloaded = False
+        model.note_plan()
+        model.used_at = time.monotonic()
+        await self.share.divide(self.open_models)
+        serving.metrics.add("ruvmlx_model_loads_total", model=serving.model_name)
+        took = round(1e3 * (time.monotonic() - begun))
+        serving.log.write("opened", {"model": serving.model_name, "ms": took})
+        if model is not self.first and not model.is_tended:
+            model.is_tended = True
+            await self._idle_work.enter_async_context(IdleWork(serving, self._learns).running())
+
+
+def _spellings(name: str) -> list[str]:
+    """What a model may be called in a request: with ollama's tag, or an adapter's name, behind its own."""
+    plain = name.removesuffix(":latest")
+    return list(
+        dict.fromkeys([name, plain, *(text.rpartition("@")[0] for text in (name, plain) if "@" in text)])
+    )
+
+
+def _writer(runtime: Runtime, reply_id: str) -> str | None:
+    """The name of the model that wrote a reply; None: there is no such reply."""
+    try:
+        return runtime.store.replies.get(reply_id).model
+    except NotFound:
+        return None
