@@ -8,7 +8,7 @@ from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import UsageError
 from ruvmlx.models.model import Message
 from ruvmlx.settings import Settings
-from ruvmlx.sona import active_adapter
+from ruvmlx.sona.calibration import Measurement
 
 
 def say(runtime, chat, text, cancel_at=None, n=6):
@@ -141,5 +141,6 @@ def test_many_answers_refuse_before_the_first(open_tiny):
 
 def test_what_was_measured_of_a_model_is_not_measured_again(open_tiny, monkeypatch):
     """Nor is it in a test that opens the tiny model: that took longer than all else in most of them."""
-    monkeypatch.setattr(active_adapter, "measure", lambda *_: pytest.fail("it was measured again"))
-    open_tiny().close()
+    monkeypatch.setattr(Measurement, "run", lambda *_: pytest.fail("it was measured again"))
+    with open_tiny() as runtime:
+        runtime.learning.learner.active.measure()

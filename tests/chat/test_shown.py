@@ -181,6 +181,7 @@ def store(tmp_path, home, monkeypatch, open_tiny, earlier):
                 pass
             runtime.rate("last", "down")
         shutil.copy(home / "ruvmlx.db", earlier)
+    home.mkdir(exist_ok=True)
     shutil.copy(earlier, home / "ruvmlx.db")
     with contextlib.closing(Store(home / "ruvmlx.db")) as known:
         return known.chats.all()[0].id

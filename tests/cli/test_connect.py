@@ -81,6 +81,7 @@ def test_llm_reads_its_file(house, monkeypatch):
     llm = pytest.importorskip("llm", reason="the dependency group `clients` is not installed")
     made = client_of("llm", SERVED)
     monkeypatch.setenv("LLM_USER_PATH", str(made.path.parent))
+    monkeypatch.setenv("LLM_LOAD_PLUGINS", "")  # the starter's package is one, and needs what is not here
     write_over(made.path, made.merged(), made.path.parent / "x.json")
     assert "ruvmlx" in [model.model_id for model in llm.get_models()]
     with pytest.raises(UsageError, match="already"):

@@ -58,7 +58,6 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("case", CASES)
 def test_objects_are_closed(case):
     schema, possible, impossible = CASES[case]

@@ -44,7 +44,7 @@ class PlainStorage:
         self.pages[self.made] = tier, content
         return self.made
 
-    def crowded(self, tier: int, n: int) -> bool:
+    def is_crowded(self, tier: int, n: int) -> bool:
         return False
 
     def prepare(self, tier: int, n: int) -> None:

@@ -1,4 +1,4 @@
-"""JSON that is nested as deeply as it gets, wherever a request takes JSON: an answer or a 400, never a 500."""
+"""JSON that is nested as deeply as it gets, wherever a request has JSON: an answer or a 400, never a 500."""
 
 import pytest
 

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from ruvmlx.apps.server.metrics import BOUNDS, Metrics
 
 from .test_budget import model, slow_steps, small  # noqa: F401 - fixtures
@@ -45,7 +44,6 @@ def test_the_queue(small, endless):  # noqa: F811
     running.wait_until(lambda: value(running, "ruvmlx_queue_length") == 0)
 
 
-@pytest.mark.unit
 def test_a_histogram():
     """Each bound counts all that is not longer."""
     metrics = Metrics()

@@ -4,8 +4,6 @@ import pytest
 from ruvmlx.apps.server.errors import busy
 from ruvmlx.apps.server.reply_times import ReplyTimes
 
-pytestmark = pytest.mark.unit
-
 
 @pytest.fixture
 def times():

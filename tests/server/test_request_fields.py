@@ -135,7 +135,6 @@ def known(kind, name):
     return name in kind.__struct_fields__ or any(steps_of(path)[0][0] == name for path in paths)
 
 
-@pytest.mark.unit
 def test_every_field_of_the_clients_types_is_somewhere():
     """A field that a new version of a client's package brings fails here, until somebody has decided."""
     openai = pytest.importorskip("openai.types", reason="the dependency group `clients` is not installed")
@@ -156,7 +155,6 @@ def test_every_field_of_the_clients_types_is_somewhere():
     assert not missing
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(("kind", "path"), CASES, ids=[f"{k.__name__}-{p}" for k, p in CASES])
 def test_an_unused_field_is_taken_out(kind, path):
     """With a value of its kind, or null; any other value stays, and is refused."""

@@ -7,8 +7,6 @@ from ruvmlx.apps.server.written_calls import WrittenCalls
 from ruvmlx.models.model import Message
 from ruvmlx.models.tool_calls import ParsedCall
 
-pytestmark = pytest.mark.unit
-
 
 def message(arguments, id="a"):
     call = {"id": id, "type": "function", "function": {"name": "edit", "arguments": arguments}}

@@ -442,7 +442,8 @@ def test_groups_of_prose_count_by_the_states_they_stand_for(probe):
 def test_the_rise_is_nearly_that_of_all_prose(whole_text, trace, probe, tiny, tiny_backend):
     """A few contexts and the exact linear part of all come closer to all than the few alone."""
     adapter = random_adapter(trace, probe.tokens, 0.05)
-    states, following, _, answers = read(tiny_backend, tiny.tokenizer, tiny.config.max_context)
+    texts = read(tiny_backend, tiny.tokenizer, tiny.config.max_context)
+    states, following, answers = texts.states, texts.following, texts.answers
     z = tiny_backend.head(states[answers:])
     frozen = log_softmax_rows(z)
     adapter.add_to_logits(z, states[answers:])
