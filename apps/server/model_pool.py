@@ -146,7 +146,7 @@ class ModelPool:
         opener = Opener(self._opener.open, name, self._opener.adapter)
         first = self.first.serving
         about = ModelFacts.of(facts, self._installed.context(facts))
-        serving = first.beside(Host(opener, beside=first.host), name, about)
+        serving = first.for_model(Host(opener, beside=first.host), name, about)
         model = PooledModel(name, serving, self._installed.need(facts))
         self._models.append(model)
         return model

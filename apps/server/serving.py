@@ -107,7 +107,7 @@ class Serving:
         self.bodies = HeldBodies(self.limits.bodies)
         self.family.append(self)
 
-    def beside(self, host: Host, name: str, about: ModelFacts) -> "Serving":
+    def for_model(self, host: Host, name: str, about: ModelFacts) -> "Serving":
         """The state of another model of this server, which is not open yet."""
         shared = {
             name: getattr(self, name)

@@ -62,7 +62,7 @@ def test_folders_and_files(tmp_path):
     [
         ("", "no model is called ''"),
         ("a\0b", "no model is called"),
-        ("nope", "no model 'nope' on this machine"),
+        ("nope", "no model is called 'nope'"),
         ("no/such/path", "no model"),
         ("nope.gguf", "no model"),
         ("owner/file.gguf", "no model"),
