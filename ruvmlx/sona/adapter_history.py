@@ -162,16 +162,11 @@ class AdapterHistory:
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
         """How many more ratings or preferences a slow loop waits for: it needs `minimum`, and begins after
         `due` new ones."""
-        given, attempts = [version for version, _ in self._evidence_weights()], self.attempts()
+        given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
         enough = 1 if self._store.checkpoints.has_training(*self._key) else due
         return max(minimum - len(given), enough - new, 0)
-
-    def _evidence_weights(self) -> list[tuple[int, float]]:
-        """(version, weight) of the ratings and preferences in force: ratings first, oldest first."""
-        pairs = [(preference.version, preference.weight) for preference in self.pairs.in_force()]
-        return self._store.ratings.weights(*self._key) + pairs
 
     def training(self) -> bytes | None:
         return self._store.checkpoints.training(*self._key)
@@ -216,7 +211,7 @@ class AdapterHistory:
         return self.status()
 
     def status(self) -> LearnStatus:
-        given, pairs, version = self._evidence_weights(), len(self.pairs.in_force()), self.version()
+        given, pairs, version = self.pairs.evidence_weights(), len(self.pairs.in_force()), self.version()
         row = self.adapter(version) if version else None
         promotions, attempts = self._store.versions.promotions(*self._key, version), self.attempts()
         read = promotions[-1] if promotions else 0

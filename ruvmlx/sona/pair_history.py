@@ -13,6 +13,11 @@ class PairHistory:
         """The preferences in force, the oldest first."""
         return self._store.preferences.in_force(*self._key)
 
+    def evidence_weights(self) -> list[tuple[int, float]]:
+        """(version, weight) of the ratings and preferences in force: ratings first, oldest first."""
+        pairs = [(preference.version, preference.weight) for preference in self.in_force()]
+        return self._store.ratings.weights(*self._key) + pairs
+
     def kind(self, version: int) -> str:
         """What gave the preference that made this version."""
         return self._store.preferences.kind(*self._key, version)
