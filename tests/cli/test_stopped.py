@@ -28,16 +28,17 @@ VERB = f"""
 import sys
 from ruvmlx import grammar
 from ruvmlx.models import tokenizer_process
+from ruvmlx.platform import bounded_process
 
 tokenizer_process.TEXT_SECONDS = grammar.SECONDS = 1e5
-encode = tokenizer_process.ProcessTokenizer._encode_run
+answer = bounded_process._Child.answer
 
-def told(self, text, first):
-    if {ENDLESS[:20]!r} in text:
+def told(self, request):
+    if {ENDLESS[:20]!r} in str(request["request"]):
         print("ENCODING", file=sys.stderr, flush=True)
-    return encode(self, text, first)
+    return answer(self, request)
 
-tokenizer_process.ProcessTokenizer._encode_run = told
+bounded_process._Child.answer = told
 check = grammar._check
 
 def told_schema(*of):
