@@ -315,7 +315,8 @@ def app_with_a_text(running):
     found = []
 
     def typed():
-        found[:] = [app for app in alive(ChatApp) if app.is_running and app.chat.prompt.text]
+        prompts = [(app, getattr(app.chat, "prompt", None)) for app in alive(ChatApp) if app.is_running]
+        found[:] = [app for app, prompt in prompts if prompt is not None and prompt.text]
         return found
 
     running.wait_until(typed, 60)
