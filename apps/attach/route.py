@@ -107,7 +107,7 @@ class Terminals:
                 return
             app = loop.run_in_executor(thread, chat.run)
             sending = asyncio.ensure_future(_send(websocket, outbox))
-            receiving = asyncio.ensure_future(_receive(websocket, chat))
+            receiving = asyncio.ensure_future(self._receive(websocket, chat))
             try:
                 await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
             finally:  # the app has ended, or its terminal is gone
@@ -119,6 +119,20 @@ class Terminals:
                 await app
         if not gone:
             await websocket.close()
+
+    async def _receive(self, websocket: WebSocket, chat: "AttachedChat") -> None:
+        """Until the terminal is gone. What is no message of ours ends it, too. A server that stops reads on:
+        the end of the connection comes behind what was typed."""
+        while (message := await websocket.receive())["type"] == "websocket.receive":
+            if (typed := message.get("bytes")) is not None:
+                chat.feed(typed)
+            else:
+                try:
+                    chat.resize(msgspec.json.decode(message["text"], type=Resized).size)
+                except msgspec.DecodeError:
+                    return
+            while chat.unread > MOST_UNREAD and not self.serving.stopping:
+                await asyncio.sleep(0.05)
 
     def _make_chat(self, guest: Guest, hello: Hello, outbox: Outbox) -> "AttachedChat":
         """In the app's thread: Textual's modules take a second to load, the first time."""
@@ -134,20 +148,6 @@ async def _send(websocket: WebSocket, outbox: Outbox) -> None:
             for item in items:
                 await (websocket.send_text(item) if isinstance(item, str) else websocket.send_bytes(item))
                 outbox.release_room(item)
-
-
-async def _receive(websocket: WebSocket, chat: "AttachedChat") -> None:
-    """Until the terminal is gone. What is no message of ours ends it, too."""
-    while (message := await websocket.receive())["type"] == "websocket.receive":
-        if (typed := message.get("bytes")) is not None:
-            chat.feed(typed)
-        else:
-            try:
-                chat.resize(msgspec.json.decode(message["text"], type=Resized).size)
-            except msgspec.DecodeError:
-                return
-        while chat.unread > MOST_UNREAD:
-            await asyncio.sleep(0.05)
 
 
 def _notice_the_dead(websocket: WebSocket) -> None:

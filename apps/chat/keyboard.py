@@ -55,6 +55,9 @@ class Keyboard:
     def _go_on(self) -> None:
         loop, until = asyncio.get_running_loop(), time.monotonic() + TURN
         self._is_going = False
+        if getattr(self._app, "ended_by", 0):  # a signal, or a terminal that is gone: no key matters any more
+            self._typed = ""
+            return
         while not self._app_is_busy() and (piece := self._next_piece()):
             for message in self._parser.feed(piece):
                 self._process(message)

@@ -21,7 +21,7 @@ from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.prompt import MAX_MESSAGE_CHARACTERS
 from ruvmlx.apps.chat.user_files import UserFiles
 from ruvmlx.apps.cli.chat import chat
-from ruvmlx.apps.server import idle
+from ruvmlx.apps.server import idle, web
 from ruvmlx.apps.server.idle import IdleWork
 from textual import events
 from wsproto.events import CloseConnection
@@ -310,23 +310,27 @@ def alive(kind):
     return [found for found in gc.get_objects() if isinstance(found, kind)]
 
 
-def app_with_a_text(running):
-    """The app, as soon as something stands in its input."""
+@pytest.fixture
+def app(running, link):
+    """The client's app, when its input takes keys."""
     found = []
 
-    def typed():
-        prompts = [(app, getattr(app.chat, "prompt", None)) for app in alive(ChatApp) if app.is_running]
-        found[:] = [app for app, prompt in prompts if prompt is not None and prompt.text]
+    def is_ready():
+        found[:] = [
+            app
+            for app in alive(ChatApp)
+            if getattr(app, "_running", False) and app.focused and app.chat.state.session
+        ]
         return found
 
-    running.wait_until(typed, 60)
+    running.wait_until(is_ready, 60)
     return found[0]
 
 
-def test_a_flood_of_keys_waits_at_its_sender(running, link):
+def test_a_flood_of_keys_waits_at_its_sender(running, link, app):
     """Of 100,000 keys few are messages of the app at a time; those that wait end with the terminal."""
     link.send(b"x" * 100_000)
-    app_with_a_text(running)
+    running.wait_until(lambda: app.chat.prompt.text, 60)
     for _ in range(5):
         time.sleep(0.1)
         assert len(alive(events.Key)) < 200
@@ -334,12 +338,26 @@ def test_a_flood_of_keys_waits_at_its_sender(running, link):
     running.wait_until(lambda: not running.terminals.attached, 60)
 
 
-def test_a_paste_is_bounded(running, link):
+@pytest.fixture
+def patient(monkeypatch):
+    """A server that stops waits for its terminals without a limit."""
+    monkeypatch.setattr(web, "_GRACE", 10_000)
+
+
+def test_a_server_stops_while_a_terminal_floods(patient, running, link, app):
+    """It does not wait until the app has read the keys."""
+    link.send(b"x" * 1_000_000)
+    running.wait_until(lambda: app.chat.prompt.text, 60)
+    running.stop()  # it fails after 30 s
+    assert not running.terminals.attached
+
+
+def test_a_paste_is_bounded(running, link, app):
     """A paste of megabytes is cut, whether it ends or not, and the chat says so."""
     for _ in range(3):
         link.send(b"\x1b[200~" + b"x" * 700_000)
     link.send(b"\x1b[201~")
-    app = app_with_a_text(running)
+    running.wait_until(lambda: app.chat.prompt.text, 60)
     assert len(app.chat.prompt.text) == MAX_MESSAGE_CHARACTERS and "200,000" in app.chat.status.message
 
 
