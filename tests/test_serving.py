@@ -174,10 +174,11 @@ async def test_closing_ends_every_request_and_keeps_the_texts(open_tiny):
     host = Host(open_tiny)
     await host.open(QUIET)
     requests = [asking(f"q{i}", 400) for i in range(3)]
-    replies = [asyncio.ensure_future(reply_to(host, request)) for request in requests]
-    await begun(host.submit(asking("other", 5)))
+    streams = [host.submit(request) for request in requests]
+    for stream in streams:
+        await begun(stream)
     await host.close()
-    responses = [response for response, _ in await asyncio.gather(*replies)]
+    responses = [[chunk async for batch in stream for chunk in batch][-1].response for stream in streams]
     assert {response.finish_reason for response in responses} == {"cancelled"}
     with open_tiny() as runtime:
         kept = [runtime.store.replies.get(request.request_id).text for request in requests]
