@@ -103,4 +103,6 @@ def test_what_verbs_print(width, run, tiny_folder, request):  # noqa: F811
     if request.config.getoption("--write-screens"):
         FOLDER.mkdir(exist_ok=True)
         file.write_text(text, "utf-8")
+    if width == min(WIDTHS) and "popen-" in str(tiny_folder):
+        pytest.skip("lines break elsewhere in the longer paths of parallel runs: compare with -n 0")
     assert text == file.read_text("utf-8")
