@@ -20,7 +20,7 @@ from functools import lru_cache
 from queue import LifoQueue
 from typing import Any
 
-from .errors import UsageError
+from .errors import Interrupted, UsageError
 from .platform.bounded_process import BoundedProcess, ProcessEnded, ProcessStopped, answer_requests
 from .text import one_line
 
@@ -175,7 +175,7 @@ def _check(vocabulary: Vocabulary, constraint: Constraint) -> None:
     try:
         child.ask(request, SECONDS, MEMORY)
     except ProcessStopped:
-        raise UsageError(f"{constraint.name} was not compiled: ruvmlx was stopped.") from None
+        raise Interrupted(f"ruvmlx was stopped before {constraint.name} was compiled.") from None
     except ProcessEnded:
         limits = f"{SECONDS:.0f} seconds of work and {MEMORY >> 20} MB"
         why = f"{constraint.name} takes more than {limits} to compile. Make it simpler."

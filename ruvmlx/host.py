@@ -80,7 +80,7 @@ class Host:
         await self._run(switch)
 
     async def release(self) -> None:
-        """Close the runtime and free its memory. `open` opens it again, with the same model and adapter."""
+        """Close the runtime and free its memory. A later `open` opens the same model and adapter."""
         self._interrupt()
 
         def release() -> None:
@@ -158,8 +158,8 @@ class Host:
         return any(host._serving.busy or host.is_writing for host in self._hosts)
 
     def cancel_idle(self) -> None:
-        """Somebody is there: end the idle work that runs or is queued in this thread, if there is any; from
-        any thread."""
+        """End the idle work that runs or waits in the runtime's thread, because a user needs the model now.
+        May be called from any thread."""
         now = time.monotonic()
         for host in list(self._hosts):
             host.used_at = now
@@ -181,7 +181,7 @@ class Host:
         await self._run(settle)
 
     def _interrupt(self) -> None:
-        """End what runs in this thread without somebody who waits for it."""
+        """End the work in the runtime's thread for which no user waits: idle work, and `settle`."""
         self.cancel_idle()
         for host in list(self._hosts):
             if host._settle_cancel is not None:

@@ -5,6 +5,7 @@ that opens, a few times a second.
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -134,11 +135,17 @@ class Count:
 
 
 class Told(Count):
-    """A count that reports to the watch every TICK. Call `add` often, in the watch's thread."""
+    """A count that reports to the watch every TICK and at each new part. Call `add` often, in the watch's
+    thread."""
 
     def __init__(self, watch: Watch, what: str, total: int = 0, unit: str = "bytes"):
         super().__init__(what, total, unit=unit)
-        self._watch, self._at = watch, 0.0
+        self._watch, self._at = watch, -math.inf
+        self.add(0)
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        super().begin(what, total, done)
+        self._at = -math.inf
         self.add(0)
 
     def add(self, n: int) -> None:

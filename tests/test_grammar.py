@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from ruvmlx import grammar
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.grammar import Constraint, Vocabulary, compiled_matcher
 from ruvmlx.platform.bounded_process import stop_requests
 from tests.limits import peak_memory
@@ -83,7 +83,7 @@ def test_compiling_can_be_stopped(vocabulary, monkeypatch):
     ended = threading.Event()
 
     def compile_it() -> None:
-        with pytest.raises(UsageError, match="was stopped"):
+        with pytest.raises(Interrupted, match="was stopped"):
             compiled_matcher(vocabulary, RUNAWAY["one large multiple"])
         ended.set()
 

@@ -108,7 +108,7 @@ class Keyboard:
 
 
 class TerminalDriver(LinuxDriver):
-    """The terminal of this process, with its keys at the app's pace."""
+    """The driver of this process's terminal. It reads keys only as fast as the app handles them."""
 
     def send_message(self, message: Message) -> None:
         send_now(self, message)

@@ -109,8 +109,10 @@ class StyleStudy:
     def users(
         self, count: int, ratings: int, questions: Sequence[str], true: bool = False, sure: bool = False
     ) -> list[float]:
-        """The win-rate of each user; a line for each is printed. true: all stars are known. sure: KL falls
-        with the doubt."""
+        """Print and return the win-rate of each user.
+
+        true: the taste model gets the stars of all replies, in place of `ratings` of them. sure: a less
+        certain taste gets a smaller step, so a smaller KL."""
         basis, engine = self.builder.basis(), LLMInferenceEngine(self.model, self.backend)
         requests = {
             q: requests_for(_request_for(q, seed_for(0, 3, i)), FROZEN) for i, q in enumerate(questions)

@@ -49,7 +49,7 @@ ENDPOINTS: list[Endpoint] = [
 
 
 def make_app(models: ModelPool, access: Access, sockets: Sequence[WebSocketRoute] = ()) -> Gate:
-    """The ASGI application. sockets: what is no request and answer (apps/attach/)."""
+    """Build the ASGI application. sockets: routes of WebSockets, which carry terminals (apps/attach/)."""
     endpoints, serving = [*ENDPOINTS, openapi.endpoint(ENDPOINTS)], models.first.serving
     routes = [Route(e.path, Dispatcher(models, e), methods=[e.method]) for e in endpoints]
     router = Starlette(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ruvmlx.errors import (
     AdapterMismatch,
     CacheTooLarge,
+    Interrupted,
     MemoryBusy,
     ModelNotFound,
     NotFound,
@@ -69,12 +70,14 @@ _STATUSES: list[tuple[type[RuvmlxError], int]] = [
     (StoreBusy, 503),
     (MemoryBusy, 503),
     (NotEnoughMemory, 503),
+    (Interrupted, 503),
 ]
 
 
 _CODES: list[tuple[type[RuvmlxError], str]] = [
     (CacheTooLarge, "cache_too_large"),
     (MemoryBusy, "memory_busy"),
+    (Interrupted, "stopping"),
 ]
 
 

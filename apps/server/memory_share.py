@@ -14,10 +14,12 @@ from .serving import Serving
 
 @dataclass
 class PooledModel:
-    """A model that is open, or was. name: as a request wrote it; empty: the server's first. need: by its
-    plan; None: not known. scratch: bytes of working memory that the plan does not have. users: requests that
-    it is needed for. used_at: when the last one ended, as `monotonic` counts. is_tended: idle time prepares
-    its replies for their ratings."""
+    """A model that the server has opened at least once. It may be closed now.
+
+    name: the name in the request; "" for the server's first model. need: the memory of its plan; None before
+    there is a plan. scratch: bytes of working memory that the plan leaves out. users: the number of requests
+    that use the model now. used_at: the `monotonic` time at which the last request ended. is_tended: idle
+    work prepares its replies for ratings."""
 
     name: str
     serving: Serving

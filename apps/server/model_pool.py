@@ -32,7 +32,7 @@ UNLOAD_EVERY = 1.0  # seconds between two looks for models that nobody uses
 
 
 class ModelPool:
-    """Has a `Serving` for each model. For the event loop alone."""
+    """Keeps one `Serving` for each model. Only the thread of the event loop may call its methods."""
 
     def __init__(
         self,

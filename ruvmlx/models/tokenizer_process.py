@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import CorruptFile
-from ..platform.bounded_process import BoundedProcess, ProcessEnded, answer_requests
+from ..errors import CorruptFile, Interrupted
+from ..platform.bounded_process import BoundedProcess, ProcessEnded, ProcessStopped, answer_requests
 from .json_files import MAX_BYTES
 from .messages import one_line
 from .tokenizer_base import BaseTokenizer
@@ -32,7 +32,7 @@ LONG_TEXT_CHARACTERS = 5_000  # characters
 
 class ProcessTokenizer(BaseTokenizer):
     """The tokenizer of `folder_tokenizer`, in a child. CorruptFile or UnsupportedModel if it cannot be used,
-    from any method. From any thread."""
+    and Interrupted if the user stopped it, from any method. From any thread."""
 
     def __init__(self, folder: Path, eos: Iterable[Any] = ()):
         """`eos`: as in folder_tokenizer."""
@@ -51,6 +51,8 @@ class ProcessTokenizer(BaseTokenizer):
         memory = self._memory + PER_CHARACTER * characters
         try:
             return self._process.ask(request, seconds, memory)
+        except ProcessStopped:
+            raise Interrupted("ruvmlx was stopped before the text became tokens.") from None
         except ProcessEnded as ended:
             limits = f", or needs more than {seconds:.0f} seconds of work and {memory >> 20} MB"
             why = f": {one_line(ended)}" if str(ended) else limits

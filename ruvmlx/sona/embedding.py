@@ -200,8 +200,8 @@ class TextReader:
         return np.concatenate(states)[len(self._bos) :]
 
     def _size(self, left: int) -> int:
-        """Tokens to read next: the rest of the slice, at least MIN_SLICE_TOKENS. A short rest of the window
-        comes with them."""
+        """The number of tokens to read in the next call. It fills the slice, with at least MIN_SLICE_TOKENS.
+        Fewer than MIN_SLICE_TOKENS are never left for a call of their own."""
         size = max(
             MIN_SLICE_TOKENS, int(self._pace * (SLICE - self._spent)) // MIN_SLICE_TOKENS * MIN_SLICE_TOKENS
         )

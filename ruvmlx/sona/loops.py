@@ -1,7 +1,7 @@
-"""The slow loops of one learner, background (or style) and deep, one at a time.
+"""Runs the slow loops of one learner: the background loop or the style loop, and the deep loop.
 
-They are imported on first use, because they start MLX. One closes before the other begins, so that only one
-training graph is in memory.
+This module imports a loop on its first use, because the loop starts MLX. One loop closes before another one
+begins, so the memory holds only one training graph.
 """
 
 import threading

@@ -124,12 +124,14 @@ class Replies:
                 self._routes.add(route)
 
     def get(self, reply_id: str) -> ReplyRow:
-        """A reply by a unique beginning of its id, or "last". NotFound if none or several match."""
+        """A reply by its id, a unique beginning of it, or "last". NotFound if none or several match."""
         select = f"SELECT {columns(ReplyRow)} FROM replies "
         if reply_id == "last":
             rows = self._db.rows(select + "ORDER BY seq DESC LIMIT 1")
         else:
-            rows = self._db.rows(select + "WHERE substr(id, 1, ?) = ? LIMIT 2", len(reply_id), reply_id)
+            rows = self._db.rows(select + "WHERE id = ?", reply_id)
+            beginning = "WHERE substr(id, 1, ?) = ? LIMIT 2"
+            rows = rows or self._db.rows(select + beginning, len(reply_id), reply_id)
         if not rows and reply_id == "last":
             raise NotFound("there is no reply to rate yet; `ruvmlx chat` or `ruvmlx generate` makes one.")
         if not rows or not reply_id:

@@ -33,12 +33,12 @@ from ruvmlx.platform import bounded_process
 tokenizer_process.TEXT_SECONDS = grammar.SECONDS = 1e5
 answer = bounded_process._Child.answer
 
-def told(self, request):
+def tell_and_answer(self, request):
     if {ENDLESS[:20]!r} in str(request["request"]):
         print("ENCODING", file=sys.stderr, flush=True)
     return answer(self, request)
 
-bounded_process._Child.answer = told
+bounded_process._Child.answer = tell_and_answer
 check = grammar._check
 
 def told_schema(*of):

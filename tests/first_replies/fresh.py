@@ -49,13 +49,13 @@ def first_output(words: list[str], typed: str) -> subprocess.CompletedProcess[st
         )
 
 
-def generated(question: str) -> tuple[str, str, bool]:
+def generate_reply(question: str) -> tuple[str, str, bool]:
     """The reply of `generate`, why it ended, and whether a loop was noticed."""
     reply = json.loads(first_output(["generate", question, "--json"], "").stdout)
     return reply["text"], reply["finish_reason"], reply["repeats"]
 
 
-def chatted(question: str) -> tuple[str, str, bool]:
+def chat_reply(question: str) -> tuple[str, str, bool]:
     """The same of `chat --plain`, from what it shows."""
     done = first_output(["chat", "--plain"], f"{question}\n")
     shown = done.stdout.partition(SPEAKER)[2]
@@ -64,7 +64,7 @@ def chatted(question: str) -> tuple[str, str, bool]:
     return shown, ended, is_noticed
 
 
-COMMANDS = {"generate": generated, "chat --plain": chatted}
+COMMANDS = {"generate": generate_reply, "chat --plain": chat_reply}
 
 
 def row(command: str, times: int) -> tuple[str, Counter[str]]:

@@ -4,14 +4,16 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from base64 import b64encode
 
 import pytest
 
-from ruvmlx.errors import CorruptFile
+from ruvmlx.errors import CorruptFile, Interrupted
 from ruvmlx.models.load import load_model
 from ruvmlx.models.model import Message
 from ruvmlx.models.tokenizer_json import folder_tokenizer
+from ruvmlx.platform import bounded_process
 from tests.limits import peak_memory
 
 
@@ -134,6 +136,18 @@ def test_the_command_line(model, name):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode and len(done.stderr.strip().splitlines()) == 1
     assert "tokenizer.json" in done.stderr and "the library that reads it" in done.stderr
+
+
+def test_a_stop_says_nothing_of_the_file(tiny_folder, monkeypatch):
+    """A server that ends refuses a text; the tokenizer is as good as before."""
+    tokenizer = load_model(str(tiny_folder)).tokenizer
+    with monkeypatch.context() as stopped:
+        ending = threading.Event()
+        ending.set()
+        stopped.setattr(bounded_process, "ending", ending)
+        with pytest.raises(Interrupted, match="was stopped"):
+            tokenizer.encode("a text")
+    assert tokenizer.encode("a text")
 
 
 def test_the_child_starts_without_numpy():

@@ -1,4 +1,4 @@
-"""JSON that is nested as deeply as it gets, wherever a request has JSON: an answer or a 400, never a 500."""
+"""JSON that is nest as deeply as it gets, wherever a request has JSON: an answer or a 400, never a 500."""
 
 import pytest
 
@@ -17,7 +17,7 @@ PLACES = {
 }
 
 
-def nested(inside, depth, is_list):
+def nest(inside, depth, is_list):
     begin, end = ("[", "]") if is_list else ('{"default": ', "}")
     return begin * depth + inside + end * depth
 
@@ -27,7 +27,7 @@ def test_deep_json_is_no_internal_error(shared, place):
     for depth in DEPTHS:
         for inside in INSIDE:
             for is_list in (True, False):
-                deep = nested(inside, depth, is_list)
+                deep = nest(inside, depth, is_list)
                 if place == "a call":
                     escaped = deep.replace('"', '\\"')
                     deep = CALL % f'"{escaped}"'

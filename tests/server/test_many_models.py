@@ -77,11 +77,11 @@ def ask(running, model, **fields):
     return running.chat(**{"model": model, "max_tokens": 2, **fields})
 
 
-def opened(running):
+def open_names(running):
     return [row["model"] for row in running.ask("GET", "/v1/ps").json["models"]]
 
 
-def counted(running, name):
+def metric(running, name):
     """The sum of a counter over its labels."""
     text = running.ask("GET", "/metrics").body.decode()
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
@@ -120,8 +120,8 @@ def test_two_models_take_turns_in_memory_for_one_and_a_half(serve_models, reques
         replies = [ask(running, (A, B)[i % 2]) for i in range(requests)]
     assert [reply.status for reply in replies] == [200] * requests
     assert {reply.json["model"] for reply in replies} == {A, B}
-    assert counted(running, "ruvmlx_model_loads_total{") == requests - 1
-    assert counted(running, "ruvmlx_model_unloads_total{") == requests - 1
+    assert metric(running, "ruvmlx_model_loads_total{") == requests - 1
+    assert metric(running, "ruvmlx_model_unloads_total{") == requests - 1
     limit = running.models.share.limit
     assert len(watch.taken) > requests and max(watch.taken) > PROGRAM
     assert max(watch.planned) <= limit and max(watch.taken) <= limit
@@ -141,7 +141,7 @@ def test_two_models_stay_open_where_there_is_room(serve_models):
     for thread in threads:
         thread.join()
     assert [got[i] for i in range(6)] == [alone[A], alone[B]] * 3
-    assert opened(running) == [A, B] and counted(running, "ruvmlx_model_loads_total{") == 1
+    assert open_names(running) == [A, B] and metric(running, "ruvmlx_model_loads_total{") == 1
 
 
 def test_a_model_that_writes_is_not_closed(serve_models, endless):
@@ -161,7 +161,7 @@ def test_a_model_that_writes_is_not_closed(serve_models, endless):
     for thread in threads:
         thread.join()
     assert done == [(A, "length"), (B, "length"), (A, "length")]
-    assert counted(running, "ruvmlx_model_loads_total{") == 2
+    assert metric(running, "ruvmlx_model_loads_total{") == 2
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_names(serve_models):
     running = serve_models()
     names = [card["id"] for card in running.ask("GET", "/v1/models").json["data"]]
     assert names[:1] == [A] and B in names and len(names) == len(set(names))
-    assert ask(running, f"{B}@none").status == 200 and opened(running) == [A, B]
+    assert ask(running, f"{B}@none").status == 200 and open_names(running) == [A, B]
     assert f"{B}@none" in [card["id"] for card in running.ask("GET", "/v1/models").json["data"]]
     missing = ask(running, "lmstudio:tests/twoo")
     assert missing.status == 404 and f"Did you mean '{B}'?" in missing.error["message"]
@@ -242,7 +242,7 @@ def test_the_verbs_ask_the_server(serve_models, tmp_path):
     found = json.loads(CliRunner().invoke(cli, ["ps", "--json", *at]).stdout)
     assert [row["is_first"] for row in found["models"]] == [True, False]
     assert found["planned_bytes"] <= found["limit_bytes"]
-    assert "is closed" in CliRunner().invoke(cli, ["stop", B, *at]).output and opened(running) == [A]
+    assert "is closed" in CliRunner().invoke(cli, ["stop", B, *at]).output and open_names(running) == [A]
     assert "was not open" in CliRunner().invoke(cli, ["stop", B, *at]).output
     failed = CliRunner().invoke(cli, ["stop", "lmstudio:tests/twoo", *at])
     assert failed.exit_code and "Did you mean" in str(failed.exception)
@@ -254,9 +254,9 @@ def test_a_model_that_nobody_uses_is_closed(serve_models, monkeypatch):
     monkeypatch.setattr(model_pool, "UNLOAD_EVERY", 0.05)
     running = serve_models(unload_after=0.2)
     assert ask(running, B).status == 200
-    running.wait_until(lambda: opened(running) == [A], 60)
+    running.wait_until(lambda: open_names(running) == [A], 60)
     time.sleep(0.3)
-    assert opened(running) == [A] and ask(running, B).status == 200
+    assert open_names(running) == [A] and ask(running, B).status == 200
 
 
 def test_a_rating_finds_the_model_that_wrote(serve_models):
@@ -264,7 +264,7 @@ def test_a_rating_finds_the_model_that_wrote(serve_models):
     running = serve_models()
     id = ask(running, B).json["id"]
     assert running.ask("POST", "/v1/stop", {"model": B}, **KEY).json == {"model": B, "was_open": True}
-    assert opened(running) == [A]
+    assert open_names(running) == [A]
     rated = running.ask("POST", "/v1/ratings", {"id": id, "rating": "up"})
     assert rated.status == 200 and rated.json["applied"], rated.body
     rows = {row["model"]: row["adapter"] for row in running.ask("GET", "/v1/ps").json["models"]}
@@ -279,13 +279,13 @@ def test_ollamas_keep_alive_and_ps(serve_models):
     assert json.loads(lines[-1])["done"]
     assert [m["model"] for m in running.ask("GET", "/api/ps").json["models"]] == [A, B]
     running.ask("POST", "/api/chat", {"model": B, **hello, "keep_alive": 0})
-    running.wait_until(lambda: opened(running) == [A], 60)
+    running.wait_until(lambda: open_names(running) == [A], 60)
     done = running.ask("POST", "/api/generate", {"model": A, "keep_alive": "0s", "stream": False}).json
     assert done["done_reason"] == "unload"
-    running.wait_until(lambda: opened(running) == [], 60)
+    running.wait_until(lambda: open_names(running) == [], 60)
     assert running.ask("POST", "/api/show", {"model": A}).json["model_info"]["llama.block_count"] == 32
     assert running.ask("GET", "/v1/status").json["memory"]["model_bytes"] == 0
-    assert ask(running, A).status == 200 and opened(running) == [A]
+    assert ask(running, A).status == 200 and open_names(running) == [A]
 
 
 def test_stopping_needs_a_key_and_no_web_page(serve_models):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ruvmlx import progress
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine.types import GenerationRequest
 from ruvmlx.models.load import load_model
@@ -166,6 +167,7 @@ def test_a_large_slow_model_reads_fewer_texts_and_says_so(new_model, monkeypatch
     """Over SMALL parameters the time is bounded: once it is spent, a few texts of each kind are enough, the
     progress says how many, and the probe under a base reads the same ones."""
     monkeypatch.setattr(calibration, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "TICK", 1e9)  # seconds: the machine may be fast
     backend, shown = NativeBackend(new_model, threads=1), Shown()
     large = Measured(backend, new_model.tokenizer, 2, new_model.shape.max_context, calibration.SMALL)
     probe = Measurement(large).run(watch=shown)

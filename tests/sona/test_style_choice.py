@@ -38,7 +38,7 @@ def stars(length):
     return str(int(np.clip(5 - length // 110, 1, 5)))
 
 
-def rated(count, seed=0, shuffled=False):
+def rated_replies(count, seed=0, shuffled=False):
     found = replies(count, seed)
     given = [stars(length) for _, length in found]
     if shuffled:
@@ -47,19 +47,20 @@ def rated(count, seed=0, shuffled=False):
 
 
 def test_a_clear_taste_points_to_its_measure_with_confidence(basis):
-    choice = StyleChoice.of(TasteModel.fit(rated(30)), basis)
+    choice = StyleChoice.of(TasteModel.fit(rated_replies(30)), basis)
     assert choice.coefficients[LENGTH] < 0 and choice.confidence > 0.5
 
 
 def test_confidence_grows_with_ratings(basis):
-    few, many = (StyleChoice.of(TasteModel.fit(rated(n)), basis).confidence for n in (6, 60))
+    few, many = (StyleChoice.of(TasteModel.fit(rated_replies(n)), basis).confidence for n in (6, 60))
     assert 0 <= few < many <= 1
 
 
 def test_stars_of_other_replies_give_little_confidence(basis):
-    clear = StyleChoice.of(TasteModel.fit(rated(30)), basis).confidence
+    clear = StyleChoice.of(TasteModel.fit(rated_replies(30)), basis).confidence
     random = [
-        StyleChoice.of(TasteModel.fit(rated(30, seed, shuffled=True)), basis).confidence for seed in range(8)
+        StyleChoice.of(TasteModel.fit(rated_replies(30, seed, shuffled=True)), basis).confidence
+        for seed in range(8)
     ]
     assert np.mean(random) < 0.5 * clear
 
@@ -71,12 +72,12 @@ def test_without_ratings_nothing_moves(basis):
 def test_a_direction_that_moves_the_wrong_way_gives_no_confidence(basis):
     """The response, measured on other questions, has the last word."""
     turned = StyleBasis(basis.lora_a, basis.directions, basis.information, -basis.response, basis.layers)
-    assert StyleChoice.of(TasteModel.fit(rated(30)), turned).confidence == 0
+    assert StyleChoice.of(TasteModel.fit(rated_replies(30)), turned).confidence == 0
 
 
 def test_ratings_that_were_left_out_agree_with_a_taste_and_not_with_chance():
-    assert agreement(rated(30), ()) > 0.3
-    chance = [agreement(rated(30, seed, shuffled=True), ()) for seed in range(8)]
+    assert agreement(rated_replies(30), ()) > 0.3
+    chance = [agreement(rated_replies(30, seed, shuffled=True), ()) for seed in range(8)]
     assert np.mean(chance) < 0.1 and min(chance) < 0
 
 

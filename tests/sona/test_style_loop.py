@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kernels.rating import Rule
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sona import faults, instant
@@ -18,6 +17,8 @@ from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis
 from ruvmlx.sona.optional.style_file import StyleFiles
 from ruvmlx.sona.optional.style_loop import sum_of_bases, trained_part
 from ruvmlx.sona.taste_fit import M
+
+from .test_background import answer
 
 
 @pytest.fixture
@@ -48,16 +49,7 @@ def rated(open_tiny, tiny, basis, monkeypatch):
 
 
 def rate(runtime, i):
-    request = GenerationRequest(
-        request_id=f"reply-{i:02}",
-        prompt="question",
-        max_new_tokens=17,
-        sampling=Sampling(seed=i % 2),
-        ignore_eos=True,
-    )
-    for _ in runtime.generate(request):
-        pass
-    runtime.rate(request.request_id, "up" if i % 2 else "down")
+    runtime.rate(answer(runtime, i), "up" if i % 2 else "down")
 
 
 def style_of(runtime) -> dict:
@@ -111,11 +103,11 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated, monkeypatch):
     shares = []
     worse = style_loop.StyleLoop._worse
 
-    def watched(self, found, micro, pause):
+    def measure_and_count(self, found, micro, pause):
         shares.append(found.scale)
         return worse(self, found, micro, pause)
 
-    monkeypatch.setattr(style_loop.StyleLoop, "_worse", watched)
+    monkeypatch.setattr(style_loop.StyleLoop, "_worse", measure_and_count)
     report = rated.consolidate()
     assert not report["promoted"] and "less variety" in report["reason"]
     assert np.array(shares) / shares[0] == pytest.approx(style_loop.STEPS)
@@ -128,7 +120,7 @@ def test_ratings_without_a_style_take_the_old_one_back(rated):
     learner = rated.learner
     assert any(b.any() for b in style_of(rated).values())
     for i in range(12):  # the same two replies, rated without any rule
-        rated.rate(f"reply-{i:02}", "up" if i % 4 < 2 else "down")
+        rated.rate(f"reply-{i}", "up" if i % 4 < 2 else "down")
     report = rated.consolidate()
     assert "do not agree" in report["reason"], report
     assert not learner.base.pairs and rated.status().kl <= KL_CAP

@@ -56,6 +56,8 @@ def test_last_is_the_newest_and_a_beginning_is_enough(store):
     assert store.replies.get("abd").id == "abd2"
     with pytest.raises(NotFound, match="more than one"):
         store.replies.get("ab")
+    store.replies.add(a_reply("ab"), None)
+    assert store.replies.get("ab").id == "ab"  # a whole id, though others begin with it
     with pytest.raises(NotFound, match="no reply"):
         store.replies.get("")
     with pytest.raises(NotFound, match="no reply"):

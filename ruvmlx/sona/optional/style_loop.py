@@ -84,7 +84,7 @@ class StyleLoop:
         self._untouched: list[SampledReply] | None = None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Compute the base that the ratings in force ask for, test it, and use it or not; return a report."""
+        """Compute a base LoRA from the ratings in force. Test it. Use it if it passes. Return a report."""
         learner, started = self._learner, time.perf_counter()
         if not self._model.is_own:
             return _report(False, without(self._model.shape))
