@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -193,7 +194,8 @@ def answer_requests(answer: Callable[[Any], Any]) -> None:
 @contextlib.contextmanager
 def _end_with_parent(connection: int) -> Iterator[None]:
     """On Linux the end of the parent ends the block and this process, whatever library runs: SIGIO comes when
-    the socket closes, and nothing else arrives there meanwhile. Elsewhere only the limit of time does."""
+    the socket closes, and nothing else arrives there meanwhile. A parent that has ended before sends no SIGIO
+    and is found by reading. Elsewhere only the limit of time ends the block."""
     if sys.platform != "linux":
         yield
         return
@@ -201,6 +203,8 @@ def _end_with_parent(connection: int) -> Iterator[None]:
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:
+        if select.select([connection], [], [], 0)[0]:
+            raise ConnectionError
         yield
     finally:
         fcntl.fcntl(connection, fcntl.F_SETFL, flags)

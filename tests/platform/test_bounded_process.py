@@ -1,7 +1,11 @@
 """A child process that computes for ever, takes all memory or dies ends the request, and nothing else."""
 
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -156,3 +160,14 @@ def test_a_child_ends_with_its_parent(child, tmp_path, what):
     if survived:
         os.kill(orphan, signal.SIGKILL)
     assert not survived and ask(child, "say", 1) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only the limit of time ends the child elsewhere")
+def test_a_child_whose_parent_ended_before_the_work_does_not_begin_it(child):
+    """The request waits in the socket when its sender is gone: no signal can come any more."""
+    ours, its = socket.socketpair()
+    data = json.dumps({"request": ["spin", None], "seconds": 1e5, "memory": MEMORY}).encode()
+    ours.sendall(len(data).to_bytes(4, "big") + data)
+    ours.close()
+    with its:
+        assert subprocess.run([sys.executable, "-m", "a_child"], stdin=its, timeout=60).returncode == 0
