@@ -3,14 +3,21 @@
 Three marks say what is left to --full, which runs every case:
 
     full            the test, or this case of it
-    full("neon")    the same; but it also runs when neon/ has changed here since it last passed
+    full("neon")    the same; but it also runs when neon/ has changed here since it last passed. A new clone
+                    compares neon/ with data/tested.tsv: what it held when every case passed
     one_in(10)      of its cases all but each tenth: seeds, and random inputs
     pairwise        of its cases all but so many that every two values of two parameters still meet
 
 A test that the command line names (`file.py::test`) always runs.
+
+After `pytest --full` has passed, this keeps what neon/ and metal_kernels/ hold now in data/tested.tsv:
+
+    python -m tests.selection neon metal_kernels
 """
 
+import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -20,6 +27,7 @@ import pytest
 from .builds import BUILDS, ROOT, contents, digest
 
 PASSED = BUILDS / "passed"
+TESTED = ROOT / "tests" / "data" / "tested.tsv"  # places, and what they held when every case passed
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -61,27 +69,45 @@ def pairwise(cases: Sequence[Sequence[tuple[object, object]]]) -> list[int]:
 
 
 def _changed(item: pytest.Item, mark: pytest.Mark) -> bool:
-    """Have the inputs that the mark names changed since the test passed, or since the first run here?"""
+    """Have the inputs that the mark names changed since the test passed?"""
     if not mark.args:
         return False
-    file, now = PASSED / digest(item.nodeid), _inputs(mark)
-    if not file.exists():
-        _keep(item, now)
-    return file.read_text() != now
+    file, now = PASSED / digest(item.nodeid), _inputs(mark.args)
+    if not file.exists():  # the first run here
+        _keep(item, now | {place: held for place, held in tested().items() if place in now})
+    return json.loads(file.read_text()) != now
 
 
 def passed(item: pytest.Item) -> None:
     """Remember with what inputs a test passed."""
     if (mark := item.get_closest_marker("full")) and mark.args:
-        _keep(item, _inputs(mark))
+        _keep(item, _inputs(mark.args))
 
 
-def _inputs(mark: pytest.Mark) -> str:
-    return contents(*(ROOT / place for place in mark.args))
+def _inputs(places: Iterable[str]) -> dict[str, str]:
+    """What each place holds."""
+    return {place: contents(ROOT / place) for place in places}
 
 
-def _keep(item: pytest.Item, inputs: str) -> None:
+def tested() -> dict[str, str]:
+    """What each place held when every case passed; places that are not in it are as they should be."""
+    if not TESTED.exists():
+        return {}
+    return dict(line.split("\t") for line in TESTED.read_text("utf-8").splitlines())
+
+
+def keep_tested(places: Iterable[str]) -> None:
+    """Every case has passed with what these places hold now."""
+    rows = sorted((tested() | _inputs(places)).items())
+    TESTED.write_text("".join(f"{place}\t{held}\n" for place, held in rows), "utf-8")
+
+
+def _keep(item: pytest.Item, inputs: dict[str, str]) -> None:
     PASSED.mkdir(parents=True, exist_ok=True)
     part = PASSED / f"{digest(item.nodeid)}.{os.getpid()}"
-    part.write_text(inputs)
+    part.write_text(json.dumps(inputs))
     part.replace(PASSED / digest(item.nodeid))
+
+
+if __name__ == "__main__":
+    keep_tested(sys.argv[1:])

@@ -1,6 +1,7 @@
 """What a run leaves out (selection.py, modules.py), and builds that runs share (builds.py)."""
 
 import os
+import shutil
 import subprocess
 import sys
 from itertools import combinations, product
@@ -13,6 +14,7 @@ CONFTEST = """
 from pathlib import Path
 from tests import modules, selection
 selection.ROOT, selection.PASSED = Path(__file__).parent, Path(__file__).parent / "passed"
+selection.TESTED = selection.ROOT / "tested.tsv"
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true")
@@ -114,6 +116,17 @@ def test_changed_inputs_bring_a_test_back_until_it_passes(run, tmp_path):
     assert any(line.startswith("FAILED") and "test_of_c" in line for line in run(FAILS="1"))
     assert "test_of_c" in names(run())
     assert "test_of_c" not in names(run())
+
+
+def test_a_new_clone_tests_what_no_full_run_has_tested(run, tmp_path, monkeypatch):
+    """Only then: its first run believes data/tested.tsv."""
+    monkeypatch.setattr(selection, "ROOT", tmp_path)
+    monkeypatch.setattr(selection, "TESTED", tmp_path / "tested.tsv")
+    selection.keep_tested(["c"])
+    assert "test_of_c" not in names(run())
+    shutil.rmtree(tmp_path / "passed")
+    (tmp_path / "c" / "source.c").write_text("int y;")
+    assert "test_of_c" in names(run())
 
 
 def test_tests_of_a_module_that_lacks_a_package_say_so(run, tmp_path):
