@@ -12,6 +12,7 @@ from . import (
     completions,
     embeddings,
     health,
+    llama_cpp,
     messages,
     models,
     ollama_chat,
@@ -43,6 +44,7 @@ ENDPOINTS: list[Endpoint] = [
     *open_models.ENDPOINTS,
     *ollama_chat.ENDPOINTS,
     *ollama_models.ENDPOINTS,
+    *llama_cpp.ENDPOINTS,
     *health.ENDPOINTS,
     *page.ENDPOINTS,
 ]

@@ -81,13 +81,14 @@ class Dispatcher:
         await unless_gone(receive, self._within_time(call, sender))
 
     async def _within_time(self, call: Call, sender: Sender) -> None:
-        name = getattr(call.body, "model", None) if self._endpoint.opens(call.body) else None
+        needs_model = hasattr(call.body, "model") and self._endpoint.opens(call.body)
         async with asyncio.timeout(call.serving.limits.reply_seconds):
-            if name is None:
+            if not needs_model:
                 await sender.answer(await self._endpoint.handle(call))
                 return
-            model = await self._models.find(name)
-            waiting = None if self._models.is_ready(name) else self._endpoint.waiting(call.body)
+            name = call.body.model
+            model = self._models.first if name is None else await self._models.find(name)
+            waiting = None if self._models.is_ready(model) else self._endpoint.waiting(call.body)
             if waiting is not None:
                 await sender.answer(EventStream(self._events(call, model), waiting))
                 return

@@ -48,10 +48,10 @@ class PlainText:
 class Call:
     """One request to an endpoint, checked and decoded.
 
-    serving: the model that the body names, open; where it names none, the first one, which may be closed.
-    models: all. body: of the endpoint's type, or None. names: what the path names. salt: caches are shared
-    only between requests with equal salts. facts: for the log and the metrics; numbers only, no words of
-    users. is_anthropic: the client reads Anthropic's form.
+    serving: the model that the body names, open; where its `model` is null, the first one. For a body without
+    such a field, the first one, which may be closed. models: all. body: of the endpoint's type, or None.
+    names: what the path names. salt: caches are shared only between requests with equal salts. facts: for the
+    log and the metrics; numbers only, no words of users. is_anthropic: the client reads Anthropic's form.
     """
 
     serving: "Serving"

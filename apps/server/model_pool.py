@@ -124,10 +124,9 @@ class ModelPool:
                 return self._add(wanted, found[wanted])
         raise ApiError(404, self._missing_words(name, found), "model", "model_not_found")
 
-    def is_ready(self, name: str) -> bool:
+    def is_ready(self, model: PooledModel) -> bool:
         """Can a request for this model begin at once?"""
-        model = self._known_model(name)
-        return model is not None and model.is_open and not self._turn.locked()
+        return model.is_open and not self._turn.locked()
 
     def _known_model(self, name: str) -> PooledModel | None:
         wanted = _spellings(name)

@@ -1,0 +1,176 @@
+"""What clients of llama.cpp's server ask: POST /tokenize and /detokenize, GET /props and /slots."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ruvmlx import __version__
+from ruvmlx.models.model import Tokenizer
+from ruvmlx.runtime import Runtime
+
+from .endpoint import Answer, Call, Endpoint
+from .errors import ApiError
+from .llama_cpp_bodies import DetokenizeBody, TokenizeBody
+from .serving import Serving
+
+
+class TokenPiece(Struct):
+    """A token. piece: its text; where it is only a part of a character, its bytes."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizedText(Struct):
+    """The tokens of a text: ids, or with `with_pieces` ids and texts."""
+
+    tokens: list[int | TokenPiece]
+
+
+class DetokenizedText(Struct):
+    """The text of tokens, special ones included."""
+
+    content: str
+
+
+class SamplingInForce(Struct):
+    """How a reply is drawn where a request does not say. n_predict: the longest reply; -1: what there is room
+    for."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    n_predict: int
+
+
+class GenerationSettings(Struct):
+    """n_ctx: tokens of the longest prompt and reply together. params: null while the model is closed."""
+
+    n_ctx: int
+    params: SamplingInForce | None
+
+
+class Modalities(Struct):
+    """What a message may have besides text: nothing."""
+
+    vision: Literal[False] = False
+    audio: Literal[False] = False
+
+
+class ServerProps(Struct):
+    """The server's first model. model_path: its name; paths are not told. total_slots: replies at once.
+    is_sleeping: the model is closed; then its template and tokens are left out."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: Modalities
+    build_info: str
+    is_sleeping: bool
+    chat_template: str | UnsetType = UNSET
+    bos_token: str | UnsetType = UNSET
+    eos_token: str | UnsetType = UNSET
+
+
+class Slot(Struct):
+    """A place for a reply. n_ctx: tokens that it may take. is_processing: a reply has it."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    speculative: Literal[False] = False
+
+
+async def tokenize(call: Call) -> Answer:
+    """The tokens of a text. Replies go on meanwhile."""
+    body: TokenizeBody = call.body
+
+    def encode(runtime: Runtime) -> TokenizedText:
+        tokenizer, special = runtime.model.tokenizer, body.parse_special is not False
+        ids = tokenizer.encode(body.content, add_bos=bool(body.add_special), special=special)
+        if not body.with_pieces:
+            return TokenizedText([*ids])
+        names = _special_names(tokenizer)
+        return TokenizedText([TokenPiece(i, _piece(tokenizer, names, i)) for i in ids])
+
+    return await call.serving.host.encode(encode, len(body.content))
+
+
+def _special_names(tokenizer: Tokenizer) -> Mapping[int, str]:
+    return {token_id: text for text, token_id in tokenizer.special_tokens.items()}
+
+
+def _piece(tokenizer: Tokenizer, names: Mapping[int, str], token_id: int) -> str | list[int]:
+    if token_id in names:
+        return names[token_id]
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+async def detokenize(call: Call) -> Answer:
+    """The text of tokens."""
+    tokens = call.body.tokens
+    vocab = call.serving.runtime.model.shape.vocab_size
+    unknown = next((token for token in tokens if token >= vocab), None)
+    if unknown is not None:
+        message = f"tokens: there is no token {unknown}; the model has tokens 0 to {vocab - 1}."
+        raise ApiError(400, message, "tokens")
+
+    def decode(runtime: Runtime) -> DetokenizedText:
+        return DetokenizedText(runtime.model.tokenizer.text_with_specials(tokens))
+
+    return await call.serving.host.encode(decode, len(tokens))
+
+
+async def props(call: Call) -> Answer:
+    """The first model and what a reply gets where a request does not say. It opens no model."""
+    serving = call.models.first.serving
+    runtime = None if serving.unloaded else serving.host.holder.runtime
+    about = serving.about
+    found = ServerProps(
+        GenerationSettings(about.context, _in_force(serving, runtime) if runtime else None),
+        serving.limits.replies,
+        about.name,
+        about.name,
+        Modalities(),
+        f"ruvmlx {__version__}",
+        is_sleeping=runtime is None,
+    )
+    if runtime is not None:
+        tokenizer = runtime.model.tokenizer
+        names, ends = _special_names(tokenizer), sorted(tokenizer.eos_ids)
+        found.chat_template = tokenizer.chat_template or ""
+        found.bos_token = names.get(tokenizer.bos_id, "") if tokenizer.bos_id is not None else ""
+        found.eos_token = next((names[i] for i in ends if i in names), "")
+    return found
+
+
+def _in_force(serving: Serving, runtime: Runtime) -> SamplingInForce:
+    own, longest = runtime.sampling(), serving.max_tokens or -1
+    values = {name: getattr(own, name) for name in SamplingInForce.__struct_fields__ if hasattr(own, name)}
+    return SamplingInForce(**values, n_predict=longest)
+
+
+async def slots(call: Call) -> Answer:
+    """The places for replies of the first model, the taken ones first. No words of users."""
+    serving = call.models.first.serving
+    taken = [i < serving.writing for i in range(max(serving.limits.replies, serving.writing))]
+    return [Slot(i, serving.about.context, is_taken) for i, is_taken in enumerate(taken)]
+
+
+ENDPOINTS = [
+    Endpoint("POST", "/tokenize", tokenize, "The tokens of a text.", TokenizedText, body=TokenizeBody,
+             statuses=(404,)),
+    Endpoint("POST", "/detokenize", detokenize, "The text of tokens.", DetokenizedText, body=DetokenizeBody,
+             statuses=(404,)),
+    Endpoint("GET", "/props", props, "The first model, and what a reply gets.", ServerProps),
+    Endpoint("GET", "/slots", slots, "The places for replies.", list[Slot]),
+]  # fmt: skip
