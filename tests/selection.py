@@ -8,11 +8,11 @@ Three marks say what is left to --full, which runs every case:
     one_in(10)      of its cases all but each tenth: seeds, and random inputs
     pairwise        of its cases all but so many that every two values of two parameters still meet
 
-A test that the command line names (`file.py::test`) always runs.
+The tests of data/dear.tsv take more than DEAR seconds each. They are marked full(...) here, with their own
+file and what their folder tests (SUBJECTS). A test that the command line names (`file.py::test`) always runs.
 
-After `pytest --full` has passed, this keeps what neon/ and metal_kernels/ hold now in data/tested.tsv:
-
-    python -m tests.selection neon metal_kernels
+    pytest --full --cost=cost.tsv            runs all
+    python -m tests.selection cost.tsv       after it has passed: writes data/dear.tsv and data/tested.tsv
 """
 
 import json
@@ -21,19 +21,46 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 from .builds import BUILDS, ROOT, contents, digest
 
 PASSED = BUILDS / "passed"
-TESTED = ROOT / "tests" / "data" / "tested.tsv"  # places, and what they held when every case passed
+DATA = ROOT / "tests" / "data"
+TESTED = DATA / "tested.tsv"  # places, and what they held when every case passed
+DEAR_TESTS = DATA / "dear.tsv"
+DEAR = 1.0  # seconds of processor time
+# What the tests of each folder of tests/ test. The tests of no folder test all of RUVMLX.
+RUVMLX = ("ruvmlx", "apps", "neon", "metal_kernels")
+SUBJECTS = {
+    "backends": ("ruvmlx/backends", "ruvmlx/kernels", "ruvmlx/kv", "ruvmlx/lora", "ruvmlx/training", "neon"),
+    "bench": ("apps/bench",),
+    "chat": ("apps/chat", "apps/attach"),
+    "cli": ("apps/cli",),
+    "docs": ("docs", "README.md"),
+    "engine": ("ruvmlx/engine", "ruvmlx/backends"),
+    "kernels": ("ruvmlx/kernels", "neon"),
+    "kv": ("ruvmlx/kv", "ruvmlx/kernels", "neon"),
+    "lora": ("ruvmlx/lora",),
+    "metal": ("metal_kernels", "ruvmlx/backends/mlx"),
+    "models": ("ruvmlx/models", "ruvmlx/platform"),
+    "prove": ("apps/prove",),
+    "server": ("apps/server", "apps/attach"),
+    "sona": ("ruvmlx/sona", "ruvmlx/training"),
+    "store": ("ruvmlx/store",),
+}
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take from `items` what this run leaves out."""
     if config.getoption("--full") or any("::" in argument for argument in config.args):
         return
+    dear = dear_tests()
+    for item in items:
+        if item.nodeid in dear and not item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.full(*subjects(item.nodeid)))
     left = {id(item) for case in _functions(items) for item in _left_out(case)}
     config.hook.pytest_deselected(items=[item for item in items if id(item) in left])
     items[:] = [item for item in items if id(item) not in left]
@@ -84,6 +111,19 @@ def passed(item: pytest.Item) -> None:
         _keep(item, _inputs(mark.args))
 
 
+def subjects(name: str) -> tuple[str, ...]:
+    """What the test with this id tests, and its own file."""
+    file = name.partition("::")[0]
+    return (*SUBJECTS.get(Path(file).parent.name, RUVMLX), file)
+
+
+def dear_tests() -> set[str]:
+    """Ids of the tests of DEAR_TESTS."""
+    if not DEAR_TESTS.exists():
+        return set()
+    return {line.partition("\t")[2] for line in DEAR_TESTS.read_text("utf-8").splitlines()}
+
+
 def _inputs(places: Iterable[str]) -> dict[str, str]:
     """What each place holds."""
     return {place: contents(ROOT / place) for place in places}
@@ -94,6 +134,13 @@ def tested() -> dict[str, str]:
     if not TESTED.exists():
         return {}
     return dict(line.split("\t") for line in TESTED.read_text("utf-8").splitlines())
+
+
+def keep_dear(costs: Iterable[str]) -> None:
+    """costs: lines that `--cost` wrote."""
+    rows = [(float(cost), name) for cost, _, name in (line.partition("\t") for line in costs)]
+    dear = sorted(((cost, name) for cost, name in rows if cost > DEAR), key=lambda row: row[1])
+    DEAR_TESTS.write_text("".join(f"{cost:.1f}\t{name}\n" for cost, name in dear), "utf-8")
 
 
 def keep_tested(places: Iterable[str]) -> None:
@@ -110,4 +157,5 @@ def _keep(item: pytest.Item, inputs: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    keep_tested(sys.argv[1:])
+    keep_dear(Path(sys.argv[1]).read_text("utf-8").splitlines())
+    keep_tested({*RUVMLX, *(place for name in dear_tests() for place in subjects(name))})

@@ -14,7 +14,8 @@ CONFTEST = """
 from pathlib import Path
 from tests import modules, selection
 selection.ROOT, selection.PASSED = Path(__file__).parent, Path(__file__).parent / "passed"
-selection.TESTED = selection.ROOT / "tested.tsv"
+selection.TESTED, selection.DEAR_TESTS = selection.ROOT / "tested.tsv", selection.ROOT / "dear.tsv"
+selection.RUVMLX = ("c",)
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true")
@@ -127,6 +128,29 @@ def test_a_new_clone_tests_what_no_full_run_has_tested(run, tmp_path, monkeypatc
     shutil.rmtree(tmp_path / "passed")
     (tmp_path / "c" / "source.c").write_text("int y;")
     assert "test_of_c" in names(run())
+
+
+def test_dear_tests_run_where_what_they_test_has_changed(run, tmp_path):
+    (tmp_path / "dear.tsv").write_text("1.5\ttest_some.py::test_always\n2.0\ttest_some.py::test_deep\n")
+    assert "test_always" not in names(run())
+    (tmp_path / "c" / "source.c").write_text("int y;")
+    assert "test_always" in names(run()) and "test_always" not in names(run())
+    assert {"test_always", "test_deep"} <= set(names(run("--full", str(tmp_path))))
+
+
+def test_dear_tests_are_those_that_cost_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(selection, "DEAR_TESTS", tmp_path / "dear.tsv")
+    selection.keep_dear([f"{selection.DEAR + 0.1}\tb::x[a\tb]", f"{selection.DEAR}\tc::x", "9.00\ta::x"])
+    assert selection.dear_tests() == {"a::x", "b::x[a\tb]"}
+    assert set(selection.subjects("tests/kv/test_walk.py::x")) > {"ruvmlx/kv", "tests/kv/test_walk.py"}
+
+
+def test_what_folders_test_is_there():
+    for name in dict.fromkeys((*selection.SUBJECTS, "tests")):
+        assert all(
+            (selection.ROOT / place).exists() for place in selection.subjects(f"tests/{name}/x::y")[:-1]
+        )
+        assert name == "tests" or (selection.ROOT / "tests" / name).is_dir()
 
 
 def test_tests_of_a_module_that_lacks_a_package_say_so(run, tmp_path):
