@@ -10,6 +10,7 @@ or continued.
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -186,14 +187,16 @@ def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
     return data
 
 
-def write_new(path: Path, text: str) -> None:
+def write_new(path: Path, text: str | Iterable[str]) -> int:
     """Write a new file that only the user can read; UsageError if it exists or cannot be written. It appears
-    when it is whole."""
-    name = one_line(str(path))
+    when it is whole. text: all of it, or its lines. Returns the number of lines that were given."""
+    name, lines = one_line(str(path)), 0
     try:
         with file_beside(path) as fresh:
             with open(fresh, "w", encoding="utf-8") as file:
-                file.write(text)
+                for line in [text] if isinstance(text, str) else text:
+                    lines += 1
+                    file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
             publish(fresh, path)
@@ -201,3 +204,4 @@ def write_new(path: Path, text: str) -> None:
         raise UsageError(f"{name} exists already; give another name.") from e
     except OSError as e:
         raise UsageError(f"cannot write {name}: {e.strerror}.") from e
+    return lines

@@ -179,7 +179,8 @@ class Conversations:
             priority=INTERACTIVE,
             cancel=cancel,
         )
-        self._writer.engine.prompt_ids(request)  # refused here if the context is full
+        with self._writer.archive.noting_failure(request):
+            self._writer.engine.prompt_ids(request)  # refused here if the context is full
         request.question_id = turns[at - 1].id
         yield from self._writer.generate(request, session_id)
 

@@ -95,14 +95,18 @@ class Learning:
             raise UsageError("an adapter cannot be called none; choose another name.")
         self.settle()
         self._close_loops()  # they train the adapter that was in use
+        before = self.learner.history.name if self.learner is not None else None
         if self.learner is not None:
             self.learner.release()
         if name is None:
             self.learner = None
             self._backend.set_lora(None)
-            return
-        self.learner = self.residency.get(name)
-        self.learner.sync()
+        else:
+            self.learner = self.residency.get(name)
+            self.learner.sync()
+        if name != before:
+            facts = {"model": self._model.fingerprint, "adapter": name, "before": before}
+            self._store.witness.note("use", facts)
 
     def of(self, name: str | None) -> Learner | None:
         """The learner of an adapter, in step with the store: the one in use (None), none (""), or by name.

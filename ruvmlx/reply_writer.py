@@ -22,12 +22,15 @@ from .sona.judge import CandidateReply
 from .sona.learner import Learner
 from .sona.trace import Trace
 from .store import Store
-from .stored_replies import ReplyArchive, StoredReplies
+from .stored_replies import ReplyArchive, StoredReplies, WitnessedSink
 from .tier_review import TierReview
 
 
 class ReplyWriter:
-    """Writes replies with the adapter in use, and with liked examples if the settings ask for them."""
+    """Writes replies with the adapter in use, and with liked examples if the settings ask for them.
+
+    archive: where replies, and requests that failed, are recorded.
+    """
 
     def __init__(
         self,
@@ -42,13 +45,13 @@ class ReplyWriter:
         self.scheduler = Scheduler(engine)
         self._store, self._model, self._settings = store, engine.model, settings
         self._learning, self._tiers = learning, tiers
-        self._archive = ReplyArchive(store, engine.model, tiers)
+        self.archive = ReplyArchive(store, engine.model, tiers)
         check_sampling(self.sampling())
 
     @property
     def last_reply_id(self) -> str | None:
         """Id of the newest reply of this runtime."""
-        return self._archive.last_reply_id
+        return self.archive.last_reply_id
 
     def sampling(self, **given: Any) -> Sampling:
         """Values given here > the settings > the model's own > defaults. None means not given."""
@@ -66,15 +69,23 @@ class ReplyWriter:
         the reply that the user's taste picks streams, and the others are committed beside it.
         """
         request = self.prepared(request, routed=True)
-        count = self._count(request, self._learning.of(request.adapter_id))
-        return self.scheduler.stream(request, lambda: self._begin(request, session_id, count), count)
+        with self.archive.noting_failure(request):
+            count = self._count(request, self._learning.of(request.adapter_id))
+        chunks = self.scheduler.stream(request, lambda: self._begin(request, session_id, count), count)
+        return self._chunks_or_failure(request, chunks)
 
     def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
         """Queue a request; each call of `scheduler.step` brings it on, and the sink gets its chunks. Its
         reply is committed as by `generate`. UsageError at once if it is empty or too long."""
         request = self.prepared(request, routed=True)
-        count = self._count(request, self._learning.of(request.adapter_id))
+        with self.archive.noting_failure(request):
+            count = self._count(request, self._learning.of(request.adapter_id))
+        sink = WitnessedSink(sink, self.archive, request)
         self.scheduler.add(request, lambda: self._begin(request, session_id, count), sink, count)
+
+    def _chunks_or_failure(self, request: GenerationRequest, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        with self.archive.noting_failure(request):
+            yield from chunks
 
     def _begin(self, request: GenerationRequest, session_id: str | None, count: int) -> StoredReplies:
         """The replies to a request whose turn has come, with the adapter's weights of this moment."""
@@ -92,7 +103,7 @@ class ReplyWriter:
                 self._score(request, learner) if len(requests) > 1 else None,
                 adapted.active.combined_lora if adapted else None,
             )
-        return StoredReplies(self._archive, replies, learner, traces, session_id)
+        return StoredReplies(self.archive, replies, learner, traces, session_id)
 
     def _recorder(self, request: GenerationRequest, trace: Trace | None) -> Trace | AnswerTrace | None:
         """Where the tokens go that ratings will move: all of the reply, or its answer alone."""
@@ -146,6 +157,10 @@ class ReplyWriter:
         """
         if request.input_ids is not None:
             return request
+        with self.archive.noting_failure(request):
+            return self._prepare(request, routed)
+
+    def _prepare(self, request: GenerationRequest, routed: bool) -> GenerationRequest:
         request = self.encoded(request)
         request = replace(request, input_ids=request.encoded, encoded=None)
         if request.untouched:

@@ -48,7 +48,8 @@ class ServingLoop:
         with self._lock:
             self._requests.add(served)
         try:
-            served.runtime, served.request = self._runtime(), await self.encoded(request)
+            served.runtime = self._runtime()
+            served.request = await self._encoded_or_noted(request)
             self._pool.submit(self._join, served, session_id)
             async for batch in served.stream.batches():
                 yield batch
@@ -71,6 +72,16 @@ class ServingLoop:
         """The request with the ids of its text: `ReplyWriter.encoded`."""
         texts = [message.content for message in request.messages or ()] + [request.prompt or ""]
         return await self.encode(lambda runtime: runtime.writer.encoded(request), sum(map(len, texts)))
+
+    async def _encoded_or_noted(self, request: GenerationRequest) -> GenerationRequest:
+        """As `encoded`; the store's thread records that the request failed."""
+        try:
+            return await self.encoded(request)
+        except Exception as error:
+            if runtime := self._runtime():
+                with contextlib.suppress(RuntimeError):  # the host is closing
+                    self._pool.submit(runtime.writer.archive.note_failure, request, error)
+            raise
 
     async def write(self, begin: BeginReply, cancel: threading.Event) -> AsyncIterator[list[Chunk]]:
         """The chunks of begin(runtime, cancel), as they arrive. It goes on if nobody reads them."""

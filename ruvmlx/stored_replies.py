@@ -1,8 +1,9 @@
-"""Replies that are committed at their ends, so that they can be rated; until then as drafts."""
+"""Replies that are committed at their ends, so that they can be rated; until then as drafts. Requests that
+end without a reply are rows of the witness log."""
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from .context_window import question_of
 from .engine import Chunk, GenerationResponse
 from .engine.best_of import BestOf
 from .engine.run import Run
-from .errors import StoreBusy
+from .engine.tickets import Sink
+from .engine.types import GenerationRequest
+from .errors import StoreBusy, StoreError
 from .lora.base_lora import BaseLoRA
 from .models.model import Model
 from .sona.learner import Learner
@@ -85,6 +88,41 @@ class ReplyArchive:
         if learner is not None and trace is not None:
             learner.traces.keep(reply.id, trace)
         return reply
+
+    def note_failure(self, request: GenerationRequest, error: BaseException) -> None:
+        """Record in the witness log that a request got no reply. The error's text may quote words, so its
+        class alone is recorded. A store that cannot be written does not hide the error itself."""
+        prompt = request.input_ids or request.encoded
+        facts = {
+            "request": request.request_id,
+            "model": self._model.fingerprint,
+            "adapter": None if request.untouched else request.adapter_id,
+            "error": type(error).__name__,
+            "prompt_tokens": None if prompt is None else len(prompt),
+        }
+        with contextlib.suppress(StoreError):
+            self.store.witness.note("failure", facts)
+
+    @contextlib.contextmanager
+    def noting_failure(self, request: GenerationRequest) -> Iterator[None]:
+        """In the block an error is recorded as the end of this request."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            self.note_failure(request, error)
+            raise
+
+
+class WitnessedSink:
+    """A sink of the scheduler that also records the failure of its request."""
+
+    def __init__(self, sink: Sink, archive: ReplyArchive, request: GenerationRequest):
+        self._archive, self._request, self._sink = archive, request, sink
+        self.take = sink.take
+
+    def fail(self, error: BaseException) -> None:
+        self._archive.note_failure(self._request, error)
+        self._sink.fail(error)
 
 
 class StoredReplies:

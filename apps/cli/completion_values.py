@@ -72,6 +72,10 @@ def complete_deleted_chats(_: click.Context, __: click.Parameter, incomplete: st
     return _chats("NOT NULL", incomplete)
 
 
+def complete_log_kinds(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _beginning([kind for (kind,) in rows("SELECT DISTINCT kind FROM witness")], incomplete)
+
+
 def _chats(deleted: str, incomplete: str) -> list[CompletionItem]:
     typed = "".join("\\" + c if c in "%_\\" else c for c in incomplete)
     found = rows(_CHATS.format(deleted), f"{typed}%", f"%{typed}%")

@@ -32,7 +32,7 @@ def _page(short: str, *examples: tuple[str, str]) -> HelpPage:
 SECTIONS = {
     "Chat": ("chat", "generate", "rate"),
     "What was learned": ("learn", "adapters", "prove"),
-    "Your chats and settings": ("sessions", "backup", "restore", "config"),
+    "Your chats and settings": ("sessions", "log", "backup", "restore", "config"),
     "Models": ("ls", "models", "pull", "show", "rm", "perplexity"),
     "Programs and this machine": ("serve", "connect", "ps", "stop", "doctor", "bench", "completion"),
 }
@@ -206,6 +206,26 @@ PAGES = {
         "Bring a deleted chat back",
         ("sessions restore", "which chats can come back"),
         ("sessions restore 3f2a", "one of them"),
+    ),
+    "log": _page(
+        "The record of requests, ratings and adapters",
+        ("log show", "the newest rows"),
+        ("log verify", "was a row changed or removed?"),
+    ),
+    "log show": _page(
+        "Print the newest rows",
+        ("log show --kind failure", "requests that got no reply"),
+        ("log show --since 2026-11-20 --limit 100 --json", "of some days, for a script"),
+    ),
+    "log verify": _page(
+        "Check that no row was changed or removed",
+        ("log verify", "the log, and the ratings and adapters against it"),
+        ("log verify --has 3f2a90c1b2d4", "is the row there whose hash you kept?"),
+    ),
+    "log export": _page(
+        "Write rows as JSON lines",
+        ("log export --out log.jsonl", "all rows, to a new file"),
+        ("log export --kind rating --until 2026-11-01", "some, to standard output"),
     ),
     "backup": _page(
         "Copy all chats, ratings and adapters to a file",

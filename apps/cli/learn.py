@@ -18,13 +18,11 @@ from ruvmlx.tiers import LENGTHS, TIERS
 
 from .interrupt import ctrl_c_sets
 from .learning_words import detail_rows, status_lines
-from .options import BUILT_IN, load_model, model_options, open_runtime, resolve, unknown_adapter
+from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
 from .output import json_option, print_json, show
 from .text_output import count, say
 from .text_output import facts as table_of_facts
 from .verb import VerbGroup
-
-DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
 
 
 @click.group(cls=VerbGroup)

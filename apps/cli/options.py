@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # settings whose values are looked up
 F = TypeVar("F", bound=Callable[..., Any])
 
+DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  # as flags take them
 BUILT_IN = ("default", "none")  # adapters that are never new
 SERVER = "http://127.0.0.1:8642"  # where `serve` listens unless told otherwise
 MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")

@@ -15,7 +15,7 @@ _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a ver
 _VERSION_FACTS = ("parent", "base", "kl", "norm")
 _PREFERENCE_FACTS = ("better", "worse", "kind", "strength", "weight")
 _SLACK = 60.0  # seconds between a row of a table and its row of the log, written in one transaction
-_ODD_LOG = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
+_ODD_LOG = (AttributeError, CorruptFile, KeyError, RecursionError, TypeError, ValueError)
 
 Body = dict[str, Any]
 Key = tuple[Any, ...]

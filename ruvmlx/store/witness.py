@@ -12,15 +12,17 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..errors import CorruptFile
 from .database import Database, columns
 
 GENESIS = "0" * 64
+_PAGE = 1000  # rows that `walk` holds at a time
 _TRIGGERS = 3  # they reject every statement but an append
 
 
@@ -41,6 +43,25 @@ class WitnessRow:
     kind: str
     body: dict[str, Any]
     hash: str
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which rows of the log. kinds: empty for all. since, until: ns since 1970, `until` itself left out."""
+
+    kinds: Sequence[str] = ()
+    since: int | None = None
+    until: int | None = None
+
+    @property
+    def where(self) -> tuple[str, list[Any]]:
+        """A condition in SQL, and its arguments."""
+        marks = ", ".join("?" * len(self.kinds))
+        terms = [f"kind IN ({marks})"] if self.kinds else []
+        terms += ["time >= ?"] if self.since is not None else []
+        terms += ["time < ?"] if self.until is not None else []
+        times = [time for time in (self.since, self.until) if time is not None]
+        return " AND ".join(terms) or "1", [*self.kinds, *times]
 
 
 class Witness:
@@ -68,7 +89,33 @@ class Witness:
         rows = self._db.rows(
             f"SELECT {columns(WitnessRow)} FROM witness WHERE ?1 IS NULL OR kind = ?1 ORDER BY seq", kind
         )
-        return [WitnessRow(**dict(row) | {"body": json.loads(row["body"])}) for row in rows]
+        return [_row(row) for row in rows]
+
+    def newest(self, wanted: LogFilter, limit: int) -> list[WitnessRow]:
+        """The newest rows that the filter lets through, oldest first."""
+        where, values = wanted.where
+        sql = f"SELECT {columns(WitnessRow)} FROM witness WHERE {where} ORDER BY seq DESC LIMIT ?"
+        return [_row(row) for row in reversed(self._db.rows(sql, *values, limit))]
+
+    def walk(self, wanted: LogFilter) -> Iterator[WitnessRow]:
+        """All rows that the filter lets through, oldest first; a page of them is in memory at a time."""
+        (where, values), after = wanted.where, 0
+        sql = f"SELECT {columns(WitnessRow)} FROM witness WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
+        while rows := self._db.rows(sql, *values, after, _PAGE):
+            yield from map(_row, rows)
+            after = rows[-1]["seq"]
+
+    def counts(self, wanted: LogFilter) -> dict[str, int]:
+        """How many rows of each kind the filter lets through."""
+        where, values = wanted.where
+        sql = f"SELECT kind, count(*) AS n FROM witness WHERE {where} GROUP BY kind ORDER BY kind"
+        return {row["kind"]: row["n"] for row in self._db.rows(sql, *values)}
+
+    def number(self, beginning: str) -> int | None:
+        """The number of the row whose hash begins so; None if there is none."""
+        sql = "SELECT seq FROM witness WHERE substr(hash, 1, ?) = ? ORDER BY seq LIMIT 1"
+        found = self._db.value(sql, len(beginning), beginning)
+        return None if found is None else int(found)
 
     def check(self) -> Chain:
         """Compute every hash again; about 4 us per row."""
@@ -94,6 +141,19 @@ class Witness:
     def _missing_triggers(self) -> str:
         sql = "SELECT count(*) FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'witness'"
         return "" if self._db.value(sql) == _TRIGGERS else "the triggers that guard the log are gone"
+
+
+def _row(row: sqlite3.Row) -> WitnessRow:
+    """CorruptFile if the row's body is no JSON object."""
+    try:
+        body = json.loads(row["body"])
+    except (ValueError, TypeError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise CorruptFile(
+            f"row {row['seq']} of the witness log holds no JSON object; `ruvmlx log verify` checks the log."
+        )
+    return WitnessRow(**dict(row) | {"body": body})
 
 
 def canonical(body: Mapping[str, Any]) -> str:

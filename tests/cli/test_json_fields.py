@@ -73,6 +73,10 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         say("sessions search", "sessions", "search", "hi")
         say("sessions fork", "sessions", "fork", last)
         say("sessions forget", "sessions", "forget", "--all")
+        say("log show", "log", "show")
+        say("log verify", "log", "verify")
+        say("log export", "log", "export")
+        say("log export --out", "log", "export", "--out", str(tmp_path / "log.jsonl"))
         say("backup", "backup", str(tmp_path / "saved.db"))
         gc.collect()  # earlier verbs' stores: `run` stays in this process
         say("restore", "restore", str(tmp_path / "saved.db"))
