@@ -10,7 +10,7 @@ Penalties, logit_bias and a constraint change a copy of the logits before all th
 of a response stay those of the model itself: ratings move what the model says, not what was taken off it.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +33,8 @@ class Sampling:
 
     presence_penalty is taken off the logit of each token that the reply has already, frequency_penalty once
     for each time that it has it (OpenAI's definitions); logit_bias: (token id, what its logit gets).
+    repetition_penalty, before these: the logit of each token among the reply's last `repetition_window` ones
+    (0: all) is divided by it if it is over 0, else multiplied; 1 is off (Keskar et al. 2019, for the reply).
     """
 
     temperature: float = 0.7
@@ -43,10 +45,13 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    repetition_window: int = 0
 
     @property
     def changes_logits(self) -> bool:
-        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+        has_penalty = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(has_penalty or self.logit_bias)
 
 
 class ReplyOptions(TypedDict, total=False):
@@ -55,7 +60,8 @@ class ReplyOptions(TypedDict, total=False):
     temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: 0 is all. min_p: least share
     of the likeliest token's probability. seed: the same seed, the same reply. max_tokens: longest reply.
     presence_penalty, frequency_penalty: from -2 to 2; over 0, tokens that the reply has already become less
-    likely. logit_bias: (token id, bias from -100 to 100) pairs.
+    likely. logit_bias: (token id, bias from -100 to 100) pairs. repetition_penalty: over 0 and at most 2;
+    over 1, the same by a factor, for the last repetition_window tokens of the reply (0: all).
     """
 
     temperature: float
@@ -67,6 +73,8 @@ class ReplyOptions(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logit_bias: tuple[tuple[int, float], ...]
+    repetition_penalty: float
+    repetition_window: int
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -78,6 +86,13 @@ def check_sampling(sampling: Sampling) -> None:
         ("top-k", sampling.top_k, sampling.top_k >= 0, "0 or more"),
         ("seed", sampling.seed, sampling.seed is None or sampling.seed >= 0, "0 or more"),
         *((name, value, abs(value) <= 2, "from -2 to 2") for name, value in _penalties(sampling)),
+        (
+            "repetition-penalty",
+            sampling.repetition_penalty,
+            0 < sampling.repetition_penalty <= 2,
+            "over 0 and at most 2",
+        ),
+        ("repetition-window", sampling.repetition_window, sampling.repetition_window >= 0, "0 or more"),
         *((f"logit-bias of token {i}", b, abs(b) <= 100, "from -100 to 100") for i, b in sampling.logit_bias),
     ]
     for name, value, good, expected in rules:
@@ -237,25 +252,38 @@ class TokenRule(Protocol):
 class LogitChanges:
     """Penalties and logit_bias of one reply: logits [V] -> logits to draw from.
 
-    logit[j] + bias[j] - count[j] * frequency_penalty - (count[j] > 0) * presence_penalty
+    changed[j] + bias[j] - count[j] * frequency_penalty - (count[j] > 0) * presence_penalty
     count[j]: how often the reply has token j
+    changed[j]: for tokens in the window logit[j] / repetition_penalty if it is over 0, else
+    logit[j] * repetition_penalty; for all others logit[j]
     """
 
     def __init__(self, sampling: Sampling):
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
+        self._repetition = np.float32(sampling.repetition_penalty)
         self._counts: Counter[int] = Counter()
+        self._recent = deque[int](maxlen=sampling.repetition_window) if sampling.repetition_window else None
         self._bias_ids = np.array([i for i, _ in sampling.logit_bias], np.int64)
         self._biases = np.array([bias for _, bias in sampling.logit_bias], np.float32)
 
     def restrict(self, logits: np.ndarray) -> None:
         self._check(logits.size)
+        if self._repetition != 1:
+            self._restrict_repeated(logits)
         np.add.at(logits, self._bias_ids, self._biases)
         ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
         counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
         logits[ids] -= counts * np.float32(self._frequency) + np.float32(self._presence)
 
+    def _restrict_repeated(self, logits: np.ndarray) -> None:
+        repeated = list(self._counts if self._recent is None else set(self._recent))
+        found = logits[repeated]
+        logits[repeated] = np.where(found > 0, found / self._repetition, found * self._repetition)
+
     def take(self, token: int) -> None:
         self._counts[token] += 1
+        if self._recent is not None:
+            self._recent.append(token)
 
     def _check(self, vocab: int) -> None:
         bad = self._bias_ids[(self._bias_ids < 0) | (self._bias_ids >= vocab)]

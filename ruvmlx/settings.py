@@ -152,6 +152,13 @@ class Settings:
     frequency_penalty: float | None = _setting(
         float, None, "the same for each occurrence", sampling=True, unset=_OWN
     )
+    repetition_penalty: float | None = _setting(
+        float,
+        None,
+        "over 0, at most 2; over 1, tokens that the reply has already become less likely by this factor",
+        sampling=True,
+        unset="1",
+    )
     max_tokens: int = _setting(int, 512, "longest reply, in tokens", least=1)
     best_of: int | str = _setting(
         int,

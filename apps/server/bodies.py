@@ -112,6 +112,14 @@ class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: (
+        Annotated[float, Meta(gt=0, le=2, description="A factor for the reply's own tokens; 1 is off.")]
+        | None
+    ) = None
+    repetition_window: (
+        Annotated[int, Meta(ge=0, le=2**31 - 1, description="Tokens that it counts; 0: the whole reply.")]
+        | None
+    ) = None
     logit_bias: (
         Annotated[dict[TokenId, Bias], Meta(description="By token id: what its logit gets.")] | None
     ) = None

@@ -44,6 +44,8 @@ class SamplingInForce(Struct):
     min_p: float
     presence_penalty: float
     frequency_penalty: float
+    repeat_penalty: float
+    repeat_last_n: int
     n_predict: int
 
 
@@ -154,9 +156,11 @@ async def props(call: Call) -> Answer:
 
 
 def _in_force(serving: Serving, runtime: Runtime) -> SamplingInForce:
-    own, longest = runtime.sampling(), serving.max_tokens or -1
-    values = {name: getattr(own, name) for name in SamplingInForce.__struct_fields__ if hasattr(own, name)}
-    return SamplingInForce(**values, n_predict=longest)
+    own = runtime.sampling()
+    return SamplingInForce(
+        own.temperature, own.top_k, own.top_p, own.min_p, own.presence_penalty, own.frequency_penalty,
+        own.repetition_penalty, own.repetition_window or -1, serving.max_tokens or -1,
+    )  # fmt: skip
 
 
 async def slots(call: Call) -> Answer:

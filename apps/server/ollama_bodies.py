@@ -18,6 +18,7 @@ from .prompts import ReplyForm, ToolUse, function_tool
 from .tool_bodies import FunctionName, JsonSchema, NamedSchema
 
 Name = Annotated[str, Meta(description="NAME, NAME:latest or NAME@ADAPTER, as GET /api/tags lists them.")]
+LAST_N = 64  # tokens: what ollama's repeat_penalty counts where a request does not say
 NoImages = Annotated[list[str], Meta(max_length=0)]
 Format = Literal["", "json"] | JsonSchema
 
@@ -66,7 +67,8 @@ class OllamaMessage(Struct, forbid_unknown_fields=True):
 
 
 class OllamaOptions(Struct, forbid_unknown_fields=True):
-    """num_predict: tokens of the reply; below 1: as many as there is room for."""
+    """num_predict: tokens of the reply; below 1: as many as there is room for. repeat_last_n: the tokens of
+    the reply that repeat_penalty counts; 0: none, -1: all."""
 
     seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
@@ -76,6 +78,8 @@ class OllamaOptions(Struct, forbid_unknown_fields=True):
     min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0, le=2, description="1 is off.")] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     stop: Text | Annotated[list[Text], Meta(max_length=16)] | None = None
 
 
@@ -153,7 +157,17 @@ def reply_body(body: OllamaReplyBody) -> ReplyBody:
         min_p=options.min_p,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
+        repetition_penalty=None if options.repeat_last_n == 0 else options.repeat_penalty,
+        repetition_window=_window(options),
     )
+
+
+def _window(options: OllamaOptions) -> int | None:
+    """Tokens that repeat_penalty counts; 0: all. Without repeat_penalty, the settings decide."""
+    if options.repeat_penalty is None:
+        return None
+    asked = LAST_N if options.repeat_last_n is None else options.repeat_last_n
+    return max(0, asked)
 
 
 def limit_of(body: OllamaReplyBody) -> int | None:

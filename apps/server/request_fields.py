@@ -109,9 +109,7 @@ _OLLAMA_OPTIONS = {
     "options.mirostat": Unused(Literal[0], "0 is off."),
     "options.mirostat_eta": Unused(float, "Only mirostat uses it."),
     "options.mirostat_tau": Unused(float, "Only mirostat uses it."),
-    "options.repeat_penalty": Unused(Annotated[float, Meta(ge=1, le=1)], "1 is off."),
-    "options.repeat_last_n": Unused(int, "Only repeat_penalty uses it."),
-    "options.penalize_newline": Unused(bool, "Only repeat_penalty uses it."),
+    "options.penalize_newline": Unused(bool, "A new line is a token like any other."),
 }
 _OLLAMA_REFUSED = {
     "options.mirostat": "give top_p or min_p",

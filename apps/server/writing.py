@@ -19,7 +19,10 @@ from .splitting import CallPiece, NewCalls, SplitText, joined_calls
 
 Requests = Sequence[GenerationRequest]
 LONG_SYSTEM = 1000  # characters of a system prompt that is worth keeping: some pages of tokens
-_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
+_OPTIONS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "repetition_window",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import Any
 from ..settings import SAMPLING
 
 MAX_VALUE = 1e9  # of a number that is meant
+# Not taken from a model's files: there it counts the prompt's tokens, too, and it takes more time.
+NOT_ADVISED = ("repetition_penalty",)
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,7 @@ class Advice:
 
 
 # From generation_config.json and the model cards of the makers' own repositories. The first row that fits
-# counts: GGUF files of Mistral, SmolLM2 and others call themselves Llama, so names come first. Repetition
-# penalties are left out: no sampler here has them.
+# counts: GGUF files of Mistral, SmolLM2 and others call themselves Llama, so names come first.
 ADVICE = (
     Advice({"temperature": 0.6, "top_p": 0.95}, name=r"deepseek.?r1"),
     Advice({"temperature": 0.2, "top_p": 0.9}, name=r"smollm(?!3)"),
@@ -52,7 +53,7 @@ def sampling_defaults(
 ) -> dict[str, float]:
     """The numbers among `values`, which the model's files give, that lie where they can; where there are
     none, the makers' advice for a model of this family and these names."""
-    found = {name: values.get(name) for name in SAMPLING}
+    found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED}
     usable = {
         name: value
         for name, value in found.items()

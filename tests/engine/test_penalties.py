@@ -24,12 +24,20 @@ CHANGED = [
     Sampling(0.9, top_p=0.9, seed=6, frequency_penalty=-0.7, presence_penalty=0.3),
     Sampling(0.0, frequency_penalty=2.0),
     Sampling(1.2, seed=7, logit_bias=((70, 60.0), (71, 60.0), (72, -100.0))),
-]
+    Sampling(0.9, seed=8, repetition_penalty=1.7),
+    Sampling(0.0, repetition_penalty=0.6, repetition_window=3),
+    Sampling(0.8, seed=9, repetition_penalty=1.3, repetition_window=5, presence_penalty=0.5,
+             logit_bias=((3, 2.0),)),
+]  # fmt: skip
 
 
 def by_definition(logits: np.ndarray, sampling: Sampling, reply: list[int]) -> np.ndarray:
-    """OpenAI's formula, token by token."""
+    """OpenAI's formula, token by token, behind the repetition penalty's."""
     changed, counts = logits.astype(np.float64), Counter(reply)
+    window = sampling.repetition_window or len(reply)
+    for token in set(reply[len(reply) - min(window, len(reply)) :]):
+        factor = sampling.repetition_penalty
+        changed[token] = changed[token] / factor if changed[token] > 0 else changed[token] * factor
     for token, bias in sampling.logit_bias:
         changed[token] += bias
     for token, count in counts.items():
@@ -44,7 +52,8 @@ def test_tokens_are_drawn_from_the_changed_logits(sampling, together):
     for a decoder's threads, where C draws."""
     rng, reply = np.random.default_rng(0), list[int]()
     draw = Sampler(sampling)
-    plain = Sampler(replace(sampling, presence_penalty=0, frequency_penalty=0, logit_bias=()))
+    off = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": (), "repetition_penalty": 1}
+    plain = Sampler(replace(sampling, **off))
     for _ in range(60):
         logits = rng.normal(size=97).astype(np.float32)
         before, want = logits.copy(), plain(by_definition(logits, sampling, reply))

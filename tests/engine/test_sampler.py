@@ -90,7 +90,8 @@ def test_largest_first_is_a_stable_sort_of_all_floats(size, ties):
 @pytest.mark.parametrize(
     "bad", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"min_p": 1}, {"top_k": -2}, {"seed": -1},
             {"temperature": float("nan")}, {"presence_penalty": 2.1}, {"frequency_penalty": -3},
-            {"presence_penalty": float("nan")}, {"logit_bias": ((3, 101),)}, {"logit_bias": ((3, -100.5),)}],
+            {"presence_penalty": float("nan")}, {"logit_bias": ((3, 101),)}, {"logit_bias": ((3, -100.5),)},
+            {"repetition_penalty": 0}, {"repetition_penalty": 2.1}, {"repetition_window": -1}],
 )  # fmt: skip
 def test_values_that_mean_nothing_are_refused(bad):
     with pytest.raises(UsageError, match="it must be"):
@@ -125,5 +126,5 @@ def kept(f: Filter, logprobs: np.ndarray, value: float) -> np.ndarray:
 
 def test_an_option_has_one_name_in_settings_sampler_and_api():
     names = [field.name for field in fields(Sampling)]
-    assert sorted([*SAMPLING, "seed", "logit_bias"]) == sorted(names)
+    assert sorted([*SAMPLING, "seed", "logit_bias", "repetition_window"]) == sorted(names)
     assert sorted(ReplyOptions.__annotations__) == sorted([*names, "max_tokens"])

@@ -106,3 +106,9 @@ def test_the_starter_has_both(starter):
     """Its own template would add a line; the measured default is sent instead."""
     assert starter.default_system is not None and system_prompt(starter).origin == "measured"
     assert system_prompt(replace(starter, default_system=None)).text.endswith("trained by Hugging Face")
+
+
+def test_a_files_repetition_penalty_is_left_out():
+    """It would count the prompt's tokens, too."""
+    found = sampling_defaults({"temperature": 0.3, "repetition_penalty": 1.1})
+    assert found == {"temperature": 0.3}

@@ -120,6 +120,26 @@ def test_penalties_and_bias_change_the_tokens(client, shared, endpoint):
     assert text(logit_bias={}, frequency_penalty=0) == text()
 
 
+def test_the_repetition_penalty_reaches_the_sampler(shared, monkeypatch):
+    """In OpenAI's form and, with its window of 64 tokens, in ollama's."""
+    submit, seen = shared.serving.host.submit, []
+
+    def submitted(request):
+        seen.append(request.sampling)
+        return submit(request)
+
+    monkeypatch.setattr(shared.serving.host, "submit", submitted)
+    plain = shared.chat(max_tokens=40).json["choices"][0]["message"]["content"]
+    penal = shared.chat(max_tokens=40, repetition_penalty=1.6, repetition_window=9)
+    assert penal.json["choices"][0]["message"]["content"] != plain
+    for options in ({"repeat_penalty": 1.1}, {"repeat_penalty": 1.1, "repeat_last_n": -1}, {},
+                    {"repeat_penalty": 1.1, "repeat_last_n": 0}, {"repeat_last_n": 5}):  # fmt: skip
+        asked = {"model": shared.model, "messages": HI, "options": {"num_predict": 2, **options}}
+        assert shared.ask("POST", "/api/chat", {**asked, "stream": False}).status == 200
+    found = [(sampling.repetition_penalty, sampling.repetition_window) for sampling in seen]
+    assert found == [(1, 0), (1.6, 9), (1.1, 64), (1.1, 0), (1, 0), (1, 0), (1, 0)]
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(
     ("field", "value"),
@@ -127,6 +147,9 @@ def test_penalties_and_bias_change_the_tokens(client, shared, endpoint):
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("frequency_penalty", "much"),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 2.1),
+        ("repetition_window", -1),
         ("logit_bias", {"0": 101}),
         ("logit_bias", {"one": 1}),
         ("logit_bias", {"999999": 1}),
