@@ -9,7 +9,7 @@ from .learning import Learning
 from .models.model import Model
 from .sona.edited_reply import edited_reply
 from .sona.learner import Learner
-from .sona.state import PreferenceResult
+from .sona.state import PreferenceResult, RatingResult
 from .store import MessageRow, ReplyRow, Store
 
 REGENERATED = 0.3  # strength of a preference for the reply that the user went on from
@@ -27,7 +27,8 @@ class EditedReply:
 
 
 class Choices:
-    """Preferences between replies of one model. The adapter in use learns from each at once."""
+    """Preferences between replies of one model, and reasons for bad ratings. The adapter in use learns from
+    each at once."""
 
     def __init__(self, store: Store, model: Model, learning: Learning):
         self._store, self._model, self._learning = store, model, learning
@@ -35,6 +36,11 @@ class Choices:
     def prefer(self, better: str, worse: str) -> PreferenceResult:
         """Learn that one of two replies to one question is better. NotFound without an adapter."""
         return self._learning.required().prefer(better, worse, "compare")
+
+    def give_reason(self, reply_id: str, reason: str) -> RatingResult:
+        """Say why a reply (its id, or "last") was rated bad: "long", "short", "tone" or "facts". Ratings for
+        wrong facts teach nothing."""
+        return self._learning.required().give_reason(reply_id, reason)
 
     def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
         """As `edit`. adapter: that learns from it; None: the one in use. NotFound without one, and then

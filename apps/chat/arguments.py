@@ -1,8 +1,9 @@
 """Parses the arguments of slash commands: a rating, a number, a version."""
 
 from ruvmlx.errors import UsageError
-from ruvmlx.ratings import RATINGS
+from ruvmlx.ratings import RATINGS, REASONS
 
+WHY_USAGE = "/why REASON"
 RATE_USAGE = "/rate up|down|1-5 [NOTE]"
 
 
@@ -13,6 +14,14 @@ def parse_rating(argument: str) -> tuple[str, str]:
     if rating not in RATINGS:
         raise UsageError(f"a rating is up, down or 1 to 5, got {word[:20]!r}; try {RATE_USAGE}")
     return rating, note.strip()
+
+
+def parse_reason(argument: str) -> str:
+    """ "long" or "too long" -> "long"."""
+    found = {text: word for word, text in REASONS.items()} | {word: word for word in REASONS}
+    if argument.lower() not in found:
+        raise UsageError(f"a reason is {', '.join(REASONS)}, got {argument[:20]!r}; try /why long")
+    return found[argument.lower()]
 
 
 def parse_number(argument: str, last: int, what: str) -> int | None:

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ruvmlx.errors import UsageError
-from ruvmlx.ratings import RATINGS
+from ruvmlx.ratings import RATINGS, REASONS
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import did_you_mean
 
-from .arguments import RATE_USAGE
+from .arguments import RATE_USAGE, WHY_USAGE
 from .state import ChatState, Outcome, Step
 from .steps import compare, library, models, rate, settings, write
 
@@ -54,6 +54,11 @@ COMMANDS = {
         RATE_USAGE, "rate the reply; short: /up /down /1 ... /5", rate.rate, "rate.rate_as_typed",
         "Rate with stars and a note", {"up": "Rate up", "down": "Rate down"},
         takes_argument=True, asks=True, during_reply=True,
+    ),
+    "why": CommandSpec(
+        WHY_USAGE, f"why it was bad: {', '.join(REASONS)}", rate.why, "rate.give_reason_as_typed",
+        presets={word: f"Bad reply: {text}" for word, text in REASONS.items()},
+        takes_argument=True, during_reply=True,
     ),
     "undo": CommandSpec(
         "/undo", "take the last rating back", rate.undo,
@@ -192,6 +197,7 @@ KEYS_HELP = (
     ("Esc", "stop a reply and keep its text"),
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
+    ("Tab, then > < ! ?", "why it is bad: too long, too short, tone, facts"),
     ("Tab, then r m e ← →", "again, more, edit the question, switch"),
     ("Tab, then E", "rewrite the reply; it learns from your version"),
     ("Tab, then y c t", "copy the reply, its code; show its thought"),

@@ -6,6 +6,7 @@ from typing import Any
 from ruvmlx.engine.affordable import AUTO, MAX_REPLIES
 from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.thinking import Thought
+from ruvmlx.ratings import BAD, REASONS
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.text import one_line, size
 from ruvmlx.tiers import TIERS
@@ -64,16 +65,34 @@ def milliseconds(microseconds: float) -> str:
 
 def effect(result: RatingResult, key: str) -> str:
     """One line: what a rating changed. key: what takes it back. It fits a terminal of 80 columns."""
-    return f"{rating_mark(result.rating)} · {learned(result, key)}"
+    mark = rating_mark(result.rating) + (f", {REASONS[result.reason]}" if result.reason else "")
+    return f"{mark} · {learned(result, key)}"
+
+
+ASK_WHY = "Why? Tab, then > too long · < too short · ! wrong tone · ? wrong facts"
+
+
+def asks_why(result: RatingResult) -> bool:
+    """Is it a bad rating without a reason?"""
+    return result.rating in BAD and not result.reason
 
 
 def effect_words(result: RatingResult) -> str:
     """The same in sentences, to be read aloud."""
-    return f"Rated {rating_words(result.rating)}. {learned(result, '/undo')}. /details has the figures."
+    said = rating_words(result.rating) + (f", {REASONS[result.reason]}" if result.reason else "")
+    if result.reason == "facts":
+        return f"Rated {said}. Kept, but {NO_FACTS}. /undo takes it back."
+    more = f" /why {'|'.join(REASONS)} says why." if asks_why(result) else ""
+    return f"Rated {said}. {learned(result, '/undo')}. /details has the figures.{more}"
+
+
+NO_FACTS = "facts teach nothing: ratings change how the model writes, not what it knows"
 
 
 def learned(result: RatingResult, key: str) -> str:
     """ "Learned: more like this. Ctrl+R takes it back": by what the rating did, not by what was wanted."""
+    if result.reason == "facts":
+        return f"Kept; facts teach nothing. {key} takes it back"
     if not result.applied:
         return "Kept; it changed nothing"
     moved = result.logprob_after - result.logprob_before

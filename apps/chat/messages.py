@@ -25,6 +25,14 @@ ENDINGS = {
 }
 
 
+WHY_KEYS = {
+    "greater_than_sign": "long",
+    "less_than_sign": "short",
+    "exclamation_mark": "tone",
+    "question_mark": "facts",
+}
+
+
 class UserMessage(Vertical):
     def __init__(self, text: str, message_id: int | None = None) -> None:
         super().__init__()
@@ -58,6 +66,10 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
             Binding(str(n), f"app.do('rate.rate', '{n}')", "Stars", key_display="1-5", show=n == 1)
             for n in range(1, 6)
         ],
+        *[
+            Binding(key, f"app.do('rate.give_reason', '{reason}')", "Why", show=False)
+            for key, reason in WHY_KEYS.items()
+        ],
         Binding("up,k", "app.do('select.select', -1)", "Choose", key_display="↑↓"),
         Binding("down,j", "app.do('select.select', 1)", "Next", show=False),
         Binding("u,backspace", "app.do('take_back')", "Undo", key_display="u"),
@@ -79,6 +91,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     progress: var[str] = var("")
     ending: var[str] = var("")
     effect: var[str] = var("")
+    asks_why: var[bool] = var(False)  # it was rated bad just now, and no reason was given
     branch: var[tuple[int, int]] = var((1, 1))  # its number, and how many replies are in this place
     unfolded: var[bool] = var(False)  # the thought is shown
 
@@ -140,6 +153,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     def reopen(self) -> None:
         """More chunks will come: clear its ending and its rating."""
         self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
+        self.asks_why = False
 
     @property
     def code_blocks(self) -> list[str]:
@@ -163,6 +177,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     def rated(self, result: RatingResult, key: str) -> None:
         """Show what a rating changed. key: what takes it back."""
         self.rating, self.effect = result.rating, describe.effect(result, key)
+        self.asks_why = describe.asks_why(result)
         self._effect_of = result.adapter_version
 
     def preferred(self, result: PreferenceResult, key: str) -> None:
@@ -172,7 +187,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         """Show the store's rating. Remove the shown effect if it belongs to another rating or to a version
         that was undone."""
         if rating != self.rating or self._effect_of > version:
-            self.rating, self.effect = rating, ""
+            self.rating, self.effect, self.asks_why = rating, "", False
 
     def _show_thought(self) -> None:
         """Show one line about the thought, or all of it; hide the widget if there is none."""
@@ -187,7 +202,8 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
             return  # not composed yet; on_mount calls again
         rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
         where = " · ".join(filter(None, (describe.branch(*self.branch), self.ending)))
-        lines = [line for line in (where, self.progress or rating) if line]
+        why = describe.ASK_WHY if self.asks_why and not self.progress else ""
+        lines = [line for line in (where, self.progress or rating, why) if line]
         note = self.query_children(".note").first(Static)
         note.update(self._colour_mark("\n".join(lines)))
         note.display = bool(lines)
@@ -201,7 +217,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return Content(text).stylize(colour, start, start + len(mark)) if start >= 0 else Content(text)
 
     watch_unfolded = _show_thought
-    watch_rating = watch_progress = watch_ending = watch_effect = watch_branch = _show_note
+    watch_rating = watch_progress = watch_ending = watch_effect = watch_branch = watch_asks_why = _show_note
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         """Only web addresses are opened: a reply may not point at files or programs."""

@@ -53,7 +53,8 @@ PAGES = {
     "rate": _page(
         "Rate a reply; the model learns from it at once",
         ("rate last up", "the newest reply was good"),
-        ('rate last 2 --note "too long"', "two of five stars, and why"),
+        ("rate last down --why long", "bad, because it was too long"),
+        ('rate last 2 --note "so stiff"', "two of five stars, and a note"),
     ),
     "learn": _page(
         "Show what was learned, take it back, or train on it",

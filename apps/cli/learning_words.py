@@ -42,6 +42,11 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def rating_line(result: "RatingResult") -> str:
     """What one rating did."""
+    if result.reason == "facts":
+        return (
+            f"Kept your rating ({result.rating}, wrong facts). Facts teach nothing: ratings change how the "
+            f"model writes, not what it knows. {_version(result.adapter_version)}"
+        )
     if not result.applied:
         return f"Kept your rating ({result.rating}); it changed nothing. {_version(result.adapter_version)}"
     how = "more" if result.logprob_after >= result.logprob_before else "less"

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from ruvmlx.errors import UsageError
+from ruvmlx.ratings import BAD, REASONS, with_reason
 
 from .completion_values import complete_ratings, complete_replies
 from .learning_words import preference_line, rating_line
@@ -18,39 +19,53 @@ from .verb import Verb
 @click.argument("reply_id", required=False, shell_complete=complete_replies)
 @click.argument("rating", metavar="[up|down|1..5]", required=False, shell_complete=complete_ratings)
 @click.option("--note", default="", help="Your reason, kept with the rating.")
+@click.option("--why", type=click.Choice([*REASONS]), help="Why a bad reply is bad. Facts teach nothing.")
 @click.option("--better", metavar="REPLY_ID", help="Instead of a rating: the better of two replies.")
 @click.option("--worse", metavar="REPLY_ID", help="The worse one. Both answer one question.")
 @model_options
 @json_option
 def rate(
-    reply_id: str | None, rating: str | None, note: str, better: str | None, worse: str | None,
-    as_json: bool, **flags: Any,
+    reply_id: str | None, rating: str | None, note: str, why: str | None, better: str | None,
+    worse: str | None, as_json: bool, **flags: Any,
 ) -> None:  # fmt: skip
     """Rate a reply (its id, or last), or say which of two is better: the weights change at once."""
     from ruvmlx.sona.objective import check_rating
 
     line: str
     if better is not None and worse is not None:
-        if reply_id or note:
-            raise UsageError("--better and --worse take neither a rating nor a note.")
+        if reply_id or note or why:
+            raise UsageError("--better and --worse take neither a rating nor a note or reason.")
         with open_runtime(resolve(flags)) as runtime:
             result: Any = runtime.choices.prefer(better, worse)
         line = preference_line(result)
     else:
         from ..progress import watching
 
-        if better or worse or reply_id is None or rating is None:
+        if better or worse or reply_id is None or (rating is None and (why is None or note)):
             raise UsageError(
                 "give a reply and its rating, as in `rate last up`; or both --better and --worse."
             )
-        check_rating(rating)
+        if rating is not None:
+            note = _note_with_reason(check_rating(rating), note, why)
         with open_runtime(resolve(flags)) as runtime, watching() as watch:
-            result = runtime.rate(reply_id, rating, note, watch=watch)
+            if rating is not None:
+                result = runtime.rate(reply_id, rating, note, watch=watch)
+            else:
+                assert why is not None
+                result = runtime.choices.give_reason(reply_id, why)
         line = rating_line(result)
     if as_json:
         print_json(result)
     else:
         say(line)
+
+
+def _note_with_reason(rating: str, note: str, why: str | None) -> str:
+    if why is None:
+        return note
+    if rating not in BAD:
+        raise UsageError(f"--why goes with a bad rating: {', '.join(BAD)}; got {rating}.")
+    return with_reason(note, why)
 
 
 VERBS = [rate]

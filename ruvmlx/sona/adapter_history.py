@@ -13,6 +13,7 @@ from ..store import Attempt, RatedReply, RatingRow, ReplyWords, Store, VersionRo
 from .deep_history import DeepHistory
 from .instant import KL_CAP
 from .pair_history import PairHistory
+from .reason_history import ReasonHistory
 
 MINIMUM = 10  # ratings that the background loop needs
 DUE = 16  # new ratings after which it starts by itself
@@ -48,6 +49,7 @@ class AdapterHistory:
         self._store, self._key = store, (fingerprint, name)
         self.fingerprint, self.name, self.trains = fingerprint, name, trains
         self.deep, self.pairs = DeepHistory(store, self._key), PairHistory(store, self._key)
+        self.reasons = ReasonHistory(store, self._key)
 
     def version(self) -> int:
         """The version in use; 0 is the untouched model."""
@@ -84,7 +86,8 @@ class AdapterHistory:
         return self._store.ratings.texts(*self._key)
 
     def labels(self) -> list[tuple[str, str, int]]:
-        """(reply id, rating, version that it made) of every rating in force, the oldest first."""
+        """(reply id, rating, version that it made) of every rating in force that teaches, the oldest
+        first."""
         return self._store.ratings.labels(*self._key)
 
     def rated_words(self) -> list[ReplyWords]:

@@ -21,6 +21,7 @@ from ..lora.targets import Targets
 from ..models.model import Model
 from ..pausing import Pause
 from ..progress import QUIET, Watch
+from ..ratings import BAD, REASONS, reason_of, with_reason
 from ..store import HeadMoved, PreferenceRow, ReplyRow, Store
 from . import instant, objective
 from .active_adapter import ActiveAdapter
@@ -168,7 +169,7 @@ class Learner:
         before = self.state
         base = self._undo_steps(self.history.steps_of_reply(before.version, reply.id))
         trace = self.traces.of(reply, base)
-        weight = self._weight(reply, rating, trace)
+        weight = self._weight(reply, rating, trace) if reason_of(rating, note) != "facts" else 0.0
         new, apply_us = self._apply(base, [(trace, weight)], "rating")
         version = self.history.commit(
             before.version, reply.id, rating, note, weight,
@@ -176,13 +177,36 @@ class Learner:
         )  # fmt: skip
         self.active.state = replace(new, base=before.base, version=version)
         self.taste_push.rated(before.version, version)
-        self.rating_index.rated(reply, rating, version)
+        if reason_of(rating, note) != "facts":
+            self.rating_index.rated(reply, rating, version)
         total_us = 1e6 * (time.perf_counter() - started)
         logprobs = self._logprobs(trace, before, new)
         return RatingResult(
             reply.id, rating, _has_changed(before, new), apply_us, total_us, *logprobs,
-            new.kl, instant.KL_CAP, new.micro.norm, version,
+            new.kl, instant.KL_CAP, new.micro.norm, version, reason_of(rating, note),
         )  # fmt: skip
+
+    def give_reason(self, reply_id: str, reason: str) -> RatingResult:
+        """Store why a reply was rated bad, as the beginning of the rating's note, and learn from it.
+
+        reason: a key of `REASONS`. If the rating is the newest feedback, the rating with its reason takes its
+        place, so that one undo takes both back; else it is given again. UsageError unless the reply's rating
+        is a bad one.
+        """
+        if reason not in REASONS:
+            raise UsageError(f"a reason is {', '.join(REASONS)}; got {reason[:20]!r}.")
+        given = self.history.reasons.rating_of(self.rateable(reply_id).id)
+        if given is None or given[0] not in BAD:
+            raise UsageError("a reason goes with a bad rating: down, 1 or 2. This reply has none.")
+        rating, note, version = given
+        try:
+            with self._store.transaction():
+                if version == self.history.version():
+                    self.history.go_back(self.history.adapter(version).parent)
+                return self.rate(reply_id, rating, with_reason(note, reason))
+        except BaseException:
+            self.active.reload()
+            raise
 
     def prefer(self, better_id: str, worse_id: str, kind: str, strength: float = 1.0) -> PreferenceResult:
         """Apply a preference between two replies to one question and commit it. An earlier one between them

@@ -12,7 +12,7 @@ from .kl_probe import KLProbe
 class RatingResult:
     """The effect of a rating. logprob_before, logprob_after: means per token of the rated reply, nats.
 
-    kl, kl_cap: nats per token. apply_us, total_us: microseconds.
+    kl, kl_cap: nats per token. apply_us, total_us: microseconds. reason: a key of `REASONS`, or "".
     """
 
     reply_id: str
@@ -26,6 +26,7 @@ class RatingResult:
     kl_cap: float
     micro_norm: float
     adapter_version: int
+    reason: str = ""
 
 
 @dataclass(frozen=True)

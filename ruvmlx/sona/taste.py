@@ -44,11 +44,13 @@ class RatedFeatures:
 
 @dataclass(frozen=True)
 class PreferredFeatures:
-    """Two replies to one question. strength: 1 for a clear preference."""
+    """Two replies to one question. strength: 1 for a clear preference. is_reason: it is the reason for a
+    rating (taste_reasons.py), no feedback of its own."""
 
     better: ReplyFeatures
     worse: ReplyFeatures
     strength: float = 1.0
+    is_reason: bool = False
 
 
 Given = RatedFeatures | PreferredFeatures
@@ -109,7 +111,8 @@ class TasteModel:
         """given: ratings and preferences, oldest first. background: replies that the user saw and did not
         rate."""
         given = given[-MAX_RATINGS:]
-        return cls(len(given), fit(_rows(given), background))
+        count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
+        return cls(count, fit(_rows(given), background))
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
         """(mean, standard deviation) [R] of the stars that the user would give."""

@@ -8,6 +8,7 @@ from ..store import ReplyWords
 from .adapter_history import AdapterHistory
 from .taste import Given, PreferredFeatures, RatedFeatures, TasteModel, background_counts
 from .taste_features import ReplyFeatures, features_of
+from .taste_reasons import asked_for
 from .taste_record import TasteRecord, predicted_before
 from .taste_words import Liking, sentence
 
@@ -71,7 +72,8 @@ class UserTaste:
 
     def evidence(self) -> tuple[list[Given], Sequence[ReplyFeatures]]:
         """(ratings and preferences in force, oldest first; unrated replies, if one thumb only is pressed)"""
-        given = [(version, one) for _, version, one in self._rated()] + self._preferred_features()
+        given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated()]
+        given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
         return evidence, self._unrated_features() if background_counts(evidence) else ()
 
@@ -100,6 +102,15 @@ class UserTaste:
             if better is not None and worse is not None:
                 found.append((pair.version, PreferredFeatures(better, worse, pair.strength)))
         return found
+
+    def _reasons(self) -> list[tuple[int, Given]]:
+        """(version, preference) of the reasons of ratings in force."""
+        stated = [
+            (version, asked_for(features, reason))
+            for reply_id, reason, version in self._history.reasons.in_force()
+            if (features := self._features.get(reply_id)) is not None
+        ]
+        return [(version, one) for version, one in stated if one is not None]
 
     def _unrated_features(self) -> list[ReplyFeatures]:
         found = [self._remember(row) for row in self._history.unrated_words(BACKGROUND)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..ratings import BAD, FACTS
 from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version
 from .database import Database, columns, to_vector
 from .replies import ReplyWords
@@ -43,6 +44,11 @@ class RatedReply:
     logprob: float | None
     thought: int
     reward: float | None = None
+
+
+_TEACHES = (
+    f"NOT (t.rating IN {BAD} AND (t.note = '{FACTS}' OR substr(t.note, 1, {len(FACTS) + 1}) = '{FACTS}:'))"
+)
 
 
 class Ratings:
@@ -115,15 +121,37 @@ class Ratings:
         return [(version, weight) for version, weight in rows]
 
     def labels(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
-        """(reply id, rating, version that it made) of the ratings in force, oldest first: `in_force` without
-        the vectors."""
+        """(reply id, rating, version that it made) of the ratings in force that teach, oldest first: all but
+        those for wrong facts."""
         rows = self._db.rows(
-            "SELECT reply_id, rating, version FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
-            " ORDER BY id",
+            "SELECT reply_id, rating, version FROM ratings t WHERE fingerprint = ? AND adapter = ?"
+            f" AND in_force AND {_TEACHES} ORDER BY id",
             fingerprint,
             name,
         )
         return [(row["reply_id"], row["rating"], row["version"]) for row in rows]
+
+    def notes(self, fingerprint: str, name: str) -> list[tuple[str, str, str, int]]:
+        """(reply id, rating, note, version that it made) of the bad ratings in force with a note, oldest
+        first."""
+        rows = self._db.rows(
+            "SELECT reply_id, rating, note, version FROM ratings WHERE fingerprint = ? AND adapter = ?"
+            f" AND in_force AND note != '' AND rating IN {BAD} ORDER BY id",
+            fingerprint,
+            name,
+        )
+        return [(row["reply_id"], row["rating"], row["note"], row["version"]) for row in rows]
+
+    def of_reply(self, fingerprint: str, name: str, reply_id: str) -> tuple[str, str, int] | None:
+        """(rating, note, version that it made) of a reply's rating in force; None if it has none."""
+        rows = self._db.rows(
+            "SELECT rating, note, version FROM ratings INDEXED BY ratings_by_reply"
+            " WHERE reply_id = ? AND fingerprint = ? AND adapter = ? AND in_force",
+            reply_id,
+            fingerprint,
+            name,
+        )
+        return next(((row["rating"], row["note"], row["version"]) for row in rows), None)
 
     def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
         """(prompt, reply, rating) of the ratings in force whose chat was not deleted, oldest first."""
@@ -152,7 +180,7 @@ class Ratings:
             " r.logprob"
             " FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND length(r.sampled_ids) > 0"
-            " AND length(r.prompt_ids) > 0 AND (r.features IS NULL OR length(r.features) > 0)"
+            f" AND length(r.prompt_ids) > 0 AND (r.features IS NULL OR length(r.features) > 0) AND {_TEACHES}"
             " ORDER BY t.id DESC LIMIT ?",
             fingerprint,
             name,

@@ -52,7 +52,7 @@ class ScriptedRuntime:
         """The runtime's parts: this object plays all of them."""
         return self
 
-    chats = learning = tiers = scheduler = parts
+    chats = choices = learning = tiers = scheduler = parts
 
     def clean_index(self, seconds):
         return True
@@ -161,6 +161,10 @@ class ScriptedRuntime:
         return RatingResult(
             reply_id, rating, True, 41.0, 800.0, -1.234, -1.234 + sign * 0.036, 0.004 * n, 0.1, 0.2, n
         )
+
+    def give_reason(self, reply_id, reason):
+        result = replace(self.rate(reply_id, self._rating_of(reply_id)), reason=reason)
+        return replace(result, applied=reason != "facts")
 
     def _rating_of(self, reply_id):
         turns = (turn for chat in self.spoken.values() for turn in chat if turn.reply_id == reply_id)

@@ -36,8 +36,9 @@ ARGUMENTS = {
     "find": "hello",
     "explain": "adapter",
     "rewrite": "My own words.",
+    "why": "long",
 }
-BEFORE = {"next": ["/again"], "prev": ["/again"], "undo": ["/up"], "restore": ["/delete"]}
+BEFORE = {"why": ["/down"], "next": ["/again"], "prev": ["/again"], "undo": ["/up"], "restore": ["/delete"]}
 BEFORE |= {"choose": ["/compare A question"], "compare": [], "import": ["/export earlier.json"]}
 NAMES = sorted(set(commands.COMMANDS) - {"save"})  # needs a reply with code: test_set_save_find.py
 

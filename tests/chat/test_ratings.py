@@ -252,3 +252,52 @@ async def test_undo_leaves_the_shown_effects_of_other_replies():
         await pilot.press("ctrl+r")
         await until(pilot, lambda: second.rating is None)
         assert "Learned: more" in first.effect
+
+
+@BOTH_SIZES
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["ctrl+n", "tab", "greater_than_sign"], "▼ bad, too long · Learned: less like this"),
+        (["ctrl+n", "tab", "less_than_sign"], "▼ bad, too short · Learned"),
+        (["tab", "minus", "exclamation_mark"], "▼ bad, wrong tone · Learned"),
+        (
+            ["tab", "2", "question_mark"],
+            "★★☆☆☆, wrong facts · Kept; facts teach nothing. Ctrl+R takes it back",
+        ),
+        (["ctrl+n", *"/why", "space", *"long", "enter"], "▼ bad, too long"),
+    ],
+)
+async def test_a_bad_rating_gets_its_reason_by_one_key(size, keys, said):
+    """The line below a reply that was rated bad names the keys, until a reason is given."""
+    async with chatting(ScriptedRuntime(["Hi."]), size) as (app, pilot):
+        reply = await ask(app, pilot)
+        *before, last = keys
+        for key in before:
+            await pilot.press(key)
+            await pilot.pause()
+        await until(pilot, lambda: reply.effect and "> too long · < too short" in screen_text(app))
+        await pilot.press(last)
+        await until(pilot, lambda: any(said in line for line in lines_of(app.screen)))
+        assert "> too long" not in screen_text(app)
+
+
+async def test_why_goes_with_the_next_message():
+    """Nobody is asked about a reply that they have left."""
+    async with chatting(ScriptedRuntime(["One."], ["Two."])) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: "Why?" in screen_text(app))
+        await ask(app, pilot)
+        assert "Why?" not in screen_text(app) and "▼ bad" in screen_text(app)
+        assert reply.rating == "down"
+
+
+async def test_a_key_for_a_reason_is_typed_where_no_bad_rating_is():
+    """On a reply that is not rated bad, the characters go to the input."""
+    runtime = ScriptedRuntime(["Hi."])
+    async with chatting(runtime) as (app, pilot):
+        await ask(app, pilot)
+        await pilot.press("ctrl+y", "tab", "question_mark")
+        await until(pilot, lambda: app.chat.prompt.text == "?")
+        assert len(runtime.ratings) == 1

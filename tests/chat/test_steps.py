@@ -42,6 +42,18 @@ def test_a_rating_is_reported_and_can_be_undone(runtime, state):
         take("undo", runtime, state)
 
 
+def test_a_bad_rating_gets_its_reason(runtime, state):
+    """Plain mode says how, what it learned, and that facts teach nothing."""
+    assert "/why long|short|tone|facts says why." in take("rate", runtime, state, "down").words
+    assert take("why", runtime, state, "too long").words.startswith("Rated bad, too long. Learned: less")
+    assert take("why", runtime, state, "facts").words == (
+        "Rated bad, wrong facts. Kept, but facts teach nothing: ratings change how the model writes, "
+        "not what it knows. /undo takes it back."
+    )
+    with pytest.raises(UsageError, match="a reason is long, short, tone, facts, got 'dull'"):
+        take("why", runtime, state, "dull")
+
+
 def test_rating_an_empty_chat_is_refused(runtime, state):
     state.session = runtime.chats.new_chat()
     with pytest.raises(NotFound, match="no reply to rate yet"):

@@ -113,6 +113,18 @@ def test_rate_in_new_processes_moves_the_reply_both_ways_and_back(starter_file, 
     assert [(r["prompt"], r["label"]) for r in exported] == [("Tell me about rivers.", True)]
 
 
+def test_a_rating_takes_its_reason(starter_file, process):
+    """With the rating or later; facts teach nothing; a good rating has no reason."""
+    process("generate", "Tell me about rivers.", "--temp", "0.7", "--seed", "3", "--max-tokens", "40")
+    down = json.loads(process("rate", "last", "down", "--why", "long", "--json").stdout)
+    assert down["applied"] and down["reason"] == "long"
+    facts = json.loads(process("rate", "last", "--why", "facts", "--json").stdout)
+    assert (facts["applied"], facts["reason"], facts["rating"], facts["kl"]) == (False, "facts", "down", 0)
+    assert b"Facts teach nothing" in process("rate", "last", "2", "--why", "facts").stdout
+    good = process("rate", "last", "up", "--why", "long")
+    assert good.returncode == 2 and b"--why goes with a bad rating" in good.stderr
+
+
 def test_plain_output_is_the_text_alone(starter_file, process):
     done = process("generate", FRANCE, "--temp", "0")
     assert done.stdout.decode() == "The capital of France is Paris.\n"

@@ -85,6 +85,7 @@ def test_a_rating_that_changes_nothing_is_no_lesson():
 def test_a_rating_says_what_it_did(after, how):
     result = SimpleNamespace(
         rating="up",
+        reason="",
         applied=True,
         logprob_before=-0.5,
         logprob_after=after,

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from operator import attrgetter
 
 from ruvmlx.errors import RuvmlxError
+from ruvmlx.ratings import BAD
 from ruvmlx.runtime import Runtime
 
 from ..commands import COMMANDS, KEYS_HELP, Command, help_lines, parse
@@ -134,6 +135,9 @@ class Actions:
             return reply is not None and bool(reply.code_blocks)
         if what == "rewrite.begin":
             return session and idle and bool(chat.transcript.replies)
+        if what == "rate.give_reason":
+            reply = chat.chosen()
+            return reply is not None and reply.rating in BAD and not self.rate.is_too_early
         if what in ("rate.rate", "select.select"):
             too_early = what == "rate.rate" and self.rate.is_too_early
             return session and not too_early and bool(chat.transcript.replies)

@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from ruvmlx.runtime import LearnStatus, PreferenceResult, Runtime
+from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 
 from .. import describe, keys
-from ..arguments import parse_rating
+from ..arguments import parse_rating, parse_reason
 from ..context import ChatContext, StatusWatch
 from ..view_model import Standing
 from .panel import PanelActions
@@ -30,23 +30,40 @@ class RateActions:
         self._chat.start(lambda: self._rate(rating, note))
 
     async def _rate(self, rating: str, note: str) -> None:
+        watch = StatusWatch(self._chat.status)
+        await self._learn(lambda runtime, reply_id: runtime.rate(reply_id, rating, note, watch=watch))
+        watch.end()
+
+    def give_reason_as_typed(self, argument: str) -> None:
+        self.give_reason(parse_reason(argument))
+
+    def give_reason(self, reason: str) -> None:
+        """Say why the chosen reply was rated bad."""
+        self._chat.start(
+            lambda: self._learn(lambda runtime, reply_id: runtime.choices.give_reason(reply_id, reason))
+        )
+
+    async def _learn(self, learn: Callable[[Runtime, str], RatingResult]) -> None:
+        """Rate the chosen reply by `learn(runtime, reply_id)`, and show what that did."""
         chat = self._chat
         reply = None if self.is_too_early else chat.chosen()
         if reply is None or reply.reply_id is None:
             chat.status.flash("There is no reply to rate yet")
             return
         reply_id, session, reply.progress = reply.reply_id, chat.state.session, "rating"
-        watch = StatusWatch(chat.status)
-        done = await chat.attempt(
-            lambda runtime: (runtime.rate(reply_id, rating, note, watch=watch), Standing.of(runtime, session))
-        )
-        watch.end()
+        done = await chat.attempt(lambda runtime: (learn(runtime, reply_id), Standing.of(runtime, session)))
         reply.progress = ""
         if done:
             chat.state.lesson = done[0]
+            self.ask_why_no_more()
             reply.rated(done[0], self._key)
             self.show(done[1])
             chat.status.flash(describe.effect(done[0], self._key), EFFECT_SHOWN)
+
+    def ask_why_no_more(self) -> None:
+        """The question below a reply that was rated bad goes with the next message or rating."""
+        for reply in self._chat.transcript.replies:
+            reply.asks_why = False
 
     def show_preference(self, message: int | None, learned: PreferenceResult) -> None:
         """Show under a reply what was learned from the choice of it."""

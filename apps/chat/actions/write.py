@@ -92,6 +92,7 @@ class WriteActions:
         if chat.phase != "idle":
             return
         chat.phase, chat.status.message = "replying", ""
+        self._rate.ask_why_no_more()
         session, arriving = chat.state.session, chat.host.write(begin)
         await place()
         chat.prompt.focus()

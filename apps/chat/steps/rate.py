@@ -5,7 +5,7 @@ from ruvmlx.runtime import Runtime
 
 from ...progress import watching
 from .. import describe, glossary
-from ..arguments import parse_rating, parse_version
+from ..arguments import parse_rating, parse_reason, parse_version
 from ..overview import Overview, spoken_lines
 from ..state import ChatState, Outcome, told
 from .shown import shown_reply
@@ -14,12 +14,24 @@ from .shown import shown_reply
 def rate(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Rate the reply that is shown."""
     rating, note = parse_rating(argument)
-    reply = shown_reply(runtime, state, "rate").reply_id
-    if reply is None:
-        raise NotFound("this reply was imported, so it cannot be rated; /again writes one that can")
+    reply = _shown_id(runtime, state)
     with watching(still=True) as watch:
         state.lesson = runtime.rate(reply, rating, note, watch=watch)
     return Outcome(describe.effect_words(state.lesson))
+
+
+def why(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Say why the reply that is shown was rated bad."""
+    reason = parse_reason(argument)
+    state.lesson = runtime.choices.give_reason(_shown_id(runtime, state), reason)
+    return Outcome(describe.effect_words(state.lesson))
+
+
+def _shown_id(runtime: Runtime, state: ChatState) -> str:
+    reply = shown_reply(runtime, state, "rate").reply_id
+    if reply is None:
+        raise NotFound("this reply was imported, so it cannot be rated; /again writes one that can")
+    return reply
 
 
 def undo(runtime: Runtime, state: ChatState, _: str) -> Outcome:

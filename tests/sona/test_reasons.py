@@ -1,0 +1,153 @@
+"""Reasons for bad ratings: stored with the rating, taken back with it, read by the taste model."""
+
+import numpy as np
+import pytest
+
+from ruvmlx.errors import UsageError
+from ruvmlx.ratings import reason_of, with_reason
+from ruvmlx.sona.learner import Learner
+from ruvmlx.sona.replay import load
+from ruvmlx.sona.taste import RatedFeatures, TasteModel
+from ruvmlx.sona.taste_features import features_of
+from ruvmlx.sona.taste_measures import MEASURES
+from ruvmlx.sona.taste_push import TokenEffects
+from ruvmlx.sona.taste_reasons import asked_for
+from ruvmlx.sona.user_taste import UserTaste
+from tests.sona import simulated_tastes as sim
+
+from .test_preferences import reply, weights
+from .test_user_taste import history, keep, store  # noqa: F401 - fixtures
+
+SENTENCE = "Water the garden early in the day, because the soil stays moist for longer. "
+SHORT, MIDDLE, LONG = (features_of("how do I garden", SENTENCE * n, True) for n in (1, 4, 16))
+FORMAL = features_of(
+    "how do I garden", "One may perhaps consider the possibly beneficial irrigation. " * 4, True
+)
+
+
+def learned(reason: str, count: int = 4) -> TasteModel:
+    """Of someone who rated replies of the middle length down."""
+    given = [RatedFeatures(MIDDLE, "down")] * count
+    asked = [one for one in [asked_for(MIDDLE, reason)] * count if one is not None]
+    return TasteModel.fit([*given, *asked])
+
+
+def stars(model: TasteModel, *replies) -> list[float]:
+    return model.predict(replies)[0].tolist()
+
+
+def test_a_note_gives_the_reason_of_a_bad_rating_alone():
+    assert reason_of("down", "too long") == "long" and reason_of("2", "wrong facts: it is 1789") == "facts"
+    assert reason_of("up", "too long") == reason_of("down", "not too long") == reason_of("down", "") == ""
+
+
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [("", "too long"), ("a list!", "too long: a list!"), ("wrong tone", "too long"),
+     ("wrong tone: so stiff", "too long: so stiff")],
+)  # fmt: skip
+def test_a_reason_keeps_the_note_and_replaces_an_earlier_reason(note, expected):
+    assert with_reason(note, "long") == expected
+
+
+def test_too_long_speaks_for_fewer_words_and_too_short_for_more():
+    """Four thumbs down alone say nothing of the length."""
+    for reason, sign in (("", 0), ("long", 1), ("short", -1)):
+        short, long = stars(learned(reason), SHORT, LONG)
+        assert abs(short - long) < 0.05 if not sign else sign * (short - long) > 0.2
+
+
+def test_a_wrong_tone_says_nothing_of_the_length():
+    given = [RatedFeatures(FORMAL, "down")] * 4
+    said = TasteModel.fit([*given, *[asked_for(FORMAL, "tone")] * 4])  # type: ignore[list-item]
+    alone = TasteModel.fit(given)
+    assert stars(said, MIDDLE)[0] - stars(said, FORMAL)[0] > stars(alone, MIDDLE)[0] - stars(alone, FORMAL)[0]
+    short, long = stars(said, SHORT, LONG)
+    assert abs(short - long) < 0.5 * abs(np.subtract(*stars(learned("long"), SHORT, LONG)))
+
+
+def test_a_reason_is_no_feedback_of_its_own():
+    """A model of four ratings with their reasons has learned from four."""
+    assert learned("long").ratings == learned("").ratings == 4
+
+
+def test_reasons_push_the_end_of_replies(tiny):
+    """What the weights get: an end earns stars for someone who finds replies too long."""
+    effects = TokenEffects.of(tiny.tokenizer, np.arange(8))
+    ends = {reason: effects.end_stars(learned(reason, 8)) for reason in ("", "long", "short")}
+    assert ends["long"] > ends[""] + 0.1 and ends["short"] < ends[""] - 0.1
+
+
+def test_the_tone_has_names():
+    """Every measure that a reason names exists."""
+    features = asked_for(FORMAL, "tone")
+    assert features is not None
+    moved = np.flatnonzero(features.better.measures != features.worse.measures)
+    assert {MEASURES[place].more for place in moved} >= {"more caution", "longer words"}
+
+
+# -- in the store ------------------------------------------------------------------------------------------
+
+
+def test_a_reason_counts_while_its_rating_is_in_force(history, store):  # noqa: F811
+    ids = keep(store, sim.texts(6, seed=1))
+    for reply_id in ids:
+        history.commit(history.version(), reply_id, "down", "too long", 0.0, b"state", 0.0, 0.0)
+    taste = UserTaste(history)
+    assert taste.status.ratings == 6 and len(taste.evidence()[0]) == 12
+    with_reasons = stars(taste.model, SHORT, LONG)
+    history.undo()
+    assert len(taste.evidence()[0]) == 10 and stars(taste.model, SHORT, LONG) != with_reasons
+
+
+def test_wrong_facts_teach_nothing(open_tiny):
+    """The rating is kept, with its reason; weights, taste, training and similar questions do without it."""
+    with open_tiny() as runtime:
+        before, reply_id = weights(runtime), reply(runtime)
+        runtime.rate(reply_id, "down")
+        assert weights(runtime) != before
+        result = runtime.choices.give_reason(reply_id, "facts")
+        assert (result.applied, result.reason) == (False, "facts") and weights(runtime) == before
+        learner: Learner = runtime.learner
+        assert learner.history.status().ratings == 1 and learner.history.reasons.in_force()[0][1] == "facts"
+        learner.rating_index.sync()
+        assert learner.taste.evidence()[0] == [] and learner.rating_index.bank.labels() == {}
+        found = load(learner.history, learner.rating_index, runtime.model.tokenizer, 512)
+        assert not found.train and not found.held_out
+
+
+@pytest.mark.parametrize("reason", ["long", "facts"])
+def test_one_undo_takes_a_rating_back_with_its_reason(open_tiny, reason):
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime, seed=2), "up")
+        before, reply_id = weights(runtime), reply(runtime)
+        runtime.rate(reply_id, "down", "so many words")
+        rated = weights(runtime)
+        runtime.choices.give_reason(reply_id, reason)
+        assert (weights(runtime) == rated) is (reason != "facts")
+        row = runtime.learner.history.reasons.rating_of(reply_id)
+        assert row is not None and row[1].endswith(": so many words")
+        runtime.undo()
+        assert weights(runtime) == before and runtime.learner.history.reasons.rating_of(reply_id) is None
+
+
+def test_a_reason_for_an_earlier_reply_leaves_later_ratings(open_tiny):
+    with open_tiny() as runtime:
+        first, second = reply(runtime, seed=1), reply(runtime, seed=2)
+        runtime.rate(first, "down")
+        runtime.rate(second, "up")
+        runtime.choices.give_reason(first, "short")
+        assert {row[0] for row in runtime.learner.history.labels()} == {first, second}
+        assert runtime.learner.history.reasons.in_force()[0][:2] == (first, "short")
+
+
+def test_a_reason_needs_a_bad_rating(open_tiny):
+    with open_tiny() as runtime:
+        reply_id = reply(runtime)
+        for rating in (None, "up", "3"):
+            if rating:
+                runtime.rate(reply_id, rating)
+            with pytest.raises(UsageError, match="goes with a bad rating"):
+                runtime.choices.give_reason(reply_id, "long")
+        with pytest.raises(UsageError, match="a reason is long, short, tone, facts"):
+            runtime.choices.give_reason(reply_id, "boring")
