@@ -110,7 +110,10 @@ def continued(runtime, _):
     others = rows(
         runtime, "SELECT content FROM messages WHERE parent = ? AND id != ?", longer["parent"], longer["id"]
     )
-    begun = [row["content"] for row in others if longer["content"].startswith(row["content"])]
+    # A reply of random bytes may end in the middle of a character.
+    begun = [
+        row["content"] for row in others if longer["content"].startswith(row["content"].rstrip("\ufffd"))
+    ]
     return max(begun, key=len, default="")
 
 
