@@ -81,9 +81,11 @@ class AsyncModel:
         """See `LocalModel.stream`."""
         return AsyncReplyStream(lambda: self._model.stream(prompt, **options))
 
-    async def rate(self, reply: Reply | str, rating: str | int, note: str = "") -> Rating:
+    async def rate(
+        self, reply: Reply | str, rating: str | int, note: str = "", adapter: str | None = None
+    ) -> Rating:
         """See `LocalModel.rate`."""
-        return await asyncio.to_thread(self._model.rate, reply, rating, note)
+        return await asyncio.to_thread(self._model.rate, reply, rating, note, adapter)
 
     async def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
         """See `LocalModel.prefer`."""

@@ -25,7 +25,7 @@ from .engine.types import Chunk, GenerationRequest, GenerationResponse
 from .errors import NotFound, UsageError
 from .models.model import Message
 from .models.thinking import split
-from .sampling import ReplyOptions, Sampling
+from .sampling import NO_SAMPLING, ReplyOptions
 from .settings import SPECS, Settings, load
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Prompt = str | Sequence[Mapping[str, str]]
-Begin = Callable[["Runtime", Sampling, int, threading.Event], Iterator[Chunk]]
+Begin = Callable[["Runtime", dict[str, Any]], Iterator[Chunk]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Reply:
 
     finish_reason: "stop", "length" (max_tokens reached) or "cancelled". prompt_tps, generation_tps: tokens
     per second. ttft_ms: milliseconds to the first token. examples: ids of the liked replies in the prompt.
+    adapter: name of the one that wrote it, and that learns from its rating; None: none, and then the one in
+    use learns.
     """
 
     id: str
@@ -55,6 +57,7 @@ class Reply:
     generation_tps: float
     ttft_ms: float
     examples: tuple[str, ...]
+    adapter: str | None
     _model: "LocalModel" = field(repr=False, compare=False)
 
     @property
@@ -81,7 +84,7 @@ class ReplyStream(Iterator[str]):
         self._model, self._chunks, self._cancel = model, SimpleQueue[Chunk | None](), threading.Event()
         self._response: GenerationResponse | None = None
         self._ended = False
-        self._written = model._submit(_writer(begin, self._chunks, self._cancel))
+        self._written = model._submit(_piped_chunks(begin, self._chunks, self._cancel))
         model._cancels.add(self._cancel)
         weakref.finalize(self, self._cancel.set)
 
@@ -165,41 +168,37 @@ class LocalModel:
     def stream(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> ReplyStream:
         """Like `reply`, but returns the text piece by piece."""
         messages = self._messages(prompt)
+        return self._stream(
+            lambda runtime, asked: runtime.generate(GenerationRequest(messages=messages, **asked)), options
+        )
 
-        def begin(
-            runtime: "Runtime", sampling: Sampling, limit: int, cancel: threading.Event
-        ) -> Iterator[Chunk]:
-            request = GenerationRequest(
-                messages=messages, sampling=sampling, max_new_tokens=limit, cancel=cancel
-            )
-            return runtime.generate(request)
-
-        return self._stream(begin, options)
-
-    def rate(self, reply: Reply | str, rating: str | int, note: str = "") -> Rating:
+    def rate(
+        self, reply: Reply | str, rating: str | int, note: str = "", adapter: str | None = None
+    ) -> Rating:
         """Rate a reply, or its id, "up", "down" or 1 to 5; note: why. The weights change at once.
 
-        A reply can be rated again: the newest rating counts. Raises NotFound for an unknown reply, or without
+        adapter: the one that learns; None: the one that wrote the `Reply`, or the one in use for an id. A
+        reply can be rated again: the newest rating counts. Raises NotFound for an unknown reply, or without
         an adapter; UsageError for another rating.
         """
-        reply_id = _id_of(reply)
-        return Rating.of(self._call(lambda runtime: runtime.rate(reply_id, str(rating), note)))
+        reply_id, learns = _id_of(reply), adapter or _writer_of(reply)
+        return Rating.of(self._call(lambda runtime: runtime.rate(reply_id, str(rating), note, learns)))
 
     def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
         """Say which of two replies to one question, or their ids, is better. The weights change at once.
 
         Raises UsageError unless they are two replies to one question, NotFound without an adapter.
         """
-        pair = [_id_of(reply) for reply in (better, worse)]
-        return Preference.of(self._call(lambda runtime: runtime.choices.prefer(*pair)))
+        pair, learns = (_id_of(better), _id_of(worse)), _writer_of(better) or _writer_of(worse)
+        return Preference.of(self._call(lambda runtime: runtime.choices.prefer(*pair, learns)))
 
     def edit(self, reply: Reply | str, text: str) -> Preference:
         """Rewrite a reply: your text becomes a reply beside it, in its chat, and is preferred to it.
 
         Raises UsageError for an empty, unchanged or too long text, NotFound without an adapter.
         """
-        reply_id = _id_of(reply)
-        return Preference.of(self._call(lambda runtime: runtime.choices.rewrite(reply_id, text)))
+        reply_id, learns = _id_of(reply), _writer_of(reply)
+        return Preference.of(self._call(lambda runtime: runtime.choices.rewrite(reply_id, text, learns)))
 
     def undo(self) -> "LearnStatus":
         """Take the newest rating or preference back, bit for bit; returns the new status.
@@ -246,16 +245,22 @@ class LocalModel:
         return [*([Message("system", system)] if system else []), Message("user", prompt)]
 
     def _stream(self, begin: Begin, options: ReplyOptions) -> ReplyStream:
-        """Stream the reply of begin(runtime, sampling, largest number of tokens, cancel)."""
-        sampling: dict[str, Any] = {name: value for name, value in options.items() if name != "max_tokens"}
+        """Stream the reply of begin(runtime, asked). asked: fields of a GenerationRequest."""
+        sampling: dict[str, Any] = {name: value for name, value in options.items() if name not in NO_SAMPLING}
         if unknown := set(options) - ReplyOptions.__optional_keys__:
             known = ", ".join(ReplyOptions.__annotations__)
             raise UsageError(f"no option {min(unknown)!r}; there are: {known}.")
         limit = options.get("max_tokens", self.settings.max_tokens)
         if limit < 1:
             raise UsageError(f"max_tokens is {limit}; it must be 1 or more.")
+        asked: dict[str, Any] = {"max_new_tokens": limit}
+        if "adapter" in options:
+            asked["adapter_id"] = "" if options["adapter"] in (None, "none") else options["adapter"]
         return ReplyStream(
-            self, lambda runtime, cancel: begin(runtime, runtime.sampling(**sampling), limit, cancel)
+            self,
+            lambda runtime, cancel: begin(
+                runtime, asked | {"sampling": runtime.sampling(**sampling), "cancel": cancel}
+            ),
         )
 
     def _call(self, work: Callable[["Runtime"], T]) -> T:
@@ -290,18 +295,14 @@ class Chat:
     def stream(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> ReplyStream:
         """Like `say`, but returns the text piece by piece."""
         return self._model._stream(
-            lambda runtime, sampling, limit, cancel: runtime.chats.say(
-                self.id, text, sampling=sampling, max_new_tokens=limit, cancel=cancel, instead_of=edit
-            ),
+            lambda runtime, asked: runtime.chats.say(self.id, text, instead_of=edit, **asked),
             options,
         )
 
     def again(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """Another reply to the same question. message: the reply to write again; the last one by default."""
         return self._model._stream(
-            lambda runtime, sampling, limit, cancel: runtime.chats.again(
-                self.id, sampling=sampling, max_new_tokens=limit, cancel=cancel, message=message
-            ),
+            lambda runtime, asked: runtime.chats.again(self.id, message=message, **asked),
             options,
         ).reply
 
@@ -311,9 +312,7 @@ class Chat:
         UsageError if the reply is complete, or another model wrote it.
         """
         return self._model._stream(
-            lambda runtime, sampling, limit, cancel: runtime.chats.continue_reply(
-                self.id, sampling=sampling, max_new_tokens=limit, cancel=cancel, message=message
-            ),
+            lambda runtime, asked: runtime.chats.continue_reply(self.id, message=message, **asked),
             options,
         ).reply
 
@@ -359,7 +358,7 @@ def _message(given: Mapping[str, str]) -> Message:
     return Message(given["role"], given["content"])
 
 
-def _writer(
+def _piped_chunks(
     begin: Callable[["Runtime", threading.Event], Iterator[Chunk]],
     chunks: "SimpleQueue[Chunk | None]",
     cancel: threading.Event,
@@ -380,8 +379,14 @@ def _id_of(reply: Reply | str) -> str:
     return reply.id if isinstance(reply, Reply) else reply
 
 
+def _writer_of(reply: Reply | str) -> str | None:
+    """The adapter that wrote a reply; None: none, or not known."""
+    return reply.adapter if isinstance(reply, Reply) else None
+
+
 def _reply_of(done: GenerationResponse, model: LocalModel) -> Reply:
     return Reply(
         done.request_id, done.text, tuple(done.token_ids), done.finish_reason, done.prompt_tokens,
-        done.generation_tokens, done.prompt_tps, done.generation_tps, done.ttft_ms, done.examples, model,
+        done.generation_tokens, done.prompt_tps, done.generation_tps, done.ttft_ms, done.examples,
+        done.adapter, model,
     )  # fmt: skip

@@ -33,9 +33,11 @@ class Choices:
     def __init__(self, store: Store, model: Model, learning: Learning):
         self._store, self._model, self._learning = store, model, learning
 
-    def prefer(self, better: str, worse: str) -> PreferenceResult:
-        """Learn that one of two replies to one question is better. NotFound without an adapter."""
-        return self._learning.required().prefer(better, worse, "compare")
+    def prefer(self, better: str, worse: str, adapter: str | None = None) -> PreferenceResult:
+        """Learn that one of two replies to one question is better. adapter: that learns from it; None: the
+        one in use. NotFound without one."""
+        with self._learning.using(adapter) as learner:
+            return learner.prefer(better, worse, "compare")
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
         """Say why a reply (its id, or "last") was rated bad: "long", "short", "tone" or "facts". Ratings for

@@ -94,12 +94,14 @@ class Conversations:
         instead_of: int | None = None,
         untouched: bool = False,
         best_of: int | str | None = None,
+        adapter_id: str | None = None,
     ) -> Iterator[Chunk]:
         """Answer one message of a chat. The message is committed before the first token.
 
         sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this one
         replaces, on a new branch. untouched: use the untouched model. best_of: replies to write; the one that
         the user's taste picks is shown, and the others are branches beside it; None: as the settings say.
+        adapter_id: as in GenerationRequest.
         """
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
@@ -107,7 +109,9 @@ class Conversations:
         before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]
         # An empty or too long message is refused here, before it is saved.
-        request = self._request(session_id, asked, sampling, max_new_tokens, cancel, untouched, best_of)
+        request = self._request(
+            session_id, asked, sampling, max_new_tokens, cancel, untouched, best_of, adapter_id
+        )
         self._notice_next(turns, before)
         if before and instead_of is None:  # who edits a question has gone on from that reply before
             self._choices.continued(session_id, before[-1])
@@ -125,6 +129,7 @@ class Conversations:
         message: int | None = None,
         untouched: bool = False,
         best_of: int | str | None = None,
+        adapter_id: str | None = None,
     ) -> Iterator[Chunk]:
         """Another reply to the same question, beside the reply `message` (None: the last one).
 
@@ -136,7 +141,9 @@ class Conversations:
             end -= 1
         if not end:
             raise NotFound("there is no question yet to answer again.")
-        request = self._request(session_id, turns[:end], sampling, max_new_tokens, cancel, untouched, best_of)
+        request = self._request(
+            session_id, turns[:end], sampling, max_new_tokens, cancel, untouched, best_of, adapter_id
+        )
         if end < len(turns):
             self._notice_of(turns[end], "regenerated")
         request.question_id = turns[end - 1].id
@@ -150,6 +157,7 @@ class Conversations:
         max_new_tokens: int,
         cancel: threading.Event,
         message: int | None = None,
+        adapter_id: str | None = None,
     ) -> Iterator[Chunk]:
         """Continue a reply (None: the last message) that was cut off or stopped, from its last token.
 
@@ -178,6 +186,7 @@ class Conversations:
             examples=cut_off.examples,
             priority=INTERACTIVE,
             cancel=cancel,
+            adapter_id=adapter_id,
         )
         with self._writer.archive.noting_failure(request):
             self._writer.engine.prompt_ids(request)  # refused here if the context is full
@@ -219,6 +228,7 @@ class Conversations:
         cancel: threading.Event,
         untouched: bool = False,
         best_of: int | str | None = None,
+        adapter_id: str | None = None,
     ) -> GenerationRequest:
         """The request for a reply to the last of these turns; UsageError if it cannot be answered."""
         sampling = sampling or self._writer.sampling()
@@ -232,6 +242,7 @@ class Conversations:
             cancel=cancel,
             untouched=untouched,
             best_of=best_of,
+            adapter_id=adapter_id,
         )
         return self._writer.prepared(request, routed=True)
 

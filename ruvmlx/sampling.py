@@ -61,7 +61,8 @@ class ReplyOptions(TypedDict, total=False):
     of the likeliest token's probability. seed: the same seed, the same reply. max_tokens: longest reply.
     presence_penalty, frequency_penalty: from -2 to 2; over 0, tokens that the reply has already become less
     likely. logit_bias: (token id, bias from -100 to 100) pairs. repetition_penalty: over 0 and at most 2;
-    over 1, the same by a factor, for the last repetition_window tokens of the reply (0: all).
+    over 1, the same by a factor, for the last repetition_window tokens of the reply (0: all). adapter: name
+    of the one that answers, for this reply alone; None or "none": the original model does.
     """
 
     temperature: float
@@ -75,6 +76,10 @@ class ReplyOptions(TypedDict, total=False):
     logit_bias: tuple[tuple[int, float], ...]
     repetition_penalty: float
     repetition_window: int
+    adapter: str | None
+
+
+NO_SAMPLING = {"max_tokens", "adapter"}  # options of a reply that are no fields of Sampling
 
 
 def check_sampling(sampling: Sampling) -> None:

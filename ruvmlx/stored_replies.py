@@ -170,10 +170,20 @@ class StoredReplies:
         """All replies are over: commit them."""
         chunk = self._replies.end()
         assert chunk.response is not None
+        chunk = replace(chunk, response=self._signed(chunk.response))
+        assert chunk.response is not None
         # The learner may install its LoRA.
         with restored(self._learner.backend) if self._learner else contextlib.nullcontext():
             self._commit_all(chunk.response)
         return chunk
+
+    def _signed(self, response: GenerationResponse) -> GenerationResponse:
+        """The response with the adapter that wrote it."""
+        if self._learner is None:
+            return response
+        trace = self._traces[response.request_id]
+        version = trace.version if trace else 0
+        return replace(response, adapter=self._learner.history.name, adapter_version=version)
 
     def _save_draft(self, session_id: str, run: Run) -> None:
         """Save the reply so far, in case the process is killed. If the store is busy, the reply goes on."""

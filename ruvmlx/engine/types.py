@@ -101,6 +101,8 @@ class GenerationResponse:
         None  # the most tokens that it could have: what was asked for, or the room that there was
     )
     repeats: bool = False  # it was ended, with the finish_reason "length", because it only repeated itself
+    adapter: str | None = None  # name of the adapter that wrote it and learns from it; None: no adapter
+    adapter_version: int = 0
 
     @property
     def ending(self) -> str:

@@ -132,6 +132,35 @@ def test_adapters_are_swapped_and_listed(model):
     assert (known.name, known.version, known.model) == ("default", 1, model.name) and known.bytes > 0
 
 
+def test_each_reply_may_have_its_adapter(model):
+    """It answers and learns; the one in use stays in use, and learns from nothing of this."""
+    hot = {"temperature": 1.0, "seed": 5, "max_tokens": 16}
+    plain = model.reply("hello", adapter=None, **hot)
+    assert plain.adapter is None and model.reply("hello", adapter="none", **hot).text == plain.text
+    first = model.reply("hello", adapter="work", **hot)
+    assert (first.adapter, first.text, model.adapter) == ("work", plain.text, "default@0")
+    for _ in range(4):
+        first.rate("down")
+    assert model.reply("hello", adapter="work", **hot).text != plain.text
+    assert model.reply("hello", **hot).text == plain.text and model.adapter == "default@0"
+    chat = model.chat()
+    said = chat.say("hello", adapter="work")
+    assert said.adapter == "work" and chat.again(adapter=None).adapter is None
+    assert model.reply("hello").adapter == "default"
+    with pytest.raises(UsageError, match="a/b"):
+        model.reply("hello", adapter="a/b")
+
+
+def test_feedback_reaches_the_adapter_that_wrote_the_reply(model):
+    """A rating, a preference and an edit; an id alone means the one in use, unless another is named."""
+    one, two = (model.reply("hello", adapter="work", temperature=1.0, seed=i) for i in (1, 2))
+    assert model.prefer(one, two).adapter_version == 1
+    assert model.edit(two, "good day").adapter_version == 2
+    assert one.rate(5).adapter_version == 3 and model.adapter == "default@0"
+    assert model.rate(two.id, "up", adapter="work").adapter_version == 4
+    assert model.rate(two.id, "up").adapter_version == 1 and model.adapter == "default@1"
+
+
 def test_embeddings_are_unit_vectors(model, tiny_folder):
     vectors = np.array(model.embed(["a question", "another one"]))
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)

@@ -7,6 +7,7 @@ from ruvmlx.engine.types import Sampling
 from ruvmlx.errors import UsageError
 from ruvmlx.sampling import (
     FILTERS,
+    NO_SAMPLING,
     Distribution,
     Filter,
     ReplyOptions,
@@ -127,4 +128,4 @@ def kept(f: Filter, logprobs: np.ndarray, value: float) -> np.ndarray:
 def test_an_option_has_one_name_in_settings_sampler_and_api():
     names = [field.name for field in fields(Sampling)]
     assert sorted([*SAMPLING, "seed", "logit_bias", "repetition_window"]) == sorted(names)
-    assert sorted(ReplyOptions.__annotations__) == sorted([*names, "max_tokens"])
+    assert sorted(ReplyOptions.__annotations__) == sorted([*names, *NO_SAMPLING])
