@@ -170,14 +170,14 @@ class StoredReplies:
         """All replies are over: commit them."""
         chunk = self._replies.end()
         assert chunk.response is not None
-        chunk = replace(chunk, response=self._signed(chunk.response))
+        chunk = replace(chunk, response=self._with_adapter(chunk.response))
         assert chunk.response is not None
         # The learner may install its LoRA.
         with restored(self._learner.backend) if self._learner else contextlib.nullcontext():
             self._commit_all(chunk.response)
         return chunk
 
-    def _signed(self, response: GenerationResponse) -> GenerationResponse:
+    def _with_adapter(self, response: GenerationResponse) -> GenerationResponse:
         """The response with the adapter that wrote it."""
         if self._learner is None:
             return response
