@@ -21,6 +21,8 @@ import numpy as np
 from .errors import UsageError
 from .kernels.draw import TokenDrawing
 from .kernels.replies import ReplyWork
+from .setting_spec import SettingSpec
+from .settings import SAMPLING, SPECS
 
 # Log-probabilities down to which ids are sorted at first: all of 49,152 take 0.8 ms to sort, and no more than
 # e^7 = 1,096 ids can have over e^-7.
@@ -84,32 +86,21 @@ NO_SAMPLING = {"max_tokens", "adapter"}  # options of a reply that are no fields
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise UsageError for a value that means nothing."""
-    rules = [
-        ("temperature", sampling.temperature, sampling.temperature >= 0, "0 or more"),
-        ("top-p", sampling.top_p, 0 < sampling.top_p <= 1, "over 0 and at most 1"),
-        ("min-p", sampling.min_p, 0 <= sampling.min_p < 1, "0 or more and under 1"),
-        ("top-k", sampling.top_k, sampling.top_k >= 0, "0 or more"),
-        ("seed", sampling.seed, sampling.seed is None or sampling.seed >= 0, "0 or more"),
-        *((name, value, abs(value) <= 2, "from -2 to 2") for name, value in _penalties(sampling)),
-        (
-            "repetition-penalty",
-            sampling.repetition_penalty,
-            0 < sampling.repetition_penalty <= 2,
-            "over 0 and at most 2",
-        ),
-        ("repetition-window", sampling.repetition_window, sampling.repetition_window >= 0, "0 or more"),
-        *((f"logit-bias of token {i}", b, abs(b) <= 100, "from -100 to 100") for i, b in sampling.logit_bias),
-    ]
-    for name, value, good, expected in rules:
-        if not good:
-            raise UsageError(f"{name} is {value}; it must be {expected}.")
+    for name in SAMPLING:
+        _check(name.replace("_", "-"), getattr(sampling, name), SPECS[name])
+    _check("seed", sampling.seed, _COUNT)
+    _check("repetition-window", sampling.repetition_window, _COUNT)
+    for token, bias in sampling.logit_bias:
+        _check(f"logit-bias of token {token}", bias, _BIAS)
 
 
-def _penalties(sampling: Sampling) -> list[tuple[str, float]]:
-    return [
-        ("presence-penalty", sampling.presence_penalty),
-        ("frequency-penalty", sampling.frequency_penalty),
-    ]
+def _check(name: str, value: float | None, rule: SettingSpec) -> None:
+    if value is not None and not rule.allows(value):
+        raise UsageError(f"{name} is {value}; it must be {rule.allowed}.")
+
+
+_COUNT = SettingSpec(int, "", least=0)
+_BIAS = SettingSpec(float, "", least=-100, most=100)
 
 
 @dataclass(frozen=True)

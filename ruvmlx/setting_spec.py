@@ -1,8 +1,11 @@
 """The rules of one setting: its type, the values that it allows, and their description in words."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
+
+KINDS = {int: "a whole number", float: "a number", str: "a text"}
 
 
 @dataclass(frozen=True)
@@ -10,11 +13,11 @@ class SettingSpec:
     """What one setting accepts.
 
     kind: str, int, float, or bool, which is written as on and off. choices, pattern: texts that are allowed;
-    expected: the pattern in words. least, most: bounds of a number. word: a text that is allowed instead of
-    a number; nothing: one that stands for no text. unset: what applies without a value, in words. flag: the
-    flag's name where it is not the setting's own. sampling: a field of
-    `sampling.Sampling` by the same name. witnessed: changes go into the witness log. public: values identify
-    nobody, so reports may contain them.
+    expected: the pattern in words. least, most: bounds of a number. over: the value `least` is not allowed;
+    under: the value `most` is not allowed. word: a text that is allowed instead of a number. nothing: a text
+    that stands for no text. unset: what applies without a value, in words. flag: the flag's name where it is
+    not the setting's own. sampling: a field of `sampling.Sampling` has the same name. witnessed: changes go
+    into the witness log. public: values identify nobody, so reports may contain them.
     """
 
     kind: type
@@ -24,6 +27,8 @@ class SettingSpec:
     expected: str = ""
     least: int | None = None
     most: int | None = None
+    over: bool = False
+    under: bool = False
     word: str = ""
     nothing: str = ""
     unset: str = ""
@@ -45,8 +50,9 @@ class SettingSpec:
                 raise ValueError
             parsed = self.kind(value)
         except (TypeError, ValueError):
-            raise ValueError(self.allowed if self.word else self.kind.__name__) from None
-        if not self._allows(parsed):
+            kind = "" if self.word else KINDS[self.kind]
+            raise ValueError(", ".join(filter(None, (kind, self.allowed)))) from None
+        if not self.allows(parsed):
             raise ValueError(self.allowed)
         return parsed
 
@@ -58,14 +64,30 @@ class SettingSpec:
             raise ValueError("on or off")
         return bool(value == "on")
 
-    def _allows(self, value: Any) -> bool:
+    def allows(self, value: Any) -> bool:
+        """Is a value of the setting's type in its bounds?"""
         if self.choices:
             return str(value) in self.choices
         if self.pattern is not None:
             return self.pattern.fullmatch(value) is not None
         if self.least is None:
             return True
+        if (
+            not math.isfinite(value)
+            or (self.over and value == self.least)
+            or (self.under and value == self.most)
+        ):
+            return False
         return bool(self.least <= value and (self.most is None or value <= self.most))
+
+    @property
+    def _range(self) -> str:
+        low = f"over {self.least}" if self.over else f"{self.least} or more"
+        if self.most is None:
+            return low
+        if self.over or self.under:
+            return f"{low} and {'under' if self.under else 'at most'} {self.most}"
+        return f"from {self.least} to {self.most}"
 
     @property
     def allowed(self) -> str:
@@ -75,6 +97,5 @@ class SettingSpec:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.least is not None:
-            words = f"{self.least} or more" if self.most is None else f"from {self.least} to {self.most}"
-            return f"{self.word}, or {words}" if self.word else words
+            return f"{self.word}, or {self._range}" if self.word else self._range
         return self.expected

@@ -129,33 +129,53 @@ class Settings:
         float,
         None,
         "0 is greedy; the model's own by default, or 0.7",
+        least=0,
         flag="--temp",
         sampling=True,
         unset=_OWN,
     )
     top_p: float | None = _setting(
-        float, None, "nucleus mass, over 0 and at most 1", sampling=True, unset=_OWN
+        float,
+        None,
+        "nucleus mass, over 0 and at most 1",
+        least=0,
+        most=1,
+        over=True,
+        sampling=True,
+        unset=_OWN,
     )
     top_k: int | None = _setting(
-        int, None, "how many tokens may be drawn; 0 is all", sampling=True, unset=_OWN
+        int, None, "how many tokens may be drawn; 0 is all", least=0, sampling=True, unset=_OWN
     )
     min_p: float | None = _setting(
-        float, None, "least share of the likeliest token's probability; 0 is off", sampling=True, unset=_OWN
+        float,
+        None,
+        "least share of the likeliest token's probability; 0 is off",
+        least=0,
+        most=1,
+        under=True,
+        sampling=True,
+        unset=_OWN,
     )
     presence_penalty: float | None = _setting(
         float,
         None,
         "-2 to 2, taken off the logit of each token that the reply has already",
+        least=-2,
+        most=2,
         sampling=True,
         unset=_OWN,
     )
     frequency_penalty: float | None = _setting(
-        float, None, "the same for each occurrence", sampling=True, unset=_OWN
+        float, None, "the same for each occurrence", least=-2, most=2, sampling=True, unset=_OWN
     )
     repetition_penalty: float | None = _setting(
         float,
         None,
         "over 0, at most 2; over 1, tokens that the reply has already become less likely by this factor",
+        least=0,
+        most=2,
+        over=True,
         sampling=True,
         unset="1",
     )

@@ -45,12 +45,42 @@ def test_only_the_user_can_read_the_settings():
 
 
 @pytest.mark.parametrize(
-    "name,value", [("max_tokens", "many"), ("temperature", "hot"), ("colour", "red"), ("kv_tiers", "64")]
+    "name,value",
+    [
+        ("max_tokens", "many"),
+        ("temperature", "hot"),
+        ("colour", "red"),
+        ("kv_tiers", "64"),
+        ("temperature", "nan"),
+        ("temperature", "inf"),
+        ("temperature", "-1"),
+        ("top_p", "0"),
+        ("top_p", "7"),
+        ("min_p", "1"),
+        ("top_k", "-3"),
+        ("presence_penalty", "2.1"),
+        ("repetition_penalty", "0"),
+    ],
 )
 def test_bad_values_are_refused_and_nothing_is_written(name, value):
     with pytest.raises(UsageError):
         settings_file.save(name, value)
     assert not settings.user_file().exists()
+
+
+def test_a_value_at_its_bound_is_allowed():
+    for name, value in (("temperature", 0.0), ("top_p", 1.0), ("min_p", 0.0), ("frequency_penalty", -2.0)):
+        assert settings.SPECS[name].parse(str(value)) == value
+
+
+def test_the_bounds_are_said_in_words():
+    said = {name: settings.SPECS[name].allowed for name in ("top_p", "min_p", "top_k", "examples")}
+    assert said == {
+        "top_p": "over 0 and at most 1", "min_p": "0 or more and under 1", "top_k": "0 or more",
+        "examples": "from 0 to 8",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="a whole number, 1 or more"):
+        settings.SPECS["max_tokens"].parse("many")
 
 
 @pytest.mark.parametrize("text", ["max_tokens = ", "colour = 1", "max_tokens = true", "max_tokens = 1.5"])
