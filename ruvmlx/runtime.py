@@ -75,7 +75,7 @@ class Runtime:
         before the weights were read. UsageError for a `kv_budget` that holds no chat."""
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
         kept = settings.kv_disk
-        folder = None if kept is None else CacheFolder.beside(store.path, kept << 20)
+        folder = None if kept is None else CacheFolder.of_store(store.path, kept << 20)
         self.engine = LLMInferenceEngine(model, backend, folder=folder)
         self.planned = memory_plan.Planned.of(self.engine, plan)
         self.tiers = TierReview(store, self.engine, settings)

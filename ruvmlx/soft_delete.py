@@ -22,14 +22,14 @@ def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
     """
     gone = store.chats.delete(*session_ids, seconds=seconds)
     for session_id in session_ids:
-        CacheFolder.beside(store.path).remove(session_id)
+        CacheFolder.of_store(store.path).remove(session_id)
     return gone
 
 
 def forget(store: Store, reply_ids: list[str]) -> bool:
     """Erase the words of replies outside chats, and all KV caches of such replies. Returns as `delete`."""
     gone = store.replies.forget(reply_ids)
-    CacheFolder.beside(store.path).remove(REQUESTS)
+    CacheFolder.of_store(store.path).remove(REQUESTS)
     return gone
 
 

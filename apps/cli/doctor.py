@@ -105,7 +105,7 @@ def _kv_caches() -> str:
     from ruvmlx.kv.disk import CacheFolder
     from ruvmlx.text import size
 
-    folder, limit = CacheFolder.beside(settings.store_file()), settings.load().kv_disk or 0
+    folder, limit = CacheFolder.of_store(settings.store_file()), settings.load().kv_disk or 0
     chats, nbytes = folder.contents()
     return f"{folder.path}: {chats} chat{'s' * (chats != 1)}, {size(nbytes)} of {size(limit << 20)}"
 

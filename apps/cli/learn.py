@@ -340,7 +340,7 @@ def _kv_facts(status: Any) -> dict[str, Any]:
     known = status.report or {}
     return {
         "backend": status.backend,
-        "policy": _lengths(status.policy.named()),
+        "policy": _lengths(status.policy.lengths_by_name()),
         "asked": status.asked,
         "reason": status.reason,
         "long_replies": status.long_replies,

@@ -30,7 +30,7 @@ class CacheKeys:
             "model": self._model,
             "backend": self._backend.name,
             "kernels": self._backend.kernels,
-            "policy": {"name": policy.name, **policy.named()} if policy else None,
+            "policy": {"name": policy.name, **policy.lengths_by_name()} if policy else None,
             "base": base.of_keys if base else "",
         }
 

@@ -1,8 +1,8 @@
-"""Which files on disk make up the longest beginning of a prompt, and how a cache is filled from them.
+"""Finds the files on disk that hold the longest prefix of a prompt, and fills a cache from them.
 
-Chats of different lengths leave the same page in different tiers. From the oldest page to the newest the
-tiers of a cache rise, so of the files of a page the one is taken that the policy asks for, or the next best
-that the pages after it allow.
+Chats of different lengths leave the same page in different tiers. In one cache the tier may only rise from
+the oldest page to the newest. Of the files of one page, this module takes the tier that the policy asks for.
+If that tier would break the order, the module takes the nearest tier that does not.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..tiers import HOT, PAGE, TIERS
 from . import page_file
 from .cache import SLACK, PagedCache, facts_of
-from .chain import Chain, named
+from .chain import Chain, page_name
 from .page_file import WHOLE
 
 SUFFIXES = {tier: f".{row.name}" for tier, row in enumerate(TIERS)}
@@ -20,27 +20,31 @@ TAIL, SEQUENCE = ".tail", ".sequence"
 
 
 class Damaged(Exception):
-    """A file is not what its name says."""
+    """The content of a file does not match its name."""
 
     def __init__(self, path: Path):
         self.path = path
 
 
 class Found(NamedTuple):
-    """facts: what `restore` needs besides the bytes; wanted: (file, name, tier) in the order in which it
-    reads them; tail: the tokens after the prompt's own."""
+    """The files that restore one cache.
+
+    facts: the values that `restore` needs besides the bytes
+    wanted: (file, name, tier) of each file, in the order in which `restore` reads them
+    tail: the tokens of the last file that are not whole pages of the prompt
+    """
 
     facts: dict[str, Any]
     wanted: list[tuple[Path, bytes, int]]
     tail: list[int]
 
     def into(self, cache: Any, prompt: Sequence[int]) -> list[int]:
-        """Fill an empty cache; returns its tokens. Damaged: a file is of no use."""
+        """Fill an empty cache and return its tokens. Raises Damaged if a file cannot be used."""
         todo = iter(self.wanted)
         path, body = Path(), memoryview(b"")
 
         def read(nbytes: int) -> bytes:
-            """The next bytes; they end where a file ends."""
+            """Return the next bytes. A read must not cross the end of a file."""
             nonlocal path, body
             if nbytes and not body:
                 path, name, tier = next(todo)
@@ -72,8 +76,11 @@ def _body(path: Path, name: bytes, tier: int, cache: Any) -> memoryview:
 def pages(
     folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: PagedCache
 ) -> Found | None:
-    """The longest run of pages that may follow each other in one cache. names: the prompt's chain; there: the
-    names of all files."""
+    """Return the longest run of pages that one cache can hold.
+
+    there: the names of all files in the folder
+    names: the chain of the prompt
+    """
     files = set(there)
     held = [[t for t, ending in SUFFIXES.items() if name.hex() + ending in files] for name in names[1:]]
     end = len(held)
@@ -90,7 +97,8 @@ def pages(
 
 
 def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
-    """(first, end) of the last pages that are there and that a cache needs: all, or those in the window."""
+    """Return (first, end) of the last run of pages that is complete for a cache: all pages, or with a sliding
+    window those in the window."""
     for end in range(len(held), 0, -1):
         needed = max(0, PAGE * end - window) // PAGE if window else 0
         if all(held[needed:end]):
@@ -102,7 +110,8 @@ def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
 
 
 def _tiers(held: Sequence[Sequence[int]], first: int, offset: int, cache: PagedCache) -> list[int]:
-    """The tier to take of each page; fewer, the newest ones, if one has none that is low enough."""
+    """Choose the tier of each page, from the newest page to the oldest. If a page has no file of a low enough
+    tier, the list ends there and holds only the newer pages."""
     wanted, cap = cache.policy.counts(offset), HOT
     tiers: list[int] = []
     for i in range(len(held) - 1, -1, -1):
@@ -124,8 +133,8 @@ def _sound(
     tail: tuple[list[int], Path, bytes] | None,
     cache: PagedCache,
 ) -> Found | None:
-    """Without the newest pages, if pages of the lowest tier would lie among the newest tokens: as after
-    `PagedCache.trim`, those are read again."""
+    """Return the files without the newest pages if a page of the lowest tier would be among the newest
+    tokens. The caller computes those tokens again, as after `PagedCache.trim`."""
     end, wanted = first + len(tiers), []
     offset = PAGE * end + (len(tail[0]) if tail else 0)
     newest = max(0, offset - cache.policy.lengths[0]) // PAGE
@@ -145,14 +154,17 @@ def _sound(
 def _tail(
     folder: Path, there: Sequence[str], before: bytes, rest: Sequence[int]
 ) -> tuple[list[int], Path, bytes] | None:
-    """(tokens, file, name) of the partly filled page that shares most with the rest of the prompt. before:
-    the name of the page before it."""
+    """Return (tokens, file, name) of the partly filled page that has the longest common prefix with the rest
+    of the prompt.
+
+    before: the name of the page before it
+    """
     beginning, best, most = before.hex() + "-", None, 0
     for file in there:
         if file.endswith(TAIL) and file.startswith(beginning):
             tokens = _tokens(folder / file)
             if (n := _common(tokens, rest)) > most:
-                best, most = (tokens, folder / file, named(before, tokens)), n
+                best, most = (tokens, folder / file, page_name(before, tokens)), n
     return best
 
 
@@ -162,13 +174,13 @@ def _tail(
 def sequence(
     folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: Any
 ) -> Found | None:
-    """The whole cache that shares most with the prompt; at least a page."""
+    """Return the whole cache that has the longest common prefix with the prompt: at least one page."""
     best, most = None, PAGE - 1
     for file in there:
         if file.endswith(SEQUENCE) and file.startswith(names[0].hex() + "-"):
             facts, tokens = page_file.peek(folder / file), _tokens(folder / file)
             if (n := _common(tokens, prompt)) > most:
-                wanted = [(folder / file, named(names[0], tokens), WHOLE)]
+                wanted = [(folder / file, page_name(names[0], tokens), WHOLE)]
                 best, most = Found(facts.get("cache", {}), wanted, tokens), n
     return best
 
@@ -180,5 +192,5 @@ def _tokens(path: Path) -> list[int]:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of equal leading ids."""
+    """Return the number of equal ids at the start of both."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

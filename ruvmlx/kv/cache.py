@@ -1,8 +1,8 @@
 """The KV cache of one sequence, in pages: append, demote by age, trim, fork.
 
 From the oldest page to the newest the tiers rise (ruvmlx/tiers.py): cold, warm, hot. Only the last page may
-be partly filled. The tier of a page depends only on the offset before a call, so the same calls always give
-the same bits.
+be partly filled. The tier of a page depends only on the number of tokens before a call. So the same calls
+always give the same bits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,14 +17,19 @@ from .policy import EVERYTHING, TIERED, TierPolicy
 from .pool import Page, PagePool
 from .storage import Bytes
 
-SLACK = 256  # tokens kept behind a sliding window, so that it stays complete after a trim of as many
+SLACK = 256  # tokens kept behind a sliding window; a trim of at most this many leaves the window complete
 AHEAD = 32  # a demotion starts this many tokens before its page is due
 
 
 @dataclass(frozen=True)
 class KVStats:
-    """What a cache holds now. tokens, tier_bytes: by tier; the bytes are those of pages with their scales.
-    bytes: pages and the page table; f16_bytes: the same pages if all were f16."""
+    """The size of a cache.
+
+    tokens: tokens by tier
+    bytes: bytes of the pages and of the page table
+    f16_bytes: bytes of the same pages if all were f16
+    tier_bytes: bytes of the pages by tier, with their scales
+    """
 
     policy: str
     tokens: tuple[int, ...]
@@ -34,17 +39,18 @@ class KVStats:
 
     @classmethod
     def all_f16(cls, policy: str, tokens: int, nbytes: int, f16_bytes: int) -> "KVStats":
-        """Of a cache without tiers."""
+        """The size of a cache that has no tiers."""
         lower = (0,) * HOT
         return cls(policy, (*lower, tokens), nbytes, f16_bytes, (*lower, nbytes))
 
     def facts(self) -> dict[str, Any]:
-        """{"policy", "hot_tokens", "warm_tokens", .., "bytes", "f16_bytes"}, as commands print them."""
+        """Return {"policy", "hot_tokens", "warm_tokens", .., "bytes", "f16_bytes"}: the JSON fields of the
+        commands."""
         tokens = _by_name("tokens", self.tokens)
         return {"policy": self.policy, **tokens, "bytes": self.bytes, "f16_bytes": self.f16_bytes}
 
     def byte_facts(self) -> dict[str, int]:
-        """{"hot_bytes", "warm_bytes", ..}"""
+        """Return {"hot_bytes", "warm_bytes", ..}."""
         return _by_name("bytes", self.tier_bytes)
 
 
@@ -56,8 +62,12 @@ def _by_name(unit: str, values: tuple[int, ...]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Dump:
-    """A cache in the form that is written to disk. facts: values that JSON can hold; parts: the pages, nbytes
-    bytes in all. Read the parts before the cache changes."""
+    """A cache in the form that is written to disk.
+
+    facts: values that JSON can hold
+    nbytes: bytes of all parts
+    parts: the pages; read them before the cache changes
+    """
 
     facts: dict[str, Any]
     nbytes: int
@@ -65,40 +75,42 @@ class Dump:
 
 
 def facts_of(layout: str, offset: int, first: int, ends: Sequence[int]) -> dict[str, Any]:
-    """What `PagedCache.restore` needs besides the pages. ends: as there."""
+    """Return the values that `PagedCache.restore` needs besides the pages. ends: `PagedCache.ends`."""
     return {"offset": offset, "first": first, **dict(zip(_ENDS, ends, strict=True)), "layout": layout}
 
 
-Lower = Callable[[], list[Page]]  # pages of the next lower tier, when they are ready
+Lower = Callable[[], list[Page]]  # waits for a demotion; returns the pages of the next lower tier
 
 # `PagedCache.ends` in a dump: {"cold": pages in 4 bits, "low": pages below f16}.
 _ENDS = (*(tier.name for tier in TIERS[: HOT - 1]), "low")
 
 
 class PagedCache:
-    """Keys and values of one sequence, over all layers.
+    """The keys and values of one sequence, for all layers.
 
-    A backend calls `reserve(n)`, runs n tokens against `table`, then calls `advance(n)`, or `abandon()` when
-    the run failed. window: tokens that a query sees at most, 0 for all.
+    A backend calls `reserve(n)`, runs n tokens against `table`, then calls `advance(n)`. If the run failed,
+    the backend calls `abandon()`.
+
+    window: the number of tokens that a query sees; 0: all
     """
 
     def __init__(self, pool: PagePool, policy: TierPolicy = TIERED, window: int = 0):
         self.pool, self.policy, self.window = pool, policy, window
         self.table: Any = pool.storage.new_table()
-        self.pages: list[Page | None] = []  # None: dropped behind the sliding window
-        self.offset = self.first = 0  # tokens in the cache; pages dropped
+        self.pages: list[Page | None] = []  # None: the page is behind the sliding window and was dropped
+        self.offset = self.first = 0  # offset: tokens in the cache; first: pages that were dropped
         self.ends = [0] * HOT  # by tier: pages [first, ends[tier]) are in this tier or in a lower one
-        self._until = 0  # `reserve` has nothing to do up to this offset
+        self._until = 0  # up to this offset `reserve` has nothing to do
         self._look = 0  # offset at which the next demotion starts
-        self._whole_at = 0  # no page is demoted below this offset
-        self._begun: dict[int, tuple[range, Lower]] = {}  # demotions started ahead of time, by source tier
+        self._whole_at = 0  # below this offset no page is demoted
+        self._begun: dict[int, tuple[range, Lower]] = {}  # source tier -> a demotion that was started early
         pool.caches.add(self)
 
     # For backends ------------------------------------------------------------------------------
 
     def reserve(self, n: int) -> None:
-        """Make room for n more tokens in hot pages that no other sequence shares. Demotes the pages that are
-        due and drops those behind the sliding window."""
+        """Make room for n more tokens, in hot pages that no other sequence shares. This demotes the pages
+        that are due and drops the pages behind the sliding window."""
         if self.offset + n <= self._until:
             return
         missing = -(-(self.offset + n) // PAGE) - len(self.pages)
@@ -113,44 +125,46 @@ class PagedCache:
         self._schedule()
 
     def advance(self, n: int) -> None:
-        """Count n appended tokens. After a prompt (n > 1) its pages are demoted at once: that costs little
-        beside reading the prompt. After single tokens the next demotion is started ahead of time."""
+        """Count n tokens that were appended. After a prompt (n > 1) the pages that are due are demoted at
+        once: beside a prefill this costs little. After single tokens the next demotion starts early, in the
+        background."""
         self.offset += n
         if n > 1:
             self._demote_due()
-            for tier in range(HOT, 0, -1):  # the pages of a prompt were all hot first, then one tier lower ..
+            for tier in range(HOT, 0, -1):  # all pages of a prompt start hot, then go down one tier at a time
                 self.pool.compact(tier)
             self._schedule()
         elif self.pool.storage.background and self.offset >= self._look:
             self._begin_next()
 
     def hold(self, n: int) -> None:
-        """The next n tokens are appended in several pieces: demote no page before the last of them. Then the
-        cache has the bits that one call for all n gives."""
+        """Announce n tokens that come in several calls. No page is demoted before the last of them, so the
+        cache gets the same bits as from one call with n tokens."""
         self._whole_at = 0
         self._demote_due()
         self._whole_at = self.offset + n
 
     @property
     def room(self) -> int:
-        """Tokens that can be appended, and removed again by `retract`, before a page is made or demoted."""
+        """The number of tokens that can be appended, and removed by `retract`, before a page is made or
+        demoted."""
         return max(0, self._until - self.offset)
 
     def retract(self, n: int) -> None:
-        """Remove the newest n tokens, which were appended one by one within `room`: the pages and tiers did
-        not change. Demotions that were started ahead of time stay valid: they concern older pages."""
+        """Remove the newest n tokens. They must have been appended one by one within `room`, so no page and
+        no tier has changed. Demotions that started early stay valid, because they concern older pages."""
         self.offset -= n
 
     def abandon(self) -> None:
-        """The run failed: release the pages that were reserved for its tokens."""
+        """Release the pages that were reserved for a run that failed."""
         self._cut(-(-self.offset // PAGE))
 
     # For sessions -------------------------------------------------------------------------------
 
     def trim(self, n: int) -> bool:
-        """Remove the newest n tokens, and a few more where the cut falls into pages of low precision:
-        `offset` tells how many are left. Returns False and changes nothing when the sliding window would be
-        incomplete."""
+        """Remove the newest n tokens. If the cut falls into a page of low precision, a few more tokens are
+        removed: read `offset` after the call. Returns False, and changes nothing, if the sliding window would
+        become incomplete."""
         left = self.offset - n
         if n < 0 or left < 0:
             return False
@@ -163,8 +177,8 @@ class PagedCache:
         return True
 
     def fork(self) -> "PagedCache":
-        """A second sequence with the same tokens. Both share the pages; whichever writes first copies its
-        page."""
+        """Return a second sequence with the same tokens. Both share the pages. A sequence copies a shared
+        page before it writes into the page."""
         other = PagedCache(self.pool, self.policy, self.window)
         for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
             if page is not None:
@@ -178,7 +192,7 @@ class PagedCache:
         return other
 
     def clear(self) -> None:
-        """Release all pages; the cache is empty."""
+        """Release all pages. The cache is empty after this."""
         self._stop()
         self._cut(0)
         self.offset = self.first = 0
@@ -188,13 +202,14 @@ class PagedCache:
             self.clear()
 
     def dump(self) -> Dump:
-        """Every page as it is stored, the oldest first."""
+        """Return every page in its stored form, the oldest first."""
         pages = list(self.dumped_pages())
         facts = facts_of(self.pool.storage.layout, self.offset, self.first, self.ends)
         return Dump(facts, sum(nbytes for _, _, nbytes, _ in pages), (page() for *_, page in pages))
 
     def dumped_pages(self) -> Iterator[tuple[int, int, int, Callable[[], Bytes]]]:
-        """(index, tier, bytes, function that gives them) of every page, the oldest first."""
+        """Yield (index, tier, bytes, function that returns the page's data) of every page, the oldest
+        first."""
         self.table.flush()
         for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
             if page is not None:
@@ -202,8 +217,11 @@ class PagedCache:
                 yield i, page.tier, self.pool.sizes[page.tier], dump
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
-        """Load what `dump` gave into an empty cache. read(n) returns the next n bytes. ValueError if the
-        facts do not fit a cache of this kind."""
+        """Fill an empty cache from what `dump` returned. Raises ValueError if the facts do not fit this kind
+        of cache.
+
+        read: a function of n that returns the next n bytes
+        """
         offset, first, *ends = (facts[name] for name in ("offset", "first", *_ENDS))
         end = -(-offset // PAGE)
         rising = [0, *ends, offset // PAGE]
@@ -230,7 +248,7 @@ class PagedCache:
     # Inside -------------------------------------------------------------------------------------
 
     def refresh_page_numbers(self) -> None:
-        """The pool has renumbered pages: update the page table."""
+        """Update the page table after the pool has renumbered pages."""
         for i, page in enumerate(self.pages):
             if page is not None:
                 self.table.set(i, page.number, page.tier)
@@ -255,7 +273,8 @@ class PagedCache:
             self.first += 1
 
     def _policy_ends(self, offset: int) -> list[int]:
-        """`ends` as the pool's policy asks for at this offset. Pages never move up a tier."""
+        """Return the `ends` that the pool's policy asks for at this offset. A page never moves to a higher
+        tier."""
         wanted, full = self.pool.policy(self.policy).counts(offset), self.offset // PAGE
         return [max(end, min(n, full)) for end, n in zip(self.ends, wanted, strict=True)]
 
@@ -268,8 +287,8 @@ class PagedCache:
             self.ends[tier] = due[tier]
 
     def _lower(self, tier: int, which: range) -> None:
-        """Move pages of one tier to the next lower one, a few at once; use the demotion that was started
-        ahead of time if it covers exactly these pages."""
+        """Move pages of one tier to the next lower tier, a few at a time. If a demotion of exactly these
+        pages was started early, use that one."""
         begun, result = self._begun.pop(tier, (None, None))
         if begun == which and result:
             self._take(which, result())
@@ -277,7 +296,7 @@ class PagedCache:
         self._discard(result)
         while which:
             some, which = which[: (n := self.pool.at_once(tier))], which[n:]
-            self._take(some, self.pool.demote(_held(self.pages[some.start : some.stop]))())
+            self._take(some, self.pool.demote(_kept_pages(self.pages[some.start : some.stop]))())
             self.ends[tier - 1] = some.stop
 
     def _take(self, which: range, pages: Sequence[Page]) -> None:
@@ -285,8 +304,8 @@ class PagedCache:
             self._put(i, page)
 
     def _own_the_last(self) -> None:
-        """Copy the last page if another sequence shares it: new tokens are about to be written into it, so
-        what it was demoted to before a trim is no longer its lower page."""
+        """Copy the last page if another sequence shares it, because new tokens will be written into the page.
+        An older lower version of this page is then out of date, so the page forgets that version."""
         i = self.offset // PAGE
         page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
         if page is not None and page.users > 1:
@@ -295,14 +314,14 @@ class PagedCache:
             page.lower = None
 
     def _schedule(self) -> None:
-        """Compute the offsets at which `reserve` and `advance` have work to do again."""
+        """Compute the next offsets at which `reserve` and `advance` have work to do."""
         due = self.pool.policy(self.policy).next_change(self.offset)
         self._until = min(PAGE * len(self.pages), due)
         self._look = due - AHEAD
 
     def _sound(self, left: int) -> int:
-        """The largest number of tokens, at most `left`, that may stay so that the last page is hot or full
-        and no page of the lowest tier lies in the hot range."""
+        """Return how many tokens may stay, at most `left`. The last page must be hot or full, and no page of
+        the lowest tier may lie in the hot range."""
         if left == self.offset:
             return left
         if left // PAGE < self.ends[-1]:
@@ -321,19 +340,19 @@ class PagedCache:
         self.first = min(self.first, end)
         self._until = self._look = self._whole_at = 0
 
-    # Ahead of time ------------------------------------------------------------------------------
+    # Demotions that start early ---------------------------------------------------------------------
 
     def _begin_next(self) -> None:
         """Start the demotions that the next page boundary will need."""
         self._look = EVERYTHING  # until `reserve` sets it again
-        there = [*self.ends[1:], len(self.pages)]  # pages that have come down to the next higher tier
+        there = [*self.ends[1:], len(self.pages)]  # pages that are now in the tier above or lower
         for tier, due in enumerate(self._policy_ends(self.offset + AHEAD), 1):
             which = range(max(self.ends[tier - 1], self.first), min(due, there[tier - 1]))
             if which and tier not in self._begun:
-                self._begun[tier] = which, self.pool.demote(_held(self.pages[which.start : which.stop]))
+                self._begun[tier] = which, self.pool.demote(_kept_pages(self.pages[which.start : which.stop]))
 
     def _stop(self) -> None:
-        """Discard the demotions that were started ahead of time."""
+        """Discard the demotions that were started early."""
         while self._begun:
             self._discard(self._begun.popitem()[1][1])
 
@@ -343,7 +362,7 @@ class PagedCache:
 
 
 def held_bytes(caches: Collection[Any]) -> int:
-    """Bytes of several caches of any kind. A page that several of them share counts once."""
+    """Return the bytes of several caches of any kind. A page that several caches share counts once."""
     paged = [cache for cache in caches if isinstance(cache, PagedCache)]
     pages = {
         id(page): cache.pool.sizes[page.tier] for cache in paged for page in cache.pages if page is not None
@@ -352,14 +371,14 @@ def held_bytes(caches: Collection[Any]) -> int:
     return sum(pages.values()) + sum(cache.table.nbytes for cache in paged) + others
 
 
-def _held(pages: Sequence[Page | None]) -> list[Page]:
+def _kept_pages(pages: Sequence[Page | None]) -> list[Page]:
     return [page for page in pages if page is not None]
 
 
 @contextmanager
 def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
-    """Reserve n more tokens in each cache. They count when the block ends without an exception; otherwise
-    their pages are released."""
+    """Reserve n more tokens in each cache. If the block ends without an exception, the tokens count.
+    Otherwise their pages are released."""
     try:
         for cache in caches:
             cache.reserve(n)
@@ -373,6 +392,6 @@ def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
 
 
 def _bytes_by_tier(cache: PagedCache) -> tuple[int, ...]:
-    """Bytes of the cache's pages."""
+    """Return the bytes of the cache's pages, by tier."""
     held = [page.tier for page in cache.pages if page is not None]
     return tuple(held.count(tier) * size for tier, size in enumerate(cache.pool.sizes))

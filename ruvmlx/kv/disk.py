@@ -1,12 +1,12 @@
-"""KV caches on disk, so that what was read once need not be read again after a restart.  Format: README.md.
+"""KV caches on disk: after a restart, the same prompt need not be computed again. README.md has the format.
 
-A page is a file, named by its place in the hash chain (chain.py) and by its tier. The name stands for the
-model, the version, the policy, the salt and all tokens up to its end, so a page serves every prompt that
-begins like this, and no other.
+Each page is a file. The file name is the page's name in the hash chain (chain.py) and its tier. The name
+depends on the model, the version, the policy, the salt and all tokens up to the page's end. So a page serves
+every prompt with this prefix, and no other prompt.
 
-A file that cannot be used is ignored or removed; nothing here is an error for the user. The files hold keys
-and values of the user's words, so they are as private as the store beside them, and what only one chat used
-is deleted with it (owners.py).
+A file that cannot be used is ignored or removed. Nothing here is an error for the user. The files hold keys
+and values of the user's words, so they are as private as the store beside them. When a chat is deleted, the
+files that only this chat used are deleted too (owners.py).
 """
 
 import os
@@ -21,36 +21,39 @@ from ..tiers import HOT, PAGE
 from . import assembly, older_file, owners, page_file
 from .assembly import SEQUENCE, SUFFIXES, TAIL
 from .cache import PagedCache
-from .chain import Chain, Key, named
+from .chain import Chain, Key, page_name
 from .page_file import WHOLE, PageFile
 from .storage import Bytes
 
-MAX_EXIT_SECONDS = 0.3  # seconds at the end of a process; no further sequence is started after them
-MAX_WRITE_SECONDS = 1.0  # seconds after which writing a sequence is given up; the pages written so far stay
-STALE = 60.0  # seconds after which an unfinished file counts as abandoned
-DAY = 86400.0  # seconds after their last use, what was read outside of chats is removed at the next start
+MAX_EXIT_SECONDS = 0.3  # seconds: at the end of a process no sequence is started after this time
+MAX_WRITE_SECONDS = 1.0  # seconds: after this time a sequence is given up; its finished pages stay
+STALE = 60.0  # seconds: an unfinished file of this age counts as abandoned
+DAY = 86400.0  # seconds: pages from outside of chats are removed at a start this long after their last use
 _PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)
 
 
 class Piece(NamedTuple):
-    """A file to be written."""
+    """A file that is to be written."""
 
-    path: str  # its name in the folder
+    path: str  # the file's name in the folder
     file: PageFile
     parts: Callable[[], Iterator[Bytes]]
 
 
 class CacheFolder:
-    """Pages of at most `budget` bytes in all; 0 keeps none. The least recently used are evicted first."""
+    """The folder of page files. Over the budget, the least recently used files are removed first.
+
+    budget: bytes of all files; 0: nothing is stored
+    """
 
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
-        self._lock = threading.Lock()  # held while a file is written, and while what an owner uses is changed
-        self._removed: set[str] = set()  # owners for whom a save in another thread must not go on
+        self._lock = threading.Lock()  # held while a file is written or an owner's list changes
+        self._removed: set[str] = set()  # owners that were removed: a save in another thread must stop
 
     @classmethod
-    def beside(cls, store: Path, budget: int = 0) -> "CacheFolder":
-        """The folder that belongs to a store."""
+    def of_store(cls, store: Path, budget: int = 0) -> "CacheFolder":
+        """Return the cache folder that belongs to a store."""
         return cls(store.parent / "kv", budget)
 
     # Sequences ----------------------------------------------------------------------------------
@@ -64,12 +67,14 @@ class CacheFolder:
         until: float,
         stop: Callable[[], bool] | None = None,
     ) -> bool:
-        """Write the pages of a sequence that are not there yet, the oldest first. names: the chain of its
-        tokens. False if the sequence is too short or too large, if the disk refuses, or if it takes longer
-        than `until` (time.monotonic()).
+        """Write the pages of a sequence that are not on disk yet, the oldest first. Returns False if the
+        sequence is too short or too large, if the disk refuses, or if the time is over.
 
-        stop: for another thread: the pages below f16 alone are written, those that will not change with the
-        next reply; it ends when this returns True, or when `remove` is called for the owner.
+        names: the chain of the tokens
+        until: the latest time of the end (time.monotonic())
+        stop: for a call from another thread. Then only pages below f16 are written, because the next reply
+            does not change these. The call ends when this function returns True, or after `remove` was called
+            for the owner.
         """
         if len(tokens) < PAGE or not owners.fits(owner):
             return False
@@ -90,7 +95,7 @@ class CacheFolder:
         return False
 
     def _begin(self, owner: str, pieces: list[Piece], anew: bool) -> list[Piece]:
-        """Note what the owner is going to use, and make room for it; returns what is missing."""
+        """Add the files to the owner's list and make room for them. Returns the files that are missing."""
         with self._lock:
             if anew:
                 self._removed.discard(owner)
@@ -107,12 +112,16 @@ class CacheFolder:
     def load(
         self, names: Chain, prompt: Sequence[int], make: Callable[[], Any], known: int = 0
     ) -> tuple[Any, list[int]] | None:
-        """(a cache, its tokens): the longest sequence here that begins like the prompt; it may go on
-        otherwise after that. None if there is none with more whole pages than the caller knows. names: the
-        prompt's chain; make: gives an empty cache; known: tokens. A damaged file is removed, and the search
-        begins again."""
+        """Return (cache, its tokens) of the stored sequence that shares the longest prefix with the prompt.
+        After that prefix the tokens may differ. Returns None if no sequence has more whole pages than the
+        caller's. A damaged file is removed, then the search starts again.
+
+        names: the chain of the prompt
+        make: a function that returns an empty cache
+        known: how many tokens the caller has already
+        """
         unknown = {name.hex() for name in names[known // PAGE + 1 :]} | {names[0].hex()}
-        useless: set[str] = set()  # they stay where the folder cannot be written
+        useless: set[str] = set()  # damaged files; they stay where the folder is read-only
         while self.budget and len(unknown) > 1:
             there = [file for file in self._file_names() if file not in useless]
             if not any(_chain_name(file) in unknown for file in there):
@@ -134,7 +143,7 @@ class CacheFolder:
         return None
 
     def migrate(self, chat: str, key: Key, make: Callable[[], Any]) -> tuple[Any, list[int]] | None:
-        """(a cache, its tokens) from the chat's file in the format of before, which is removed."""
+        """Return (cache, its tokens) from a chat's file in the old format. The file is removed."""
         path = self.path / (chat + older_file.SUFFIX)
         if not owners.fits(chat) or not path.exists():
             return None
@@ -147,7 +156,7 @@ class CacheFolder:
             page_file.unlink(path)
 
     def discard(self, names: Chain) -> None:
-        """Remove all pages of a chain, because they cannot be trusted."""
+        """Remove all pages of a chain whose content is wrong."""
         chain = {name.hex() for name in names}
         for name in self._file_names():
             if _chain_name(name) in chain:
@@ -156,7 +165,7 @@ class CacheFolder:
     # Owners -------------------------------------------------------------------------------------
 
     def remove(self, owner: str) -> None:
-        """Delete what only this owner uses."""
+        """Delete the files that only this owner uses."""
         if owners.fits(owner):
             with self._lock:
                 self._removed.add(owner)
@@ -165,14 +174,14 @@ class CacheFolder:
                 self._sweep()
 
     def _own(self, owner: str, names: list[str], there: Collection[str]) -> None:
-        """Add to what the owner uses; what is no longer there is left out."""
+        """Add names to the owner's list. Names of files that no longer exist leave the list."""
         before = owners.used_by(self.path, owner)
         if not set(names) <= set(before):
             owners.put(self.path, owner, sorted({*names, *(name for name in before if name in there)}))
 
     def _sweep(self) -> None:
-        """Remove the pages that nobody uses."""
-        used = owners.used(self.path, owners.known(self.path))
+        """Remove the pages that no owner uses."""
+        used = owners.used_files(self.path, owners.all_owners(self.path))
         for name in self._file_names():
             if name not in used:
                 page_file.unlink(self.path / name)
@@ -180,8 +189,11 @@ class CacheFolder:
     # All of them --------------------------------------------------------------------------------
 
     def tidy(self, known: Collection[str]) -> None:
-        """Remove what belongs to deleted chats, or was read outside of chats and not used for a day,
-        unfinished files, and what exceeds the budget."""
+        """Remove the files of deleted chats, files of requests outside of chats that were not used for a day,
+        unfinished files, and the files that exceed the budget.
+
+        known: the ids of all chats
+        """
         now = time.time()
         for name in self._file_names((older_file.SUFFIX, owners.USES)):
             owner = name.rpartition(".")[0]
@@ -198,7 +210,7 @@ class CacheFolder:
         self._sweep()
         self._make_room(0)
         there = set(self._file_names())
-        for owner in owners.known(self.path):
+        for owner in owners.all_owners(self.path):
             if there.isdisjoint(owners.used_by(self.path, owner)):
                 page_file.unlink(self.path / (owner + owners.USES))
 
@@ -212,21 +224,22 @@ class CacheFolder:
         return len(chats - {owners.REQUESTS}), sum(sizes)
 
     def _file_names(self, endings: tuple[str, ...] = _PAGE_SUFFIXES) -> list[str]:
-        """Names of files."""
+        """Return the names of the files with these endings."""
         try:
             return [name for name in os.listdir(self.path) if name.endswith(endings)]
         except OSError:
             return []
 
     def _touch(self, names: Sequence[str]) -> None:
-        """Used now; the first pages of a sequence last, because the others are useless without them."""
+        """Mark files as used now. Earlier pages of a sequence get later times, so they are evicted last: the
+        other pages are useless without them."""
         now = time.time_ns()
         for i, name in enumerate(names):
             with suppress(OSError):
                 os.utime(self.path / name, ns=(now - 1000 * i,) * 2)
 
     def _make_room(self, more: int) -> None:
-        """Remove the least recently used files until `more` bytes fit the budget beside the others."""
+        """Remove the least recently used files until `more` bytes fit into the budget."""
         # Strings instead of Path objects: pathlib interns each name, which adds megabytes for many files.
         paths = [f"{self.path}/{name}" for name in self._file_names((*_PAGE_SUFFIXES, older_file.SUFFIX))]
         ages = sorted((*page_file.age(path), path) for path in paths)
@@ -239,18 +252,18 @@ class CacheFolder:
 
 
 def _chain_name(file: str) -> str:
-    """The name in a chain, in hex, with which a file's name begins."""
+    """Return the first part of a file's name: the name in a chain, in hex."""
     return file.partition(".")[0].partition("-")[0]
 
 
-# To be written --------------------------------------------------------------------------------------
+# Files to be written -------------------------------------------------------------------------------
 
 
 def _pieces(names: Chain, tokens: list[int], cache: Any) -> list[Piece]:
-    """The files that hold a sequence, the oldest tokens first."""
+    """Return the files that hold a sequence, the oldest tokens first."""
     if not isinstance(cache, PagedCache):
         dump = cache.dump()
-        name = named(names[0], tokens)
+        name = page_name(names[0], tokens)
         file = PageFile(name, WHOLE, {"tokens": tokens, "cache": dump.facts}, dump.nbytes)
         return [Piece(f"{names[0].hex()}-{name.hex()}{SEQUENCE}", file, lambda: dump.parts)]
     layout = cache.pool.storage.layout
@@ -265,6 +278,6 @@ def _piece(
     if len(held) == PAGE:
         name, path = names[i + 1], names[i + 1].hex() + SUFFIXES[tier]
     else:
-        name, facts = named(names[i], held), facts | {"tokens": held}
+        name, facts = page_name(names[i], held), facts | {"tokens": held}
         path = f"{names[i].hex()}-{name.hex()}{TAIL}"
     return Piece(path, PageFile(name, tier, facts, nbytes), lambda: iter([page()]))

@@ -1,11 +1,11 @@
-"""Reads the files of before: one for each chat, `<chat>.kv`, with its whole cache. The page store has taken
-their place (disk.py); such a file is read once, when its chat goes on, and removed.
+"""Reads the old format: one file `<chat>.kv` for each chat, with its whole cache. disk.py has replaced it.
+Such a file is read once, when its chat continues, and then removed.
 
     0   8 bytes   "RUVMLXKV"
     8   u32       bytes of the header
     12  u32       CRC-32 of the header
     16  header    JSON: {"key", "tokens", "cache", "nbytes", "format": 1, "made_by": version of ruvmlx}
-        pages     nbytes bytes, as `dump` of the cache gave them
+        pages     nbytes bytes, as the cache's `dump` returned them
         u32       CRC-32 of the pages
 """
 
@@ -24,8 +24,8 @@ _PREFIX, _CRC = struct.Struct("<8sII"), struct.Struct("<I")
 
 
 def load(path: Path, key: Key, cache: Any) -> list[int]:
-    """Fill an empty cache; returns its tokens. After any exception the cache is unusable; one of
-    page_file.UNUSABLE if there is no file, or if it is damaged or of another key."""
+    """Fill an empty cache and return its tokens. Raises one of page_file.UNUSABLE if there is no file, or if
+    it is damaged or has another key. After any exception the cache is unusable."""
     data = memoryview(read_ordinary(path, page_file.MAX_FILE_BYTES))
     if len(data) < _PREFIX.size + _CRC.size:
         raise ValueError("the file is too short")
@@ -39,23 +39,23 @@ def load(path: Path, key: Key, cache: Any) -> list[int]:
     reader = BytesInOrder(body)
     cache.restore(header["cache"], reader.read)
     tokens: list[int] = header["tokens"]
-    if reader.left or len(tokens) != cache.offset or not all(type(token) is int for token in tokens):
+    if reader.bytes_left or len(tokens) != cache.offset or not all(type(token) is int for token in tokens):
         raise ValueError("the file has another length")
     return tokens
 
 
 class BytesInOrder:
-    """Reads bytes one after the other."""
+    """A reader of bytes in their order."""
 
     def __init__(self, data: memoryview):
         self._data, self._at = data, 0
 
     @property
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         return len(self._data) - self._at
 
     def read(self, n: int) -> bytes:
-        if not 0 <= n <= self.left:
-            raise ValueError(f"{n} bytes of {self.left}")
+        if not 0 <= n <= self.bytes_left:
+            raise ValueError(f"{n} bytes of {self.bytes_left}")
         self._at += n
         return bytes(self._data[self._at - n : self._at])

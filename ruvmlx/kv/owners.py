@@ -1,8 +1,8 @@
-"""Which chat uses which files of the store, so that a deleted chat leaves nothing that only it used.
+"""Lists which chat uses which page files, so that the files of a deleted chat can be deleted.
 
-One text file for each owner, `<owner>.uses`: the CRC-32 of the rest, then one file name a line. It is written
-before the files that it names: a crash leaves a name without its file, never a file without an owner for
-long.
+Each owner has one text file, `<owner>.uses`: the CRC-32 of the rest, then one file name a line. The list is
+written before the files that it names. So after a crash a list may name a missing file, but no file stays
+without an owner for long.
 """
 
 import os
@@ -15,18 +15,18 @@ from ..platform.files import read_ordinary
 from . import page_file
 
 USES = ".uses"
-REQUESTS = "+requests"  # owns what was read for requests outside of chats
-_MAX_LIST_BYTES = 64 << 20  # bytes of a list
+REQUESTS = "+requests"  # the owner of pages that were read for requests outside of chats
+_MAX_LIST_BYTES = 64 << 20  # the maximum size of a list
 _CHAT = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
 
 
 def fits(owner: str) -> bool:
-    """Can it own files? Only names that stay in their folder."""
+    """Can this owner have files? Its name must be safe as a file name."""
     return owner == REQUESTS or bool(_CHAT.fullmatch(owner))
 
 
 def put(folder: Path, owner: str, names: Collection[str]) -> None:
-    """Replace what this owner uses."""
+    """Replace the list of files that this owner uses."""
     text = "".join(f"{name}\n" for name in names).encode()
     fresh = folder / f"{owner}.{os.getpid()}{page_file.UNFINISHED}"
     try:
@@ -42,7 +42,7 @@ def put(folder: Path, owner: str, names: Collection[str]) -> None:
 
 
 def used_by(folder: Path, owner: str) -> list[str]:
-    """Names of files; none if there is no such owner, or if its list is damaged."""
+    """Return the names of an owner's files: none if the owner has no list or a damaged one."""
     try:
         crc, _, text = read_ordinary(folder / (owner + USES), _MAX_LIST_BYTES).partition(b"\n")
         return text.decode().splitlines() if int(crc, 16) == zlib.crc32(text) else []
@@ -50,14 +50,14 @@ def used_by(folder: Path, owner: str) -> list[str]:
         return []
 
 
-def known(folder: Path) -> list[str]:
-    """All owners."""
+def all_owners(folder: Path) -> list[str]:
+    """Return the names of all owners."""
     try:
         return [name.removesuffix(USES) for name in os.listdir(folder) if name.endswith(USES)]
     except OSError:
         return []
 
 
-def used(folder: Path, owners: Iterable[str]) -> set[str]:
-    """Names of the files that any of these use."""
+def used_files(folder: Path, owners: Iterable[str]) -> set[str]:
+    """Return the names of the files that any of these owners uses."""
     return {name for owner in owners for name in used_by(folder, owner)}

@@ -1,7 +1,7 @@
-"""One file of the store of KV caches.  Layout: README.md.
+"""One file of the stored KV caches. README.md has the layout.
 
-A file holds a page, the beginning of a page, or a whole sequence of a cache without pages. It names itself,
-so that a file under another file's name is noticed, and ends with a checksum of all that comes before.
+A file holds a page, a partly filled page, or a whole sequence of a cache without pages. Its header repeats
+its name, so a file under a wrong name is noticed. It ends with a checksum of all bytes before.
 """
 
 import json
@@ -21,16 +21,22 @@ from .storage import Bytes
 MAGIC, FORMAT = b"RUVMLXPG", 1
 HEAD = struct.Struct(f"<8sHH{NAME}sIQ")  # magic, format, tier, name, bytes of the text, bytes of the body
 UNFINISHED = ".new"
-WHOLE = 255  # in place of a tier: a whole sequence
-MAX_FILE_BYTES = 4 << 30  # bytes of a file that is read
-# What reading an unsound file raises: its facts may be of any type.
+WHOLE = 255  # instead of a tier: the file holds a whole sequence
+MAX_FILE_BYTES = 4 << 30  # the maximum size of a file that is read
+# The exceptions that reading a damaged file can raise: its facts may be of any type.
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _CRC = struct.Struct("<I")
 _PIECE = 4 << 20  # bytes written between two checks of the time
 
 
 class PageFile(NamedTuple):
-    """name: of the page in its chain (chain.py); tier: of the page, or WHOLE; facts: JSON."""
+    """What a page file holds.
+
+    name: the page's name in its chain (chain.py)
+    tier: the page's tier, or WHOLE
+    facts: JSON values
+    nbytes: bytes of the body
+    """
 
     name: bytes
     tier: int
@@ -39,12 +45,12 @@ class PageFile(NamedTuple):
 
 
 class TooLate(Exception):
-    """Writing took longer than `until`."""
+    """Writing was not finished at `until`."""
 
 
 def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> None:
-    """Write beside the target, wait for the disk, then rename: a crash leaves the whole file or none. OSError
-    if the disk refuses; TooLate after `until` (time.monotonic())."""
+    """Write beside the target, wait for the disk, then rename: a crash leaves the whole file or none. Raises
+    OSError if the disk refuses, and TooLate after `until` (time.monotonic())."""
     text = json.dumps(file.facts, separators=(",", ":")).encode()
     head = HEAD.pack(MAGIC, FORMAT, file.tier, file.name, len(text), file.nbytes) + text
     fresh = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
@@ -70,7 +76,8 @@ def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> N
 
 
 def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview]:
-    """(facts, body). OSError if there is no file; ValueError if it is not what this name and tier promise."""
+    """Return (facts, body). Raises OSError if there is no file, and ValueError if the content does not match
+    the name and the tier."""
     data = memoryview(read_ordinary(path, MAX_FILE_BYTES))
     if len(data) < HEAD.size + _CRC.size:
         raise ValueError("the file is too short")
@@ -85,7 +92,7 @@ def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview
 
 
 def read_facts(text: bytes | memoryview) -> dict[str, Any]:
-    """A JSON object; ValueError for anything else."""
+    """Return a JSON object. Raises ValueError for anything else."""
     try:
         facts = json.loads(bytes(text))
     except RecursionError:
@@ -96,7 +103,7 @@ def read_facts(text: bytes | memoryview) -> dict[str, Any]:
 
 
 def peek(path: Path) -> dict[str, Any]:
-    """The facts alone, unchecked: `read` tells whether they are true. Empty if they cannot be read."""
+    """Return the facts without a check of the file (`read` checks it). Returns {} if they cannot be read."""
     try:
         with open_ordinary(path) as file:
             text = HEAD.unpack(file.read(HEAD.size))[4]
@@ -106,12 +113,12 @@ def peek(path: Path) -> dict[str, Any]:
 
 
 def size(file: PageFile) -> int:
-    """About as many bytes as `write` writes."""
+    """Return about the number of bytes that `write` writes."""
     return HEAD.size + _CRC.size + file.nbytes + 8 * len(file.facts.get("tokens", ()))
 
 
 def age(path: Path | str) -> tuple[float, int]:
-    """(time of the last use in seconds since 1970, bytes); zeros when the file is gone."""
+    """Return (time of the last use in seconds since 1970, bytes), or zeros if the file does not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,22 +1,23 @@
-"""Which tier a page belongs to, by the age of its tokens."""
+"""Decides which tier a page has, by the age of its tokens."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from ..tiers import HOT, LENGTHS, PAGE, TIERS
 
-EVERYTHING = 1 << 40  # tokens; more than any context
+EVERYTHING = 1 << 40  # tokens: more than any context has
 
-# By level of memory pressure: the lengths of the tiers, the newest tokens' first. Level 0 is no pressure.
+# By level of memory pressure (0: none): the lengths of the tiers, hot first.
 _LEVELS = tuple(zip(*(tier.lengths for tier in reversed(TIERS[1:])), strict=True))
 MAX_LEVEL = len(_LEVELS) - 1
 
 
 @dataclass(frozen=True)
 class TierPolicy:
-    """lengths: the ages in tokens at which a page leaves the hot tier, the warm one, and so on.
+    """The lengths of the tiers.
 
-    Whole pages move, so with 256 tokens the hot tier holds 256 to 319.
+    lengths: the ages (tokens) at which a page leaves the hot tier, the warm tier, and so on. Whole pages
+        move: with 256 tokens the hot tier holds 256 to 319.
     """
 
     name: str = "tiered"
@@ -31,30 +32,30 @@ class TierPolicy:
                 f"{' <= '.join(LENGTHS)}"
             )
 
-    def named(self) -> dict[str, Any]:
+    def lengths_by_name(self) -> dict[str, Any]:
         """{"hot": 256, "warm": 2048}"""
         return dict(zip(LENGTHS, self.lengths, strict=True))
 
     def counts(self, offset: int) -> tuple[int, ...]:
-        """By tier but the hot one: how many of the oldest pages of a sequence of `offset` tokens are in this
-        tier or in a lower one.
+        """Return for each tier below hot: the number of oldest pages, of a sequence of `offset` tokens, that
+        are in this tier or a lower one.
 
-        Computed for the next token, which must find lengths[0] tokens in f16, itself included.
+        The numbers are for the next token. That token must find lengths[0] tokens in f16, itself included.
         """
         return tuple(max(0, offset + 1 - age) // PAGE for age in reversed(self.lengths))
 
     def next_change(self, offset: int) -> int:
-        """The smallest offset above this one at which `counts` changes."""
+        """Return the smallest offset above this one at which `counts` changes."""
         return min(_next_change(offset, age) for age in self.lengths)
 
     def bytes(self, offset: int, page_bytes: tuple[int, ...]) -> int:
-        """Bytes of the pages of a sequence. page_bytes: bytes of one page, by tier."""
+        """Return the bytes of the pages of a sequence. page_bytes: bytes of one page, by tier."""
         ends = (0, *self.counts(offset), -(-offset // PAGE))
         return sum((ends[tier + 1] - ends[tier]) * size for tier, size in enumerate(page_bytes))
 
 
 def _next_change(offset: int, age: int) -> int:
-    """Page j reaches `age` at offset 64 (j + 1) + age - 1."""
+    """Page j reaches this age at offset 64 (j + 1) + age - 1."""
     return (max(0, offset + 1 - age) // PAGE + 1) * PAGE + age - 1
 
 
@@ -63,8 +64,8 @@ F16 = TierPolicy("f16", (EVERYTHING,) * HOT)
 
 
 def tighten(policy: TierPolicy, level: int) -> TierPolicy:
-    """The policy at a level of memory pressure, 0 (none) to MAX_LEVEL. F16 never tightens: the user asked for
-    it."""
+    """Return the policy at a level of memory pressure, 0 (none) to MAX_LEVEL. F16 never changes, because the
+    user asked for it."""
     if level == 0 or policy.lengths[0] == EVERYTHING:
         return policy
     return TierPolicy(policy.name, tuple(map(min, policy.lengths, _LEVELS[level])))

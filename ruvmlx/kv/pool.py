@@ -1,4 +1,4 @@
-"""Reference-counted pages within a memory budget: forks share them, the last user frees them."""
+"""Pages with reference counts, within a memory budget. Forks share pages; the last user frees a page."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,15 +9,16 @@ from ..tiers import HOT, TIERS
 from .policy import MAX_LEVEL, TierPolicy, tighten
 from .storage import Storage
 
-HIGH, LOW = 0.9, 0.8  # memory pressure above which the policy tightens, and below which it relaxes
-AT_ONCE = 8  # pages that are demoted at once: until the end of it both versions take memory
+HIGH, LOW = 0.9, 0.8  # memory pressure: above HIGH the policy tightens, below LOW it relaxes
+AT_ONCE = 8  # pages demoted together: during the demotion both versions use memory
 
 
 class Page:
     """One page and the number of sequences that use it.
 
-    lower: the page that it is demoted to, from the start of the demotion. wait: None, or while a demotion
-    makes this page, a function that waits for its end; until then the page has no number.
+    lower: the page of the next lower tier that this page becomes; set when its demotion starts
+    wait: while a demotion makes this page, a function that waits for the demotion; else None. Before the end
+        of the demotion the page has no number.
     """
 
     __slots__ = ("lower", "number", "tier", "users", "wait")
@@ -29,32 +30,34 @@ class Page:
 
 
 class PageHolder(Protocol):
-    """A sequence's cache, as the pool sees it."""
+    """What the pool needs of a sequence's cache."""
 
     pages: list[Page | None]
     offset: int
     policy: TierPolicy
 
     def refresh_page_numbers(self) -> None:
-        """Called after pages got other numbers."""
+        """Called after the pool has renumbered pages."""
 
 
 class PagePool:
-    """All pages of a backend, and the policy in force for them.
+    """All pages of a backend, and the policy that is in force for them.
 
-    budget: bytes, 0 for none. Near the budget, or when the machine runs out of memory, the policy tightens by
-    one level; a page that has lost precision does not regain it. The budget limits precision, not length:
-    with every page in the lowest tier a sequence still grows. Admission (engine/admission.py) limits length.
-    least: the lowest level in force, because a running sequence fits only with it.
+    Near the budget, or when the machine runs out of memory, the policy tightens by one level. A page that has
+    lost precision does not get it back. The budget limits precision, not length: a sequence still grows when
+    every page is in the lowest tier. Admission (engine/admission.py) limits the length.
+
+    budget: bytes; 0: no budget
+    least: the minimum level, because a running sequence fits only at this level
     """
 
     def __init__(self, storage: Storage, budget: int = 0, pressure: Callable[[], float] = memory_pressure):
         self.storage, self.level, self.least = storage, 0, 0
         self.budget = budget
         self.pressure = pressure
-        # Frees a cache that is kept for later, if there is one.
+        # Frees a cache that is only kept for reuse. Returns whether there was one.
         self.reclaim: Callable[[], bool] = lambda: False
-        self.pages = [0] * len(TIERS)  # in use, by tier
+        self.pages = [0] * len(TIERS)  # pages in use, by tier
         self.sizes = tuple(map(storage.page_bytes, range(len(TIERS))))
         self.caches: weakref.WeakSet[PageHolder] = weakref.WeakSet()
 
@@ -75,7 +78,7 @@ class PagePool:
         return self._count(Page(self.storage.make(HOT), HOT))
 
     def load(self, data: bytes, tier: int) -> Page:
-        """A page from the bytes of a dump."""
+        """Return a page made from the bytes of a dump."""
         self._make_room(tier, 1)
         return self._count(Page(self.storage.load(data, tier), tier))
 
@@ -84,9 +87,9 @@ class PagePool:
         return self._count(Page(self.storage.copy(page.number), HOT))
 
     def demote(self, pages: Sequence[Page]) -> Callable[[], list[Page]]:
-        """Start converting pages of one tier to the next lower tier. Returns a function that waits and gives
-        the new pages, which count from the start. The old pages stay the caller's. Sequences that share a
-        page also share the page that it becomes."""
+        """Start to convert pages of one tier to the next lower tier. Returns a function that waits and
+        returns the new pages. The new pages count at once; the old pages still belong to the caller.
+        Sequences that share a page share its lower page too."""
         self._make_room(pages[0].tier - 1, len(pages))
         found = [page.lower for page in pages if page.lower is not None and page.lower.users]
         fresh = [page for page in pages if page.lower is None or not page.lower.users]
@@ -105,14 +108,14 @@ class PagePool:
         return result
 
     def at_once(self, tier: int) -> int:
-        """Number of pages of a tier to demote at once: fewer where the budget has no room for their lower
-        pages beside them."""
+        """Return how many pages of a tier to demote together. Near the budget this is fewer, because both
+        versions of a page use memory."""
         if not self.budget:
             return AT_ONCE
         return max(1, min(AT_ONCE, (self.budget - self.nbytes) // self.sizes[tier - 1]))
 
     def _begin(self, pages: Sequence[Page]) -> None:
-        """Start to make the `lower` of each page."""
+        """Start to make the lower page of each page."""
         tier = pages[0].tier - 1
         finish, made = self.storage.demote([page.number for page in pages], tier + 1), list[Page]()
 
@@ -132,7 +135,7 @@ class PagePool:
             self.storage.free(page.number, page.tier)
 
     def compact(self, tier: int) -> None:
-        """Return unused memory of a tier to the system; pages may get other numbers."""
+        """Return unused memory of a tier to the system. Pages may get other numbers."""
         moved = self.storage.compact(tier)
         if not moved:
             return
@@ -148,8 +151,8 @@ class PagePool:
         return page
 
     def adapt(self, pages: int) -> bool:
-        """Choose the level of tightening before `pages` more hot pages are made; True if it rose. Caches that
-        are only kept for later go first."""
+        """Choose the level before `pages` more hot pages are made. Returns True if the level rose. Caches
+        that are only kept for reuse are freed first."""
         before = self.level
         pressure, need = self.pressure(), pages * self.sizes[HOT]
         if pressure > HIGH:
@@ -164,7 +167,7 @@ class PagePool:
         return self.level > before
 
     def _make_room(self, tier: int, n: int) -> None:
-        """Free caches that are kept for later until so many pages of a tier fit."""
+        """Free caches that are only kept for reuse, until n more pages of a tier fit."""
         while self._exceeds(self.nbytes + n * self.sizes[tier]) and self.reclaim():
             pass
         if self.budget and self.storage.is_crowded(tier, n):
@@ -178,7 +181,7 @@ class PagePool:
         return bool(self.budget) and nbytes > self.budget
 
     def _at(self, level: int) -> int:
-        """Bytes that all sequences would hold if this level had been in force from the start."""
+        """Return the bytes that all sequences would hold if this level had been in force from their start."""
         return sum(tighten(c.policy, level).bytes(c.offset, self.sizes) for c in self.caches)
 
     def policy(self, wanted: TierPolicy) -> TierPolicy:

@@ -1,7 +1,7 @@
-"""The protocol for page memory, which each backend implements.
+"""The protocol for the memory of pages. Each backend implements it.
 
-A page holds 64 tokens of all layers and KV heads. Only the storage that made a page knows what its number
-means.
+A page holds 64 tokens of all layers and KV heads. A page's number has a meaning only for the storage that
+made the page.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,18 +13,18 @@ Bytes = np.ndarray  # uint8, contiguous
 
 
 class PageTable(Protocol):
-    """The pages of one sequence in the form that the backend's attention reads."""
+    """The pages of one sequence, in the form that the backend's attention reads."""
 
     def set(self, index: int, page: int, tier: int) -> None: ...
 
     def clear(self, index: int) -> None:
-        """The page is gone: trimmed, or dropped behind the sliding window."""
+        """Remove a page from the table: it was trimmed, or it is behind the sliding window."""
 
     def share(self, other: Any) -> None:
-        """`other` is the table of a fork: give it the tokens that are not in pages yet."""
+        """Give the table of a fork the tokens that are not in pages yet. other: the fork's table."""
 
     def flush(self) -> None:
-        """Write appended tokens into their pages; called before pages are dumped or written in another
+        """Write appended tokens into their pages. Called before pages are dumped or written in another
         way."""
 
     @property
@@ -32,41 +32,43 @@ class PageTable(Protocol):
 
 
 class Storage(Protocol):
-    layout: str  # name of the byte order that `dump` uses
-    background: bool  # demotions run in parallel to decoding: worth starting ahead of time
+    layout: str  # the name of the byte order of `dump`
+    background: bool  # whether demotions run in parallel to decoding; then they start early
 
-    limit: int  # bytes that all pages should take, unused ones included; 0 for no limit
+    limit: int  # bytes that all pages may take, unused ones included; 0: no limit
 
     def page_bytes(self, tier: int) -> int:
-        """Bytes of a page with its scales and biases."""
+        """Return the bytes of a page, with its scales and biases."""
 
     def is_crowded(self, tier: int, n: int) -> bool:
-        """Do n more pages of a tier exceed the limit because of unused pages, which `compact` returns?"""
+        """Would n more pages of a tier exceed the limit only because of unused pages, which `compact`
+        returns?"""
 
     def prepare(self, tier: int, n: int) -> None:
         """Called before n pages of a tier are made."""
 
     def make(self, tier: int) -> int:
-        """The number of a new page with undefined contents."""
+        """Make a page and return its number. Its contents are undefined."""
 
     def compact(self, tier: int) -> dict[int, int]:
-        """Return unused memory of a tier to the system. Gives the new page numbers by the old ones: for all
-        pages of the tier, or for none."""
+        """Return unused memory of a tier to the system. Returns {old number: new number} of all pages of the
+        tier, or {} if none has changed."""
 
     def free(self, page: int, tier: int) -> None: ...
 
     def copy(self, page: int) -> int:
-        """A second hot page with the same contents."""
+        """Return the number of a second hot page with the same contents."""
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Start converting full pages of `tier` to the next lower tier. Returns a function to call once: it
-        waits and gives the new pages' numbers. The old pages must not change before that."""
+        """Start to convert full pages of `tier` to the next lower tier. Returns a function to call once: it
+        waits and returns the numbers of the new pages. The old pages must not change before that."""
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """The bytes of a page; write them out before the page changes."""
+        """Return the bytes of a page. Write them out before the page changes."""
 
     def load(self, data: bytes, tier: int) -> int:
-        """A new page from the bytes that `dump` gave."""
+        """Return the number of a new page made from the bytes of `dump`."""
 
     def new_table(self) -> Any:
-        """A PageTable (Any: the backend reads more of its own table than the protocol says)."""
+        """Return a PageTable. The type is Any because the backend reads more of its table than the protocol
+        has."""

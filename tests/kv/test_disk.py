@@ -505,7 +505,7 @@ def test_kill_9_while_writing_leaves_whole_pages_or_none(folder):
         child.send_signal(signal.SIGKILL)
         child.wait()
         folder.tidy({f"chat{i}" for i in range(7)})
-        assert {file.name for file in files(folder)} <= owners.used(folder.path, kept(folder))
+        assert {file.name for file in files(folder)} <= owners.used_files(folder.path, kept(folder))
         for i in range(0, 50, 7):
             want, tokens = filled(i)
             make = partial(PagedCache, want.pool, F16)

@@ -137,7 +137,7 @@ def test_two_are_not_enough_three_are(three):
     assert (report["measured"], report["changed"]) == (1, True) and not three.tiers.due()
     assert [(c["replies"], c["tokens"]) for c in report["candidates"]] == [(3, 6 * PAGE)] * 3
     chosen = three.engine.sessions.policy
-    assert chosen.named() == {name: report[name] for name in ("hot", "warm")} and chosen in (
+    assert chosen.lengths_by_name() == {name: report[name] for name in ("hot", "warm")} and chosen in (
         SOON,
         LATER,
         NEVER,

@@ -49,7 +49,7 @@ class CandidateSummary:
     @property
     def report(self) -> dict[str, Any]:
         return {
-            **self.policy.named(),
+            **self.policy.lengths_by_name(),
             "replies": self.replies,
             "tokens": PAGE * self.blocks,
             "kl": self.kl,

@@ -323,7 +323,7 @@ class KVLoop:
             return before.report | asked
         choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
         report = {
-            **choice.policy.named(),
+            **choice.policy.lengths_by_name(),
             "reason": choice.reason,
             "pressed": pressed,
             "context": context,
