@@ -10,7 +10,8 @@ or continued.
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -187,16 +188,15 @@ def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
     return data
 
 
-def write_new(path: Path, text: str | Iterable[str]) -> int:
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
     """Write a new file that only the user can read; UsageError if it exists or cannot be written. It appears
-    when it is whole. text: all of it, or its lines. Returns the number of lines that were given."""
-    name, lines = one_line(str(path)), 0
+    when it is whole."""
+    name = one_line(str(path))
     try:
         with file_beside(path) as fresh:
-            with open(fresh, "w", encoding="utf-8") as file:
-                for line in [text] if isinstance(text, str) else text:
-                    lines += 1
-                    file.write(line)
+            with open(fresh, "wb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             publish(fresh, path)
@@ -204,4 +204,13 @@ def write_new(path: Path, text: str | Iterable[str]) -> int:
         raise UsageError(f"{name} exists already; give another name.") from e
     except OSError as e:
         raise UsageError(f"cannot write {name}: {e.strerror}.") from e
+
+
+def write_new(path: Path, text: str | Iterable[str]) -> int:
+    """Write a new file as `new_file` does. text: all of it, or its lines. Returns how many were given."""
+    lines = 0
+    with new_file(path) as file:
+        for line in [text] if isinstance(text, str) else text:
+            lines += 1
+            file.write(line.encode())
     return lines

@@ -59,7 +59,8 @@ def cli() -> None:
 
 
 _OWN_FILE = (
-    "adapters bench chat completion connect doctor generate learn log perplexity prove rate serve sessions"
+    "adapters bench chat completion connect doctor embed "
+    "generate learn log perplexity prove rate serve sessions"
 )
 FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # verb -> file
     "backup": "backup",

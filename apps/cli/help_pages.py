@@ -34,7 +34,7 @@ SECTIONS = {
     "What was learned": ("learn", "adapters", "prove"),
     "Your chats and settings": ("sessions", "log", "backup", "restore", "config"),
     "Models": ("ls", "models", "pull", "show", "rm", "perplexity"),
-    "Programs and this machine": ("serve", "connect", "ps", "stop", "doctor", "bench", "completion"),
+    "Programs and this machine": ("serve", "embed", "connect", "ps", "stop", "doctor", "bench", "completion"),
 }
 
 PAGES = {
@@ -172,6 +172,7 @@ PAGES = {
         "Find chats by their words",
         ("sessions search paris", "a word, or a part of one"),
         ('sessions search "train to" paris', "all of these"),
+        ('sessions search --like "how do I travel there"', "chats about the same, in any words"),
     ),
     "sessions export": _page(
         "Write a chat as Markdown or JSON",
@@ -298,6 +299,11 @@ PAGES = {
         ("serve", "for programs on this machine"),
         ("serve --host 0.0.0.0 --port 9000", "for others, too; a key is made and asked for"),
         ("serve --install", "start it at every login; asks first"),
+    ),
+    "embed": _page(
+        "Turn texts into vectors",
+        ('embed "a river" "a stream of water"', "one line of JSON for each text"),
+        ("embed - --out vectors.npy", "each line of standard input, for NumPy"),
     ),
     "connect": _page(
         "Let another program use the server",

@@ -13,6 +13,7 @@ from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.text import excerpt, one_line
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
+from .options import open_runtime, resolve, setting_options
 from .output import json_option, log, print_json, show
 from .text_output import TableColumn, ago, hint, say, table
 from .verb import VerbGroup
@@ -83,10 +84,26 @@ def show_session(session_id: str, as_json: bool) -> None:
 
 
 @sessions.command("search")
-@click.argument("words", nargs=-1, required=True)
+@click.argument("words", nargs=-1)
+@click.option("--like", metavar="TEXT", help="Find chats about what this text is about, in any words.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Most chats with --like."
+)
+@setting_options("model", "backend", "threads")
 @json_option
-def search_sessions(words: tuple[str, ...], as_json: bool) -> None:
-    """Find messages, titles and system prompts that contain all WORDS; parts of words count."""
+def search_sessions(
+    words: tuple[str, ...], like: str | None, limit: int, as_json: bool, **flags: Any
+) -> None:
+    """Find messages, titles and system prompts that contain all WORDS; parts of words count.
+
+    With --like, find chats in which you asked something like TEXT, the most like first. The model reads TEXT
+    for this.
+    """
+    if bool(words) == (like is not None):
+        raise UsageError('give words, or a text to compare with: `sessions search --like "trips by train"`.')
+    if like is not None:
+        _show_alike(like, limit, as_json, flags)
+        return
     wanted = " ".join(words)
     found = _store(reading=True).search.find(wanted)
     if as_json:
@@ -105,6 +122,35 @@ def search_sessions(words: tuple[str, ...], as_json: bool) -> None:
             show(f"{hit.session.id}  {title} · {hit.role}: {excerpt(hit.content, wanted.split())}")
     if not found:
         log("nothing found.")
+
+
+def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> None:
+    from ruvmlx.progress import Progress
+    from ruvmlx.sona.similar_chats import MOST_READ, chats_like
+
+    from ..progress import watching
+
+    with open_runtime(resolve(flags | {"adapter": "none"})) as runtime, watching() as watch:
+        alike = chats_like(
+            runtime.store, runtime.model, runtime.backend, text, limit,
+            lambda count: watch.progress(Progress(f"Reading message {count:,}")),
+        )  # fmt: skip
+    if alike.unread:
+        log(f"note: {MOST_READ} messages were read; {alike.unread} older ones were not compared.")
+    if as_json:
+        print_json(
+            [
+                _facts(row.session)
+                | {"message_id": row.message_id, "text": row.content, "similarity": round(row.similarity, 4)}
+                for row in alike.found
+            ]
+        )
+        return
+    for row in alike.found:
+        title, asked = one_line(row.session.title), excerpt(row.content, [])
+        show(f"{row.session.id}  {row.similarity:.2f}  {title}{'' if asked == title else f' · {asked}'}")
+    if not alike.found:
+        log("no chat is about that.")
 
 
 @sessions.command("export")

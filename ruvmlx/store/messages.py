@@ -5,8 +5,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..errors import NotFound
-from .database import Database
+from .database import Database, to_vector
 from .search_index import SearchIndex
 from .tree import Node, Tree
 
@@ -29,6 +31,16 @@ class MessageRow:
     created: float = 0.0  # seconds since 1970
     branch: int = 1  # position among its siblings, from 1
     branches: int = 1  # number of siblings, itself included
+
+
+@dataclass(frozen=True)
+class Question:
+    """A user's message. state: [D] float32, its pooled hidden state by one model (sona/embedding.py); None:
+    that model has not read it."""
+
+    message_id: int
+    content: str
+    state: np.ndarray | None
 
 
 class Messages:
@@ -63,6 +75,21 @@ class Messages:
             limit,
         )
         return [row["content"] for row in rows]
+
+    def questions(self, session_id: str, fingerprint: str) -> list[Question]:
+        """The user's messages of a chat, of all branches, newest first, as a model has read them."""
+        read = self._db.rows(
+            "SELECT m.parent, r.prompt, r.query FROM messages m JOIN replies r ON r.id = m.reply_id"
+            " WHERE m.session_id = ? AND r.fingerprint = ? AND r.query IS NOT NULL",
+            session_id,
+            fingerprint,
+        )
+        states = {(row["parent"], row["prompt"]): row["query"] for row in read}
+        rows = self._db.rows(
+            "SELECT id, content FROM messages WHERE session_id = ? AND role = 'user' ORDER BY id DESC",
+            session_id,
+        )
+        return [Question(*row, to_vector(states.get((row["id"], row["content"])))) for row in rows]
 
     # -- writing -------------------------------------------------------------------------------------
 

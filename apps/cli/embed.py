@@ -1,0 +1,102 @@
+"""`embed`: texts as vectors."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ruvmlx.errors import UsageError
+from ruvmlx.text import one_line
+
+from .options import open_runtime, resolve, setting_options
+from .output import json_option, print_json
+from .text_output import count, say
+from .verb import Verb
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_LINE_BYTES = 1 << 20  # of standard input: a text of 8,192 tokens is shorter
+
+
+@click.command(cls=Verb)
+@click.argument("texts", metavar="TEXT... | -", nargs=-1, required=True)
+@click.option(
+    "--out", "-o", type=click.Path(path_type=Path), help="A new .npy file: float32, one row for each text."
+)
+@setting_options("model", "backend", "threads")
+@json_option
+def embed(texts: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any) -> None:
+    """Print one unit vector for each TEXT, by the original model; the product of two is their similarity.
+
+    With - each line of standard input is a text. Without --json and --out, each vector is a line of JSON that
+    is printed when it is computed.
+    """
+    if out is not None:
+        _check_new(out)
+    given = _lines() if texts == ("-",) else iter(texts)
+    with open_runtime(resolve(flags | {"adapter": "none"})) as runtime:
+        vectors = (_vector(runtime, text, number) for number, text in enumerate(given, 1))
+        if out is not None:
+            facts = _save(out, list(vectors)) | {"model": runtime.model.name}
+            if as_json:
+                print_json(facts)
+            else:
+                say(f"{out} has {count(facts['count'], 'vector')} of {facts['dimensions']} numbers.")
+        elif as_json:
+            rows = [vector.tolist() for vector in vectors]
+            width = len(rows[0]) if rows else 0
+            print_json({"embeddings": rows, "dimensions": width, "model": runtime.model.name})
+        else:
+            for index, vector in enumerate(vectors):
+                print_json({"index": index, "embedding": vector.tolist()})
+
+
+def _vector(runtime: Any, text: str, number: int) -> "np.ndarray":
+    """The vector of a text; UsageError with the text's number if it is empty or too long."""
+    try:
+        [vector] = runtime.embed([text])
+    except UsageError as e:
+        raise UsageError(f"text {number}: {e}") from None
+    return vector
+
+
+def _lines() -> Iterator[str]:
+    """The lines of standard input, without their ends."""
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; give the texts as arguments.")
+    number = 0
+    while line := sys.stdin.buffer.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise UsageError(f"line {number} is over {MAX_LINE_BYTES:,} bytes, which is too long to read.")
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as e:
+            raise UsageError(f"line {number} is not UTF-8 text (byte {e.start}).") from e
+
+
+def _check_new(out: Path) -> None:
+    """Refuse a wrong name before the model is opened."""
+    if out.suffix != ".npy":
+        raise UsageError(f"--out {one_line(str(out))} must end in .npy; without it, vectors are JSON lines.")
+    if out.exists():
+        raise UsageError(f"{one_line(str(out))} exists already; give another name.")
+
+
+def _save(out: Path, vectors: "Sequence[np.ndarray]") -> dict[str, Any]:
+    import numpy as np
+
+    from ruvmlx.chat_file import new_file
+
+    if not vectors:
+        raise UsageError("standard input is empty; give a text on each line.")
+    array = np.stack(vectors).astype(np.float32)
+    with new_file(out) as file:
+        np.save(file, array, allow_pickle=False)
+    return {"file": str(out), "count": len(array), "dimensions": array.shape[1]}
+
+
+VERBS = [embed]

@@ -1,0 +1,110 @@
+"""`embed` and `sessions search --like` on the command line."""
+# ruff: noqa: F811 - fixtures of another file
+
+import io
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import ruvmlx
+
+from .test_adapters import tiny_cli  # noqa: F401 - a fixture
+from .test_cli import run  # noqa: F401 - a fixture
+
+TEXTS = ("a river", "a stream of water", "tax law")
+REPLY = ("--max-tokens", "2", "--ignore-eos", "--temp", "0")
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """stdin(data): what standard input has."""
+
+    def fill(data: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(data)))
+
+    return fill
+
+
+def test_the_vectors_are_those_of_the_api(tiny_cli, tiny_folder):
+    """As one object, as lines, and in a .npy file: the same numbers, each of length 1."""
+    code, out, err = tiny_cli("embed", *TEXTS, "--json")
+    assert code == 0, err
+    wanted = np.array(ruvmlx.embed(TEXTS, tiny_folder))
+    assert (out["dimensions"], out["model"]) == (wanted.shape[1], "tiny-llama")
+    assert np.allclose(out["embeddings"], wanted, atol=1e-3)
+    assert np.allclose(np.linalg.norm(out["embeddings"], axis=1), 1, atol=1e-5)
+    lines = [json.loads(line) for line in tiny_cli("embed", *TEXTS)[1].splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2]
+    assert [line["embedding"] for line in lines] == out["embeddings"]
+
+
+def test_lines_of_standard_input_become_a_npy_file(tiny_cli, stdin, tmp_path):
+    """The last line may lack its end; the file is new, float32, and a row is a line."""
+    file = tmp_path / "vectors.npy"
+    stdin("\n".join(TEXTS).encode())
+    code, facts, err = tiny_cli("embed", "-", "--out", str(file), "--json")
+    assert code == 0, err
+    array = np.load(file, allow_pickle=False)
+    assert array.dtype == np.float32 and array.shape == (3, facts["dimensions"]) and facts["count"] == 3
+    assert np.array_equal(array, np.float32(tiny_cli("embed", *TEXTS, "--json")[1]["embeddings"]))
+    code, _, err = tiny_cli("embed", "hi", "--out", str(file))
+    assert code == 2 and "exists already" in err
+
+
+def test_vectors_are_printed_before_standard_input_ends(tiny_cli, monkeypatch, capsys):
+    """A pipe that writes slowly gets each vector as soon as it is there."""
+    seen = []
+
+    class SlowPipe:
+        lines = (b"one\n", b"two\r\n", b"")
+
+        def readline(self, _):
+            seen.append(capsys.readouterr().out.count("\n"))
+            return self.lines[len(seen) - 1]
+
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=SlowPipe()))
+    assert tiny_cli("embed", "-")[0] == 0
+    assert seen == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "data", "said"),
+    [
+        (["a", "", "--json"], b"", "text 2: a text to embed is empty"),
+        (["-"], b"ok\n\nmore\n", "text 2: a text to embed is empty"),
+        (["-"], b"ok\n\xff\n", "line 2 is not UTF-8 text (byte 0)"),
+        (["-"], b"x" * (1 << 21), "line 1 is over 1,048,576 bytes"),
+        (["-", "--out", "new.npy"], b"", "standard input is empty"),
+        (["a", "--out", "new.txt"], b"", "must end in .npy"),
+        (["a" * 9000], b"", "more than 8192 tokens"),
+    ],
+)
+def test_a_text_that_cannot_be_embedded_is_one_line(
+    tiny_cli, stdin, words, data, said, tmp_path, monkeypatch
+):
+    """The line says which text; no file is left."""
+    monkeypatch.chdir(tmp_path)
+    stdin(data)
+    code, _, err = tiny_cli("embed", *words)
+    assert code == 2 and said in err and err.count("\n") == 1
+    assert not list(tmp_path.glob("*new*"))
+
+
+def test_search_like_prints_chats_and_how_like_they_are(tiny_cli, tmp_path):
+    """The same text is as like as can be; words and --like exclude each other."""
+    for name, text in (("a", "how do I boil an egg"), ("b", "0123456789")):
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps([{"role": "user", "content": text}]))
+        assert tiny_cli("sessions", "import", str(file))[0] == 0
+    code, found, err = tiny_cli("sessions", "search", "--like", "how do I boil an egg", "--json")
+    assert code == 0, err
+    assert found[0]["text"] == "how do I boil an egg" and found[0]["similarity"] > 0.99
+    assert {"id", "title", "turns", "updated", "message_id", "text", "similarity"} == found[0].keys()
+    one = tiny_cli("sessions", "search", "--like", "how do I boil an egg", "--limit", "1")[1]
+    assert one.count("\n") == 1 and "1.00  how do I boil an egg" in one
+    for wrong in (["--like", "x", "egg"], []):
+        code, _, err = tiny_cli("sessions", "search", *wrong)
+        assert code == 2 and "give words" in err
