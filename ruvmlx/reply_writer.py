@@ -110,7 +110,7 @@ class ReplyWriter:
         if trace is None or self._settings.rate_thoughts:
             return trace
         tokenizer, prompt = self._model.tokenizer, request.input_ids or ()
-        begun = request.begun.text if request.begun else opened_by(tokenizer, prompt)
+        begun = request.begun.text if request.begun else request.opening or opened_by(tokenizer, prompt)
         return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
 
     def _count(self, request: GenerationRequest, learner: Learner | None) -> int:

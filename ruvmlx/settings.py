@@ -172,10 +172,9 @@ class Settings:
     repetition_penalty: float | None = _setting(
         float,
         None,
-        "over 0, at most 2; over 1, tokens that the reply has already become less likely by this factor",
-        least=0,
+        "0.1 to 2; over 1, tokens that the reply has already become less likely by this factor",
+        least=0.1,
         most=2,
-        over=True,
         sampling=True,
         unset="1",
     )

@@ -183,9 +183,6 @@ def conversation(body: CountBody, tag: str | None) -> list[Message]:
 
     Turns of one role in a row become one turn.
     """
-    if isinstance(body.messages[-1], AnsweredTurn):
-        message = "messages: the last one must be the user's; this server cannot go on from a begun reply."
-        raise ApiError(400, message, "messages", "invalid_combination")
     system = _instructions(body.system or "")
     found = [Message("system", system)] if system else []
     names: dict[str, str] = {}  # of the tools called so far, by the call's id
@@ -201,6 +198,9 @@ def conversation(body: CountBody, tag: str | None) -> list[Message]:
             add_turn(found, "system", _instructions(turn.content))
         else:
             _add_asked(found, blocks, f"messages[{i}]", names)
+    if found[-1].tool_calls:
+        message = "messages: the last one has calls whose results are missing."
+        raise ApiError(400, message, "messages", "invalid_combination")
     return found
 
 

@@ -113,7 +113,7 @@ class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: (
-        Annotated[float, Meta(gt=0, le=2, description="A factor for the reply's own tokens; 1 is off.")]
+        Annotated[float, Meta(ge=0.1, le=2, description="A factor for the reply's own tokens; 1 is off.")]
         | None
     ) = None
     repetition_window: (
@@ -143,6 +143,13 @@ class ChatBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
     reasoning_effort: Annotated[
         Effort | None, Meta(description="none: the model answers at once; all others: it thinks first.")
     ] = None
+    chat_template_kwargs: (
+        Annotated[
+            dict[str, Any],
+            Meta(max_length=16, description="Variables for the model's chat template; at most 16,384 bytes."),
+        ]
+        | None
+    ) = None
     store: Off | None = None
 
 

@@ -12,7 +12,7 @@ from ruvmlx.models.thinking import tag_of
 from ruvmlx.models.tool_calls import CallBegun
 
 from .bodies import ChatBody, refuse_true
-from .chat_requests import form_of, messages_of, thought_of, tools_of
+from .chat_requests import form_of, messages_of, template_values, thinking_of, tools_of
 from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
 from .openai_answers import (
@@ -28,7 +28,7 @@ from .openai_answers import (
     token_infos,
     usage_of,
 )
-from .prompts import chat_prompt
+from .prompts import begun_prompt
 from .splitting import CallPiece, NewCalls
 from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, written
 
@@ -128,9 +128,9 @@ async def chat_completions(call: Call) -> Answer:
         raise ApiError(400, "top_logprobs: needs logprobs: true.", "top_logprobs", "invalid_combination")
     logprobs = max(1, body.top_logprobs or 0) if body.logprobs else 0
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
-    prompt = await chat_prompt(call, messages_of(body.messages, tag), tools_of(body), form_of(body))
-    thinking = thought_of(body.reasoning_effort, tag, "reasoning_effort")
-    fields = {**prompt.fields, "thinking": thinking}
+    thinking, values = thinking_of(body, tag), template_values(body.chat_template_kwargs)
+    prompt = await begun_prompt(call, messages_of(body.messages, tag), tools_of(body), form_of(body))
+    fields = {**prompt.fields_with(thinking, "reasoning_effort"), "template_values": values}
     requests = await requests_for(call, body, _limit(body), logprobs, [fields])
     if body.stream:
         return EventStream(_chunks(call, body, requests, prompt.new_calls), Waiting(failed_event))

@@ -1,7 +1,7 @@
 """What a body of POST /v1/chat/completions says, as the engine takes it: the conversation, its tools, and the
 form of the reply."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,11 @@ from .bodies import AssistantTurn, ChatBody, ChatMessage, ToolTurn, UserTurn, te
 from .errors import ApiError, api_error
 from .prompts import ReplyForm, ToolUse
 from .tool_bodies import AnyObject, ChosenTool, EarlierCall, NamedSchema, SchemaFormat
+
+MOST_TEMPLATE_BYTES, MOST_TEMPLATE_LEVELS = 16_384, 16  # of the variables for the chat template, as JSON
+TEMPLATE_NAMES = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+)
 
 
 def messages_of(messages: Sequence[ChatMessage], tag: str | None) -> list[Message]:
@@ -84,6 +89,43 @@ def thought_of(effort: str | None, tag: str | None, field: str) -> bool | None:
         message = f"{field}: this model does not think first; leave the field out."
         raise ApiError(400, message, field, "invalid_combination")
     return True
+
+
+def thinking_of(body: ChatBody, tag: str | None) -> bool | None:
+    """Whether the model is to think first: `reasoning_effort`, or the template's own `enable_thinking`."""
+    thinking = thought_of(body.reasoning_effort, tag, "reasoning_effort")
+    switch = (body.chat_template_kwargs or {}).get("enable_thinking")
+    if switch is None:
+        return thinking
+    where = "chat_template_kwargs.enable_thinking"
+    if not isinstance(switch, bool):
+        raise ApiError(400, f"{where}: true or false was expected.", where)
+    if thinking not in (None, switch):
+        message = f"{where}: reasoning_effort says something else; give one of them."
+        raise ApiError(400, message, where, "invalid_combination")
+    return switch
+
+
+def template_values(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Variables for the chat template, of bounded size; ApiError for names that the server gives itself."""
+    values = dict(given or {})
+    values.pop("enable_thinking", None)  # `thinking_of`
+    taken = next((name for name in values if name in TEMPLATE_NAMES), None)
+    if taken is not None:
+        where = f"chat_template_kwargs.{taken}"
+        raise ApiError(400, f"{where}: the server gives the template this itself.", where)
+    if not _is_flat(values, MOST_TEMPLATE_LEVELS) or len(msgspec.json.encode(values)) > MOST_TEMPLATE_BYTES:
+        limits = f"at most {MOST_TEMPLATE_BYTES} bytes, {MOST_TEMPLATE_LEVELS} levels deep, were expected"
+        raise ApiError(400, f"chat_template_kwargs: {limits}.", "chat_template_kwargs")
+    return values
+
+
+def _is_flat(value: Any, levels: int) -> bool:
+    """Are there at most so many lists and objects in each other?"""
+    if not isinstance(value, dict | list):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_is_flat(part, levels - 1) for part in parts)
 
 
 def form_of(body: ChatBody) -> ReplyForm | None:

@@ -24,7 +24,7 @@ from .anthropic_bodies import (
 from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError, anthropic_error
 from .openai_answers import ReplyId, room_of
-from .prompts import ChatPrompt, chat_prompt
+from .prompts import ChatPrompt, begun_prompt
 from .splitting import NewCalls
 from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, written
 
@@ -191,8 +191,8 @@ async def count_tokens(call: Call) -> Answer:
 async def _prompt(call: Call, body: CountBody) -> ChatPrompt:
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     thinking = wants_thought(body, tag)
-    prompt = await chat_prompt(call, conversation(body, tag), tools_of_body(body), form_of(body))
-    return replace(prompt, fields={**prompt.fields, "thinking": thinking})
+    prompt = await begun_prompt(call, conversation(body, tag), tools_of_body(body), form_of(body))
+    return replace(prompt, fields=prompt.fields_with(thinking, "thinking"))
 
 
 def _message(body: MessagesBody, reply: WrittenReply) -> AnthropicMessage:

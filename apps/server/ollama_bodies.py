@@ -78,7 +78,7 @@ class OllamaOptions(Struct, forbid_unknown_fields=True):
     min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0, le=2, description="1 is off.")] | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0.1, le=2, description="1 is off.")] | None = None
     repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     stop: Text | Annotated[list[Text], Meta(max_length=16)] | None = None
 

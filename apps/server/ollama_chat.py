@@ -29,7 +29,7 @@ from .ollama_bodies import (
     tools_of,
 )
 from .openai_answers import ReplyId, TokenInfo, token_infos
-from .prompts import ChatPrompt, ToolUse, chat_prompt
+from .prompts import ChatPrompt, ToolUse, begun_prompt, chat_prompt
 from .splitting import joined_calls
 from .writing import ReplyPart, reply_parts, requests_for
 
@@ -110,8 +110,8 @@ async def chat(call: Call) -> Answer:
     if not body.messages:
         return await _load_answer(call, body, _chat_words)
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
-    prompt = await chat_prompt(call, conversation(body.messages, tag), tools_of(body), form_of(body))
-    fields = {**prompt.fields, "thinking": thought_of(body, tag)}
+    prompt = await begun_prompt(call, conversation(body.messages, tag), tools_of(body), form_of(body))
+    fields = prompt.fields_with(thought_of(body, tag), "think")
     return await _answer(call, body, ChatPrompt(fields, prompt.new_calls), _chat_words)
 
 

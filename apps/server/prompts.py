@@ -10,6 +10,7 @@ from ruvmlx.engine.tools import Prepared, prepare
 from ruvmlx.errors import UsageError
 from ruvmlx.grammar import Constraint
 from ruvmlx.models.model import Message, Model, Tools
+from ruvmlx.models.thinking import split
 
 from .endpoint import Call
 from .errors import ApiError, api_error
@@ -57,6 +58,39 @@ class ChatPrompt:
 
     fields: dict[str, Any] = field(default_factory=dict)
     new_calls: NewCalls = None
+
+    def fields_with(self, thinking: bool | None, thinking_field: str) -> dict[str, Any]:
+        """The fields, and whether the model is to think first; None: as its template says. A begun reply has
+        its thought, or none."""
+        opening = self.fields.get("opening", "")
+        if opening and not split(opening).thought:
+            if thinking:
+                message = f"{thinking_field}: a reply that was begun without a thought cannot think first."
+                raise ApiError(400, message, thinking_field, "invalid_combination")
+            thinking = False
+        return {**self.fields, "thinking": thinking}
+
+
+async def begun_prompt(
+    call: Call, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None = None
+) -> ChatPrompt:
+    """As `chat_prompt`; a last message of the assistant is a reply that the client has begun. ApiError, 400,
+    if it cannot be continued."""
+    last = messages[-1]
+    if last.role != "assistant" or last.tool_calls:
+        return await chat_prompt(call, messages, use, form)
+    if split(last.content).is_open:
+        message = "messages: the thought of the begun reply has no end, and only its answer can be continued."
+        raise ApiError(400, message, "messages", "invalid_combination")
+    is_forced = bool(use.function) or use.choice == "required"
+    if form is not None or is_forced:
+        where = use.choice_field if is_forced or form is None else form.where
+        message = (
+            f"{where}: a reply that was begun (the last message) cannot be held to a form; leave one out."
+        )
+        raise ApiError(400, message, where, "invalid_combination")
+    prompt = await chat_prompt(call, messages[:-1], use)
+    return ChatPrompt({**prompt.fields, "opening": last.content}, prompt.new_calls)
 
 
 async def chat_prompt(

@@ -120,7 +120,7 @@ async def reply_parts(
         raise busy(f"{serving.waiting} replies are being written; try again.", seconds)
     with serving.answering(requests):
         for index, request in enumerate(requests):
-            text = SplitText(raw, new_calls)
+            text = SplitText(raw or bool(request.opening), new_calls)
             serving.start(_pump(call, index, request, arrived, text))
         unfinished = len(requests)
         while unfinished:

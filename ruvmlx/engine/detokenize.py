@@ -10,11 +10,13 @@ from .types import Begun
 class StreamDecoder:
     """Joins the bytes of tokens and emits complete characters only."""
 
-    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None):
-        """shown: special tokens that are part of the text."""
+    def __init__(
+        self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None, is_at_start: bool = True
+    ):
+        """shown: special tokens that are part of the text. is_at_start: no text of the reply comes before."""
         self._tokenizer, self._shown = tokenizer, shown or {}
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._at_start = tokenizer.strips_leading_space
+        self._at_start = is_at_start and tokenizer.strips_leading_space
 
     def add(self, token: int) -> str:
         data = self._tokenizer.token_bytes(token) or self._shown.get(token, "").encode()

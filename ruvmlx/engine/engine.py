@@ -49,6 +49,8 @@ class LLMInferenceEngine:
                 tools=request.tools,
                 salt=request.cache_salt,
                 most=limit,
+                opening=request.opening,
+                values=request.template_values,
             )
         else:
             if not (request.prompt or "").strip():

@@ -81,7 +81,8 @@ class Run:
         check_sampling(request.sampling)
         self.engine, self.request, self.adapter, self.recorder = engine, request, adapter, recorder
         tokenizer = engine.model.tokenizer
-        self.decoder = StreamDecoder(tokenizer, shown_marks(tokenizer) if request.shows_calls else None)
+        shown = shown_marks(tokenizer) if request.shows_calls else None
+        self.decoder = StreamDecoder(tokenizer, shown, not request.opening)
         self.stops = StopStrings(request.stop)
         self.prompt = engine.prompt_ids(request)
         self._chunk = min(request.chunk or engine.backend.chunk, engine.backend.chunk)
@@ -97,7 +98,7 @@ class Run:
         self._in_parts = False  # a piece was smaller than alone
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
         # What the template wrote of the reply: the tag that opens its thought.
-        self._opening = "" if request.begun else opened_by(tokenizer, self.prompt)
+        self._opening = "" if request.begun or request.opening else opened_by(tokenizer, self.prompt)
         self.rule = self._new_rule()
         self.repetition = self._new_repetition()
         self.logprobs: list[TokenLogprob] = []
@@ -268,7 +269,7 @@ class Run:
         constraint = self.request.constraint
         if constraint is None:
             return None
-        if self.request.begun is not None:
+        if self.request.begun is not None or self.request.opening:
             raise UsageError("a reply cannot be continued under a constraint; ask again without one.")
         return matcher_for(self.engine.model, constraint, self._opening)
 

@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,8 @@ class GenerationRequest:
     shows_calls: bool = False  # the text has the marks of tool calls, also if they are special tokens
     thinking: bool | None = None  # whether the model is to think first; None: its template's own choice
     logprobs: int = 0  # how many of the most likely tokens to report with every token
+    template_values: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
+    opening: str = ""  # text with which the reply to `messages` begins; the response's text follows it
     begun: Begun | None = None  # `input_ids` end with its tokens; the response's text starts with its text
     untouched: bool = False  # answer without any adapter
     # Replies to write, of which a judge picks one; "auto": affordable.py; None: as the settings say.

@@ -19,7 +19,7 @@ from ..errors import UnsupportedModel, UsageError
 from .messages import one_line
 from .mistral_template import mistral_template, version_of
 from .model import Message, Tools
-from .typed_text import GUARD, Guard
+from .typed_text import GUARD, THOUGHT_TAGS, Guard
 
 _TOOLS = re.compile(r"\btools\b")
 ROLES = ("system", "user", "assistant", "tool")
@@ -61,9 +61,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         thinking: bool | None = None,
         tools: Tools = (),
+        values: Mapping[str, Any] | None = None,
     ) -> str:
-        """Conversation -> text with U+FDD0 marks. System text without a place joins the first user turn."""
-        asked: dict[str, object] = {"add_generation_prompt": add_generation_prompt}
+        """Conversation -> text with U+FDD0 marks. System text without a place joins the first user turn.
+
+        values: more variables for the template; they do not replace its own.
+        """
+        more = {name: self._guard.inside(value) for name, value in (values or {}).items()}
+        asked: dict[str, object] = {**more, "add_generation_prompt": add_generation_prompt}
         if thinking is not None:
             asked["enable_thinking"] = thinking
         asked["tools"] = [self._guard.inside(tool) for tool in tools] if tools else None
@@ -72,7 +77,23 @@ class ChatTemplate:
         turns = [self._turn(message) for message in messages]
         if not turns:
             raise UsageError("an empty conversation cannot be rendered; give at least one message.")
-        return self._run_with_later(turns, asked)
+        try:
+            return self._run_with_later(turns, asked)
+        except UnsupportedModel as error:
+            if not values:
+                raise
+            raise UsageError(f"with the variables of this request, {error}") from None
+
+    def begin_reply(self, prompt: str, opening: str) -> str:
+        """A rendered prompt and the text with which its reply begins. Where the template has opened a
+        thought, the reply's own thought takes its place; without one it is closed."""
+        bare = prompt.rstrip()
+        tag = next((tag for tag in THOUGHT_TAGS if bare.endswith(tag)), None)
+        if tag is None:
+            return prompt + self._guard(opening)
+        if opening.startswith(tag):
+            return bare.removesuffix(tag) + self._guard(opening)
+        return f"{bare}\n{THOUGHT_TAGS[tag]}\n\n{self._guard(opening)}"
 
     def _turn(self, message: Message) -> dict[str, Any]:
         if message.role not in ROLES:
@@ -116,7 +137,7 @@ class ChatTemplate:
     def _run(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
         from .sandbox import Refused, run
 
-        compiled, names = self._compiled_template, {**self._names, "messages": turns, **asked}
+        compiled, names = self._compiled_template, {**asked, **self._names, "messages": turns}
         try:
             return run(compiled, {**names, "documents": None})
         except Refused as error:

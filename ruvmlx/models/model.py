@@ -130,11 +130,14 @@ class Tokenizer(Protocol):
         tools: Tools = (),
         salt: str = "",
         most: int | None = None,
+        opening: str = "",
+        values: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Conversation -> ids through the model's chat template, rendered in a sandbox. thinking: whether the
         model is to think first; None is the template's own choice. Templates without a choice ignore it.
         tools: what the model may call; UsageError if the template has no place for tools. salt: texts that
-        were encoded before are known only under an equal salt. most: as in `encode`."""
+        were encoded before are known only under an equal salt. most: as in `encode`. opening: text with which
+        the reply begins, the last of the ids. values: more variables for the template."""
 
     def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
         """The text that `encode_chat` encodes, special tokens as they are written."""

@@ -9,6 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from typing import Any
 
 from .known_runs import KnownRuns
 from .model import Message, Tools
@@ -112,12 +113,16 @@ class BaseTokenizer(ABC):
         tools: Tools = (),
         salt: str = "",
         most: int | None = None,
+        opening: str = "",
+        values: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Conversation -> ids. Special tokens come from the template alone; a BOS it wrote is not doubled.
 
         most: of a text that has more tokens, the ids may be those of its beginning: more than `most`.
         """
-        text = self._chat.render(messages, add_generation_prompt, thinking, tools)
+        text = self._chat.render(messages, add_generation_prompt, thinking, tools, values)
+        if opening:
+            text = self._chat.begin_reply(text, opening)
         return self._with_bos(self._encode_special(text, salt, most))
 
     def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:

@@ -157,6 +157,19 @@ class Bytes:
         return bytes([token])
 
 
+def test_the_space_before_a_continued_text_stays():
+    """SentencePiece puts a space before a text; in a reply that goes on, it parts two words."""
+
+    class Words:
+        strips_leading_space = True
+
+        def token_bytes(self, token):
+            return b" word"
+
+    assert StreamDecoder(Words()).add(1) == "word"
+    assert StreamDecoder(Words(), is_at_start=False).add(1) == " word"
+
+
 @pytest.mark.parametrize(
     "text", ["plain", "naïve café", "日本語と中文", "👩‍👩‍👧‍👦 family 🇫🇷", "mixed é漢🙂z"]
 )

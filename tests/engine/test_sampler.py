@@ -92,7 +92,7 @@ def test_largest_first_is_a_stable_sort_of_all_floats(size, ties):
     "bad", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"min_p": 1}, {"top_k": -2}, {"seed": -1},
             {"temperature": float("nan")}, {"presence_penalty": 2.1}, {"frequency_penalty": -3},
             {"presence_penalty": float("nan")}, {"logit_bias": ((3, 101),)}, {"logit_bias": ((3, -100.5),)},
-            {"repetition_penalty": 0}, {"repetition_penalty": 2.1}, {"repetition_window": -1}],
+            {"repetition_penalty": 0.05}, {"repetition_penalty": 2.1}, {"repetition_window": -1}],
 )  # fmt: skip
 def test_values_that_mean_nothing_are_refused(bad):
     with pytest.raises(UsageError, match="it must be"):

@@ -160,6 +160,21 @@ def test_templates_find_thoughts():
     assert text == "unew"
 
 
+@pytest.mark.parametrize(
+    ("end", "opening", "want"),
+    [
+        ("A:", "One,", "A:One,"),
+        ("A:<think>\n", "One,", "A:<think>\n</think>\n\nOne,"),
+        ("A:<think>\n", "<think>\nCount.\n</think>\n\nOne,", "A:<think>\nCount.\n</think>\n\nOne,"),
+        ("A:", "<s>One,", "A:<s>One,"),
+    ],
+)
+def test_a_begun_reply_goes_behind_the_prompt(end, opening, want):
+    """A thought that the template opens is the reply's own, or closed; typed text makes no special token."""
+    found = ChatTemplate("", ["<s>"]).begin_reply(end, opening)
+    assert found.replace(GUARD, "") == want and "<s>" not in found
+
+
 @pytest.mark.parametrize("quant", ["F16"])
 def test_a_loaded_model_encodes_hostile_chats(quant, tmp_path):
     """The same through a real file and the byte-level tokenizer: text comes back letter for letter."""

@@ -157,7 +157,7 @@ def test_a_rating(serve):
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [*HI, {"role": "assistant", "content": "so"}]}, "messages"),
+        ({"messages": [*HI, {"role": "assistant", "content": "<think>so"}]}, "messages"),
         ({"messages": [{"role": "developer", "content": "so"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
