@@ -25,7 +25,7 @@ class SettingSpec:
     choices: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
     expected: str = ""
-    least: int | None = None
+    least: float | None = None
     most: int | None = None
     over: bool = False
     under: bool = False
