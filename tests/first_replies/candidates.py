@@ -21,14 +21,16 @@ class Candidate:
 TEMPLATE = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # the chat template's own
 MAKERS = {"temperature": 0.2, "top_p": 0.9}
 SHORT = "You are a helpful AI assistant. Give short, correct answers in English."
+REPETITION = {"repetition_penalty": 1.1}  # what most runtimes offer, in the whole reply
+FREQUENCY = {"frequency_penalty": 0.3}
 CANDIDATES = (
-    Candidate(TEMPLATE, MAKERS),
     Candidate("", MAKERS),
+    Candidate("", MAKERS | REPETITION),
+    Candidate("", MAKERS | FREQUENCY),
+    Candidate(TEMPLATE, MAKERS),
     Candidate(SHORT, MAKERS),
-    Candidate("", MAKERS | {"frequency_penalty": 0.3}),
-    Candidate(SHORT, MAKERS | {"frequency_penalty": 0.3}),
-    Candidate("You answer in English.", MAKERS),
-    Candidate("Answer in English with complete sentences.", MAKERS),
-    Candidate("Answer the question in plain English.", MAKERS),
-    Candidate("You are a friendly assistant who answers in the language of the question.", MAKERS),
+    Candidate(SHORT, MAKERS | REPETITION),
+    Candidate("You answer in English.", MAKERS | REPETITION),
+    Candidate("", {"temperature": 0.7, "top_p": 0.9} | REPETITION),
+    Candidate("", MAKERS | {"repetition_penalty": 1.2}),
 )

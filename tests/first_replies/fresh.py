@@ -4,7 +4,8 @@
 
 Twenty of the questions to report on are put several times to `ruvmlx generate` and `ruvmlx chat --plain`,
 with nothing set. Prints a Markdown table. Exits with 1 if over LANGUAGE_FAULTS of a hundred replies are in
-another language than English, if a reply repeats itself without a word to the user, or if a command fails.
+another language than English, if a reply repeats itself up to the limit without a word to the user, or if a
+command fails.
 """
 
 import argparse
@@ -76,7 +77,7 @@ def row(command: str, times: int) -> tuple[str, Counter[str]]:
         names = faults(question, text, ended)
         found.update(names)
         found["any"] += bool(names)
-        found["unnoticed loop"] += "loop" in names and not is_noticed
+        found["unnoticed loop"] += "loop" in names and ended == "length" and not is_noticed
         fields = {"command": command, "time": time, "question": question.text, "text": text}
         with KEPT.open("a", encoding="utf-8") as file:
             file.write(json.dumps(fields | {"ended": ended, "faults": sorted(names)}) + "\n")
