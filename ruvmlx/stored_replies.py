@@ -158,9 +158,9 @@ class StoredReplies:
     def running(self) -> list[Run]:
         return self._replies.running
 
-    def drawn(self) -> Chunk:
+    def next_chunk(self) -> Chunk:
         """Each running reply has drawn a token: save a draft now and then."""
-        chunk = self._replies.drawn()
+        chunk = self._replies.next_chunk()
         if self._session_id is not None and time.monotonic() - self._saved_at > SAVE_EVERY:
             self._save_draft(self._session_id, self._replies.leader)
             self._saved_at = time.monotonic()

@@ -1,8 +1,9 @@
 """Admission: a request starts only if its KV caches fit into the budget beside those that run.
 
-Set against the budget, before the prompt is read: the most bytes that the prompt and the longest replies will
-ever hold (kv/need.py). Sequences that are only kept for later make room and do not count; all else in memory
-does. What can never fit is CacheTooLarge. What does not fit now waits; MemoryBusy ends the wait.
+Before the prompt is read, the maximum size of the request's caches is computed: for the prompt and the
+longest replies (kv/need.py). Caches that are only kept for reuse do not count, because they can be evicted.
+All other caches count. A request that can never fit gets CacheTooLarge. A request that does not fit now
+waits; MemoryBusy ends the wait.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -20,8 +21,13 @@ from .types import GenerationRequest
 
 @dataclass(frozen=True)
 class Grant:
-    """What a running request may hold. prompt: equal for requests that share the pages of their prompt; None:
-    nothing is held. level: of tightening, under which it fits."""
+    """What a running request may hold.
+
+    prompt: equal for requests that share the pages of their prompt; None: the request holds nothing
+    shape: what decides the size of its caches
+    growth: the lengths of its sequences
+    level: the level of tightening at which it fits
+    """
 
     prompt: Hashable = None
     shape: CacheShape | None = None
@@ -30,7 +36,8 @@ class Grant:
 
 
 class Admission:
-    """Counts the bytes that caches will have. Backends without pages or without a budget admit all."""
+    """Counts the bytes that caches will have. A backend without pages or without a budget admits every
+    request."""
 
     def __init__(self, engine: EngineParts):
         self._engine = engine
@@ -38,9 +45,13 @@ class Admission:
     def grant(
         self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
     ) -> Grant | None:
-        """What the request may hold if it starts now; None: it waits. replies: that continue from its prompt.
-        running: of the requests that run; mine: ids of their
-        caches. CacheTooLarge if it can never fit."""
+        """Return what the request may hold if it starts now, or None if it must wait. Raises CacheTooLarge if
+        it can never fit.
+
+        replies: the number of replies that continue from its prompt
+        running: the grants of the running requests
+        mine: the ids of the running requests' caches
+        """
         pool = getattr(self._engine.backend, "pool", None)
         if pool is None or not pool.budget or request.cancel.is_set():
             return Grant()
@@ -49,7 +60,7 @@ class Admission:
         name = (tuple(prompt), request.cache_salt, request.adapter_id, request.priority, policy)
         growth = self._growth(request, len(prompt), replies, policy)
         free = pool.budget - self.pinned_bytes(mine)
-        levels = range(1 if running else MAX_LEVEL + 1)  # beside others nothing loses precision
+        levels = range(1 if running else MAX_LEVEL + 1)  # beside other requests no page may lose precision
         for grant in self._ways(name, growth, policy, levels):
             if self.total([*running, grant]) <= free:
                 return self._apply_grant(grant, running, request)
@@ -60,7 +71,7 @@ class Admission:
     def refusal(
         self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
     ) -> MemoryBusy:
-        """The error that ends a wait."""
+        """Return the error that ends a wait for memory."""
         pool = self._engine.backend.pool  # type: ignore[attr-defined]
         policy = self._engine.sessions.policy_of(request.session_id) or F16
         tokens = len(self._engine.prompt_ids(request))
@@ -71,21 +82,25 @@ class Admission:
         )
 
     def total(self, grants: Sequence[Grant]) -> int:
-        """Most bytes that requests hold together. Those with the same prompt share it."""
+        """Return the maximum number of bytes that the requests hold together. Requests with the same prompt
+        share its pages."""
         families: dict[Hashable, list[Grant]] = {}
         for grant in grants:
             families.setdefault(grant.prompt, []).append(grant)
         return sum(map(_of_family, families.values()))
 
     def pinned_bytes(self, mine: Collection[int]) -> int:
-        """Bytes of all caches but these, by id, and those that can be evicted."""
+        """Return the bytes of the caches that cannot be evicted, without the caches `mine`.
+
+        mine: ids of caches
+        """
         free = {*mine, *self._engine.sessions.evictable()}
         caches = self._engine.backend.pool.caches  # type: ignore[attr-defined]
         return held_bytes([cache for cache in caches if id(cache) not in free])
 
     def longest(self) -> int:
-        """Tokens of the longest sequence that fits into the budget alone, at the lowest precision; the
-        context if all of it fits."""
+        """Return the length (tokens) of the longest sequence that fits into the budget alone, at the lowest
+        precision; at most the context."""
         pool, context = getattr(self._engine.backend, "pool", None), self._engine.model.context
         if pool is None or not pool.budget:
             return context
@@ -95,8 +110,8 @@ class Admission:
     # --------------------------------------------------------------------------------------------
 
     def _growth(self, request: GenerationRequest, prompt: int, replies: int, policy: TierPolicy) -> Growth:
-        """CacheTooLarge if it fits in no way. A reply that may fill the context ends where the budget
-        does."""
+        """Return the lengths of the request's sequences. A reply without a limit ends where the budget ends.
+        Raises CacheTooLarge if the request fits at no level."""
         backend, context = self._engine.backend, self._engine.model.context
         growth = Growth(prompt, min(prompt + request.max_new_tokens, context), replies, backend.chunk)
         least, budget = self._shape(tighten(policy, MAX_LEVEL)), backend.pool.budget  # type: ignore[attr-defined]
@@ -114,7 +129,8 @@ class Admission:
     def _ways(
         self, name: Hashable, growth: Growth, policy: TierPolicy, levels: Iterable[int]
     ) -> Iterable[Grant]:
-        """The grants that could be given, the best first: smaller chunks before lower precision."""
+        """Yield the possible grants, the best first: smaller chunks of the prompt come before lower
+        precision."""
         chunks = [growth.chunk]
         while chunks[-1] > PAGE:
             chunks.append(max(PAGE, chunks[-1] // 2))
@@ -124,7 +140,7 @@ class Admission:
                 yield Grant(name, shape, replace(growth, chunk=chunk), level)
 
     def _apply_grant(self, grant: Grant, running: Sequence[Grant], request: GenerationRequest) -> Grant:
-        """Put the grant in force."""
+        """Apply a grant to the request and to the pool."""
         growth, backend = grant.growth, self._engine.backend
         assert growth is not None
         backend.pool.least = max([grant.level, *(other.level for other in running)])  # type: ignore[attr-defined]
@@ -144,7 +160,8 @@ def _of_family(grants: Sequence[Grant]) -> int:
 
 
 def most(limit: int, fits: Callable[[int], bool]) -> int:
-    """The largest n, 0 to limit, with fits(n); what does not fit does not fit when it is longer."""
+    """Return the largest n from 0 to `limit` for which fits(n) is true. If n does not fit, no larger n
+    fits."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

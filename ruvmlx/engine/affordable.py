@@ -1,8 +1,7 @@
-"""How many replies best of n writes when it is set to "auto": the most, up to 4, whose decode step takes at
-most 1.5 times as long as that of one reply.
+"""Chooses the number of replies for best of n when `best_of` is "auto". It is the largest number, up to 4,
+whose decode step takes at most 1.5 times as long as a step for one reply.
 
-A step for n replies is timed beside a step for one, on the model that is open, and the times are kept in
-DATA/batch_costs.json:
+The steps are timed on the open model. The times are kept in DATA/batch_costs.json:
 
     {"format": 1, "seconds": {"<backend> <fingerprint>": [<step of 1 reply>, <of 2>, <of 3>, <of 4>]}}
 """
@@ -18,15 +17,13 @@ from .. import settings
 from ..backends.base import Backend
 from .engine import LLMInferenceEngine
 
-AUTO = "auto"  # a value of `best_of`
-MAX_REPLIES, MAX_STEP_RATIO = 4, 1.5  # replies; time of a step, in those of a step for one reply
-PROMPT = 32  # tokens
-ROUNDS, LEAST_ROUNDS, SECONDS = (
-    15,
-    3,
-    1.0,
-)  # ROUNDS steps of each size; after SECONDS, LEAST_ROUNDS are enough
-FORMAT, MAX_MODELS = 1, 32  # version of the file; models kept in it
+AUTO = "auto"  # the value of `best_of` that asks for this choice
+# replies; the time of a step divided by the time of a step for one reply
+MAX_REPLIES, MAX_STEP_RATIO = 4, 1.5
+PROMPT = 32  # tokens of the prompt in the measurement
+# Each size is measured ROUNDS times. After SECONDS, LEAST_ROUNDS times are enough.
+ROUNDS, LEAST_ROUNDS, SECONDS = 15, 3, 1.0
+FORMAT, MAX_MODELS = 1, 32  # version of the file; maximum number of models in the file
 
 
 def path() -> Path:
@@ -34,27 +31,29 @@ def path() -> Path:
 
 
 def affordable(engine: LLMInferenceEngine) -> int:
-    """The most replies, up to MAX_REPLIES, whose step takes at most MAX_STEP_RATIO times as long as one's.
+    """Return the largest number of replies, up to MAX_REPLIES, whose step takes at most MAX_STEP_RATIO times
+    as long as a step for one reply.
 
-    The first call for a model on a machine measures for about a second, longer where a step takes more than
-    50 ms; later ones read the file.
+    The first call for a model on a machine measures for about a second, or longer if a step takes more than
+    50 ms. Later calls read the file.
     """
     key = f"{engine.backend.kernels} {engine.model.fingerprint}"
     held = _read()
     if key not in held:
         held[key] = step_seconds(engine.backend)
-        with suppress(OSError):  # if it cannot be written, the next question measures again
+        with suppress(OSError):  # if the file cannot be written, the next question measures again
             _write(dict(list(held.items())[-MAX_MODELS:]))
     return most_within(held[key])
 
 
 def most_within(seconds: list[float]) -> int:
-    """seconds: of a step for 1, 2 ... replies."""
+    """seconds: the times of a step for 1, 2 .. replies."""
     return max(n for n, taken in enumerate(seconds, 1) if taken <= MAX_STEP_RATIO * seconds[0] or n == 1)
 
 
 def step_seconds(backend: Backend) -> list[float]:
-    """Median seconds of a decode step for 1, 2 .. MAX_REPLIES replies, in turns: a slow moment hits all."""
+    """Return the median time (seconds) of a decode step for 1, 2 .. MAX_REPLIES replies. The sizes take
+    turns, so a slow moment of the machine affects all of them."""
     cache = backend.new_cache()
     backend.prefill([1] * PROMPT, cache)
     caches = [[cache.fork() for _ in range(n)] for n in range(1, MAX_REPLIES + 1)]
@@ -71,7 +70,7 @@ def step_seconds(backend: Backend) -> list[float]:
 
 
 def _read() -> dict[str, list[float]]:
-    """Empty if there is no file, or if it is damaged."""
+    """Return {} if there is no file or if it is damaged."""
     try:
         whole = json.loads(path().read_text(encoding="utf-8"))
         right = whole["format"] == FORMAT
@@ -84,7 +83,7 @@ def _read() -> dict[str, list[float]]:
 
 
 def _write(held: dict[str, list[float]]) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one."""
+    """Write beside the target, then rename: a reader sees either the old file or the new one."""
     path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path().with_suffix(f".{os.getpid()}.new")
     fresh.write_text(json.dumps({"format": FORMAT, "seconds": held}, indent=1), encoding="utf-8")

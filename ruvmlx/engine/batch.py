@@ -1,4 +1,4 @@
-"""Many requests, several at a time: a finished one makes room for the next.
+"""Answers many requests, several at a time. When one request has finished, the next one starts.
 
 for response in generate_many(engine, requests, adapter):      # as they finish
     ...
@@ -23,11 +23,14 @@ def generate_many(
     width: int = WIDTH,
     recorder: RecorderOf = lambda _: None,
 ) -> Iterator[GenerationResponse]:
-    """Yield responses as they finish; at most `width` requests run at a time.
+    """Yield responses as they finish. At most `width` requests run at a time. The first error ends all
+    requests.
 
-    adapter: one for all requests, or a function from a request to its adapter. recorder: from a request to
-    what receives its tokens. Each request is checked when it starts: UsageError if it cannot be answered, or
-    if its session is already in use. The first error ends all.
+    Each request is checked when it starts. UsageError: it cannot be answered, or another request uses its
+    session.
+
+    adapter: one adapter for all requests, or a function from a request to its adapter
+    recorder: a function from a request to the recorder of its tokens
     """
     if width < 1:
         raise UsageError(f"the batch width is {width}; it must be 1 or more.")
@@ -42,7 +45,7 @@ def generate_many(
             if not scheduler:
                 return
             scheduler.step()
-            for chunk in arrived.taken():
+            for chunk in arrived.drain():
                 if chunk.response is not None:
                     yield chunk.response
             if arrived.error is not None:

@@ -1,13 +1,15 @@
-"""Best of n: several replies to one request, decoded as one batch from one prompt; a judge picks one.
+"""Best of n: several replies to one request are decoded as one batch; a judge picks one.
 
-The prompt is read once; each reply continues from a fork of its cache, with a seed of its own. Reply 0 is the
-one that a request for a single reply would have had.
+The prompt is read once. Each reply continues from a fork of its cache, with its own seed. Reply 0 equals the
+reply to a request for a single reply.
 
-The judge looks at the replies after CHECKPOINTS tokens. Those more than MARGIN stars behind the best are
-dropped; once one is left, it streams. (The idea of Hoeffding races: Maron & Moore 1994) Beginnings say little
-about whole replies: to drop the worse half at 32 and at 64 tokens costs most of what best of n gains. After
-100 ratings the reply shown beats another one in 62% instead of 92% for someone who likes short replies, in
-54% instead of 72% for a formal tone. MARGIN costs at most 3 points, one star up to 12.
+The judge scores the replies after CHECKPOINTS tokens. Replies that are more than MARGIN stars behind the best
+are dropped. When one reply is left, it streams. (The idea of Hoeffding races: Maron & Moore 1994)
+
+The start of a reply says little about the whole reply. Dropping the worse half at 32 and at 64 tokens would
+cost most of what best of n gains. After 100 ratings the chosen reply would beat another one in 62% instead of
+92% of cases for a user who likes short replies, and in 54% instead of 72% for a formal tone. With this MARGIN
+the cost is at most 3 points; with one star it is up to 12.
 """
 
 import uuid
@@ -25,11 +27,11 @@ from .types import Chunk, GenerationRequest, TokenLogprob
 CHECKPOINTS = (32, 64, 128, 256, 512)  # tokens
 MARGIN = 1.5  # stars
 
-Score = Callable[[Sequence[Run]], np.ndarray]  # n runs, begun or over -> stars [n]
+Score = Callable[[Sequence[Run]], np.ndarray]  # runs (n), finished or not -> stars [n]
 
 
 def requests_for(request: GenerationRequest, count: int) -> list[GenerationRequest]:
-    """One request for each reply: the first is `request`, the others have ids and seeds of their own."""
+    """Return one request for each reply. The first is `request`; the others have their own ids and seeds."""
     others = [
         replace(
             request,
@@ -47,8 +49,8 @@ def _seed(seed: int | None, i: int) -> int | None:
 
 
 class BestOf:
-    """A job of the scheduler: the replies to one request, which may be a single one. At the end `leader` is
-    the reply that was chosen, and `others` are those beside it."""
+    """A job of the scheduler: one or several replies to one request. At the end `leader` is the chosen reply,
+    and `others` holds the other replies."""
 
     def __init__(
         self,
@@ -59,21 +61,26 @@ class BestOf:
         score: Score | None = None,
         lora: BaseLoRA | Literal["installed"] | None = "installed",
     ):
-        """requests: from `requests_for`. score: None: nothing is known of the user's taste, so reply 0 is
-        chosen and streams, and all are written to their ends. lora: the base LoRA to run under."""
+        """Prepare the job; `start` begins it.
+
+        requests: what `requests_for` returned
+        score: None: nothing is known of the user's taste. Then reply 0 is chosen and streams, and all replies
+            are written to their ends.
+        lora: the base LoRA to run with
+        """
         self._engine, self._requests, self._recorders = engine, requests, recorders
         self._adapter, self._score = adapter, score
         self.lora = engine.backend.lora if lora == "installed" else lora
         self.several = len(requests) > 1
         self.runs: list[Run] = []
         self.running: list[Run] = []
-        self._chosen = score is None  # the leader will not change any more
+        self._chosen = score is None  # whether the leader is final
         self._shown = self._shown_logprobs = 0  # pieces of the leader's text, and logprobs, that were sent
-        self._drawn = 0  # tokens of each reply
+        self._drawn = 0  # the number of tokens that each reply has
         self._interrupted: list[Run] = []  # runs that the user stopped
 
     def start(self) -> Run:
-        """The run that reads the prompt."""
+        """Return the run that reads the prompt."""
         self.leader = Run(
             self._engine, self._requests[0], self._adapter, self._recorders[0], steps=self.several
         )
@@ -81,7 +88,7 @@ class BestOf:
         return self.leader
 
     def join(self) -> None:
-        """The prompt is read: the other replies begin with forks of its cache."""
+        """Start the other replies with forks of the leader's cache. The prompt must have been read."""
         if not self.leader.over:
             for request, recorder in zip(self._requests[1:], self._recorders[1:], strict=True):
                 self.runs.append(self.leader.fork(request, recorder))
@@ -89,13 +96,14 @@ class BestOf:
 
     @property
     def others(self) -> list[Run]:
-        """The replies beside the leader, without those that the user stopped."""
+        """Return the replies except the leader and those that the user stopped."""
         return [run for run in self.runs if run not in (self.leader, *self._interrupted)]
 
     # Decoding
 
-    def drawn(self) -> Chunk:
-        """Each running reply has drawn a token. No text while another reply may become the leader."""
+    def next_chunk(self) -> Chunk:
+        """Handle one new token of every running reply. The chunk has no text while another reply may become
+        the leader."""
         if self.leader.request.cancel.is_set():
             self._interrupted = self.running
         self._drawn += 1
@@ -108,8 +116,8 @@ class BestOf:
         return Chunk(text, len(self.leader.ids), read, read, replies=replies, logprobs=logprobs)
 
     def _drop(self) -> None:
-        """Drop the replies that are clearly worse than the best. What a reply will still become is not known:
-        MARGIN allows for it."""
+        """Drop the replies that are clearly worse than the best one. MARGIN allows for the part that is not
+        yet written."""
         stars = self._choose()
         behind = stars < stars.max() - MARGIN
         for run, is_behind in zip(self.runs, behind, strict=True):
@@ -118,7 +126,7 @@ class BestOf:
         self._chosen = bool(behind.sum() == len(behind) - 1)
 
     def _choose(self) -> np.ndarray:
-        """Make the best reply the leader; returns the stars [n] of all, none for those that were dropped."""
+        """Make the best reply the leader. Returns the stars [n] of all replies; a dropped reply has -inf."""
         assert self._score is not None
         dropped = [run.finish_reason == "cancelled" and run not in self._interrupted for run in self.runs]
         stars = np.where(dropped, -np.inf, self._score(self.runs))
@@ -126,7 +134,8 @@ class BestOf:
         return stars
 
     def _news(self) -> tuple[str, tuple[TokenLogprob, ...]]:
-        """The leader's text and logprobs since the last call; none while another reply may take its place."""
+        """Return the leader's text and logprobs since the last call. Both are empty while another reply may
+        become the leader."""
         if not self._chosen:
             return "", ()
         shown, self._shown = self._shown, len(self.leader.text)
@@ -136,7 +145,7 @@ class BestOf:
         return "".join(self.leader.text[shown:]), tuple(self.leader.logprobs[known:])
 
     def end(self) -> Chunk:
-        """All replies are over: the last piece of text, with the response."""
+        """Return the last piece of text with the response. All replies must be over."""
         tails = [run.end() for run in self.runs]
         if not self._chosen:
             self._choose()

@@ -1,8 +1,8 @@
-"""JSON schemas whose objects have no other properties than the declared ones.
+"""Closes the objects of a JSON schema: they may have only the declared properties.
 
 In JSON Schema an object may have any further properties. A small model then writes words of the schema
-language as properties (`required`, `maxLength`). As in llama.cpp, an object that declares properties and says
-nothing of others is closed here.
+language as properties (`required`, `maxLength`). So here, as in llama.cpp, an object is closed if it declares
+properties and does not mention others.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ _LISTS = ("anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
 
 
-def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with its objects closed. An object that is combined with others stays open: what one part
-    declares would be refused by another."""
+def close_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema with its objects closed. An object that is combined with others (for example by
+    allOf) stays open, because each part would refuse the other parts' properties."""
     return _close_objects(schema, _combined_names(schema))
 
 
@@ -48,7 +48,7 @@ def _is_combined(schema: Mapping[str, Any]) -> bool:
 
 
 def _combined_names(schema: Any) -> frozenset[str]:
-    """Names of the definitions that are combined with other objects."""
+    """Return the names of the definitions that are combined with other objects."""
     if isinstance(schema, list):
         return frozenset().union(*map(_combined_names, schema))
     if not isinstance(schema, Mapping):

@@ -1,10 +1,11 @@
-"""Which token may come next, so that a finished reply fits a constraint (`ruvmlx/grammar.py`).
+"""Decides which tokens may come next, so that a finished reply fits a constraint (`ruvmlx/grammar.py`).
 
-`matcher_for` compiles one for a model; `Matcher` then follows one reply token by token and sets the logits of
-all tokens that may not come to -inf. llguidance does the work: an Earley parser over the vocabulary's bytes.
+`matcher_for` compiles a constraint for a model. A `Matcher` then follows one reply token by token and sets
+the logits of all forbidden tokens to -inf. llguidance does the work: it is an Earley parser over the bytes of
+the vocabulary.
 
-A reply that is cut at max_new_tokens is a beginning of what the constraint describes. In a thought that the
-prompt has opened, any token may come; the constraint begins behind it.
+A reply that is cut at max_new_tokens fits the start of the constraint only. Inside a thought that the prompt
+has opened, any token may come; the constraint begins after the thought.
 """
 
 from collections.abc import Sequence
@@ -21,16 +22,18 @@ from ..models.thinking import ThoughtCounter
 
 
 class Matcher:
-    """Follows one reply and says which tokens may come next. Implements sampling.TokenRule."""
+    """Follows one reply and decides which tokens may come next. Implements sampling.TokenRule."""
 
     def __init__(self, compiled: Any, vocab: int, thought: ThoughtCounter | None = None):
-        """compiled: an LLMatcher of this reply alone. thought: of a reply that begins inside one."""
+        """compiled: an LLMatcher that only this reply uses. thought: counts the thought, if the reply starts
+        inside one."""
         self._matcher, self._thought = compiled, thought
-        self._bits = np.zeros((vocab + 32) // 32, np.uint32)  # one bit for each token, one for `_NoEnd`
+        # one bit for each token, and one for the end token that `_NoEnd` adds
+        self._bits = np.zeros((vocab + 32) // 32, np.uint32)
 
     @property
     def over(self) -> bool:
-        """Nothing may follow, except the end token."""
+        """Is the reply complete, so that only the end token may follow?"""
         return self._has_begun and self._matcher.is_stopped()
 
     @property
@@ -41,7 +44,7 @@ class Matcher:
         if not self._has_begun:
             return
         if forced := self._matcher.compute_ff_tokens():
-            # Text that must come is written in the tokens in which a later prompt reads it.
+            # Text that must come is written with the tokens that a later prompt would use for the same text.
             kept = logits[forced[0]]
             logits[:] = -np.inf
             logits[forced[0]] = kept
@@ -64,9 +67,11 @@ class Matcher:
 
 
 def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matcher:
-    """A matcher for one reply. opening: the tag of a thought that the prompt ends with, else "".
+    """Return a matcher for one reply. Raises UsageError if the constraint is wrong or takes too long to
+    compile.
 
-    UsageError if the constraint is not sound, or takes too much to compile."""
+    opening: the tag of the thought that the prompt ends with; "": none
+    """
     vocab = model.shape.vocab_size
     thought = ThoughtCounter(model.tokenizer, opening) if opening else None
     return Matcher(
@@ -78,9 +83,9 @@ def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matc
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer: the bytes of its tokens, the special ones marked with 0xFF.
+    """The tokenizer interface of llguidance: the bytes of each token; special tokens are marked with 0xFF.
 
-    A vocabulary without an end token gets one behind its last token, which is never drawn: a reply ends as
+    If a vocabulary has no end token, one is added after its last token. It is never drawn: the reply ends as
     soon as nothing else may follow.
     """
 
@@ -98,13 +103,14 @@ class _Vocabulary:
             self.tokens[i] = b"\xff" + special.get(i, f"<end {i}>").encode()
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Ids of a stretch inside a text, as the model itself would write it."""
+        """Return the ids for a piece of text inside a reply, as the model itself would write it."""
         data = text if isinstance(text, bytes) else text.encode()
         words = data.decode("utf-8", "replace")
         ids = self._tokenizer.encode(words, add_bos=False)
         if self._spells(ids, data):
             return ids
-        after = self._tokenizer.encode("\n" + words, add_bos=False)  # a space is put before a text's start
+        # the tokenizer puts a space before a text's first word
+        after = self._tokenizer.encode("\n" + words, add_bos=False)
         return next((after[k:] for k in range(len(after)) if self._spells(after[k:], data)), [])
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
@@ -115,7 +121,7 @@ _known: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
 
 
 def _vocabulary(tokenizer: Tokenizer, vocab: int) -> Vocabulary:
-    """It is made once: 0.2 s for 49,152 tokens."""
+    """Return the vocabulary for llguidance. It is made once: this takes 0.2 s for 49,152 tokens."""
     if tokenizer not in _known:
         from llguidance import LLTokenizer
 

@@ -1,4 +1,4 @@
-"""Streams tokens as text: only complete UTF-8 characters, never a part of a stop string."""
+"""Streams tokens as text: only complete UTF-8 characters, and no part of a stop string."""
 
 import codecs
 from collections.abc import Mapping
@@ -8,12 +8,13 @@ from .types import Begun
 
 
 class StreamDecoder:
-    """Joins the bytes of tokens and emits complete characters only."""
+    """Joins the bytes of tokens and returns complete characters only."""
 
     def __init__(
         self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None, is_at_start: bool = True
     ):
-        """shown: special tokens that are part of the text. is_at_start: no text of the reply comes before."""
+        """shown: the special tokens whose text is part of the reply. is_at_start: no text of the reply comes
+        before."""
         self._tokenizer, self._shown = tokenizer, shown or {}
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = is_at_start and tokenizer.strips_leading_space
@@ -23,14 +24,14 @@ class StreamDecoder:
         return self._strip_first_space(self._utf8.decode(data))
 
     def go_on(self, begun: Begun) -> str:
-        """Continue a reply: returns its text, without the U+FFFD of an incomplete last character."""
+        """Continue an earlier reply. Returns its text without the U+FFFD of an incomplete last character."""
         for token in begun.tail:
             self.add(token)
         unfinished = self._utf8.getstate()[0]
         return begun.text.removesuffix("\ufffd") if unfinished else begun.text
 
     def flush(self) -> str:
-        """U+FFFD for a character that was never completed, else ""."""
+        """Return U+FFFD if the last character is incomplete, else ""."""
         return self._strip_first_space(self._utf8.decode(b"", final=True))
 
     def _strip_first_space(self, text: str) -> str:
@@ -43,7 +44,7 @@ class StreamDecoder:
 class StopStrings:
     """Ends a stream at the first stop string. Text that may be the start of a stop string is held back.
 
-    hit: the stop string that ended the stream.
+    hit: the stop string that ended the stream
     """
 
     def __init__(self, stops: tuple[str, ...]):
@@ -52,7 +53,7 @@ class StopStrings:
         self.hit: str | None = None
 
     def add(self, text: str) -> str:
-        """Add text; returns the text that is safe to show."""
+        """Add text. Returns the text that can be shown now."""
         if not self._stops:
             return text
         self._held += text
@@ -66,12 +67,12 @@ class StopStrings:
         return shown
 
     def flush(self) -> str:
-        """End the stream: returns the text that was held back."""
+        """End the stream. Returns the text that was held back."""
         shown, self._held = self._held, ""
         return shown
 
     def _possible_start(self) -> int:
-        """Length of the longest suffix that is a prefix of a stop string."""
+        """Return the length of the longest suffix that is a prefix of a stop string."""
         longest = min(len(self._held), max(map(len, self._stops)) - 1)
         for size in range(longest, 0, -1):
             if any(s.startswith(self._held[-size:]) for s in self._stops):

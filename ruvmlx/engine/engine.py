@@ -1,7 +1,7 @@
 """LLMInferenceEngine: turns a request into a stream of chunks.
 
-The engine knows nothing of ratings. A `recorder`, if given, receives every token with its hidden state and
-logits before the response is complete; the learning loop records its trace this way.
+The engine knows nothing of ratings. An optional `recorder` receives every token with its hidden state and
+logits before the response is complete. The learning loop records its trace with such a recorder.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ from .types import Chunk, GenerationRequest, GenerationResponse
 
 
 class LLMInferenceEngine:
-    """Runs requests on one backend, one at a time, in the thread that created it. For several: batch.py."""
+    """Runs requests on one backend, one at a time, in the thread that created it. batch.py runs several at a
+    time."""
 
     def __init__(
         self,
@@ -27,21 +28,23 @@ class LLMInferenceEngine:
         policy: TierPolicy | None = None,
         folder: CacheFolder | None = None,
     ):
-        """policy: precision of the KV cache by age; None: the backend's plain cache. folder: where the caches
-        of sessions are kept between processes."""
+        """policy: the precision of the KV cache by age; None: the backend's plain cache.
+
+        folder: where the caches of sessions are kept between processes
+        """
         self.model = model
         self.backend = backend
         self.sessions = SessionManager(backend, policy, folder=folder, model=model.fingerprint)
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
-        """Token ids of the prompt; UsageError if it is empty or longer than the context."""
+        """Return the token ids of the prompt. Raises UsageError if it is empty or longer than the context."""
         tokenizer, limit = self.model.tokenizer, self.model.context
-        if request.input_ids is not None:  # encoded already
+        if request.input_ids is not None:  # the caller has encoded the prompt
             ids = self._checked_ids(request.input_ids)
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
                 raise UsageError("the prompt is empty; give some text.")
-            # Agents bring tools with instructions of their own.
+            # A request with tools comes from an agent, which brings its own instructions.
             messages = request.messages if request.tools else with_system(self.model, request.messages)
             ids = tokenizer.encode_chat(
                 messages,
@@ -74,7 +77,7 @@ class LLMInferenceEngine:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
     ) -> Run:
-        """Start one request; iterate over `chunks` of the result."""
+        """Start one request. Iterate over `chunks` of the result."""
         return Run(self, request, adapter, recorder)
 
     def stream(
@@ -83,7 +86,7 @@ class LLMInferenceEngine:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
     ) -> Iterator[Chunk]:
-        """Yield prefill progress, then text; only the last chunk has `response`."""
+        """Yield the progress of prefill, then text. Only the last chunk has `response`."""
         yield from self.run(request, adapter, recorder).chunks()
 
     def generate(

@@ -1,17 +1,18 @@
-"""What agents put before their system prompt for a service's accounts, not for the model."""
+"""Removes what some agents put before their system prompt for the billing of their service."""
 
 import re
 
-# "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=eb6c6;", then a line's end or the prompt
+# For example "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=eb6c6;", then the end of the
+# line or of the prompt.
 _HEADER = re.compile(r"\s*x-anthropic-[a-z-]+:(?:[ \t]*[\w.-]+=[^;\n]*;)*[ \t]*\n*", re.IGNORECASE)
 
 
 def without_nonces(system: str) -> str:
-    """A system prompt without the `x-anthropic-...` headers at its start.
+    """Return a system prompt without the `x-anthropic-...` headers at its start.
 
-    One of their values changes with every request. It says nothing to the model, but all tokens after it
-    would be new to the cache at every turn. Only the header's own `name=value;` pairs go: text that follows
-    them on the same line stays, and so does the same text anywhere else.
+    One value in these headers changes with every request. The header tells the model nothing, but no token
+    after it would be found in the KV cache. Only the header's own `name=value;` pairs are removed. Text after
+    them on the same line stays, and so does a header anywhere else.
     """
     while found := _HEADER.match(system):
         system = system[found.end() :]

@@ -1,4 +1,5 @@
-"""Perplexity of a text with the KV cache that replies use, and the loss by a tiered cache."""
+"""Computes the perplexity of a text with the same KV cache as for replies, and the loss through a tiered
+cache."""
 
 import itertools
 import math
@@ -15,10 +16,13 @@ from ..sampling import log_softmax
 
 @dataclass(frozen=True)
 class Perplexity:
-    """nll: mean negative log-likelihood, nats per token; ppl = e^nll. tokens: number of predicted tokens.
+    """The result of `perplexity`.
 
-    kv: the cache at the end of the longest window. With a tiered cache, ppl_f16 is the ppl of an f16 cache,
-    and kl_vs_f16 the mean KL(f16 || tiered), nats per token.
+    nll: mean negative log-likelihood (nats per token); ppl = e^nll
+    tokens: the number of predicted tokens
+    kv: the cache at the end of the longest window
+    ppl_f16: with a tiered cache, the perplexity with an f16 cache
+    kl_vs_f16: with a tiered cache, the mean KL(f16 || tiered) (nats per token)
     """
 
     ppl: float
@@ -37,7 +41,7 @@ def perplexity(
     adapter: HeadAdapter | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
-    """Predict every token from those before it, one at a time, in windows of `context` tokens.
+    """Predict each token from those before it, one at a time, in windows of `context` tokens.
 
     Each window starts with an empty cache; its first token is given, not predicted. A tiered cache is
     compared, token by token, with an f16 cache that receives the same tokens.
@@ -64,7 +68,11 @@ class _Seen:
         self.compared = False
 
     def add(self, logprobs: list[np.ndarray], following: int) -> None:
-        """Add a token. logprobs: [V] with the cache, and with the f16 cache if there is one."""
+        """Add one token.
+
+        logprobs: [V] with the cache, then [V] with the f16 cache if there is one
+        following: the id of the token that was predicted
+        """
         self.tokens += 1
         self.nll -= float(logprobs[0][following])
         if len(logprobs) > 1:
@@ -81,6 +89,6 @@ class _Seen:
 
 
 def kl_divergence(log_p: np.ndarray, log_q: np.ndarray) -> float:
-    """KL(p || q) in nats, from log-probabilities [V]."""
+    """Return KL(p || q) in nats, from log-probabilities [V]."""
     log_p = log_p.astype(np.float64)
     return float(np.exp(log_p) @ (log_p - log_q))

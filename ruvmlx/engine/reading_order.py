@@ -1,41 +1,46 @@
-"""The order in which prompts are read: no prompt is ready later than by equal shares.
+"""The order in which prompts are read. No prompt is ready later than if all prompts shared the speed equally.
 
-Imagine a machine that reads all waiting prompts at once, each with an equal share of its speed. There each
-prompt ends at some moment. Here the prompts are read one after the other, in the order of these moments. So
-none ends later than there, and a short prompt passes a long one. A prompt of a higher priority has a larger
-share. (Friedman & Henderson 2003, "Fairness and efficiency in web server protocols")
+Imagine a machine that reads all waiting prompts at once, each with an equal share of its speed. On that
+machine each prompt ends at a certain moment. The real machine reads the prompts one after the other, in the
+order of these moments. So no prompt ends later than on the imagined machine, and a short prompt overtakes a
+long one. A prompt of a higher priority has a larger share. (Friedman & Henderson 2003, "Fairness and
+efficiency in web server protocols")
 """
 
 from dataclasses import dataclass
 
-MORE = 8.0  # how much larger the share is with each step of priority
+MORE = 8.0  # each step of priority makes the share larger by this factor
 
 
 @dataclass(eq=False)
 class Place:
-    """Of one prompt. end: when the imagined machine ends it; the smallest is read first. share: of its
-    speed."""
+    """The place of one prompt in the order.
+
+    end: when the imagined machine ends the prompt; the prompt with the smallest end is read first
+    share: the prompt's share of the imagined machine's speed
+    """
 
     end: float
     share: float
 
 
 class ReadingOrder:
-    """Counts work in prompt tokens. A token of a longer prompt costs somewhat more; that is left out."""
+    """Computes the order. Work is counted in prompt tokens; that tokens of long prompts cost a little more is
+    ignored."""
 
     def __init__(self) -> None:
         self._clock = 0.0  # tokens that the imagined machine has read of a prompt with share 1
-        self._read_there: list[Place] = []  # prompts that it has not ended
+        self._read_there: list[Place] = []  # prompts that the imagined machine has not ended
 
     def join(self, tokens: int, priority: int = 0) -> Place:
-        """A prompt has arrived. tokens: that are to be read of it."""
+        """Add a prompt that has arrived. tokens: how many of its tokens must be read."""
         share = MORE**priority
         place = Place(self._clock + tokens / share, share)
         self._read_there.append(place)
         return place
 
     def count(self, tokens: float) -> None:
-        """So many tokens were read, of whichever prompt."""
+        """Count tokens that were read, no matter of which prompt."""
         while tokens > 0 and self._read_there:
             first = min(self._read_there, key=lambda place: place.end)
             shares, rest = sum(place.share for place in self._read_there), first.end - self._clock
@@ -47,6 +52,6 @@ class ReadingOrder:
             self._read_there.remove(first)
 
     def leave(self, place: Place) -> None:
-        """The prompt will not be read to its end."""
+        """Remove a prompt that will not be read to its end."""
         if place in self._read_there:
             self._read_there.remove(place)

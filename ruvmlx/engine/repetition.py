@@ -1,7 +1,7 @@
-"""Notices a reply that repeats itself: the same few tokens over and over.
+"""Notices a reply that repeats the same few tokens again and again.
 
-Small models fall into such loops, and then write until the limit. `tests/engine/test_repetition.py` has the
-replies that the numbers were chosen on: loops, and tables, lists and code that only look like them.
+Small models fall into such loops and then write until the limit. The numbers here were chosen on the replies
+in `tests/engine/test_repetition.py`: real loops, and tables, lists and code that only look like loops.
 """
 
 from collections import Counter, deque
@@ -9,26 +9,27 @@ from collections.abc import Iterable, Sequence
 
 REPEATS = "the reply only repeated itself, so it was ended; ratings of it teach nothing."
 
-GRAM = 6  # tokens that are compared at once
-BEFORE = 2  # earlier occurrences that make a gram a repeated one
-WINDOW = 128  # newest tokens that are looked at: more than a row of JSON, which has little of its own
-SHARE = 0.92  # of them that must end a repeated gram: one token of its own breaks GRAM of them
-# A reply that reached its limit: so many of its last tokens end a gram that came before, and are prose.
+GRAM = 6  # tokens that are compared together
+BEFORE = 2  # a gram counts as repeated if it occurred this often before
+WINDOW = 128  # the newest tokens that are checked: more than a row of JSON, which has little text of its own
+SHARE = 0.92  # the share of these tokens that must end a repeated gram; one new token makes GRAM grams new
+# For a reply that reached its limit: of its last PROSE_WINDOW tokens, this share must end a repeated gram. Of
+# its characters, this share must be letters or spaces.
 PROSE_WINDOW, PROSE_SHARE, PROSE_LETTERS = 192, 0.75, 0.9
 
 
 class Repetition:
-    """Receives the tokens of one reply, one at a time. `is_loop`: the newest ones only repeat earlier ones.
+    """Receives the tokens of one reply, one at a time. `is_loop`: the newest tokens only repeat earlier ones.
 
-    The rows of a table or of JSON repeat as well, but each has something of its own, which no gram around it
-    survives.
+    Rows of a table or of JSON repeat too, but each row has some tokens of its own. Every gram that contains
+    such a token is new.
     """
 
     def __init__(self, tokens: Iterable[int] = ()):
         self._grams: Counter[tuple[int, ...]] = Counter()
         self._newest: deque[int] = deque(maxlen=GRAM)
         self._repeated: deque[bool] = deque(maxlen=WINDOW)
-        self._count = 0  # of True in `_repeated`
+        self._count = 0  # how many of `_repeated` are True
         for token in tokens:
             self.add(token)
 
@@ -48,8 +49,8 @@ class Repetition:
 
 
 def is_repeated_prose(tokens: Sequence[int], text: str) -> bool:
-    """Does a reply that was cut at its limit say the same sentences in turn? They may change a little, so
-    `Repetition` does not end it. Rows of data are repeated, too, but consist of fewer letters."""
+    """Does a reply that was cut at its limit repeat the same sentences, with small changes? `Repetition` does
+    not notice these. Rows of data repeat too, but contain fewer letters."""
     if len(tokens) < PROSE_WINDOW or not text:
         return False
     grams = [tuple(tokens[max(0, end - GRAM) : end]) for end in range(1, len(tokens) + 1)]

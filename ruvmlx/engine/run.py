@@ -1,6 +1,6 @@
 """One request in the engine: prefill its prompt, then decode token by token.
 
-A run holds all state of its request, so that several runs can take turns (batch.py).
+A run holds all state of its request, so several runs can take turns (batch.py).
 """
 
 import time
@@ -27,24 +27,25 @@ from .sessions import SessionManager
 from .source import Source, StepSource, needs_steps, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
-# A prompt is read in pieces and can be cancelled between them.
+# A prompt is read in pieces. It can be cancelled between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
-# The smallest piece while others are running. Kernels sum attention of 8 tokens or fewer in another order, so
-# smaller pieces would change the last bits.
+# The smallest piece while other runs decode. Kernels sum the attention of 8 or fewer tokens in another order,
+# so smaller pieces would change the last bits.
 LEAST_PART = 16  # tokens
 
 
 class Recorder(Protocol):
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """Receive a token, with the hidden state [D] and the logits [V], adapter applied, that it was drawn
-        from. Called once per token: at once if the backend returns logits, else at `Run.record`."""
+        """Receive one token, and the hidden state [D] and the logits [V] (adapter applied) that it was drawn
+        from. Called once for each token: at once if the backend returns logits, else at `Run.record`."""
 
 
 @runtime_checkable
 class WorkRecorder(Protocol):
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """As Recorder.add, but returns the kernel call, to be run together with those of other recorders. At
-        most one, because calls for one recorder must not run at the same time."""
+        """Like Recorder.add, but returns the kernel call instead of running it. The caller runs it together
+        with those of other recorders. The list has at most one call, because two calls for one recorder must
+        not run at the same time."""
 
 
 class EngineParts(Protocol):
@@ -58,13 +59,13 @@ class EngineParts(Protocol):
 
 
 class _Cancelled(Exception):
-    """Raised inside a prefill to leave it between two chunks."""
+    """Raised between two chunks of a prefill to end it."""
 
 
 class Run:
-    """One request. Call `prefill`, then `draw` until the run is `over`, then `end`; `chunks` does all this.
+    """One request. Call `prefill`, then `draw` until the run is `over`, then `end`. `chunks` does all this.
 
-    UsageError for a request that cannot be answered.
+    Raises UsageError if the request cannot be answered.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Run:
         recorder: Recorder | None = None,
         steps: bool = False,
     ):
-        """steps: the caller decodes the tokens and passes each step to `source` (batch.py)."""
+        """steps: the caller decodes the tokens and passes each step to `take` (batch.py)."""
         if request.max_new_tokens < 1:
             raise UsageError(f"max-tokens is {request.max_new_tokens}; it must be 1 or more.")
         check_sampling(request.sampling)
@@ -88,23 +89,23 @@ class Run:
         self._chunk = min(request.chunk or engine.backend.chunk, engine.backend.chunk)
         room = engine.model.context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
-        self.drawn: list[int] = []  # ids of drawn tokens, with the end token
-        self.recorded = 0  # number of drawn tokens that were recorded
+        self.drawn: list[int] = []  # ids of the drawn tokens, with the end token
+        self.recorded = 0  # how many drawn tokens were recorded
         self.ids: list[int] = []
-        self.shared = False  # a step served other runs as well
-        self._read = self._fed = 0  # tokens read of the prompt beyond `cached`; of `ids` in the session
+        self.shared = False  # whether a step was shared with other runs
+        self._read = self._fed = 0  # prompt tokens read beyond `cached`; tokens of `ids` that the session has
         backend = engine.backend
         self._can_stream = isinstance(backend, Streaming) and backend.streams
-        self._in_parts = False  # a piece was smaller than alone
+        self._in_parts = False  # whether a piece was smaller than it would be without other runs
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
-        # What the template wrote of the reply: the tag that opens its thought.
+        # What the template wrote of the reply: the tag that opens the thought.
         self._opening = "" if request.begun or request.opening else opened_by(tokenizer, self.prompt)
         self.rule = self._new_rule()
         self.repetition = self._new_repetition()
         self.logprobs: list[TokenLogprob] = []
-        self.finish_reason: str | None = None  # None while the run goes on
+        self.finish_reason: str | None = None  # None while the run continues
         self.started = self.first_token = time.perf_counter()
-        self._prefilled_at: float | None = None  # if another source read the prompt
+        self._prefilled_at: float | None = None  # set if another source read the prompt
         self.session: Session = engine.sessions.get_or_create(
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
@@ -112,8 +113,7 @@ class Run:
         self.source: Source = self._new_source(steps)
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
-        """A run of another request with the prompt that this run has just read: it reads nothing. Only for
-        runs with `steps`."""
+        """Return a run of another request that starts after this run's prompt. Only for runs with `steps`."""
         other = Run(self.engine, request, self.adapter, recorder, steps=True)
         other.session, other.cached = self.engine.sessions.fork(self.session), len(self.prompt)
         other.started, other.shared = self.started, True
@@ -125,7 +125,7 @@ class Run:
         return self.finish_reason is not None
 
     def chunks(self) -> Iterator[Chunk]:
-        with settled([self]):
+        with sync_at_exit([self]):
             yield from self.prefill()
             while chunk := self.draw():
                 yield chunk
@@ -138,13 +138,14 @@ class Run:
 
     @property
     def unread(self) -> int:
-        """Tokens of the prompt that are still to be read."""
+        """Return the number of prompt tokens that are not yet read."""
         return 0 if self.over else len(self.prompt) - self.cached - self._read
 
     def read_piece(self, most: int | None = None) -> Chunk | None:
-        """Read the next piece of the prompt; None if there is none, or the run was cancelled.
+        """Read the next piece of the prompt. Returns None if nothing is left to read, or if the run was
+        cancelled.
 
-        most: tokens, because others wait for their next token; None: nobody does.
+        most: the maximum number of tokens while other runs wait; None: no other run waits
         """
         if not self.unread:
             return None
@@ -162,16 +163,17 @@ class Run:
         return Chunk("", 0, at + len(piece), len(self.prompt))
 
     def _piece(self) -> int:
-        """Number of prompt tokens to read next: whole pages, about PIECE_SECONDS at the pace so far."""
+        """Return the number of prompt tokens to read next: whole pages, for about PIECE_SECONDS at the
+        measured pace."""
         done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
-        # After parts of a chunk its rest comes: then the cache has the bits of whole chunks.
+        # After a part of a chunk, read its rest: then the cache has the same bits as after whole chunks.
         rest = chunk - done % chunk if self._in_parts else chunk
         return min(max(wanted, LEAST_PIECE), rest)
 
     def _part(self, most: int) -> int:
-        """As `_piece`, but at most about `most` tokens: a part of a chunk, never a tiny one."""
+        """Like `_piece`, but at most about `most` tokens: a part of a chunk, at least LEAST_PART tokens."""
         chunk, cache = self._chunk, self.session.cache
         rest = min(chunk - self._read % chunk, self.unread)
         if self._read % chunk == 0 and isinstance(cache, PagedCache):
@@ -184,13 +186,13 @@ class Run:
         return rest if parts == 1 else min(size, rest - LEAST_PART)
 
     def draw(self, record: bool = True) -> Chunk | None:
-        """Draw the next token; returns its text, or None if the run is over. record: False: the caller
+        """Draw the next token and return its text, or None if the run is over. record: False: the caller
         records the token (batch.py)."""
         if self.request.cancel.is_set():
             self.finish_reason = self.finish_reason or "cancelled"
         if self.over:
             return None
-        self._feed()  # the backend reads the last token before the next one is drawn
+        self._feed()  # the backend must read the last token before the next one is drawn
         token = self.source.read()
         if not self.drawn:
             self.first_token = time.perf_counter()
@@ -222,7 +224,7 @@ class Run:
 
     @property
     def waits(self) -> bool:
-        """Its last token must be decoded, and a batch can do it: pass the step to `take`."""
+        """Must the caller decode the last token in a batch and pass the step to `take`?"""
         return isinstance(self.source, StepSource) and self.source.waits and not self._ends
 
     @property
@@ -230,20 +232,22 @@ class Run:
         return self.over or self.request.cancel.is_set()
 
     def take(self, step: Step) -> None:
-        """Accept the step after the last token, which the caller has decoded beside those of others."""
+        """Accept the decode step of the last token. The caller ran it, possibly in a batch with other
+        runs."""
         self._feed()
         self.shared = True
         cast(StepSource, self.source).take(step)
 
     def use_steps(self, steps: bool) -> None:
-        """Let the caller decode the tokens (`waits`, `take`), or else the backend's own stream, if any.
-        Possible at any time."""
+        """Choose who decodes the tokens from now on. steps: True: the caller (`waits`, `take`); False: the
+        backend's own token stream, if it has one."""
         source = self.source
         if needs_steps(self.request.sampling, self.rule):
             return
         if isinstance(source, StepSource):
             other = not steps and self._can_stream
-            possible = source.waits or self.unread  # else the next token is to be drawn from its last step
+            # otherwise the next token must be drawn from this source's last step
+            possible = source.waits or self.unread
         else:
             other, possible = steps, bool(self.drawn or self.unread)
         if other and possible and not self.over:
@@ -265,7 +269,7 @@ class Run:
         return source(self.engine.backend, self.session.cache, self.adapter, sampling, left, steps, self.rule)
 
     def _new_rule(self) -> Matcher | None:
-        """What the request's constraint allows, from the reply's first token on."""
+        """Return the rule of the request's constraint, from the reply's first token on."""
         constraint = self.request.constraint
         if constraint is None:
             return None
@@ -274,17 +278,19 @@ class Run:
         return matcher_for(self.engine.model, constraint, self._opening)
 
     def _new_repetition(self) -> Repetition | None:
-        """What watches for a loop; None where the user asked to go on, or a constraint says when to end."""
+        """Return what watches for a loop. None if the user asked to continue the reply, or if a constraint
+        decides where it ends."""
         goes_on = self.request.ignore_eos or self.request.begun is not None
         return None if goes_on or self.rule is not None else Repetition()
 
     @property
     def repeats(self) -> bool:
-        """Does the reply only repeat itself by now? It ends there."""
+        """Does the newest part of the reply only repeat earlier tokens? The reply ends then."""
         return self.repetition is not None and self.repetition.is_loop
 
     def draw_work(self) -> ReplyWork | None:
-        """The kernel call that draws the next token, to be run before `draw`; None if there is none."""
+        """Return the kernel call that draws the next token. Run it before `draw`. None if there is no such
+        call."""
         if self._ends or not isinstance(self.source, StepSource):
             return None
         return self.source.draw_work()
@@ -296,7 +302,8 @@ class Run:
                 self.recorder.add(*drawn)
 
     def record_work(self) -> list[ReplyWork]:
-        """As `record`, but returns the kernel call of a WorkRecorder, to be run with those of other runs."""
+        """Like `record`, but returns the kernel calls of a WorkRecorder. The caller runs them with those of
+        other runs."""
         work: list[ReplyWork] = []
         for drawn in self._record_pending():
             if isinstance(self.recorder, WorkRecorder):
@@ -316,7 +323,7 @@ class Run:
             yield hidden, logits, token
 
     def end(self) -> Chunk:
-        """Finish the run: returns the text that was held back, with the response."""
+        """End the run. Returns the text that was held back, with the response."""
         self.sync()
         ended = time.perf_counter()
         self.record()
@@ -325,8 +332,8 @@ class Run:
         return Chunk(tail, len(self.ids), response=self._response(ended))
 
     def sync(self) -> None:
-        """Undo a step that ran ahead, and end the session: other requests may go on from what its cache
-        holds, which after a cancelled prefill is less than the prompt."""
+        """End the source and the session. A step that ran ahead is undone. Other requests may then continue
+        from the cache; after a cancelled prefill it holds less than the prompt."""
         self.source.close()
         self.engine.sessions.done(self.session)
 
@@ -367,13 +374,13 @@ class Run:
 
 
 @contextmanager
-def settled(runs: Sequence[Run]) -> Iterator[None]:
-    """On exit from the block, sync the runs in the list; after an exception, also drop their sessions."""
+def sync_at_exit(runs: Sequence[Run]) -> Iterator[None]:
+    """At the end of the block, sync the runs. After an exception, drop their sessions too."""
     try:
         yield
     except (Exception, KeyboardInterrupt):
         for run in runs:
-            run.forget_cache()  # the cache's layers may hold different numbers of tokens
+            run.forget_cache()  # the layers of the cache may hold different numbers of tokens
         raise
     finally:
         for run in runs:

@@ -5,16 +5,17 @@
         ...                                   # ratings, new requests
 
 One step reads a piece of one prompt, then decodes and draws one token of every running reply. A step reads
-the weights once for all replies, and each reply has its own cache, sampler and seed, so it equals the reply
-without batching, up to rounding; with quantised weights on the native backend, exactly.
-(Yu et al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
+the weights once for all replies. Each reply has its own cache, sampler and seed. So it equals the reply
+without batching, up to rounding; with quantised weights on the native backend, exactly. (Yu et al. 2022,
+"Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
 
-`ReadingOrder` says which prompt is read: a short one passes a long one, and none is late. The length of a
-piece follows from the measured pace. While replies run, a piece delays their next token by at most about
-DELAY, and after it come steps without a piece: with n prompts to read, the running replies together get one
-part in n + 1 of the time. Without running replies a piece takes about ALONE: so long a new request waits.
+`ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and no prompt is late. The
+length of a piece follows from the measured pace. While replies run, a piece delays their next token by at
+most about DELAY. After a piece come steps without one: with n prompts to read, the running replies together
+get one part in n + 1 of the time. Without running replies a piece takes about ALONE seconds. A new request
+waits that long.
 
-Adapters of the output head may differ within a step. Replies under different base LoRAs take turns.
+Adapters of the output head may differ within a step. Replies with different base LoRAs take turns.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,31 +31,33 @@ from .run import EngineParts, Recorder, Run
 from .tickets import Arrivals, Job, Sink, Ticket
 from .types import Chunk, GenerationRequest
 
-WIDTH = 16  # a wider batch gains little: then arithmetic, not reading weights, limits a step
-DELAY = 0.1  # seconds by which a piece of a prompt may delay the next token of the running replies
-SHARE = 0.5  # of DELAY that a piece is planned to take: the pace varies
-ALONE = 0.15  # seconds that a piece is planned to take while no reply runs
-FIRST = 32  # tokens of a piece while the pace is not known
-PART = 16  # tokens: pieces are multiples of it
+WIDTH = 16  # replies in a batch: in a wider batch arithmetic limits a step, not reading the weights
+DELAY = 0.1  # seconds: a piece of a prompt may delay the running replies' next token this long
+SHARE = 0.5  # the planned time of a piece, as a share of DELAY, because the pace varies
+ALONE = 0.15  # seconds: the planned time of a piece while no reply runs
+FIRST = 32  # tokens of a piece while the pace is unknown
+PART = 16  # tokens: each piece is a multiple of this
 
 
 class Scheduler:
-    """Serves requests on one engine, in the engine's thread. An error of one request leaves the others
-    alone, unless it hits the step that they share."""
+    """Serves requests on one engine, in the engine's thread. An error ends only its own request, except an
+    error in the step that all share."""
 
     def __init__(self, engine: EngineParts, width: int = WIDTH, delay: float | None = DELAY):
-        """width: requests at a time. delay: seconds, as DELAY; None: prompts are read whole, because nobody
-        waits for single tokens."""
+        """width: the maximum number of requests that run at a time.
+
+        delay: seconds, like DELAY; None: prompts are read whole, because no one waits for single tokens
+        """
         self.engine, self._width, self._delay = engine, width, delay
         self._waiting: list[Ticket] = []  # in order of arrival
         self._active: list[Ticket] = []
         self.admission = Admission(engine)
-        self._pace = 0.0  # prompt tokens per second of the last pieces
+        self._pace = 0.0  # prompt tokens per second in the last pieces
         self._order = ReadingOrder()
         self._owed = 0.0  # seconds of decoding that the running replies get before the next piece
-        self._turn: BaseLoRA | None = None  # that the last step was for
-        self._installed: list[BaseLoRA | None] = []  # [the LoRA that a step installed]
-        self._home: BaseLoRA | None = None  # the backend's LoRA before
+        self._turn: BaseLoRA | None = None  # the base LoRA of the last step
+        self._installed: list[BaseLoRA | None] = []  # [the LoRA that a step installed], or []
+        self._home: BaseLoRA | None = None  # the LoRA that the backend had before
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -65,13 +68,17 @@ class Scheduler:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
     ) -> Ticket:
-        """Queue a request for one reply. It is checked when it starts: the sink gets its errors."""
+        """Queue a request for one reply. The request is checked when it starts; errors go to the sink."""
         return self.add(request, lambda: BestOf(self.engine, [request], adapter, [recorder]), sink)
 
     def add(
         self, request: GenerationRequest, begin: Callable[[], Job], sink: Sink, replies: int = 1
     ) -> Ticket:
-        """Queue a request. begin: called when its turn has come. replies: that its job will write."""
+        """Queue a request.
+
+        begin: a function that makes the job; called when the request starts
+        replies: how many replies the job writes
+        """
         ticket = Ticket(request, begin, sink, replies)
         self._waiting.append(ticket)
         return ticket
@@ -79,13 +86,13 @@ class Scheduler:
     def stream(
         self, request: GenerationRequest, begin: Callable[[], Job], replies: int = 1
     ) -> Iterator[Chunk]:
-        """The chunks of one request; the others go on with each step that it needs."""
+        """Yield the chunks of one request. Each step also serves the other requests."""
         arrived = Arrivals()
         ticket = self.add(request, begin, arrived, replies)
         try:
             while not arrived.over:
                 self.step()
-                yield from arrived.taken()
+                yield from arrived.drain()
             if arrived.error is not None:
                 raise arrived.error
         finally:
@@ -94,17 +101,17 @@ class Scheduler:
                 self.rest()
 
     def __len__(self) -> int:
-        """Requests that wait or run."""
+        """The number of requests that wait or run."""
         return len(self._waiting) + len(self._active)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Requests that run, and that wait."""
+        """(requests that run, requests that wait)"""
         return len(self._active), len(self._waiting)
 
     @property
     def sessions(self) -> set[str]:
-        """Sessions of the requests that wait or run."""
+        """The sessions of the requests that wait or run."""
         tickets = [*self._waiting, *self._active]
         return {t.request.session_id for t in tickets if t.request.session_id is not None}
 
@@ -114,7 +121,8 @@ class Scheduler:
     # -- steps ---------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One piece of a prompt, and one token of every running reply; False if no request is left."""
+        """Read one piece of a prompt and one token of every running reply. Returns False if no request is
+        left."""
         try:
             self._admit()
             group = self._next_group()
@@ -123,34 +131,34 @@ class Scheduler:
             self._decode(group)
             self._draw(group)
             self._owed -= perf_counter() - begun
-        except BaseException:  # Ctrl-C, for example: what the caches hold is not known
+        except BaseException:  # for example Ctrl-C: the content of the caches is unknown
             self.drop_all(keep=False)
             raise
         return len(self) > 0
 
     def rest(self) -> None:
-        """Install the LoRA again that the backend had before the last steps; call before other work."""
+        """Install the LoRA that the backend had before the last steps. Call this before other work."""
         if self._installed and self.engine.backend.lora is self._installed[0] is not self._home:
             self.engine.backend.set_lora(self._home)
         self._installed = []
 
     def fail_all(self, error: BaseException) -> None:
-        """End every request with this error. Caches stay as they are."""
+        """End every request with this error. The caches stay as they are."""
         for ticket in [*self._active, *self._waiting]:
             self._leave(ticket)
             ticket.sink.fail(error)
         self.rest()
 
     def drop_all(self, keep: bool = True) -> None:
-        """Forget every request. keep: their sessions' caches are sound."""
+        """Forget every request. keep: whether the caches of their sessions are valid."""
         for ticket in [*self._active, *self._waiting]:
             self._leave(ticket, keep)
 
     # -- one step ------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start waiting requests, those of a higher rank first, else in order. One that must wait for memory
-        holds up those behind it, or it would wait for ever."""
+        """Start waiting requests: those of a higher rank first, then in their order. A request that waits for
+        memory also stops those after it, or it would wait for ever."""
         ordered = sorted(self._waiting, key=lambda t: -t.rank)
         for i, ticket in enumerate(ordered):
             if self._uses(ticket.request.session_id):
@@ -162,7 +170,7 @@ class Scheduler:
                 return
 
     def _start(self, ticket: Ticket) -> bool:
-        """Start a request, unless it is wrong; False: it waits for memory."""
+        """Start a request, or report its error. Returns False if it must wait for memory."""
         try:
             grant = self.admission.grant(
                 ticket.request, ticket.replies, self._grants(), cache_ids(self._active)
@@ -173,7 +181,7 @@ class Scheduler:
             ticket.place = self._order.join(
                 unread_tokens(self.engine, ticket.request), ticket.request.priority
             )
-        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+        except Exception as error:  # noqa: BLE001 - the error goes to the sink
             self._fail(ticket, error)
             return True
         for earlier in self._waiting[: self._waiting.index(ticket)]:
@@ -183,7 +191,7 @@ class Scheduler:
         return True
 
     def _end_waits(self, waiting: Sequence[Ticket]) -> None:
-        """Of the requests that wait for memory, end those whose patience is over."""
+        """End the requests whose patience is over while they wait for memory."""
         for i, ticket in enumerate(waiting):
             patience, waited = ticket.request.patience, monotonic() - ticket.arrived
             late = patience.seconds is not None and waited > patience.seconds
@@ -192,7 +200,7 @@ class Scheduler:
                     error: Exception = self.admission.refusal(
                         ticket.request, ticket.replies, self._grants(), cache_ids(self._active)
                     )
-                except Exception as wrong:  # noqa: BLE001 - goes to whoever asked
+                except Exception as wrong:  # noqa: BLE001 - the error goes to the sink
                     error = wrong
                 self._fail(ticket, error)
 
@@ -200,11 +208,11 @@ class Scheduler:
         return [ticket.grant for ticket in self._active]
 
     def _has_place(self, request: GenerationRequest) -> bool:
-        """Requests of a lower priority take no places."""
+        """Is there a place for this request? Requests of a lower priority take no places."""
         return sum(t.request.priority >= request.priority for t in self._active) < self._width
 
     def _next_group(self) -> list[Ticket]:
-        """The requests of one base LoRA, which is installed: the next one in turn."""
+        """Return the requests of the next base LoRA in turn, after installing it."""
         loras = list({id(t.job.lora): t.job.lora for t in self._active if t.job}.values())
         if not loras:
             return []
@@ -222,8 +230,8 @@ class Scheduler:
         self._installed = [lora]
 
     def _read(self, group: Sequence[Ticket]) -> None:
-        """Read a piece of the next prompt; all prompts if nobody waits for single tokens. Requests that were
-        cancelled leave."""
+        """Read a piece of the next prompt, or all prompts if no one waits for single tokens. Cancelled
+        requests leave."""
         readers = [ticket for ticket in group if not ticket.decoding]
         going = [ticket for ticket in readers if not ticket.request.cancel.is_set()]
         for ticket in readers:
@@ -245,7 +253,7 @@ class Scheduler:
             if not run.unread:
                 ticket.job.join()
                 ticket.decoding = True
-        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+        except Exception as error:  # noqa: BLE001 - the error goes to the sink
             self._fail(ticket, error)
 
     def _read_piece(self, ticket: Ticket, run: Run) -> None:
@@ -261,26 +269,26 @@ class Scheduler:
             ticket.sink.take(chunk)
 
     def _most(self) -> int:
-        """Tokens of the next piece."""
+        """Return the number of tokens of the next piece."""
         seconds = SHARE * (self._delay or 0.0) if has_decoding(self._active) else ALONE
         tokens = int(seconds * self._pace) if self._pace else FIRST
         return max(PART, tokens + -tokens % PART)
 
     def _measure(self, tokens: int, seconds: float, most: int) -> None:
-        """A slower piece counts at once, a faster one by half. A short one says little: each piece takes some
-        time beside that for its tokens."""
+        """Update the pace. A slower piece counts at once, a faster one by half. A short piece is ignored,
+        because its fixed costs are a large part of its time."""
         if 2 * tokens >= most and seconds > 0:
             pace = tokens / seconds
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace
 
     def _decode(self, group: Sequence[Ticket]) -> None:
-        """Decode the last tokens of all runs in one step of the backend. A single run does it in its draw."""
+        """Decode the last tokens of all runs in one step of the backend. A single run decodes in its draw."""
         waiting = [run for ticket in group for run in ticket.running if run.waits]
         if len(waiting) < 2:
             return
         try:
             decode_one(self.engine, waiting)
-        except Exception as error:  # noqa: BLE001 - goes to those who asked
+        except Exception as error:  # noqa: BLE001 - the error goes to the sinks
             self._fail_all_of(group, error)
 
     def _draw(self, group: Sequence[Ticket]) -> None:
@@ -291,7 +299,7 @@ class Scheduler:
                 run.use_steps(len(runs) > 1 or len(self._active) > 1)
         try:
             failed = draw_all(self.engine, runs)
-        except Exception as error:  # noqa: BLE001 - goes to those who asked
+        except Exception as error:  # noqa: BLE001 - the error goes to the sinks
             self._fail_all_of(decoding, error)
             return
         for ticket in decoding:
@@ -305,12 +313,12 @@ class Scheduler:
         assert ticket.job is not None
         try:
             if ticket.running:
-                ticket.sink.take(ticket.job.drawn())
+                ticket.sink.take(ticket.job.next_chunk())
             if not ticket.running:
                 last = ticket.job.end()
                 self._active.remove(ticket)
                 ticket.sink.take(last)
-        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+        except Exception as error:  # noqa: BLE001 - the error goes to the sink
             self._fail(ticket, error, keep=True)
 
     # -- leaving -------------------------------------------------------------------------------------
@@ -322,12 +330,13 @@ class Scheduler:
 
     def _fail(self, ticket: Ticket, error: Exception, keep: bool = False) -> None:
         self._leave(ticket, keep)
-        if isinstance(error, RuvmlxError):  # a traceback would keep the frames, and with them the caches
+        # a traceback would keep the frames alive, and with them the caches
+        if isinstance(error, RuvmlxError):
             error.__traceback__ = None
         ticket.sink.fail(error)
 
     def _leave(self, ticket: Ticket, keep: bool = True) -> None:
-        """Take a request out. keep: False: its cache's layers may hold different numbers of tokens."""
+        """Remove a request. keep: False: the layers of its cache may hold different numbers of tokens."""
         if not ticket.decoding:
             self._order.leave(ticket.place)
         for held in (self._waiting, self._active):
@@ -340,31 +349,31 @@ class Scheduler:
 
 
 def fits_into(scheduler: Scheduler, nbytes: int) -> bool:
-    """Do the KV caches that cannot be evicted, grown to their ends, take at most so many bytes?"""
+    """Would the caches that cannot be evicted fit into `nbytes` bytes when they have grown to their ends?"""
     pinned = scheduler.admission.pinned_bytes(cache_ids(scheduler._active))
     return scheduler.admission.total(scheduler._grants()) + pinned <= nbytes
 
 
 def cache_ids(tickets: Sequence[Ticket]) -> set[int]:
-    """Ids of the caches of running requests."""
+    """Return the ids of the caches of these requests."""
     jobs = [ticket.job for ticket in tickets if ticket.job]
     return {id(run.session.cache) for job in jobs for run in job.runs}
 
 
 def unread_tokens(engine: EngineParts, request: GenerationRequest) -> int:
-    """The number of prompt tokens that no cache in memory has."""
+    """Return the number of prompt tokens that no cache in memory has."""
     prompt = engine.prompt_ids(request)
-    return len(prompt) - engine.sessions.known(request.session_id, prompt, request.cache_salt)
+    return len(prompt) - engine.sessions.known_tokens(request.session_id, prompt, request.cache_salt)
 
 
 def has_decoding(tickets: Sequence[Ticket]) -> bool:
-    """True if one of the requests writes its reply."""
+    """Does one of these requests write its reply now?"""
     return any(ticket.decoding for ticket in tickets)
 
 
 def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exception]]:
-    """Draw and record the next token of every run; several runs in parallel if the backend is a Together.
-    Returns the runs that failed, with their errors."""
+    """Draw and record the next token of every run. Several runs work in parallel if the backend is a
+    Together. Returns the runs that failed, with their errors."""
     backend, failed = engine.backend, list[tuple[Run, Exception]]()
     parallel = backend if len(running) > 1 and isinstance(backend, Together) else None
     if parallel:
@@ -372,7 +381,7 @@ def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exc
     for run in running:
         try:
             run.draw(record=parallel is None)
-        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+        except Exception as error:  # noqa: BLE001 - the error goes to the sink
             failed.append((run, error))
     if parallel:
         parallel.together([work for run in running for work in run.record_work()])

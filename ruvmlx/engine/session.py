@@ -1,4 +1,4 @@
-"""One cached sequence: its cache, the tokens in it, and the names of their pages."""
+"""One kept sequence: its KV cache, the tokens in the cache, and the names of their pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +12,11 @@ from ..tiers import PAGE
 
 @dataclass(eq=False)
 class Session:
-    """A cache with its policy, its base LoRA and the token ids that it holds, in order.
+    """A KV cache with its policy, its base LoRA and its token ids.
 
-    owner: the session id that it was read for. chain: names of the pages of `tokens` (kv/chain.py); it may
-    lag behind. branching: two sequences part here, so it stays beside those that contain it.
+    owner: the session id of the request that read it
+    chain: the names of the pages of `tokens` (kv/chain.py); the newest may be missing
+    branching: whether two sequences part at its end; then it is kept beside the sequences that contain it
     """
 
     cache: KVCache
@@ -27,13 +28,15 @@ class Session:
     branching: bool = False
 
     def fork(self) -> "Session":
-        """A second session with the same tokens; the backend decides how much of the cache both share."""
+        """Return a second session with the same tokens. The backend decides how much of the cache the two
+        share."""
         other = replace(self, cache=self.cache.fork(), branching=False)
         other.tokens, other.chain = list(self.tokens), list(self.chain)
         return other
 
     def cut(self, n: int) -> bool:
-        """Keep the first n tokens, or fewer if the cache must go back further; False if it cannot."""
+        """Keep the first n tokens, or fewer if the cache must go back further. Returns False if the cache
+        cannot go back."""
         extra = self.cache.offset - n
         if extra and not self.cache.trim(extra):
             return False
@@ -41,12 +44,12 @@ class Session:
         return True
 
     def settle(self) -> None:
-        """Keep the tokens that are in the cache, and the names of their pages."""
+        """Drop the tokens, and the names of pages, that are no longer in the cache."""
         del self.tokens[self.cache.offset :]
         del self.chain[1 + len(self.tokens) // PAGE :]
 
     def shares(self, prompt: Sequence[int], names: Chain) -> int:
-        """Number of leading tokens of the prompt that the cache holds. names: the prompt's chain."""
+        """Return how many leading tokens of the prompt the cache holds. names: the chain of the prompt."""
         pages = shared_pages(extend(self.chain, self.tokens), names)
         if pages < 0:
             return 0
@@ -55,14 +58,14 @@ class Session:
         return min(n, self.cache.offset)
 
     def begins(self, other: "Session") -> bool:
-        """Is this one a prefix of the other?"""
+        """Is this session a prefix of the other?"""
         n = len(self.tokens)
         last = self.chain[:1] == other.chain[:1] and self.tokens[-1:] == other.tokens[:n][-1:]
         return last and self.tokens == other.tokens[:n]
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of equal leading ids."""
+    """Return the number of equal ids at the start of both."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i

@@ -1,4 +1,5 @@
-"""Sessions that go to disk and come back: what decides whether they may, and whether they are worth it."""
+"""Writes sessions to disk and loads them: decides which ones may go to disk, and whether a stored one
+helps."""
 
 import math
 import queue
@@ -16,15 +17,15 @@ from .session import Session, common_prefix
 
 
 class CacheKeys:
-    """The keys of a backend's caches."""
+    """Makes the keys that name the caches of a backend."""
 
     def __init__(self, backend: Backend, model: str):
-        """model: its fingerprint."""
+        """model: the fingerprint of the model."""
         self._backend, self._model = backend, model
 
     def key(self, policy: TierPolicy | None) -> Key:
-        """All that keys and values depend on, except the tokens. MicroLoRA is left out: it changes only the
-        output head, which comes after them."""
+        """Return all that keys and values depend on, except the tokens. MicroLoRA is left out: it changes
+        only the output head, which comes after the cache."""
         base = self._backend.lora
         return {
             "model": self._model,
@@ -35,20 +36,23 @@ class CacheKeys:
         }
 
     def root(self, policy: TierPolicy | None, salt: str = "") -> bytes:
-        """The name of the empty prefix (kv/chain.py)."""
+        """Return the name of the empty prefix (kv/chain.py)."""
         return root(self.key(policy), salt)
 
 
 class SessionsOnDisk:
-    """folder: None keeps none."""
+    """The sessions in a folder of cache files.
+
+    folder: None: no session is stored
+    """
 
     def __init__(self, folder: CacheFolder | None, backend: Backend, keys: CacheKeys):
         self.folder, self._backend, self._keys = folder, backend, keys
         self._early: EarlyWriter | None = None
 
     def keep_early(self, session: Session) -> None:
-        """Begin to write what the next replies will not change, in another thread, so that little is left for
-        the end of the process. Only where a page's memory can be read from any thread."""
+        """Start to write, in another thread, the pages that the next replies will not change. Then little is
+        left to write at the end of the process. Works only if every thread can read the memory of a page."""
         cache = session.cache
         paged = isinstance(cache, PagedCache) and cache.pool.storage.background and cache.ends[-1] > 0
         if self.folder is None or not self.folder.budget or session.owner is None or not paged:
@@ -58,25 +62,28 @@ class SessionsOnDisk:
         self._early.put(session)
 
     def early_caches(self) -> set[int]:
-        """Ids of the caches that are being written early."""
+        """Return the ids of the caches that are being written early."""
         session = self._early.session if self._early else None
         return {id(session.cache)} if session else set()
 
     def stop_early(self) -> bool:
-        """Let go of the sequence that is being written early; False if there is none."""
+        """Release the sequence that is being written early. Returns False if there is none."""
         held = bool(self.early_caches())
         self.wait()
         return held
 
     def wait(self) -> None:
-        """Stop writing early, after the page that is being written."""
+        """Stop the early writing after the current page."""
         if self._early is not None:
             self._early.stop()
             self._early = None
 
     def keep(self, name: str, session: Session, until: float) -> None:
-        """Write what belongs to a chat, or to a request that may be resumed. name: under which it is kept in
-        memory."""
+        """Write a session that belongs to a chat, or to a request with `resumable`.
+
+        name: the name of the session in memory
+        until: the latest time of the end (time.monotonic())
+        """
         owned = session.owner is not None and session.owner in (name, REQUESTS) and not session.branching
         if self.folder is None or not owned or len(session.tokens) != session.cache.offset:
             return
@@ -86,8 +93,11 @@ class SessionsOnDisk:
     def longest(
         self, held: Session | None, prompt: Sequence[int], policy: TierPolicy | None, salt: str
     ) -> Session | None:
-        """The sequence on disk that shares the longest prefix with the prompt, if that is longer than the one
-        held in memory."""
+        """Return the stored sequence that shares the longest prefix with the prompt, if that prefix is longer
+        than the one that `held` shares.
+
+        held: the best session in memory
+        """
         if self.folder is None:
             return None
         names = extend([self._keys.root(policy, salt)], prompt)
@@ -98,7 +108,7 @@ class SessionsOnDisk:
         return Session(found[0], policy, self._backend.lora, found[1], names[:1])
 
     def migrate_session(self, session_id: str, policy: TierPolicy | None) -> Session | None:
-        """A chat from its file in the format of before."""
+        """Return a chat's session from its file in the old format."""
         if self.folder is None:
             return None
         make = partial(self._backend.new_cache, policy)
@@ -106,20 +116,22 @@ class SessionsOnDisk:
         return found and Session(found[0], policy, self._backend.lora, found[1], [self._keys.root(policy)])
 
     def forget(self, session: Session) -> None:
-        """Remove what is on disk of a session that cannot be trusted."""
+        """Remove the stored pages of a session whose cache is wrong."""
         if self.folder is not None:
             self.folder.discard(extend(session.chain[:1], session.tokens))
             self.remove(session.owner)
 
     def remove(self, owner: str | None) -> None:
-        """Remove what only this chat uses."""
+        """Remove the files that only this chat uses."""
         if self.folder is not None and owner is not None and owner != REQUESTS:
             self.folder.remove(owner)
 
 
 class EarlyPart:
-    """A sequence to be written early. session: a fork; only the thread that made it lets go of it, because
-    its pages are counted by that thread."""
+    """A sequence to write early.
+
+    session: a fork. Only the thread that made the fork may release it, because that thread counts its pages.
+    """
 
     def __init__(self, session: Session):
         self.session: Session | None = session
@@ -133,7 +145,7 @@ class EarlyPart:
 
 
 class EarlyWriter:
-    """A thread that writes sequences while replies go on. It reads forks: their pages do not change."""
+    """A thread that writes sequences while replies run. It reads forks, whose pages do not change."""
 
     def __init__(self, folder: CacheFolder):
         self._folder, self._stopped = folder, threading.Event()
@@ -144,12 +156,12 @@ class EarlyWriter:
 
     @property
     def session(self) -> Session | None:
-        """The one that is kept in memory to be written."""
+        """The session that is kept in memory while it is written."""
         return self._part.session if self._part is not None else None
 
     def put(self, session: Session) -> None:
-        """Write this sequence, unless the one before is still being written: then the next reply brings the
-        rest."""
+        """Write this sequence. If the one before is still being written, do nothing: the next reply comes
+        here again."""
         if self._part is not None and not self._part.done.is_set():
             return
         self._let_go()
@@ -157,7 +169,7 @@ class EarlyWriter:
         self._todo.put(self._part)
 
     def stop(self) -> None:
-        """Wait for the page that is being written."""
+        """Stop after the current page and wait for the thread."""
         self._stopped.set()
         self._todo.put(None)
         self._thread.join()

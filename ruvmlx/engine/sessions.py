@@ -1,8 +1,9 @@
-"""KV caches that are kept between requests, so that a prompt prefills only what no earlier request has read.
+"""KV caches that are kept between requests, so that prefill computes only tokens that no earlier request has
+read.
 
-A prompt starts from the longest prefix that any kept sequence shares with it: of its own session, of another
-one, of a request without a session, also of one that is running now. The pages are shared (`KVCache.fork`).
-If a folder is given, caches are also kept on disk between processes.
+A prompt starts from the longest prefix that any kept sequence shares with it. That sequence may belong to the
+same session, to another one, to a request without a session, or to a running request. The pages are shared
+(`KVCache.fork`). With a folder, caches are also kept on disk between processes.
 """
 
 import itertools
@@ -22,16 +23,18 @@ from ..tiers import HOT, PAGE
 from .session import Session
 from .session_disk import CacheKeys, SessionsOnDisk
 
-CAPACITY = 64  # sequences that are kept in memory
-BRIEF = 0.05  # seconds that writing an evicted sequence may take while others run
-SHARE = 0.1  # of the machine's memory, that kept sequences may take where no `kv_budget` is set
+CAPACITY = 64  # the maximum number of sequences in memory
+BRIEF = 0.05  # seconds: how long writing an evicted sequence may take while others run
+SHARE = 0.1  # the share of the machine's memory for kept sequences where `kv_budget` is not set
 
 
 class SessionManager:
-    """Keeps the caches of the `capacity` most recently used sequences, of at most `limit` bytes together.
-    policy: for new caches.
+    """Keeps the caches of the most recently used sequences.
 
-    folder: for evicted caches, and for all caches at the end. model: fingerprint of the model.
+    policy: for new caches
+    capacity: the maximum number of sequences
+    folder: receives evicted caches, and all caches at the end
+    model: the fingerprint of the model
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class SessionManager:
         self.capacity = capacity
         self.keys = CacheKeys(backend, model)
         self._disk = SessionsOnDisk(folder, backend, self.keys)
-        self._sessions: OrderedDict[str, Session] = OrderedDict()  # by session id, or by a name of its own
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # by session id, or by a generated name
         self._running: WeakSet[Session] = WeakSet()
         self._unnamed = (f"\0{i}" for i in itertools.count())
         pool = getattr(backend, "pool", None)
@@ -63,10 +66,12 @@ class SessionManager:
         salt: str = "",
         resumable: bool = False,
     ) -> Session:
-        """A session for this prompt: the one of that id, or a fork of the sequence that shares the longest
-        prefix with the prompt, or a new one. The caller calls `rewind` next, and `done` at the end.
+        """Return a session for this prompt: the session with that id, or a fork of the sequence that shares
+        the longest prefix with the prompt, or a new one. The caller must call `rewind` next, and `done` at
+        the end.
 
-        salt: only sequences with the same salt are shared. resumable: without an id, it may go to disk, too.
+        salt: only sequences with the same salt are shared
+        resumable: the session may go to disk although it has no id
         """
         own = self.get(session_id)
         if own is not None and own.chain[0] != self.keys.root(own.policy, salt):
@@ -83,8 +88,9 @@ class SessionManager:
         self.make_room()
         return session
 
-    def known(self, session_id: str | None, prompt: Sequence[int], salt: str = "") -> int:
-        """Leading tokens of the prompt that a sequence in memory has, about: `rewind` may keep fewer."""
+    def known_tokens(self, session_id: str | None, prompt: Sequence[int], salt: str = "") -> int:
+        """Return about how many leading tokens of the prompt a sequence in memory has. `rewind` may keep
+        fewer."""
         own, held = self.get(session_id), 0
         if own is not None:
             held = own.shares(prompt, extend(own.chain[:1], prompt))
@@ -92,10 +98,11 @@ class SessionManager:
         return max([held, *(s.shares(prompt, names) for s in (*self._sessions.values(), *self._running))])
 
     def rewind(self, session: Session, prompt: list[int]) -> int:
-        """Trim the cache to the prefix that it shares with the prompt; returns the prefix length in tokens.
+        """Trim the cache to the prefix that it shares with the prompt. Returns the length of this prefix
+        (tokens).
 
-        If keys and values of the base LoRA in use are others, the whole cache is discarded. At least one
-        prompt token is left to prefill, because the reply starts from its logits.
+        If the cache cannot be trimmed, it is discarded. At least one prompt token is left for prefill,
+        because the reply starts from its logits.
         """
         keep = min(session.shares(prompt, extend(session.chain[:1], prompt)), len(prompt) - 1)
         if not session.cut(keep):
@@ -103,13 +110,14 @@ class SessionManager:
         return len(session.tokens)
 
     def fork(self, session: Session) -> Session:
-        """A second session with the same tokens, for another run."""
+        """Return a second session with the same tokens, for another run."""
         other = session.fork()
         self._running.add(other)
         return other
 
     def done(self, session: Session) -> None:
-        """The run of this session is over: its cache is kept, in place of those that it contains."""
+        """End the run of this session and keep its cache. Kept sequences that are a prefix of it are
+        dropped."""
         session.settle()
         if session not in self._running:
             return
@@ -126,7 +134,7 @@ class SessionManager:
         self.make_room()
 
     def forget(self, session: Session) -> None:
-        """Remove a session whose cache cannot be trusted, also from disk."""
+        """Remove a session whose cache is wrong, from memory and from disk."""
         self._running.discard(session)
         self._take_out(session)
         self._disk.forget(session)
@@ -134,8 +142,8 @@ class SessionManager:
     # Finding ------------------------------------------------------------------------------------
 
     def _longest(self, own: Session | None, prompt: Sequence[int], salt: str) -> Session | None:
-        """A fork of the sequence that shares the longest prefix with the prompt, if that is longer than the
-        session's own; of several the one of which least is cut."""
+        """Return a fork of the sequence that shares the longest prefix with the prompt, if that is longer
+        than the session's own. Of several such sequences, take the one that loses the fewest tokens."""
         names, most = extend([self.keys.root(self.policy, salt)], prompt), len(prompt) - 1
         held = own.shares(prompt, extend(own.chain[:1], prompt)) if own else 0
         others = [*self._sessions.items(), *((None, session) for session in self._running)]
@@ -150,8 +158,8 @@ class SessionManager:
         return None
 
     def _mark_used(self, name: str | None, source: Session, fork: Session) -> None:
-        """Count `source` as used. Where the fork leaves it, others will: that point is kept, before tokens
-        that follow it cost its newest pages their precision."""
+        """Mark `source` as used. Other prompts may branch off where the fork does. So that prefix is kept,
+        before later tokens lower the precision of its newest pages."""
         fork.owner = None
         if name is not None:
             self._sessions.move_to_end(name)
@@ -181,14 +189,14 @@ class SessionManager:
             del self._sessions[name]
 
     def _name(self, session_id: str, session: Session) -> None:
-        """Keep a session under this id; the one that had it stays without a name."""
+        """Keep a session under this id. The session that had the id is kept without a name."""
         before = self._sessions.pop(session_id, None)
         if before is not None and before is not session:
             self._keep_unnamed(before)
         self._sessions[session_id], session.owner = session, session_id
 
     def make_room(self) -> None:
-        """Evict the least recently used sequences that do not run until the limits hold."""
+        """Evict the least recently used sequences that do not run, until the limits hold."""
         longest = BRIEF if self._running else MAX_WRITE_SECONDS
         while len(self) > self.capacity or self.nbytes > self._most():
             if (name := self._oldest()) is None:
@@ -196,7 +204,8 @@ class SessionManager:
             self._disk.keep(name, self._sessions.pop(name), time.monotonic() + longest)
 
     def _most(self) -> int:
-        """Bytes that all caches may have: the budget less the page that the next demotion makes."""
+        """Return the bytes that all caches may have: the budget without the page that the next demotion
+        makes."""
         pool = getattr(self._backend, "pool", None)
         if pool is None or not pool.budget:
             return self.limit
@@ -207,22 +216,23 @@ class SessionManager:
         return next(idle, None)
 
     def _reclaim(self) -> bool:
-        """Free the least recently used sequence, because a running one needs the memory; False if there is
-        none. A reply waits for this, so nothing is written to disk."""
+        """Free the least recently used sequence, because a running one needs the memory. Returns False if
+        there is none. It is not written to disk, because a reply waits."""
         if (name := self._oldest()) is None:
             return self._disk.stop_early()
         del self._sessions[name]
         return True
 
     def evictable(self) -> set[int]:
-        """Ids of the caches that make room when a running one needs it."""
+        """Return the ids of the caches that can be freed for a running request."""
         kept = {id(session.cache) for session in self._sessions.values() if session not in self._running}
         return kept | self._disk.early_caches()
 
     # On disk ------------------------------------------------------------------------------------
 
     def keep_all(self) -> None:
-        """Write the caches to disk, the most recently used first. After MAX_EXIT_SECONDS none is started."""
+        """Write the caches to disk, the most recently used first. After MAX_EXIT_SECONDS no further one is
+        started."""
         begun = time.monotonic()
         self._disk.wait()
         for name, session in reversed(self._sessions.items()):
@@ -233,34 +243,35 @@ class SessionManager:
 
     @property
     def folder(self) -> CacheFolder | None:
-        """Where caches are kept on disk."""
+        """The folder for caches on disk."""
         return self._disk.folder
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def get(self, session_id: str | None) -> Session | None:
-        """The session, if it is kept."""
+        """Return the session if it is kept."""
         return self._sessions.get(session_id) if session_id is not None else None
 
     def policy_of(self, session_id: str | None) -> TierPolicy | None:
-        """The policy of the session's cache; of new caches, if there is no such session."""
+        """Return the policy of the session's cache. If there is no such session, return the policy of new
+        caches."""
         session = self.get(session_id)
         return session.policy if session else self.policy
 
     @property
     def nbytes(self) -> int:
-        """Of all caches, running ones included; a page that several share counts once."""
+        """The bytes of all caches, running ones included. A page that several share counts once."""
         return held_bytes({id(s): s.cache for s in (*self._sessions.values(), *self._running)}.values())
 
     def put(self, session_id: str, session: Session) -> None:
-        """Keep this session under an id that is in use."""
+        """Replace the session that is kept under this id."""
         if session_id in self._sessions:
             self._take_out(session)
             self._name(session_id, session)
 
     def drop(self, session_id: str) -> None:
-        """Remove a session, what was forked from it for other replies, and its file."""
+        """Remove a session, its forks for other replies, and its files."""
         for name in [name for name, kept in self._sessions.items() if kept.owner == session_id]:
             del self._sessions[name]
         self._disk.remove(session_id)

@@ -11,34 +11,35 @@ from ..kernels.replies import ReplyWork
 from ..sampling import Sampler, TokenRule
 from .types import Sampling
 
-Drawn = tuple[np.ndarray, np.ndarray]  # hidden [D], logits [V] that a token was drawn from
+Drawn = tuple[np.ndarray, np.ndarray]  # hidden [D] and logits [V] that a token was drawn from
 
 
 class Source(Protocol):
-    """Call `prefill` for the prompt, `read` for each token, then `close`: the cache then holds all tokens but
-    the last."""
+    """Call `prefill` for the prompt, `read` for each token, then `close`. After that the cache holds all
+    tokens except the last."""
 
-    at_once: bool  # `drawn_from` can be called after each `read`, at no cost
+    at_once: bool  # whether `drawn_from` can be called after each `read` without extra cost
 
     @property
     def prefilled_at(self) -> float:
-        """time.perf_counter() at the end of prefill; valid after the first token was read."""
+        """time.perf_counter() at the end of prefill. Valid after the first token was read."""
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None: ...
 
     def resume(self, token: int) -> None:
-        """Go on after a token that another source of the same run has read last. Instead of `prefill`."""
+        """Continue after `token`, which another source of the same run has drawn. Call this instead of
+        `prefill`."""
 
     def read(self) -> int: ...
 
     def drawn_from(self) -> Iterator[Drawn]:
-        """(hidden, logits) of each token read since the last call; iterate to the end."""
+        """Yield (hidden, logits) of each token read since the last call. Iterate to the end."""
 
     def close(self) -> None: ...
 
 
 class StepSource:
-    """One decode step for each token; the engine draws the token from the logits."""
+    """One decode step for each token. The engine draws the token from the logits."""
 
     at_once = True
 
@@ -52,9 +53,10 @@ class StepSource:
     ):
         self._backend, self._cache, self._adapter = backend, cache, adapter
         self._sampler = Sampler(sampling, rule)
-        self._step: Step | None = None  # output of the last step
-        self._token: int | None = None  # drawn from `_step`
-        self._ahead: int | None = None  # drawn from `_step` by `draw_work`; the next `read` returns it
+        self._step: Step | None = None  # the output of the last step
+        self._token: int | None = None  # the token that was drawn from `_step`
+        # the token that `draw_work` drew from `_step`; the next `read` returns it
+        self._ahead: int | None = None
         self._fresh: Step | None = None  # the step of the newest token, until `drawn_from` returns it
         self.prefilled_at = time.perf_counter()
 
@@ -67,7 +69,7 @@ class StepSource:
 
     @property
     def waits(self) -> bool:
-        """The newest token must be decoded before the next one is drawn."""
+        """Must the newest token be decoded before the next one is drawn?"""
         return self._token is not None
 
     def read(self) -> int:
@@ -80,25 +82,27 @@ class StepSource:
         return self._token
 
     def draw_work(self) -> ReplyWork | None:
-        """The draw of the next token, to be run together with those of other replies; the next `read` returns
-        its token. None if `read` itself must draw."""
+        """Return the kernel call that draws the next token. The caller runs it together with those of other
+        replies; the next `read` returns the token. None if `read` must draw."""
         if self._token is not None or self._step is None or self._ahead is not None:
             return None
 
-        def drawn(token: int) -> None:
+        def keep_token(token: int) -> None:
             self._ahead = token
 
-        return self._sampler.work(self._step.logits, drawn)
+        return self._sampler.work(self._step.logits, keep_token)
 
     def fork(self, cache: KVCache, sampling: Sampling, rule: TokenRule | None = None) -> "StepSource":
-        """A source that continues after the same prompt, with a sampler of its own. cache: a fork of this
-        source's."""
+        """Return a source that continues after the same prompt, with its own sampler.
+
+        cache: a fork of this source's cache
+        """
         other = StepSource(self._backend, cache, self._adapter, sampling, rule)
         other._step, other.prefilled_at = self._step, self.prefilled_at
         return other
 
     def take(self, step: Step) -> None:
-        """Accept the step after the newest token, which the caller has decoded (batch.py)."""
+        """Accept the step of the newest token, which the caller has decoded (batch.py)."""
         self._step, self._token = step, None
 
     def drawn_from(self) -> Iterator[Drawn]:
@@ -107,7 +111,7 @@ class StepSource:
         self._fresh = None
 
     def close(self) -> None:
-        """Nothing to undo: this source never runs ahead."""
+        """Do nothing: this source never runs ahead."""
 
 
 class StreamSource:
@@ -140,7 +144,10 @@ def source(
     steps: bool = False,
     rule: TokenRule | None = None,
 ) -> StepSource | StreamSource:
-    """The source for a reply of at most `limit` tokens. steps: the caller decodes the tokens (batch.py)."""
+    """Return the source for a reply of at most `limit` tokens.
+
+    steps: whether the caller decodes the tokens (batch.py)
+    """
     steps = steps or needs_steps(sampling, rule)
     if steps or not isinstance(backend, Streaming) or not backend.streams:
         return StepSource(backend, cache, adapter, sampling, rule)
@@ -148,6 +155,6 @@ def source(
 
 
 def needs_steps(sampling: Sampling, rule: TokenRule | None) -> bool:
-    """A stream draws a token before the host has read the one before it, so it cannot follow penalties or a
-    constraint: such a reply takes single steps, all from one source."""
+    """Must a reply take single steps, all from one source? A stream draws a token before the host has read
+    the token before. So it cannot apply penalties or a constraint."""
     return rule is not None or sampling.changes_logits

@@ -1,4 +1,5 @@
-"""A request in the scheduler: what writes its reply, who receives it, and how long it has waited."""
+"""A request in the scheduler: the job that writes its reply, the sink that receives it, and its waiting
+time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,22 +12,28 @@ from .reading_order import Place
 from .run import Run
 from .types import Chunk, GenerationRequest
 
-OVERTAKEN = 8  # later requests that start first, until a waiting one counts as of the next higher priority
+# after this many later requests have started first, a waiting request counts as one priority higher
+OVERTAKEN = 8
 
 
 class Sink(Protocol):
-    """Receives one request's reply. Called in the engine's thread."""
+    """Receives the reply to one request. Called in the engine's thread."""
 
     def take(self, chunk: Chunk) -> None:
-        """The next chunk; the last one has the response."""
+        """Receive the next chunk. The last one has the response."""
 
     def fail(self, error: BaseException) -> None:
-        """The request ended with an error; nothing follows."""
+        """Receive the error that ended the request. Nothing follows."""
 
 
 class Job(Protocol):
-    """The reply to one request, or several replies of which one is chosen. lora: the base LoRA that it runs
-    under. runs: all; running: those to decode."""
+    """One reply to a request, or several replies of which one is chosen.
+
+    lora: the base LoRA to run with
+    several: whether there are several replies
+    runs: all replies
+    running: the replies that are being decoded
+    """
 
     @property
     def lora(self) -> BaseLoRA | None: ...
@@ -41,21 +48,27 @@ class Job(Protocol):
     def running(self) -> list[Run]: ...
 
     def start(self) -> Run:
-        """The run that reads the prompt."""
+        """Return the run that reads the prompt."""
 
     def join(self) -> None:
-        """The prompt is read: fill `running`."""
+        """Fill `running`. The prompt has been read."""
 
-    def drawn(self) -> Chunk:
-        """Each of `running` has drawn a token: take those out that are over."""
+    def next_chunk(self) -> Chunk:
+        """Handle one new token of each of `running`: remove the runs that are over."""
 
     def end(self) -> Chunk: ...
 
 
 class Ticket:
-    """A request in the scheduler. replies: that are written to it. arrived: a time of `monotonic`. job,
-    grant, place: once it is admitted; place: in the order in which prompts are read. decoding: its prompt is
-    read. overtaken: by later requests."""
+    """A request in the scheduler.
+
+    replies: the number of replies to the request
+    arrived: when the request came (time.monotonic())
+    overtaken: how many later requests started before this one
+    job, grant: set when the request is admitted
+    place: its place in the order in which prompts are read
+    decoding: whether its prompt has been read
+    """
 
     def __init__(self, request: GenerationRequest, begin: Callable[[], Job], sink: Sink, replies: int = 1):
         self.request, self.begin, self.sink, self.replies = request, begin, sink, replies
@@ -67,7 +80,7 @@ class Ticket:
 
     @property
     def rank(self) -> int:
-        """Those of a higher rank start first."""
+        """Requests of a higher rank start first."""
         return self.request.priority + self.overtaken // OVERTAKEN
 
     @property
@@ -76,7 +89,7 @@ class Ticket:
 
 
 class Arrivals:
-    """A sink that keeps what arrives, of one request or of several."""
+    """A sink that keeps the chunks of one request or of several."""
 
     def __init__(self) -> None:
         self._chunks: deque[Chunk] = deque()
@@ -90,7 +103,7 @@ class Arrivals:
     def fail(self, error: BaseException) -> None:
         self.error, self.over = error, True
 
-    def taken(self) -> Iterator[Chunk]:
-        """What has arrived since the last call."""
+    def drain(self) -> Iterator[Chunk]:
+        """Yield the chunks that have arrived since the last call."""
         while self._chunks:
             yield self._chunks.popleft()

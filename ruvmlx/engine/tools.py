@@ -1,20 +1,20 @@
-"""Tools for any model: how they get into a prompt, and how its calls are told from its text.
+"""Tools for any model: writes the tools into a prompt, and finds the model's calls in its text.
 
     prepared = prepare(model, messages, tools, "auto")      # or "none", "required"; function="weather"
     request = GenerationRequest(**prepared.fields(), max_new_tokens=...)
     parser = prepared.parser()                              # of models/tool_calls.py
     for chunk in engine.stream(request):
         pieces = parser.add(chunk.text)
-    pieces = parser.end()                                   # parser.calls: how many there were
+    pieces = parser.end()                                   # parser.calls: the number of calls
 
-Which form of calls a model has is told from what its template writes for one. A model whose template has no
-place for tools, or writes calls in a form that is not known, gets them in its system text, in HERMES' form.
+The form of a model's calls is found from what its template writes for one call. A template may have no place
+for tools, or may write calls in an unknown form. Then the tools go into the system text, in HERMES' form.
 
-"required" and `function` are a constraint: the reply is one call, or up to MOST_CALLS, and parses. Arguments
-fit the function's parameters if it is `strict`; else keywords of JSON Schema that llguidance does not know
-are no restriction, because a tool's parameters are often written for people. Arguments have properties that
-the parameters do not declare only where these ask for them. With "auto" and `answer`, a reply is calls, as
-above, or what fits `answer`.
+"required" and `function` are a constraint: the reply is one call, or up to MOST_CALLS calls, and it parses.
+If the function is `strict`, the arguments fit its parameters. Otherwise keywords of JSON Schema that
+llguidance does not know are ignored, because the parameters of tools are often written for people. Arguments
+may have undeclared properties only if the parameters allow this. With "auto" and `answer`, a reply is either
+calls, as above, or text that fits `answer`.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ from ..grammar import Constraint, json_rule
 from ..models.messages import one_line
 from ..models.model import Message, Model, Tokenizer, Tools
 from ..models.tool_calls import ARGS, CALL_ID, HERMES, LLAMA, MISTRAL, MISTRAL11, CallParser, Dialect
-from .closed_schemas import closed
+from .closed_schemas import close_schema
 
-MOST_CALLS = 8  # in a reply that must call
+MOST_CALLS = 8  # the maximum number of calls in a reply that must call
 MOST_TOOLS = 512
 CHOICES = ("none", "auto", "required")
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -48,7 +48,11 @@ You can call these functions. To call one, answer with its name and its argument
 
 @dataclass(frozen=True)
 class ToolForm:
-    """How a model takes tools. in_template: its template has a place for them. call_ids: calls have ids."""
+    """How a model takes tools.
+
+    in_template: whether its template has a place for tools
+    call_ids: whether its calls have ids
+    """
 
     dialect: Dialect
     in_template: bool
@@ -57,7 +61,7 @@ class ToolForm:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A conversation with tools, as fields of a GenerationRequest, and what parses the reply."""
+    """A conversation with tools: the fields of a GenerationRequest, and the parser of the reply."""
 
     form: ToolForm
     names: tuple[str, ...]
@@ -82,9 +86,13 @@ def prepare(
     parallel: bool = True,
     answer: Constraint | None = None,
 ) -> Prepared:
-    """choice: one of CHOICES. function: the name of the one that must be called. parallel: False: at most one
-    call where one is required. answer: the JSON schema of a reply without calls. UsageError names what is
-    wrong with a tool."""
+    """Prepare a conversation with tools. Raises UsageError that names what is wrong with a tool.
+
+    choice: one of CHOICES
+    function: the name of the function that the reply must call
+    parallel: False: at most one call where a call is required
+    answer: the JSON schema of a reply without calls
+    """
     if choice not in CHOICES:
         raise UsageError(f"tool_choice is {one_line(choice, 40)!r}; it must be one of {', '.join(CHOICES)}.")
     functions = check_tools(tools)
@@ -122,10 +130,10 @@ def _constraint(
 
 
 def check_tools(tools: Tools) -> list[dict[str, Any]]:
-    """The functions of the tools, each with a description and parameters."""
+    """Return the functions of the tools, each with a description and parameters."""
     if len(tools) > MOST_TOOLS:
         raise UsageError(f"{len(tools)} tools were given; at most {MOST_TOOLS} are allowed.")
-    found = [_checked(i, tool) for i, tool in enumerate(tools)]
+    found = [_check_tool(i, tool) for i, tool in enumerate(tools)]
     names = [f["name"] for f in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -133,7 +141,7 @@ def check_tools(tools: Tools) -> list[dict[str, Any]]:
     return found
 
 
-def _checked(i: int, tool: Any) -> dict[str, Any]:
+def _check_tool(i: int, tool: Any) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
         raise UsageError(f'tools[{i}] must be {{"type": "function", "function": {{...}}}}.')
@@ -144,7 +152,7 @@ def _checked(i: int, tool: Any) -> dict[str, Any]:
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise UsageError(f"tools[{i}] has parameters that are no JSON schema; they must be an object.")
-    # In the order in which models have been trained to read them; the others follow.
+    # Models were trained with this order of the fields; other fields follow.
     filled = {
         "name": name,
         "description": function.get("description") or "",
@@ -177,7 +185,7 @@ _CHAT = (
 
 
 def tool_form(tokenizer: Tokenizer) -> ToolForm:
-    """The form in which the template writes a call."""
+    """Return the form in which the template writes a call."""
     if tokenizer not in _known:
         _known[tokenizer] = _probe_form(tokenizer) or ToolForm(HERMES, in_template=False)
     return _known[tokenizer]
@@ -215,21 +223,22 @@ def _in_form(
 
 
 def _with_short_ids(message: Message) -> Message:
-    """The message with call ids of nine letters and digits: Mistral's templates refuse all others."""
+    """Return the message with call ids of nine letters and digits. Mistral's templates refuse all other
+    ids."""
     calls = tuple({**call, "id": _short_id(str(call.get("id", "")))} for call in message.tool_calls)
     call_id = _short_id(message.tool_call_id) if message.role == "tool" else message.tool_call_id
     return replace(message, tool_calls=calls, tool_call_id=call_id)
 
 
 def _short_id(call_id: str) -> str:
-    """Equal ids stay equal."""
+    """Return an id of nine characters. Equal ids stay equal."""
     if _MISTRAL_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _in_words(messages: Sequence[Message], functions: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """For a template without tools: definitions, calls and results as text."""
+    """Return the messages with definitions, calls and results as text, for a template without tools."""
     turns: list[Message] = []
     for message in messages:
         turn, last = _as_text_message(message), turns[-1] if turns else None
@@ -267,7 +276,8 @@ def forced_calls(
     most: int = 1,
     answer: Constraint | None = None,
 ) -> Constraint:
-    """Replies of one to `most` calls of these functions, in the model's form; or `answer`, a JSON schema."""
+    """Return the constraint: one to `most` calls of these functions, in the model's form, or `answer` (a JSON
+    schema)."""
     dialect = form.dialect
 
     def mark(text: str) -> str:
@@ -295,7 +305,7 @@ def forced_calls(
 
 def _calls(dialect: Dialect, mark: Any, most: int) -> str:
     more, begin = f"{{0,{most - 1}}}", mark(dialect.begin)
-    if dialect is LLAMA:  # its templates take one call at a time
+    if dialect is LLAMA:  # the templates take one call at a time
         return "calls: call"
     if dialect.named:
         return f"calls: call call{more}" if most > 1 else "calls: call"
@@ -307,5 +317,5 @@ def _calls(dialect: Dialect, mark: Any, most: int) -> str:
 
 
 def _arguments(function: Mapping[str, Any]) -> str:
-    schema = closed({"type": "object", **function["parameters"]})
+    schema = close_schema({"type": "object", **function["parameters"]})
     return json_rule(schema, loose=function.get("strict") is not True, as_templates=True)

@@ -11,12 +11,16 @@ from ..kv.cache import KVStats
 from ..models.model import Message, Tools
 from ..sampling import Sampling
 
-INTERACTIVE = 1  # priority of a chat: somebody looks at the screen
+INTERACTIVE = 1  # the priority of a chat, where a person looks at the screen
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A reply to continue: its text and its last token ids, which may end inside a character."""
+    """A reply to continue.
+
+    text: its text so far
+    tail: its last token ids; they may end inside a character
+    """
 
     text: str
     tail: tuple[int, ...]
@@ -24,8 +28,11 @@ class Begun:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request waits for memory before it ends with MemoryBusy: at most so many seconds, and not at
-    all behind so many others. None: no limit."""
+    """How long a request waits for memory before it ends with MemoryBusy.
+
+    seconds: the maximum wait; None: no limit
+    behind: the maximum number of requests that wait before this one; None: no limit
+    """
 
     seconds: float | None = None
     behind: int | None = None
@@ -33,45 +40,48 @@ class Patience:
 
 @dataclass
 class GenerationRequest:
-    """A request for one reply to `messages`, or `prompt` (raw text), or `input_ids`, which override both."""
+    """A request for one reply to `messages` or `prompt` (raw text). `input_ids` override both."""
 
     messages: Sequence[Message] | None = None
     prompt: str | None = None
     input_ids: Sequence[int] | None = None
-    encoded: Sequence[int] | None = None  # ids of `messages` or `prompt`, where they are known already
-    session_id: str | None = None  # sessions keep their KV cache between requests
-    question_id: int | None = None  # of the message of the chat that the reply follows; None: the last one
+    encoded: Sequence[int] | None = None  # the ids of `messages` or `prompt`, if the caller has encoded them
+    session_id: str | None = None  # a session keeps its KV cache between requests
+    question_id: int | None = None  # the id of the chat message that this replies to; None: the last message
     cache_salt: str = ""  # requests share KV caches only if their salts are equal
-    tenant: str = ""  # whose the reply is; a server lets only them rate it
-    resumable: bool = False  # without a session: its KV cache may go to disk, as those of sessions do
+    tenant: str = ""  # the owner of the reply; on a server only the owner may rate it
+    resumable: bool = False  # its KV cache may go to disk although it has no session
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     max_new_tokens: int = 512
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None  # which replies are allowed
-    tools: Tools = ()  # what the model may call, for the chat template (tools.py)
-    shows_calls: bool = False  # the text has the marks of tool calls, also if they are special tokens
-    thinking: bool | None = None  # whether the model is to think first; None: its template's own choice
-    logprobs: int = 0  # how many of the most likely tokens to report with every token
+    tools: Tools = ()  # the functions that the model may call, for the chat template (tools.py)
+    shows_calls: bool = False  # the text contains the marks of tool calls even if they are special tokens
+    thinking: bool | None = None  # whether the model must think first; None: the template decides
+    logprobs: int = 0  # the number of most likely tokens to report with every token
     template_values: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
     opening: str = ""  # text with which the reply to `messages` begins; the response's text follows it
-    begun: Begun | None = None  # `input_ids` end with its tokens; the response's text starts with its text
-    untouched: bool = False  # answer without any adapter
-    # Replies to write, of which a judge picks one; "auto": affordable.py; None: as the settings say.
+    # The reply to continue: `input_ids` end with its tokens, the response starts with its text.
+    begun: Begun | None = None
+    untouched: bool = False  # True: answer without any adapter
+    # The number of replies of which a judge picks one. "auto": affordable.py; None: the setting.
     best_of: int | str | None = None
-    examples: tuple[str, ...] = ()  # ids of the replies that are in the prompt as examples
-    route: Any = None  # the router's choice (sona/optional/router.py); None without a router
-    adapter_id: str | None = None  # name of the adapter that answers; "": none; None: the one in use
-    chunk: int | None = None  # most prompt tokens to read at a time, set by admission; None: the backend's
-    priority: int = 0  # a higher one is read earlier and waits for no place of a lower one
+    examples: tuple[str, ...] = ()  # the ids of the replies that are in the prompt as examples
+    route: Any = None  # the router's choice (sona/optional/router.py); None: there is no router
+    adapter_id: str | None = None  # the name of the adapter; "": none; None: the current one
+    # the maximum number of prompt tokens in one step, set by admission; None: the backend's own
+    chunk: int | None = None
+    priority: int = 0  # a higher one is read earlier and does not wait for a place of a lower one
     patience: Patience = Patience()
-    cancel: threading.Event = field(default_factory=threading.Event)  # set it from any thread to stop
+    # set this from any thread to stop the reply
+    cancel: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probabilities at temperature 1, the adapter applied."""
+    """Log-probabilities at temperature 1, with the adapter applied."""
 
     token_id: int
     logprob: float
@@ -85,7 +95,7 @@ class GenerationResponse:
     text: str
     token_ids: list[int]
     prompt_tokens: int
-    cached_tokens: int  # prompt tokens that the session's KV cache held already
+    cached_tokens: int  # the prompt tokens that the session's KV cache already had
     generation_tokens: int
     finish_reason: str  # "stop" | "length" | "cancelled"
     ttft_ms: float
@@ -95,33 +105,33 @@ class GenerationResponse:
     cache_tokens: int  # tokens in the session's KV cache now
     kv: KVStats
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    examples: tuple[str, ...] = ()  # ids of the replies that were in the prompt as examples
-    route: Any = None  # the request's route
-    others: tuple["GenerationResponse", ...] = ()  # written with this one, and not chosen
+    examples: tuple[str, ...] = ()  # the ids of the replies that were in the prompt as examples
+    route: Any = None  # the router's choice, from the request
+    # the replies that were written with this one and not chosen
+    others: tuple["GenerationResponse", ...] = ()
     stopped_by: str | None = None  # the stop string that ended it
-    limit: int | None = (
-        None  # the most tokens that it could have: what was asked for, or the room that there was
-    )
-    repeats: bool = False  # it was ended, with the finish_reason "length", because it only repeated itself
+    # The maximum number of tokens: what the request asked for, or the room in the context.
+    limit: int | None = None
+    # the reply was ended because it only repeated itself; its finish_reason is "length"
+    repeats: bool = False
     adapter: str | None = None  # name of the adapter that wrote it and learns from it; None: no adapter
     adapter_version: int = 0
 
     @property
     def ending(self) -> str:
-        """Why it ended, for people: its finish_reason, or "repeats"."""
+        """Why the reply ended, for people: its finish_reason, or "repeats"."""
         return "repeats" if self.repeats else self.finish_reason
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a reply. `text` is complete UTF-8 and may be empty; only the last chunk has `response`."""
+    """A piece of a reply. `text` is complete UTF-8 and may be empty. Only the last chunk has `response`."""
 
     text: str
     generated: int = 0  # tokens generated so far
     prefilled: int = 0  # prompt tokens read so far, during prefill
     prompt_tokens: int = 0
     response: GenerationResponse | None = None
-    replies: int = 1  # that are being written at the same time
-    logprobs: tuple[
-        TokenLogprob, ...
-    ] = ()  # of the tokens since the last chunk, if the request asks for them
+    replies: int = 1  # how many replies are being written at the same time
+    # The logprobs of the tokens since the last chunk, if the request asks for them.
+    logprobs: tuple[TokenLogprob, ...] = ()

@@ -6,7 +6,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from ruvmlx.engine.closed_schemas import closed
+from ruvmlx.engine.closed_schemas import close_schema
 from ruvmlx.engine.constraint import matcher_for
 from ruvmlx.engine.tools import prepare
 from ruvmlx.grammar import Constraint
@@ -62,7 +62,7 @@ CASES = {
 def test_objects_are_closed(case):
     schema, possible, impossible = CASES[case]
     before = json.dumps(schema)
-    found = closed(schema)
+    found = close_schema(schema)
     assert json.dumps(schema) == before
     for value in possible:
         jsonschema.validate(value, found)

@@ -447,7 +447,7 @@ def test_a_second_request_joins_while_the_first_one_reads(models, full):
         running.step()
     while running.step():
         pass
-    assert [[*reply.taken()][-1].response.token_ids for reply in replies] == alone
+    assert [[*reply.drain()][-1].response.token_ids for reply in replies] == alone
 
 
 @pytest.mark.parametrize("policy", CACHES.values(), ids=CACHES)
