@@ -57,6 +57,7 @@ class ChatApp(ChatShell):
         Binding("ctrl+r", "do('command', 'undo')", "Take back", key_display="^r", priority=True, id="undo"),
         Binding("ctrl+g", "do('write.again')", "Write again", key_display="^g", priority=True, id="again"),
         Binding("ctrl+o", "do('library.choose')", "Chats", key_display="^o", priority=True, id="chats"),
+        Binding("ctrl+t", "do('command', 'effect')", "Effect", show=False, id="effect"),
         Binding("ctrl+q", "leave", "Quit", key_display="^q", priority=True, id="quit"),
         Binding("ctrl+c", "interrupt", "Interrupt", show=False, priority=True),
         Binding("f2", "do('panel.toggle')", "Learning", show=False, id="learning"),

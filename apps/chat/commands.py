@@ -109,6 +109,10 @@ COMMANDS = {
         "/compare [TEXT]", "answer with and without what was learned", compare.compare_replies, "compare.ask",
         "Compare with the original model", takes_argument=True,
     ),
+    "effect": CommandSpec(
+        "/effect [TEXT]", "the same, and which is which", compare.show_effect, "compare.show_effect",
+        "What was learned: a reply without and with it", takes_argument=True,
+    ),
     "choose": CommandSpec(
         "/choose 1|2", "choose the better of the two replies", compare.choose, "compare.choose",
         "Choose one of the compared replies", takes_argument=True, asks=True,
@@ -201,6 +205,7 @@ KEYS_HELP = (
     ("Tab, then r m e ← →", "again, more, edit the question, switch"),
     ("Tab, then E", "rewrite the reply; it learns from your version"),
     ("Tab, then y c t", "copy the reply, its code; show its thought"),
+    ("Ctrl+T", "your question without and with what was learned"),
     ("Ctrl+G, Ctrl+O", "write the reply again, your chats"),
     ("↑ ↓", "in the first or last line: earlier messages"),
     ("F2", "side panel: what was learned, the machine"),

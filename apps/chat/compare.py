@@ -1,16 +1,19 @@
-"""A comparison: one question, answered with and without what was learned. The choice is a preference.
+"""A comparison: one question, answered with and without what was learned.
 
-The user learns which is which only afterwards. Both replies stay in the chat as alternatives in one place.
+`/compare` is blind: the user learns which is which only after a choice, and the choice is a preference.
+`/effect` names the sides, draws both replies with one seed, and asks nothing. Both replies stay in the chat
+as alternatives in one place.
 """
 
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.host import BeginReply
+from ruvmlx.models.thinking import split
 from ruvmlx.runtime import Runtime
 
 from .options import ChatOptions
@@ -39,6 +42,11 @@ def order() -> list[bool]:
     return sides
 
 
+def draw_seed() -> int:
+    """A seed for both replies, so that they differ only by what was learned."""
+    return _shuffle.randrange(1 << 31)
+
+
 def check(runtime: Runtime, session: str, text: str) -> None:
     """Raise NotFound if there is nothing to compare; the message says what is missing."""
     known = learn_status(runtime)
@@ -48,13 +56,18 @@ def check(runtime: Runtime, session: str, text: str) -> None:
         raise NotFound("there is no question yet; type /compare and a question")
 
 
-def writing(session: str, text: str, first: bool, with_learned: bool, options: ChatOptions) -> BeginReply:
+def writing(
+    session: str, text: str, first: bool, with_learned: bool, options: ChatOptions, seed: int | None = None
+) -> BeginReply:
     """Streams one side. The first side asks `text` as a new question; "" repeats the last question."""
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
+        how = options.for_reply(cancel) | {"untouched": not with_learned}
+        if seed is not None:
+            how["sampling"] = replace(options.sampling or runtime.sampling(), seed=seed)
         if first and text:
-            return runtime.chats.say(session, text, **options.for_reply(cancel), untouched=not with_learned)
-        return runtime.chats.again(session, **options.for_reply(cancel), untouched=not with_learned)
+            return runtime.chats.say(session, text, **how)
+        return runtime.chats.again(session, **how)
 
     return begin
 
@@ -73,6 +86,14 @@ def choice(argument: str, candidates: list[Candidate]) -> tuple[Candidate, Candi
     if argument not in ("1", "2"):
         raise UsageError(f"choose 1 or 2, got {argument[:20]!r}")
     return candidates[int(argument) - 1], candidates[2 - int(argument)]
+
+
+def lengths(without: str, with_it: str) -> str:
+    """ "160 words without, 64 with what was learned"."""
+    if without == with_it:
+        return "Both replies are the same."
+    before, after = (f"{len(split(text).answer.split()):,}" for text in (without, with_it))
+    return f"{before} words without, {after} with what was learned."
 
 
 def told(chosen: Candidate) -> str:

@@ -21,7 +21,7 @@ from .stream import show_reply
 
 class CompareScreen(ModalScreen[int | None]):
     """Its result: 0 for the left reply, 1 for the right one, None for neither. candidates: finished
-    replies."""
+    replies. is_blind: the sides are in random order and have numbers, and one of them can be chosen."""
 
     AUTO_FOCUS = ""  # neither side has the focus
     BINDINGS: ClassVar = [
@@ -36,18 +36,21 @@ class CompareScreen(ModalScreen[int | None]):
         Binding("pagedown", "scroll(20)", "Page down", show=False, priority=True, id="list_page_down"),
     ]
 
-    def __init__(self, chat: ChatContext, text: str) -> None:
+    def __init__(self, chat: ChatContext, text: str, is_blind: bool = True) -> None:
         super().__init__()
-        self._chat, self._text = chat, text
+        self._chat, self._text, self.is_blind = chat, text, is_blind
+        self._sides, self._seed = (
+            (compare.order(), None) if is_blind else ([False, True], compare.draw_seed())
+        )
         self.candidates: list[compare.Candidate] = []
         self._busy, self._stopped = True, False
 
     def compose(self) -> ComposeResult:
         with Vertical(id="compare"):
             with Horizontal():
-                for number in (1, 2):
+                for number, learned in enumerate(self._sides, 1):
                     side = VerticalScroll(ReplyMessage(), can_focus=False, classes="side")
-                    side.border_title = str(number)
+                    side.border_title = str(number) if self.is_blind else compare.SIDES[learned]
                     yield side
             yield Static(f"{self._close_key} Stop", markup=False, id="hints")
 
@@ -73,9 +76,11 @@ class CompareScreen(ModalScreen[int | None]):
         """Write one reply after the other: there is one model. After an error there is nothing to choose."""
         chat, session = self._chat, self._chat.state.session
         try:
-            sides = zip(self.query(ReplyMessage), compare.order(), strict=True)
+            sides = zip(self.query(ReplyMessage), self._sides, strict=True)
             for first, (reply, learned) in enumerate(sides):
-                begin = compare.writing(session, self._text, first == 0, learned, chat.state.options)
+                begin = compare.writing(
+                    session, self._text, first == 0, learned, chat.state.options, self._seed
+                )
                 response = await show_reply(reply, chat.host.write(begin), chat.status)
                 if response:
                     await reply.finish(response.text, response.ending)
@@ -90,10 +95,17 @@ class CompareScreen(ModalScreen[int | None]):
             return
         finally:
             self._busy = False
-        self._say(self._choices if len(self.candidates) == 2 else f"Stopped   {self._close_key} Close")
+        if len(self.candidates) < 2:
+            self._say(f"Stopped   {self._close_key} Close")
+        elif self.is_blind:
+            self._say(self._choices)
+        else:
+            self._say(
+                f"{compare.lengths(*(r.text for r in self.query(ReplyMessage)))}   {self._close_key} Close"
+            )
 
     def action_choose(self, side: int) -> None:
-        if len(self.candidates) == 2 and not self._busy:
+        if self.is_blind and len(self.candidates) == 2 and not self._busy:
             self.dismiss(side)
 
     def action_leave(self) -> None:

@@ -66,6 +66,11 @@ PAGES = {
         ("learn status", "in sentences"),
         ("learn status --adapter work --json", "another adapter, for a script"),
     ),
+    "learn check": _page(
+        "Does it help? The same questions with and without what was learned",
+        ("learn check", "ten fixed questions and ten of your own"),
+        ("learn check --questions mine.txt --full", "questions of a file, with all replies"),
+    ),
     "learn undo": _page(
         "Take the last rating back",
         ("learn undo", "one rating; call it again for the one before"),

@@ -17,6 +17,7 @@ from ruvmlx.text import size
 from ruvmlx.tiers import LENGTHS, TIERS
 
 from .interrupt import ctrl_c_sets
+from .learn_check import check
 from .learning_words import detail_rows, status_lines
 from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
 from .output import json_option, print_json, show
@@ -28,6 +29,9 @@ from .verb import VerbGroup
 @click.group(cls=VerbGroup)
 def learn() -> None:
     """Show what was learned, take it back, or train on it."""
+
+
+learn.add_command(check)
 
 
 def _history(flags: dict[str, Any]):

@@ -91,6 +91,16 @@ class Messages:
         )
         return [Question(*row, to_vector(states.get((row["id"], row["content"])))) for row in rows]
 
+    def first_texts(self, limit: int = 200) -> list[str]:
+        """The first message of each chat, newest first; each text once."""
+        rows = self._db.rows(
+            "SELECT m.content FROM messages m JOIN sessions s ON s.id = m.session_id"
+            " WHERE m.role = 'user' AND m.parent IS NULL AND s.deleted IS NULL"
+            " GROUP BY m.content ORDER BY max(m.id) DESC LIMIT ?",
+            limit,
+        )
+        return [row["content"] for row in rows]
+
     # -- writing -------------------------------------------------------------------------------------
 
     def add_user(self, session_id: str, content: str, after: int | None = HEAD) -> int:

@@ -1,10 +1,12 @@
 """One question, answered with and without what was learned: choosing one is a preference."""
 
+import threading
 import time
 
 import pytest
 from ruvmlx.apps.chat import compare
 from ruvmlx.apps.chat.compare_screen import CompareScreen
+from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx.engine import Sampling
 
@@ -132,3 +134,51 @@ def test_plain_mode_compares_and_chooses(open_tiny, learned, capsys):
 def test_the_order_of_the_two_replies_is_random():
     """A user cannot learn which side is which."""
     assert {tuple(compare.order()) for _ in range(60)} == {(True, False), (False, True)}
+
+
+@BOTH_SIZES
+async def test_the_effect_is_shown_side_by_side_with_names(chatting, learned, size):  # noqa: F811
+    """Ctrl+T: left without, right with what was learned, and both lengths; no choice, and no preference."""
+    async with chatting(size, session=learned) as (app, pilot):
+        await until(pilot, lambda: app.chat.transcript.replies)
+        await pilot.press("ctrl+t")
+        await until(
+            pilot,
+            lambda: (
+                isinstance(app.screen, CompareScreen)
+                and ("with what was learned." in screen_text(app) or "are the same" in screen_text(app))
+            ),
+        )
+        line = next(line for line in screen_text(app).splitlines() if "without what was" in line)
+        assert line.index("without what was") < line.rindex("with what was")
+        assert [c.learned for c in app.screen.candidates] == [False, True]
+        await pilot.press("1", "right")
+        assert isinstance(app.screen, CompareScreen)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.phase == "idle" and not isinstance(app.screen, CompareScreen))
+        assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
+        await send(app, pilot, "/choose 1")
+        await until(pilot, lambda: "no two replies to choose from" in screen_text(app))
+
+
+def test_plain_mode_names_both_sides(open_tiny, learned):
+    with open_tiny() as runtime:
+        code, said = plain(runtime, "/open 1", "/effect")
+    assert code == 0
+    first, second = said.index("Without what was learned:"), said.index("With what was learned:")
+    assert first < second
+    assert "with what was learned." in said[second:] or "are the same" in said[second:]
+
+
+def test_both_sides_of_an_effect_have_one_seed(open_tiny, learned):
+    """At a high temperature, the sides differ by what was learned alone: without a lesson they are equal."""
+    with open_tiny() as runtime:
+        runtime.rollback(0)
+        texts = []
+        for first in (True, False):
+            begin = compare.writing(
+                learned, "", first, True, ChatOptions(sampling=Sampling(1.5), max_new_tokens=12), 7
+            )
+            list(begin(runtime, threading.Event()))
+            texts.append(runtime.chats.turns(learned)[-1].content)
+        assert texts[0] == texts[1]

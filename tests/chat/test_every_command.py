@@ -22,6 +22,7 @@ ARGUMENTS = {
     "rollback": "0",
     "edit": "Say it differently?",
     "compare": "A question",
+    "effect": "A question",
     "choose": "1",
     "copy": "",
     "chats": "hello",

@@ -52,6 +52,7 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         one, other = (said[name]["reply_id"] for name in ("generate --logprobs", "generate again"))
         say("rate --better", "rate", "--better", one, "--worse", other)
         say("learn status", "learn", "status")
+        say("learn check", "learn", "check", "--max-tokens", "4")
         say("learn chart", "learn", "chart")
         say("learn kv", "learn", "kv")
         say("learn router", "learn", "router")

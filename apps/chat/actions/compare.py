@@ -18,18 +18,25 @@ class CompareActions:
 
     async def ask(self, argument: str) -> None:
         """Answer the question, "" for the last one, with and without what was learned."""
-        session = self._chat.state.session
-        await self._chat.host.call(lambda runtime: compare.check(runtime, session, argument))
-        self._chat.start(partial(self._compare, argument))
+        await self._begin(argument, is_blind=True)
 
-    async def _compare(self, text: str) -> None:
+    async def show_effect(self, argument: str) -> None:
+        """The same, with a name on each side, and nothing to choose."""
+        await self._begin(argument, is_blind=False)
+
+    async def _begin(self, text: str, is_blind: bool) -> None:
+        session = self._chat.state.session
+        await self._chat.host.call(lambda runtime: compare.check(runtime, session, text))
+        self._chat.start(partial(self._compare, text, is_blind))
+
+    async def _compare(self, text: str, is_blind: bool) -> None:
         chat = self._chat
         if chat.phase != "idle":
             return
         chat.phase = "replying"
-        screen = CompareScreen(chat, text)
+        screen = CompareScreen(chat, text, is_blind)
         chosen = await chat.ask(screen)
-        chat.state.candidates = screen.candidates
+        chat.state.candidates = screen.candidates if is_blind else []
         if chat.phase == "replying":
             chat.phase = "idle"
             await self._write.show_turns()

@@ -1,4 +1,4 @@
-"""A comparison in plain mode: both replies one after the other, then the choice."""
+"""Comparisons in plain mode: both replies one after the other, then the choice or their lengths."""
 
 from ruvmlx.runtime import Runtime
 
@@ -26,6 +26,24 @@ def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
 
     begin = compare.writing(state.session, text, number == 1, learned, state.options)
     return Outcome(f"Reply {number}.", reply=begin, then=written)
+
+
+def show_effect(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Write the reply without and with what was learned, and say which is which."""
+    compare.check(runtime, state.session, argument)
+    return _write_named(state, argument, compare.draw_seed(), [])
+
+
+def _write_named(state: ChatState, text: str, seed: int, replies: list[str]) -> Outcome:
+    """Write the next side: first without, then with what was learned. replies: the texts so far."""
+    learned = bool(replies)
+
+    def go_on(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+        both = [*replies, runtime.chats.turns(state.session)[-1].content]
+        return _write_named(state, text, seed, both) if len(both) < 2 else Outcome(compare.lengths(*both))
+
+    begin = compare.writing(state.session, text, not learned, learned, state.options, seed)
+    return Outcome(f"{compare.SIDES[learned].capitalize()}:", reply=begin, then=go_on)
 
 
 def choose(runtime: Runtime, state: ChatState, argument: str) -> Outcome:

@@ -1,0 +1,238 @@
+"""`learn check`: the same questions, answered with and without what was learned.
+
+Both replies to a question are drawn with the same seed, so they are equal where nothing was learned. What is
+said of all questions together is said only where it is clear: where chance makes as large a difference in
+less than one of twenty users.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from ruvmlx.backends.base import untouched
+from ruvmlx.engine import GenerationRequest, GenerationResponse
+from ruvmlx.engine.batch import generate_many
+from ruvmlx.errors import NotFound
+from ruvmlx.models.model import Message
+from ruvmlx.models.thinking import split
+from ruvmlx.progress import Progress, Watch
+from ruvmlx.runtime import Runtime
+from ruvmlx.sona.judge import CandidateReply, TasteJudge
+from ruvmlx.text import one_line
+
+from . import prompts
+
+EACH = 10  # fixed questions, and the user's own
+MAX_OWN_CHARACTERS = 600  # of a question; a longer one is a text to work on
+LEVEL = 0.95
+_DEALS = 10_000  # of signs, in the test of the lengths
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """A question with both replies. is_own: the user asked it before. stars_before, stars_after: what the
+    user would give, by the taste model. predicted: the reply with more of them, "before", "after" or "same";
+    "" while the ratings show no liking."""
+
+    question: str
+    is_own: bool
+    before: str
+    after: str
+    words_before: int
+    words_after: int
+    stars_before: float
+    stars_after: float
+    predicted: str
+
+
+@dataclass(frozen=True)
+class CheckSummary:
+    """words_before, words_after: means. shorter, longer: questions whose reply is. cut_before, cut_after:
+    replies that reached the length limit. is_length_clear: "shorter" or "longer" holds beyond chance.
+    preferred, not_preferred: questions whose reply with, or without, what was learned would get more stars.
+    is_taste_clear: the ratings show a liking. is_preference_clear: it is, and one of the two wins beyond
+    chance."""
+
+    ratings: int
+    questions: int
+    words_before: float
+    words_after: float
+    shorter: int
+    longer: int
+    cut_before: int
+    cut_after: int
+    is_length_clear: bool
+    preferred: int
+    not_preferred: int
+    is_taste_clear: bool
+    is_preference_clear: bool
+
+
+@dataclass(frozen=True)
+class LearnCheck:
+    rows: tuple[CheckRow, ...]
+    summary: CheckSummary
+
+
+def own_questions(runtime: Runtime) -> list[str]:
+    """First messages of the user's chats, then questions of rated replies, the newest first."""
+    assert runtime.learner is not None
+    rated = [question for question, *_ in reversed(runtime.learner.history.examples())]
+    asked = [text for text in chain(runtime.store.messages.first_texts(), rated) if text.strip()]
+    return [text for text in dict.fromkeys(asked) if len(text) <= MAX_OWN_CHARACTERS][:EACH]
+
+
+def check(runtime: Runtime, questions: Sequence[str] | None, max_tokens: int, watch: Watch) -> LearnCheck:
+    """questions: instead of the fixed ones and the user's own. NotFound if nothing was learned."""
+    learner = runtime.learning.required()
+    learner.sync()
+    if not learner.version:
+        raise NotFound(
+            "nothing was learned yet, so there is nothing to check; rate some replies first, as in "
+            "`ruvmlx rate last up`."
+        )
+    own = own_questions(runtime) if questions is None else list(questions)
+    asked = [*(q for q in prompts.own("heldout") if q not in own)][:EACH] if questions is None else []
+    asked += own
+    replies = _replies(runtime, asked, max_tokens, watch)
+    model = learner.taste.model
+    is_clear = bool(learner.taste.status.preferences)
+    stars = TasteJudge(model).score(
+        [CandidateReply(q, r.text, r.finish_reason) for q, of in zip(asked, replies, strict=True) for r in of]
+    )
+    rows = tuple(
+        _row(question, question in own, of, scores, is_clear)
+        for question, of, scores in zip(asked, replies, stars.reshape(-1, 2), strict=True)
+    )
+    cut = [sum(of[side].finish_reason == "length" for of in replies) for side in (0, 1)]
+    return LearnCheck(rows, _summary(rows, (cut[0], cut[1]), model.ratings, is_clear))
+
+
+def _replies(
+    runtime: Runtime, asked: Sequence[str], max_tokens: int, watch: Watch
+) -> list[tuple[GenerationResponse, GenerationResponse]]:
+    """The reply to each question without and with what was learned."""
+    found: dict[str, GenerationResponse] = {}
+    before, after = (
+        [_request(runtime, question, seed, max_tokens) for seed, question in enumerate(asked)]
+        for _ in range(2)
+    )
+    for response in chain(_write_untouched(runtime, before), runtime.answers(after)):
+        found[response.request_id] = response
+        watch.progress(Progress("Writing replies", len(found), 2 * len(asked), unit="replies"))
+    pairs = zip(before, after, strict=True)
+    return [(found[without.request_id], found[with_it.request_id]) for without, with_it in pairs]
+
+
+def _write_untouched(runtime: Runtime, requests: Sequence[GenerationRequest]) -> Iterator[GenerationResponse]:
+    with untouched(runtime.backend):
+        yield from generate_many(runtime.engine, requests)
+
+
+def _request(runtime: Runtime, question: str, seed: int, max_tokens: int) -> GenerationRequest:
+    system = runtime.settings.system
+    messages = [*([Message("system", system)] if system else []), Message("user", question)]
+    return GenerationRequest(
+        messages=messages, max_new_tokens=max_tokens, sampling=runtime.sampling(seed=seed)
+    )
+
+
+def _row(
+    question: str, is_own: bool, replies: Sequence[GenerationResponse], stars: np.ndarray, is_clear: bool
+) -> CheckRow:
+    before, after = (split(reply.text).answer.strip() for reply in replies)
+    lead = float(stars[1] - stars[0])
+    better = "same" if lead == 0 else "after" if lead > 0 else "before"
+    words = len(before.split()), len(after.split())
+    return CheckRow(
+        question, is_own, before, after, *words, float(stars[0]), float(stars[1]), better if is_clear else ""
+    )
+
+
+def _summary(
+    rows: Sequence[CheckRow], cut: tuple[int, int], ratings: int, is_taste_clear: bool
+) -> CheckSummary:
+    before, after = (
+        np.array([getattr(row, name) for row in rows], float) for name in ("words_before", "words_after")
+    )
+    preferred, not_preferred = (sum(r.predicted == side for r in rows) for side in ("after", "before"))
+    return CheckSummary(
+        ratings,
+        len(rows),
+        float(before.mean()),
+        float(after.mean()),
+        int((after < before).sum()),
+        int((after > before).sum()),
+        *cut,
+        is_beyond_chance(np.log1p(after) - np.log1p(before)),
+        preferred,
+        not_preferred,
+        is_taste_clear,
+        is_taste_clear and sign_test(preferred, not_preferred) <= 1 - LEVEL,
+    )
+
+
+def is_beyond_chance(differences: np.ndarray) -> bool:
+    """Is the mean of paired differences [n] larger than chance makes it: with signs at random?"""
+    if not differences.any():
+        return False
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (_DEALS, differences.size))
+    as_large = np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9
+    return float((1 + as_large.sum()) / (1 + _DEALS)) <= 1 - LEVEL
+
+
+def sign_test(one: int, other: int) -> float:
+    """Probability that a fair coin is as one-sided as `one` heads and `other` tails, either way."""
+    count = one + other
+    tail = sum(math.comb(count, k) for k in range(min(one, other) + 1))
+    return min(1.0, float(2 * tail) / 2.0**count)
+
+
+def sentences(summary: CheckSummary) -> list[str]:
+    """The result in words, two sentences or three."""
+    before, after, of = summary.words_before, summary.words_after, summary.questions
+    words = f"{before:.0f} → {after:.0f} words"
+    if summary.is_length_clear:
+        shorter = after < before
+        said = [
+            f"{'Shorter' if shorter else 'Longer'}: {words} on average; "
+            f"{summary.shorter if shorter else summary.longer} of {of} replies are."
+        ]
+    elif not (summary.shorter or summary.longer):
+        said = [f"Length: no reply has another number of words ({words})."]
+    else:
+        said = [f"Length: no clear difference ({words}; {summary.shorter} shorter, {summary.longer} longer)."]
+    if cut := summary.cut_before + summary.cut_after:
+        said.append(
+            f"{cut} of {2 * of} replies reached the length limit ({summary.cut_before} without, "
+            f"{summary.cut_after} with what was learned); --max-tokens raises it."
+        )
+    return [*said, _preference(summary)]
+
+
+def _preference(summary: CheckSummary) -> str:
+    if not summary.is_taste_clear:
+        return (
+            "What you would prefer is not clear: your ratings do not show a liking by themselves yet. "
+            "`/compare` in the chat lets you judge."
+        )
+    of, won = summary.questions, max(summary.preferred, summary.not_preferred)
+    if summary.is_preference_clear and summary.preferred > summary.not_preferred:
+        return f"By your ratings you would prefer the reply with what was learned in {won} of {of}."
+    if summary.is_preference_clear:
+        return (
+            f"By your ratings you would prefer the reply without what was learned in {won} of {of}: "
+            "`ruvmlx learn undo` or `learn rollback` takes lessons back."
+        )
+    return (
+        "By your ratings neither side is clearly better: you would prefer the reply with what was learned in "
+        f"{summary.preferred}, the other in {summary.not_preferred} of {of}."
+    )
+
+
+def reply_lines(row: CheckRow) -> list[str]:
+    """Both replies, each as one line."""
+    return [f"  without: {one_line(row.before)}", f"  with:    {one_line(row.after)}"]
