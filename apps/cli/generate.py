@@ -4,6 +4,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +25,14 @@ MAX_STDIN_BYTES = 8 << 20  # bytes of standard input; no context is that long
 
 
 @click.command(cls=Verb)
-@click.argument("prompt")
+@click.argument("prompt", required=False)
+@click.option("--prompts", metavar="FILE", help="Answer each line of a JSONL file of prompts, in batches.")
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="With --prompts: the file of results; a run that ended early goes on in it.",
+)
 @model_options
 @sampling_options
 @click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same reply.")
@@ -35,15 +43,32 @@ MAX_STDIN_BYTES = 8 << 20  # bytes of standard input; no context is that long
     "--logprobs", type=click.IntRange(0, 100), default=0, help="With --json: also the K likeliest tokens."
 )
 @json_option
-def generate(prompt: str, raw: bool, seed: int | None, as_json: bool, **flags: Any) -> None:
-    """Write one reply to PROMPT, or the best of several.
+def generate(
+    prompt: str | None,
+    prompts: str | None,
+    out: Path | None,
+    raw: bool,
+    seed: int | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Write one reply to PROMPT, or the best of several; or a reply to each line of a file.
 
     With - the prompt is standard input. A text that is piped in stands before any other prompt, as in
     `cat letter.txt | ruvmlx generate "Answer this letter."`.
     """
     from ruvmlx.engine.types import GenerationRequest
 
+    if (prompt is None) == (prompts is None):
+        raise UsageError("give either a prompt or --prompts FILE.")
+    if out is not None and prompts is None:
+        raise UsageError("--out goes with --prompts; one reply goes to standard output.")
     settings = resolve(flags)
+    if prompts is not None:
+        from .many_prompts import answer_file
+
+        answer_file(prompts, out, settings, seed, as_json, flags | {"raw": raw})
+        return
     text = _read_stdin() if prompt == "-" else f"{_piped_text()}{prompt}"
     if not text.strip():
         raise UsageError("the prompt is empty; give some text.")

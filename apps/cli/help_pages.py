@@ -49,6 +49,7 @@ PAGES = {
         ('generate "Name three rivers."', "one reply"),
         ('generate "Sum this up."', "behind `cat letter.txt |`: of that text"),
         ("generate - --max-tokens 60 --json", "the prompt from standard input, for a script"),
+        ("generate --prompts in.jsonl --out out.jsonl", "many prompts in batches; goes on after a stop"),
     ),
     "rate": _page(
         "Rate a reply; the model learns from it at once",

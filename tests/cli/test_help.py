@@ -71,7 +71,7 @@ def test_help_has_examples_and_exit_codes(path):
 def test_options_are_grouped():
     shown = CliRunner().invoke(cli, ["generate", "--help"], terminal_width=80).stdout
     headings = re.findall(r"^([A-Z][\w ]+):$", shown, re.MULTILINE)
-    assert headings == ["Reply", "Model and machine", "Output and help", "Examples"]
+    assert headings == ["Options", "Reply", "Model and machine", "Output and help", "Examples"]
     reply = shown[shown.index("\nReply:") : shown.index("\nModel and machine:")]
     assert "--temp" in reply and "--backend" not in reply
 

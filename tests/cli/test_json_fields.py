@@ -45,6 +45,10 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
     def story():
         say("generate", "generate", "hi", *REPLY)
         say("generate --logprobs", "generate", "hi", *REPLY, "--logprobs", "2", "--seed", "1")
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text('{"prompt": "hi"}\n')
+        results = ("--prompts", str(prompts), "--out", str(tmp_path / "results.jsonl"))
+        say("generate --prompts", "generate", *results, *REPLY)
         say("rate", "rate", "last", "up")
         say("generate again", "generate", "hi", *REPLY, "--seed", "2", "--temp", "1")
         say("generate", "generate", "you", *REPLY)

@@ -1,0 +1,196 @@
+"""`generate --prompts`: a reply to each line of a file, several at a time, written in the file's order.
+
+The scheduler of the runtime batches them (engine/scheduler.py), so each reply is as one alone, and is stored
+and can be rated like any other.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from ruvmlx.errors import Interrupted, RuvmlxError, UsageError, error_line
+from ruvmlx.models.model import Message
+from ruvmlx.progress import Told
+from ruvmlx.settings import Settings
+
+from ..progress import watching
+from .interrupt import ctrl_c_sets
+from .options import open_runtime, unknown_adapter
+from .output import log, print_json
+from .prompt_lines import NUMBERS, PromptLine, count_prompts, opened_prompts, prompt_lines
+from .prompt_results import Tally, result_file, skip_answered, write_line
+
+if TYPE_CHECKING:
+    from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
+    from ruvmlx.runtime import Runtime
+
+AHEAD = 64  # prompts that are being answered, or wait for the line of an earlier one
+COMMON = ("raw", "stop", "ignore_eos", "logprobs")  # flags that hold for every prompt
+RequestOf = Callable[[PromptLine], "GenerationRequest"]
+
+
+def answer_file(
+    prompts: str, out: Path | None, settings: Settings, seed: int | None, as_json: bool, flags: dict[str, Any]
+) -> None:
+    """Answer the prompts of a file. The results go to a file, or as lines to standard output."""
+    if as_json and out is None:
+        raise UsageError("--json with --prompts needs --out; without it, the results are JSON lines already.")
+    with opened_prompts(prompts, out) as file, result_file(out) if out else nullcontext() as results:
+        tally, begun = Tally(), time.monotonic()
+        total, lines = count_prompts(file), prompt_lines(file)
+        if results is not None:
+            skip_answered(results, str(out), lines, tally)
+        try:
+            if (first := next(lines, None)) is not None:
+                _answer_lines(chain([first], lines), total, results, settings, seed, flags, tally)
+        finally:
+            seconds = time.monotonic() - begun
+            log(tally.sentence(seconds))
+    if as_json:
+        print_json({"file": str(out), "seconds": round(seconds, 3)} | vars(tally))
+    if tally.failed:
+        raise click.exceptions.Exit(1)
+
+
+def _answer_lines(
+    lines: Iterator[PromptLine], total: int, results: BinaryIO | None, settings: Settings, seed: int | None,
+    flags: dict[str, Any], tally: Tally,
+) -> None:  # fmt: skip
+    with open_runtime(settings) as runtime, watching() as watch:
+        if runtime.backend.caveat:
+            log(f"note: {runtime.backend.caveat}")
+        told, cancel = Told(watch, "Answering", total, "prompts"), threading.Event()
+        told.begin("Answering", total, tally.kept)
+        common = {name: flags[name] for name in COMMON} | {"max_tokens": settings.max_tokens}
+        request_of = request_maker(runtime, settings.system, seed, **common)
+        write = print_json if results is None else partial(write_line, results)
+        with ctrl_c_sets(cancel):
+            answer_all(runtime, lines, request_of, write, tally, cancel, told.add)
+
+
+def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **common: Any) -> RequestOf:
+    """A function from a line to its request; UsageError if the line asks for what there is not. common:
+    fields of all requests. seed: of the first line; each later one has the next."""
+    from ruvmlx.engine.types import GenerationRequest
+
+    known = {row.name for row in runtime.adapters()} | {"default"}
+    known |= {runtime.learner.history.name} if runtime.learner else set()
+
+    def make(line: PromptLine) -> "GenerationRequest":
+        given = line.fields
+        asked: dict[str, Any] = {"seed": None if seed is None else seed + line.number - 1}
+        asked |= {name: given[name] for name in NUMBERS & given.keys()}
+        name = given.get("adapter")
+        if name not in (None, "none", *known):
+            raise UsageError(unknown_adapter(name, sorted(known)))
+        raw, messages = common.get("raw", False), [Message(**turn) for turn in given.get("messages", ())]
+        if "prompt" in given and not raw:
+            messages = [*([Message("system", system)] if system else []), Message("user", given["prompt"])]
+        return GenerationRequest(
+            prompt=given["prompt"] if raw and not messages else None,
+            messages=messages or None,
+            sampling=runtime.sampling(**asked),
+            adapter_id="" if name == "none" else name,
+            max_new_tokens=given.get("max_tokens", common["max_tokens"]),
+            **{name: value for name, value in common.items() if name not in ("raw", "max_tokens")},
+        )
+
+    return make
+
+
+class _Answer:
+    """A sink of the scheduler: what became of one line."""
+
+    def __init__(self, line: PromptLine):
+        self.line = line
+        self.response: GenerationResponse | None = None
+        self.error = line.error
+
+    def take(self, chunk: "Chunk") -> None:
+        self.response = chunk.response
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error_line(error)
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.error) or self.response is not None
+
+    def facts(self) -> dict[str, Any]:
+        """The line of results."""
+        if self.response is None:
+            return {"id": self.line.id, "line": self.line.number, "error": self.error}
+        found = self.response
+        facts = {
+            "id": self.line.id,
+            "reply_id": found.request_id,
+            "text": found.text,
+            "token_ids": found.token_ids,
+            "prompt_tokens": found.prompt_tokens,
+            "generation_tokens": found.generation_tokens,
+            "finish_reason": found.finish_reason,
+            "repeats": found.repeats,
+            "adapter": f"{found.adapter}@{found.adapter_version}" if found.adapter else None,
+        }
+        if found.logprobs:
+            facts["logprobs"] = [vars(token) for token in found.logprobs]
+        return facts
+
+
+def answer_all(
+    runtime: "Runtime",
+    lines: Iterator[PromptLine],
+    request_of: RequestOf,
+    write: Callable[[dict[str, Any]], None],
+    tally: Tally,
+    cancel: threading.Event,
+    progress: Callable[[int], None],
+) -> None:
+    """Answer lines, at most AHEAD of them at a time, and write their results in order. progress(lines done).
+
+    Interrupted when `cancel` is set: what is not written is answered by the next run.
+    """
+    pending = deque[_Answer]()
+    try:
+        while True:
+            while len(pending) < AHEAD and (line := next(lines, None)) is not None:
+                pending.append(_begin(runtime, line, request_of))
+            if not pending:
+                return
+            if pending[0].is_done:
+                _write_result(pending.popleft(), write, tally)
+                progress(1)
+            elif cancel.is_set():
+                raise Interrupted("stopped; the same command goes on where the results end.")
+            else:
+                runtime.scheduler.step()
+    finally:
+        runtime.scheduler.drop_all()
+        runtime.scheduler.rest()
+
+
+def _write_result(answer: _Answer, write: Callable[[dict[str, Any]], None], tally: Tally) -> None:
+    write(answer.facts())
+    if answer.response is None:
+        tally.failed += 1
+    else:
+        tally.answered += 1
+        tally.generation_tokens += answer.response.generation_tokens
+
+
+def _begin(runtime: "Runtime", line: PromptLine, request_of: RequestOf) -> _Answer:
+    answer = _Answer(line)
+    if not line.error:
+        try:
+            runtime.writer.submit(request_of(line), answer)
+        except RuvmlxError as error:
+            answer.fail(error)
+    return answer
