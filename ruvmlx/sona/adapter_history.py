@@ -227,7 +227,7 @@ class AdapterHistory:
             kl=row.kl if row else 0.0,
             kl_cap=KL_CAP,
             micro_norm=row.norm if row else 0.0,
-            versions=self._store.versions.kept(*self._key),
+            versions=self._store.versions.kept_versions(*self._key),
             last=attempts[-1] if attempts else None,
             preferences=pairs,
         )

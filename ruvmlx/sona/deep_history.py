@@ -43,9 +43,9 @@ class DeepHistory:
             self._store.deep_runs.add(*self._key, version, report, pruned)
         return True
 
-    def pruned(self) -> dict[str, str]:
+    def pruned_ratings(self) -> dict[str, str]:
         """Reply id -> rating of the entries that the reasoning bank has pruned."""
-        return self._store.deep_runs.pruned(*self._key)
+        return self._store.deep_runs.pruned_ratings(*self._key)
 
     def measurement(self) -> bytes | None:
         """The stopped measurement; None: there is none."""

@@ -137,7 +137,7 @@ class RatingIndex:
         version = self._history.version()
         if version == self._version:
             return
-        wanted, held, pruned = self._labels(), self.bank.labels(), self._history.deep.pruned()
+        wanted, held, pruned = self._labels(), self.bank.labels(), self._history.deep.pruned_ratings()
         for reply_id in held.keys() - wanted.keys():
             self.bank.remove(reply_id)
         for reply_id, label in wanted.items():
@@ -176,7 +176,7 @@ class RatingIndex:
         held = self.bank.labels()
         before = {
             reply_id: label
-            for reply_id, label in self._history.deep.pruned().items()
+            for reply_id, label in self._history.deep.pruned_ratings().items()
             if held.get(reply_id) == label and not self.bank.placed(reply_id)
         }
         tidied = self.bank.tidy(pause)
@@ -283,7 +283,7 @@ class RatingIndex:
             poor=sum(p.poor for p in patterns),
             hits=self.bank.hits,
             signals=self._store.signals.count() + len(self._pending),
-            dropped=self._store.signals.dropped(),
+            dropped=self._store.signals.dropped_count(),
         )
 
 

@@ -1,7 +1,8 @@
 """The user's data in one SQLite file: chats, replies, ratings, preferences, adapters, the witness log.
 
-`Store` opens the file. Each of its parts (store.chats, store.replies, ...) reads and writes
-a few tables; store.py lists the parts.
+The package reads and writes tables. It may import `platform`, `tiers`, `text` and `errors`, but nothing that
+computes with a model. Start with `store.py`: `Store` opens the file and lists the parts (store.chats,
+store.replies, ..), each of which owns a few tables; `schema.py` has the tables.
 """
 
 from .adapters import NamedRow

@@ -1,4 +1,4 @@
-"""Adapters as a whole, with all their versions: list, copy, import and delete them."""
+"""Whole adapters, with all their versions: list, copy, import and delete them."""
 
 from dataclasses import dataclass
 
@@ -24,8 +24,8 @@ class NamedRow:
     name: str
     fingerprint: str
     model: str  # the model's name in its newest reply; "" if it has none
-    version: int  # in use
-    bytes: int  # size of all its weights in the store
+    version: int  # the version in use
+    bytes: int  # the size of all its weights in the store
 
 
 class Adapters:
@@ -46,7 +46,7 @@ class Adapters:
         self._ratings, self._preferences = ratings, preferences
 
     def all(self, fingerprint: str | None = None) -> list[NamedRow]:
-        """The adapters of one model, or of all models; by name."""
+        """Return the adapters of one model, or of all models, sorted by name."""
         rows = self._db.rows(
             "SELECT h.name, h.fingerprint, h.version, coalesce((SELECT model FROM replies r"
             " WHERE r.fingerprint = h.fingerprint ORDER BY seq DESC LIMIT 1), '') AS model,"
@@ -60,7 +60,7 @@ class Adapters:
         return [NamedRow(**row) for row in rows]
 
     def get(self, fingerprint: str, name: str) -> NamedRow:
-        """NotFound if the model has no adapter with this name."""
+        """Return one adapter. Raises NotFound if the model has no adapter with this name."""
         found = [row for row in self.all(fingerprint) if row.name == name]
         if not found:
             raise NotFound(f"this model has no adapter {name!r}; `ruvmlx adapters ls` lists them.")
@@ -69,9 +69,10 @@ class Adapters:
     def add(
         self, fingerprint: str, name: str, state: bytes, base: bytes | None, kl: float, norm: float
     ) -> int:
-        """Commit an imported adapter; returns its version, 1. UsageError if the name is taken.
+        """Commit an imported adapter. Returns its version, 1. Raises UsageError if the name is taken.
 
-        state: a MicroLoRA, base: a BaseLoRA, both as bytes.
+        state: a MicroLoRA as bytes
+        base: a BaseLoRA as bytes; None: the adapter has no base
         """
         with self._db.transaction():
             self._refuse_existing(fingerprint, name)
@@ -81,9 +82,10 @@ class Adapters:
         return version
 
     def copy(self, fingerprint: str, name: str, new: str) -> None:
-        """Commit a copy of the version in use, with its number, its ancestors, ratings and preferences.
+        """Commit a copy of the version in use, with its number, its ancestors, its ratings and its
+        preferences.
 
-        UsageError if the new name is taken, NotFound if the adapter has no version in use.
+        Raises UsageError if the new name is taken, and NotFound if the adapter has no version in use.
         """
         with self._db.transaction():
             self._refuse_existing(fingerprint, new)
@@ -97,14 +99,14 @@ class Adapters:
             self._witness.record("save", {"model": fingerprint, "adapter": new, **facts})
 
     def delete(self, fingerprint: str, name: str) -> NamedRow:
-        """Delete an adapter with its ratings, preferences, weights and traces; returns its last row."""
+        """Delete an adapter with its ratings, preferences, weights and traces. Returns its last row."""
         with self._db.transaction():
             row = self.get(fingerprint, name)
             for table in _TABLES:
                 self._db.execute(f"DELETE FROM {table} WHERE fingerprint = ? AND name = ?", fingerprint, name)
             self._ratings.delete(fingerprint, name)
             self._preferences.delete(fingerprint, name)
-            # A new adapter of this name starts at version 1 again and must not find traces of the old one.
+            # A new adapter with this name starts at version 1 again. It must not find traces of the old one.
             self._traces.delete_of_adapter(fingerprint, name)
             self._witness.record("remove", {"model": fingerprint, "adapter": name, "version": row.version})
         self._db.truncate_log()

@@ -1,9 +1,9 @@
-"""SQL for a version and its ancestors, shared by the parts that walk the tree of an adapter's versions."""
+"""SQL for a version and its ancestors. The parts that walk an adapter's tree of versions share it."""
 
 from .database import Database
 
-# A common table `ancestors(version, step)`: a version, then its parents down to version 0.
-# ?1 fingerprint, ?2 adapter name, ?3 version to begin with (the head), ?4 largest number of steps.
+# A common table expression `ancestors(version, step)`: a version, then its parents down to version 0. ?1:
+# fingerprint; ?2: adapter name; ?3: the first version (the head); ?4: the maximum number of steps.
 WITH_ANCESTORS = (
     "WITH RECURSIVE ancestors(version, step) AS (SELECT ?3, 1 UNION ALL"
     " SELECT a.parent, ancestors.step + 1 FROM ancestors JOIN adapters a"
@@ -14,9 +14,10 @@ ALL_STEPS = 1 << 62
 
 
 def enforce(db: Database, table: str, subject: str, fingerprint: str, name: str, head: int) -> None:
-    """Put the rows of the table that led to a version in force, and no others. Call inside a transaction.
+    """Put the rows that led to a version in force, and no other rows. Call inside a transaction.
 
-    subject: SQL columns that say what a row is about; only the newest row about one subject is in force.
+    subject: the SQL columns that name what a row is about; of the rows with equal subjects, only the newest
+        is in force
     """
     db.execute(
         WITH_ANCESTORS + f", led AS MATERIALIZED (SELECT max(id) AS id FROM {table}"
@@ -31,7 +32,8 @@ def enforce(db: Database, table: str, subject: str, fingerprint: str, name: str,
 
 
 def newest_version(db: Database, table: str, fingerprint: str, name: str, head: int) -> int:
-    """The newest version that a row of the table made, among the head and its ancestors; 0: none did."""
+    """Return the newest version, among the head and its ancestors, that a row of the table made; 0 if there
+    is none."""
     found = db.value(
         WITH_ANCESTORS + f"SELECT max(version) FROM {table} WHERE fingerprint = ?1 AND adapter = ?2"
         " AND version IN (SELECT version FROM ancestors)",

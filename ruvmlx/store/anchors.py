@@ -17,7 +17,7 @@ from .witness import Witness, digest
 class AnchorRow:
     id: int
     version: int  # the version in use when the anchor was made
-    base: int  # id of the base LoRA
+    base: int  # the id of the base LoRA
     fisher: bytes
 
 
@@ -28,7 +28,7 @@ class Anchors:
         self._db, self._witness, self._versions, self._bases = db, witness, versions, bases
 
     def in_use(self, fingerprint: str, name: str) -> list[AnchorRow]:
-        """The anchors whose version is the head or an ancestor of it, oldest first."""
+        """Return the anchors whose version is the head or one of its ancestors, oldest first."""
         head = self._versions.head(fingerprint, name)
         rows = self._db.rows(
             f"SELECT {columns(AnchorRow)} FROM anchors WHERE fingerprint = ? AND name = ? ORDER BY id",
@@ -48,10 +48,12 @@ class Anchors:
         limit: int,
         merge: Callable[[bytes, bytes], bytes],
     ) -> int:
-        """Add an anchor; returns its id. Call inside a transaction.
+        """Add an anchor and return its id. Call inside a transaction.
 
-        If there are more than `limit`, anchors that an undo has put out of use are deleted. Then the oldest
-        is merged into the next, with merge(earlier, later) of their Fishers, until `limit` are left.
+        If there are more than `limit` anchors, those that an undo took out of use are deleted. After that,
+        the oldest anchor is merged into the next one until `limit` are left.
+
+        merge: a function of two Fishers (earlier, later) that returns the merged one
         """
         id_ = self._db.insert(
             "anchors",

@@ -1,4 +1,5 @@
-"""Compares the tables with the witness log. The hash chain protects the log, this check the tables."""
+"""Compares the tables with the witness log. The hash chain protects the log; this check protects the
+tables."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from .witness import WitnessRow, digest
 _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version in use
 _VERSION_FACTS = ("parent", "base", "kl", "norm")
 _PREFERENCE_FACTS = ("better", "worse", "kind", "strength", "weight")
-_SLACK = 60.0  # seconds between a row of a table and its row of the log, written in one transaction
+_SLACK = 60.0  # seconds: the maximum time between a row and its row of the log, written in one transaction
 _ODD_LOG = (AttributeError, CorruptFile, KeyError, RecursionError, TypeError, ValueError)
 
 Body = dict[str, Any]
@@ -22,9 +23,8 @@ Key = tuple[Any, ...]
 
 
 def disagreement(store: Store) -> str:
-    """The first version, base, rating, preference, head, KV policy or route that differs from the log, or
-    that is missing; "" if all agree. The weights of old versions may be gone.
-    """
+    """Return the first version, base, rating, preference, head, KV policy or route that differs from the log
+    or is missing; "" if all agree. The weights of old versions may be missing."""
     with store.snapshot():
         try:
             logged = _Logged.read(store.witness.rows())
@@ -35,7 +35,7 @@ def disagreement(store: Store) -> str:
 
 @dataclass
 class _Logged:
-    """What must be in the tables, by the log. Keys begin with the model and the adapter."""
+    """What the tables must contain, according to the log. Keys begin with the model and the adapter."""
 
     versions: dict[Key, Body] = field(default_factory=dict)
     times: dict[Key, tuple[float, float]] = field(default_factory=dict)  # of versions: (earliest, latest)
@@ -53,7 +53,8 @@ class _Logged:
         for row in rows:
             now = row.time / 1e9
             logged._add(row.kind, row.body)
-            if row.kind == "version":  # the machine may have slept in between, or its clock been set back
+            # the machine may have slept in between, or its clock may have been set back
+            if row.kind == "version":
                 logged.times[_key(row.body, "version")] = min(before, now) - _SLACK, now + _SLACK
             before = now
         return logged
@@ -70,7 +71,7 @@ class _Logged:
                 self.ratings[_key(body, "id")] = body
             case "preference":
                 self.preferences[_key(body, "id")] = body
-            case "kv_choice":  # a body from before a tier was added has no length of it
+            case "kv_choice":  # a body from before a tier was added has no length for this tier
                 lengths = filled([body[name] for name in LENGTHS if name in body])
                 self.policies[body["model"], body["backend"]] = tuple(lengths)
             case "route":
@@ -83,7 +84,7 @@ class _Logged:
             self.heads[_adapter(body)] = body["version"]
 
     def _copy_times(self, body: Body) -> None:
-        """A copy keeps the times of its source, which may be gone since."""
+        """Give a copied adapter the times of its source. The source may no longer exist."""
         for key in [key for key in self.times if key[:2] == _adapter(body)]:
             source = self.times.get((body["model"], body["from"], key[2]))
             self.times[key] = source or (-math.inf, math.inf)
@@ -140,7 +141,12 @@ def _bases(store: Store, logged: _Logged) -> str:
 
 
 def _are_as_written(weights: Any, written: str | None, are_needed: bool = False) -> bool:
-    """weights: (state, is it packed). written: their digest. are_needed: of the version in use."""
+    """Do the weights equal what was written?
+
+    weights: (state, whether it is packed)
+    written: the digest in the log
+    are_needed: whether the weights belong to the version in use
+    """
     try:
         state = unpack_state(*weights)
     except CorruptFile:
@@ -176,7 +182,7 @@ def _preferences(store: Store, logged: _Logged) -> str:
 
 
 def _heads(store: Store, logged: _Logged) -> str:
-    """Is every head the version that was put in use last?"""
+    """Check that every head is the version that was put in use last."""
     missing = dict(logged.heads)
     for model, name, version in store.db.rows("SELECT fingerprint, name, version FROM adapter_heads"):
         if missing.pop((model, name), None) != version:
@@ -188,7 +194,7 @@ def _heads(store: Store, logged: _Logged) -> str:
 
 
 def _policies(store: Store, logged: _Logged) -> str:
-    """Is every KV policy in force the one that was chosen last?"""
+    """Check that every KV policy in force is the one that was chosen last."""
     sql = f"SELECT fingerprint, backend, {', '.join(LENGTHS)} FROM kv_choices"
     for fingerprint, backend, *lengths in store.db.rows(sql):
         if logged.policies.get((fingerprint, backend)) != tuple(lengths):
@@ -197,7 +203,7 @@ def _policies(store: Store, logged: _Logged) -> str:
 
 
 def _routes(store: Store, logged: _Logged) -> str:
-    """Are the router's choices and cells as they were written?"""
+    """Check that the router's choices and cells are as they were written."""
     for reply_id, arm, probability in store.db.rows("SELECT reply_id, arm, probability FROM routes"):
         if logged.routes.get(reply_id) != (arm, probability):
             return f"the route of reply {reply_id} is not what was written"

@@ -1,4 +1,4 @@
-"""A copy of the store that is whole, even while other processes write; and the way back.
+"""Makes a complete copy of the store, even while other processes write, and restores one.
 
 SQLite's backup copies the state of one moment. The copy is checked before it gets its name: the tables, the
 whole file, and every version, rating and preference against the witness log.
@@ -21,13 +21,13 @@ from .schema import VERSION
 from .soundness import difference
 from .store import Store
 
-_LOGS = ("-wal", "-shm", "-journal")  # what SQLite puts beside a database
+_LOGS = ("-wal", "-shm", "-journal")  # files that SQLite puts beside a database
 _MAGIC = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True)
 class BackupFacts:
-    """What a copy of the store holds. bytes: of the file."""
+    """What a copy of the store holds. bytes: the size of the file."""
 
     file: str
     bytes: int
@@ -40,9 +40,10 @@ class BackupFacts:
 
 
 def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
-    """Copy the store to a new file, or in place of an existing one. A failure leaves that as it was.
+    """Copy the store to a new file, or replace an existing backup. A failure leaves an existing file as it
+    was.
 
-    NotFound without a store, UsageError if the file is there, CorruptFile if the copy is damaged.
+    Raises NotFound without a store, UsageError if the file exists, and CorruptFile if the copy is damaged.
     """
     if not store.exists():
         raise NotFound(f"there is nothing to back up: {store} does not exist.")
@@ -60,11 +61,12 @@ def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
 
 
 def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
-    """Use a backup as the store. Returns what it holds, and where the store of before is now: the database,
-    or its log if only that was there.
+    """Use a backup as the store. Returns what it holds, and where the old store is now: the database, or its
+    log if there was only a log.
 
-    The data folder must not be in use. A failure leaves the store as it was. NotFound if there is no such
-    file, CorruptFile if it is no sound backup, StoreBusy while another process uses the store.
+    No process may use the data folder. A failure leaves the store as it was. Raises NotFound if there is no
+    such file, CorruptFile if the file is not a valid backup, and StoreBusy while another process uses the
+    store.
     """
     if not file.is_file():
         raise NotFound(f"there is no file {file}.")
@@ -80,7 +82,7 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
             try:
                 with _lock_store(store):
                     kept = _exchange(store, fresh)
-            except FileExistsError:  # another process has made a store meanwhile
+            except FileExistsError:  # another process has made a store in the meantime
                 raise _in_use(store) from None
     return BackupFacts(str(file), store.stat().st_size, **facts), kept
 
@@ -94,7 +96,7 @@ def _check_ordinary(store: Path) -> None:
 
 
 def _check_target(file: Path, store: Path, replace: bool) -> None:
-    """UsageError unless the file may be written: nothing but a backup is ever replaced."""
+    """Raise UsageError unless the file may be written. Only a backup may be replaced."""
     if file.name.endswith(_LOGS):
         raise UsageError(f"{file.name} ends like the log of a database; choose another name.")
     if not file.parent.is_dir():
@@ -128,18 +130,18 @@ def _writing(file: Path) -> Iterator[None]:
 
 
 def _copy_database(source: Path, target: Path) -> dict[str, int]:
-    """Copy one database to another, check the copy, and count what is in it."""
+    """Copy one database to another, check the copy, and count its contents."""
     with _readable_errors(source), _opened_source(source) as old, _open_database(target, "") as new:
         version = old.execute("PRAGMA user_version").fetchone()[0]
         if not 0 < version <= VERSION:
             raise CorruptFile(f"{source} is not a store of this ruvmlx (format {version}).")
         old.backup(new)
-        new.execute("PRAGMA journal_mode = DELETE")  # one file
-        # First the tables: SQLite's own check computes what foreign ones ask for.
+        new.execute("PRAGMA journal_mode = DELETE")  # the copy must be one file
+        # Check the tables first: SQLite's own check runs expressions of tables that the file brings.
         damage = difference(new, version) or _damage(new)
     if damage:
         raise CorruptFile(f"{source} is damaged: {damage}. Nothing was written.")
-    return _checked(target, source)
+    return _check_copy(target, source)
 
 
 def _damage(database: sqlite3.Connection) -> str:
@@ -147,8 +149,8 @@ def _damage(database: sqlite3.Connection) -> str:
     return "" if found == "ok" else found
 
 
-def _checked(copy: Path, source: Path) -> dict[str, int]:
-    """Compare the copy, brought to the newest format, with its witness log."""
+def _check_copy(copy: Path, source: Path) -> dict[str, int]:
+    """Bring the copy to the newest format and compare it with its witness log."""
     store = Store(copy)
     try:
         chain = store.witness.check()
@@ -171,7 +173,7 @@ def _checked(copy: Path, source: Path) -> dict[str, int]:
 
 @contextmanager
 def _readable_errors(source: Path) -> Iterator[None]:
-    """Raise SQLite's errors as one line: of the disk, or of the file that is copied."""
+    """Raise SQLite's errors as one line: about the disk, or about the file that is copied."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -200,7 +202,7 @@ def _text(data: bytes) -> str:
 
 @contextmanager
 def _opened_source(source: Path) -> Iterator[sqlite3.Connection]:
-    """The database to copy; its disk may be full, or not be written."""
+    """Open the database to copy. Its disk may be full or read-only."""
     with _open_database(source, "?mode=ro") as connection:
         try:
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -222,19 +224,20 @@ def _opened_source(source: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def _lock_store(store: Path) -> Iterator[None]:
-    """Keep every other process out of the store, if there is one and it is a sound database."""
+    """Keep every other process out of the store, if the store exists and is a valid database."""
     if not store.exists():
         yield
         return
     with _open_database(store, "") as connection:
         try:
-            connection.execute("PRAGMA journal_mode = DELETE").fetchone()  # locked while another has it open
+            # fails while another process has it open
+            connection.execute("PRAGMA journal_mode = DELETE").fetchone()
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             if not is_locked(error):
                 raise StoreError(f"cannot write {store}: {error}. Check the disk.") from None
             raise _in_use(store) from None
-        except sqlite3.DatabaseError:  # damaged, perhaps the reason to restore
+        except sqlite3.DatabaseError:  # the store is damaged: perhaps the reason for the restore
             connection.close()
         yield
 
@@ -244,9 +247,9 @@ def _in_use(store: Path) -> StoreBusy:
 
 
 def _exchange(store: Path, fresh: Path) -> Path | None:
-    """Put the new file in place of the store. Returns where the store of before is now.
+    """Put the new file in place of the store. Returns where the old store is now.
 
-    SQLite would replay a log that it finds beside the new file, so the logs go first.
+    SQLite would replay a log that it finds beside the new file, so the logs are moved first.
     """
     found = [ending for ending in ("", "-wal", "-journal") if os.path.lexists(f"{store}{ending}")]
     kept = _free_name(store)
@@ -254,7 +257,7 @@ def _exchange(store: Path, fresh: Path) -> Path | None:
         for ending in found:
             _name_again(Path(f"{store}{ending}"), Path(f"{kept}{ending}"))
         sync_folder(store.parent)
-        _clear(store.parent / "kv")  # of versions that a later one may be numbered like
+        _clear(store.parent / "kv")  # the KV caches of later versions, whose numbers will be used again
         for ending in _LOGS:
             Path(f"{store}{ending}").unlink(missing_ok=True)
         sync_folder(store.parent)
@@ -281,7 +284,7 @@ def _take_back(store: Path, kept: Path, found: list[str]) -> None:
 
 
 def _free_name(store: Path) -> Path:
-    """A name under which the store of before can stay."""
+    """Return a free file name for the old store."""
     number = 1
     while True:
         kept = store.with_name(f"{store.name}.before-restore-{number}")
@@ -291,7 +294,7 @@ def _free_name(store: Path) -> Path:
 
 
 def _name_again(file: Path, name: Path) -> None:
-    """Give a file a second name; a copy of it where the file system has no links."""
+    """Give a file a second name. Where the file system has no links, copy the file."""
     try:
         os.link(file, name)
     except OSError as error:
@@ -301,7 +304,7 @@ def _name_again(file: Path, name: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove all that a folder holds; nothing if there is no such folder."""
+    """Remove all that a folder holds. Does nothing if the folder does not exist."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

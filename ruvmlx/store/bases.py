@@ -1,6 +1,7 @@
-"""Base LoRAs of each adapter, and the consolidations that tried to make one.
+"""The base LoRAs of each adapter, and the consolidations that tried to make one.
 
-A base is written once. The versions that later ratings make refer to it by its id. Id 0 means no base.
+A base is written once. Versions that later ratings make refer to it by its id. Id 0 means that there is no
+base.
 """
 
 import json
@@ -18,18 +19,19 @@ class Attempt:
     """One consolidation."""
 
     parent: int
-    version: int | None  # the version that it made; None: it was refused
+    version: int | None  # the version that it made; None: the result was refused
     report: dict[str, Any]  # its measurements
 
 
 class Bases:
-    """The tables `bases` and `attempts`. A base's weights are deleted when no version or anchor uses them."""
+    """The tables `bases` and `attempts`. The weights of a base are deleted when no version and no anchor uses
+    them."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
 
     def get(self, fingerprint: str, name: str, id_: int) -> bytes:
-        """A BaseLoRA as bytes. NotFound if its weights were deleted."""
+        """Return a BaseLoRA as bytes. Raises NotFound if its weights were deleted."""
         state = self._db.value(
             "SELECT state FROM bases WHERE fingerprint = ? AND name = ? AND id = ?", fingerprint, name, id_
         )
@@ -40,12 +42,12 @@ class Bases:
         return state
 
     def report(self, fingerprint: str, name: str, id_: int) -> dict[str, Any]:
-        """The report of the consolidation that made a base; empty if there is no such base."""
+        """Return the report of the consolidation that made a base; {} if there is no such base."""
         sql = "SELECT report FROM bases WHERE fingerprint = ? AND name = ? AND id = ?"
         return json.loads(self._db.value(sql, fingerprint, name, id_) or "{}")
 
     def add(self, fingerprint: str, name: str, state: bytes, report: dict[str, Any]) -> int:
-        """Add a base; returns its id, which is never used again. Call inside a transaction."""
+        """Add a base and return its id. An id is never used again. Call inside a transaction."""
         newest = self._db.value(
             "SELECT coalesce(max(id), 0) FROM bases WHERE fingerprint = ? AND name = ?", fingerprint, name
         )
@@ -82,7 +84,7 @@ class Bases:
             self._record(fingerprint, new, row["id"], row["state"])
 
     def delete_unused(self, fingerprint: str, name: str) -> None:
-        """Delete the weights of bases that no anchor and no version with weights uses.
+        """Delete the weights of the bases that no anchor and no version with weights uses.
 
         Call inside a transaction.
         """
@@ -114,7 +116,7 @@ class Bases:
         self._witness.record("consolidation", facts)
 
     def attempts(self, fingerprint: str, name: str) -> list[Attempt]:
-        """All consolidations of an adapter, oldest first."""
+        """Return all consolidations of an adapter, oldest first."""
         rows = self._db.rows(
             f"SELECT {columns(Attempt)} FROM attempts WHERE fingerprint = ? AND name = ? ORDER BY id",
             fingerprint,

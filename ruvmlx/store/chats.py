@@ -13,12 +13,12 @@ from .messages import ERASING, MessageRow, Messages
 from .replies import Replies
 from .search_index import SearchIndex
 
-FILLING = -1.0  # in place of a time of deletion: a process writes the chat's messages
-_FILLING_SLICE = 0.05  # seconds of one transaction that fills it, and between two of them
-_FILLING_SECONDS = 3600.0  # after its last message, such a chat belongs to a process that was killed
-TITLE = 200  # longest title, in characters
+FILLING = -1.0  # instead of a time of deletion: a process is still writing the chat's messages
+_FILLING_SLICE = 0.05  # seconds: the length of a transaction that writes messages, and of the pause after it
+_FILLING_SECONDS = 3600.0  # seconds after its last message: then the process that wrote the chat was killed
+TITLE = 200  # the maximum number of characters in a title
 _SLICE = 50  # messages that one transaction erases: about 30 ms
-_LONGEST_PAUSE = 0.1  # seconds between two of them
+_LONGEST_PAUSE = 0.1  # the maximum number of seconds between two such transactions
 _SELECT = (
     "SELECT s.id, s.title, s.system, s.model, s.updated, s.created,"
     " (SELECT count(*) FROM messages WHERE session_id = s.id) AS turns FROM sessions s "
@@ -27,26 +27,30 @@ _SELECT = (
 
 @dataclass(frozen=True)
 class SessionRow:
-    """One chat. updated, created: seconds since 1970."""
+    """One chat.
+
+    turns: the number of messages of all branches
+    updated, created: seconds since 1970
+    """
 
     id: str
     title: str
     system: str | None
     model: str
-    turns: int  # messages of all branches
+    turns: int
     updated: float
     created: float = 0.0
 
 
 class Chats:
-    """The table `sessions`. A soft-deleted chat has the time of its deletion in `deleted`, one that is being
-    erased has ERASING there, one that is being filled FILLING."""
+    """The table `sessions`. The column `deleted` holds the time of a soft deletion, ERASING while the chat is
+    being erased, or FILLING while its messages are being written."""
 
     def __init__(self, db: Database, messages: Messages, replies: Replies, index: SearchIndex):
         self._db, self._messages, self._replies, self._index = db, messages, replies, index
 
     def new(self, model: str, system: str | None = None, title: str = "") -> str:
-        """Create an empty chat; returns its id."""
+        """Create an empty chat and return its id."""
         session_id, now = uuid.uuid4().hex[:12], time.time()
         with self._db.transaction():
             self._db.insert(
@@ -55,7 +59,8 @@ class Chats:
         return session_id
 
     def fork(self, session_id: str, after: int | None = None) -> str:
-        """Copy the current branch up to a message (None: all of it) into a new chat; returns its id.
+        """Copy the current branch up to a message (None: the whole branch) into a new chat. Returns the new
+        id.
 
         Both chats show the same replies, with their ratings.
         """
@@ -77,10 +82,13 @@ class Chats:
         messages: Iterable[MessageRow],
         head: int | None,
     ) -> str:
-        """Commit a chat with all its messages, parents before children; returns its id. head: one of them.
+        """Commit a chat with all its messages and return its id.
 
-        Many short transactions write it, so that other processes can write meanwhile. It is hidden until it
-        is whole; what a killed process has left of it is erased at a start an hour later.
+        Many short transactions write the chat, so other processes can write in between. The chat is hidden
+        until it is complete. If the process is killed, a start at least an hour later erases the rest.
+
+        messages: parents before children
+        head: the id of the last message of the current branch
         """
         with self._db.transaction():
             new = self.new(model, system, title)
@@ -97,14 +105,15 @@ class Chats:
     # -- finding -------------------------------------------------------------------------------------
 
     def get(self, session_id: str) -> SessionRow:
-        """A chat by its whole id, soft-deleted or not. NotFound if there is none."""
+        """Return a chat by its full id, soft-deleted or not. Raises NotFound if there is none."""
         row = self._db.row(_SELECT + "WHERE s.id = ?", session_id)
         if row is None:
             raise NotFound(f"no chat {session_id!r}; `ruvmlx sessions ls` lists them.")
         return SessionRow(**row)
 
     def find(self, beginning: str) -> str:
-        """The id of a chat, from a unique beginning of the id, or "last". NotFound if there is none."""
+        """Return the id of a chat from a unique beginning of the id, or from "last". Raises NotFound if there
+        is none."""
         if beginning == "last":
             found = [row.id for row in self.all()[:1]]
         else:
@@ -114,7 +123,7 @@ class Chats:
         return found[0]
 
     def all(self) -> list[SessionRow]:
-        """Chats that have a message and are not soft-deleted, newest first."""
+        """Return the chats that have a message and are not soft-deleted, newest first."""
         rows = self._db.rows(
             _SELECT + "WHERE s.deleted IS NULL AND EXISTS"
             " (SELECT 1 FROM messages WHERE session_id = s.id) ORDER BY s.updated DESC"
@@ -122,11 +131,11 @@ class Chats:
         return [SessionRow(**row) for row in rows]
 
     def ids(self) -> set[str]:
-        """Ids of all chats, empty and soft-deleted ones included."""
+        """Return the ids of all chats, with empty and soft-deleted ones."""
         return {row["id"] for row in self._db.rows("SELECT id FROM sessions")}
 
     def _ids_beginning_with(self, beginning: str, where: str) -> list[str]:
-        """The one id with this beginning, or nothing. NotFound if there are several."""
+        """Return a list of the one id with this beginning, or []. Raises NotFound if there are several."""
         found = self._db.rows(
             f"SELECT id FROM sessions WHERE substr(id, 1, ?1) = ?2 AND {where} LIMIT 2",
             len(beginning),
@@ -139,7 +148,7 @@ class Chats:
     # -- changing ------------------------------------------------------------------------------------
 
     def set_system(self, session_id: str, system: str | None) -> None:
-        """Change the system prompt; None removes it."""
+        """Change the system prompt. None removes it."""
         self._set(session_id, "system", system)
 
     def set_title(self, session_id: str, title: str) -> None:
@@ -152,11 +161,11 @@ class Chats:
     # -- soft deletion -------------------------------------------------------------------------------
 
     def soft_delete(self, session_id: str) -> None:
-        """Hide a chat. `restore` shows it again, until `delete` removes it."""
+        """Hide a chat. `restore` shows it again; `delete` removes it."""
         self._hide(session_id, time.time())
 
     def restore(self, session_id: str) -> None:
-        """Show a hidden chat again. NotFound if `delete` has begun to erase it."""
+        """Show a hidden chat again. Raises NotFound if `delete` has begun to erase it."""
         self._hide(session_id, None)
 
     def _hide(self, session_id: str, when: float | None) -> None:
@@ -167,12 +176,12 @@ class Chats:
             self._set(session_id, "deleted", when)
 
     def soft_deleted(self) -> list[SessionRow]:
-        """The chats that `restore` can show again, the one deleted last first."""
+        """Return the chats that `restore` can show again; the last deleted one comes first."""
         rows = self._db.rows(_SELECT + "WHERE s.deleted > ? ORDER BY s.deleted DESC", ERASING)
         return [SessionRow(**row) for row in rows]
 
     def find_soft_deleted(self, beginning: str) -> str:
-        """The id of a soft-deleted chat, from a unique beginning of the id, or "last"."""
+        """Return the id of a soft-deleted chat from a unique beginning of the id, or from "last"."""
         if beginning == "last":
             found = [row.id for row in self.soft_deleted()[:1]]
         else:
@@ -184,8 +193,11 @@ class Chats:
         return found[0]
 
     def soft_deleted_before(self, when: float) -> list[str]:
-        """Ids of the chats that were soft-deleted before a time (seconds since 1970), and of those that a
-        killed process has not erased, or filled, to the end."""
+        """Return the ids of the chats that were soft-deleted before a time, and of the chats that a killed
+        process has not completely erased or written.
+
+        when: seconds since 1970
+        """
         rows = self._db.rows(
             f"SELECT id FROM sessions WHERE deleted < ? AND (deleted != {FILLING} OR updated < ?)",
             when,
@@ -196,14 +208,16 @@ class Chats:
     # -- deletion ------------------------------------------------------------------------------------
 
     def delete(self, *session_ids: str, seconds: float = math.inf) -> bool:
-        """Delete chats and their replies for good; replies that another chat (a fork) shows stay.
+        """Delete chats and their replies for good. Replies that another chat (a fork) shows stay. Returns
+        whether the deleted words are gone from all files (`Database.truncate_log`).
 
-        A reply with a rating or preference loses its words and notes and keeps that. The witness log keeps
-        every reply's id and length. seconds: for the search index, which may need longer; a later call
-        continues. Returns whether the words are gone from all files, as `Database.truncate_log` does.
+        A reply with a rating or a preference keeps that, but loses its words and notes. The witness log keeps
+        the id and the length of every reply.
 
-        All chats are hidden in one transaction. Then many short ones erase them, so that other processes can
-        write meanwhile; after a kill, the next start finds them by `soft_deleted_before`.
+        One transaction hides all the chats. Then many short transactions erase them, so other processes can
+        write in between. If the process is killed, the next start finds the chats with `soft_deleted_before`.
+
+        seconds: the time for the search index; if it needs more, a later call continues
         """
         with self._db.transaction():
             for session_id in session_ids:
@@ -215,11 +229,12 @@ class Chats:
         return self.clean_index(seconds)
 
     def clean_index(self, seconds: float) -> bool:
-        """Continue with the search index for about this long; returns as `delete`."""
+        """Continue to clean the search index for about this many seconds. Returns the same as `delete`."""
         return self._index.clean(seconds) and self._db.truncate_log()
 
     def _erase_some(self, session_id: str) -> bool:
-        """Commit the deletion of the newest messages; of the chat itself if it has none, then False."""
+        """Commit the deletion of the newest messages. If the chat has no messages left, delete the chat and
+        return False."""
         began = time.monotonic()
         with self._db.transaction():
             unseen = self._messages.delete_newest(session_id, _SLICE)
@@ -227,5 +242,5 @@ class Chats:
                 self._db.execute("DELETE FROM sessions WHERE id = ?", session_id)
                 return False
             self._replies.erase(*unseen)
-        time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))  # see SearchIndex.clean
+        time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))  # as in SearchIndex.clean
         return True

@@ -1,14 +1,15 @@
-"""Checkpoints of the background loop's training and of the deep loop's measurement, to resume them later."""
+"""Checkpoints of the background loop's training and of the deep loop's measurement, so that they can be
+resumed."""
 
 from collections.abc import Callable
 
 from .database import Database
 
-WRITTEN = 4 << 20  # bytes per piece
+WRITTEN = 4 << 20  # bytes of one written piece
 
 
 class Checkpoints:
-    """The tables `trainings` and `measurements`: at most one each per adapter (fingerprint, name)."""
+    """The tables `trainings` and `measurements`. Each adapter (fingerprint, name) has at most one of each."""
 
     def __init__(self, db: Database):
         self._db = db
@@ -25,9 +26,10 @@ class Checkpoints:
     def put_training(
         self, fingerprint: str, name: str, state: bytes | None, pause: Callable[[], None] = lambda: None
     ) -> None:
-        """Commit a checkpoint in place of the earlier one; None deletes it.
+        """Replace the earlier checkpoint in one transaction; None deletes it.
 
-        `pause` is called after every few megabytes. It may raise to stop: the earlier checkpoint stays then.
+        pause: called after every few megabytes. It may raise an exception to stop; the earlier checkpoint
+            stays then.
         """
         with self._db.transaction():
             self._db.execute("DELETE FROM trainings WHERE fingerprint = ? AND name = ?", fingerprint, name)
@@ -51,7 +53,7 @@ class Checkpoints:
         return self._db.value(sql, fingerprint, name)
 
     def put_measurement(self, fingerprint: str, name: str, state: bytes) -> None:
-        """Commit a checkpoint in place of the earlier one."""
+        """Replace the earlier checkpoint in one transaction."""
         with self._db.transaction():
             self._db.replace("measurements", fingerprint=fingerprint, name=name, state=state)
 

@@ -1,6 +1,7 @@
-"""One SQLite file, durable at every commit.
+"""One SQLite file that is durable at every commit.
 
-WAL with synchronous=FULL (and F_FULLFSYNC on macOS): the data is on the disk when a call that writes returns.
+WAL with synchronous=FULL (and F_FULLFSYNC on macOS): when a call that writes returns, the data is on the
+disk.
 """
 
 import os
@@ -21,20 +22,20 @@ from ..errors import CorruptFile, StoreBusy, StoreError, UsageError
 from .schema import VERSION, migrate
 from .soundness import difference
 
-_BUSY_SECONDS = 5.0  # how long one other process may keep the write lock
-_WAIT_SECONDS = 60.0  # how long many others may pass it to each other
+_BUSY_SECONDS = 5.0  # seconds: how long one other process may keep the write lock
+_WAIT_SECONDS = 60.0  # seconds: how long many other processes may pass the lock to each other
 _REMEDY = (
     "Use a backup: `ruvmlx restore FILE`. Or start afresh: move it away, with the files -wal and -shm beside "
     "it, and keep them all if you want to recover chats."
 )
-_PAUSE_SECONDS = 0.001, 0.004  # between two tries, at random
+_PAUSE_SECONDS = 0.001, 0.004  # seconds between two tries, chosen at random
 
 
 class Database:
-    """The connection, for the thread that opened it. Read the columns of a row by name."""
+    """The connection, for the thread that opened it. The columns of a row are read by name."""
 
     def __init__(self, path: Path, reading: bool = False):
-        """reading: a disk that is full, or cannot be written, is no error while nothing is written."""
+        """reading: nothing will be written, so a disk that is full or read-only is no error."""
         self.path = path
         try:
             self._connection = self._open()
@@ -73,8 +74,8 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit everything that is written inside, or nothing. Takes the write lock at once. Inside of
-        another transaction it is a part of that one."""
+        """Commit everything that the block writes, or nothing. Takes the write lock at once. Inside another
+        transaction, the block is a part of that transaction."""
         if self.in_transaction:
             yield
             return
@@ -89,10 +90,11 @@ class Database:
                 raise
 
     def _begin_writing(self) -> None:
-        """Take the write lock. An error if one process keeps it, or if many pass it on for too long.
+        """Take the write lock. Raises an error if one process keeps the lock, or if many pass it to each
+        other for too long.
 
-        SQLite's own pauses grow to 100 ms: of many waiting processes, one that has waited long would lose to
-        those that come later.
+        SQLite's own pauses grow to 100 ms. With many waiting processes, one that has waited long would then
+        lose to processes that come later.
         """
         began = changed = time.monotonic()
         commits = self._commits_of_others(0)
@@ -106,7 +108,8 @@ class Database:
             self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
 
     def _has_begun(self, is_last_try: bool) -> bool:
-        """Try once to begin; False if another process has the lock, an error on the last try."""
+        """Try once to begin. Returns False if another process has the lock; on the last try, raises the
+        error."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as e:
@@ -116,7 +119,8 @@ class Database:
         return True
 
     def _commits_of_others(self, known: int) -> int:
-        """A number that changes when another process commits; `known` if it cannot be read now."""
+        """Return a number that changes when another process commits; `known` if the number cannot be read
+        now."""
         try:
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.OperationalError as e:
@@ -126,7 +130,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read the state of one moment inside, even while other processes write."""
+        """Read the state of one moment in the block, even while other processes write."""
         self._connection.execute("BEGIN")
         try:
             yield
@@ -144,27 +148,27 @@ class Database:
             return self._connection.execute(sql, args).fetchall()
 
     def row(self, sql: str, *args: Any) -> sqlite3.Row | None:
-        """The first row, or None."""
+        """Return the first row, or None."""
         rows = self.rows(sql, *args)
         return rows[0] if rows else None
 
     def value(self, sql: str, *args: Any) -> Any:
-        """The first column of the first row, or None."""
+        """Return the first column of the first row, or None."""
         row = self.row(sql, *args)
         return None if row is None else row[0]
 
     # -- writing -------------------------------------------------------------------------------------
 
     def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        """Run a statement. Call inside a transaction, which makes SQLite's errors readable."""
+        """Run a statement. Call inside a transaction, which turns SQLite's errors into readable ones."""
         return self._connection.execute(sql, args)
 
     def insert(self, table: str, **values: Any) -> int:
-        """Insert a row, {column: value}; returns its rowid. Call inside a transaction."""
+        """Insert a row {column: value} and return its rowid. Call inside a transaction."""
         return self._write("INSERT", table, values)
 
     def replace(self, table: str, **values: Any) -> int:
-        """Insert a row in place of the one with the same key, if there is one. Call inside a transaction."""
+        """Insert a row; a row with the same key is replaced. Call inside a transaction."""
         return self._write("INSERT OR REPLACE", table, values)
 
     def _write(self, verb: str, table: str, values: dict[str, Any]) -> int:
@@ -175,48 +179,51 @@ class Database:
 
     @property
     def changes(self) -> int:
-        """Rows that this connection has written since it was opened, those of triggers included."""
+        """The number of rows that this connection has written since it was opened, by triggers too."""
         return self._connection.total_changes
 
     def open_blob(self, table: str, column: str, rowid: int) -> sqlite3.Blob:
-        """One value as a file: write a long one in pieces."""
+        """Open one value as a file, to write a long value in pieces."""
         return self._connection.blobopen(table, column, rowid)
 
     # -- the file ------------------------------------------------------------------------------------
 
     def truncate_log(self) -> bool:
-        """Move the write-ahead log into the file, so that no copy of deleted data remains in the log.
+        """Move the write-ahead log into the file, so that the log keeps no copy of deleted data.
 
-        False while another process still reads it: a later call, or the last to close the file, does it.
+        Returns False while another process still reads the log. Then a later call does it, or the last
+        process that closes the file.
         """
         with _readable_errors(self.path):
             ((blocked, _, _),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return not blocked
 
     def integrity(self) -> str:
-        """ "ok", or how it differs from what this program writes, or what SQLite finds damaged."""
+        """Return "ok", or the first difference from what this program writes, or what SQLite finds
+        damaged."""
         with _readable_errors(self.path):
             return difference(self._connection, VERSION) or str(self.value("PRAGMA quick_check"))
 
 
 def columns(row_class: type, table: str = "") -> str:
-    """The fields of a row class as a list of columns for SELECT; table: an alias to put before each."""
+    """Return the fields of a row class as a list of columns for SELECT. table: an alias to put before each
+    column."""
     prefix = f"{table}." if table else ""
     return ", ".join(prefix + field.name for field in fields(row_class))
 
 
 def to_vector(blob: bytes | None) -> np.ndarray | None:
-    """[D] float32 from a column; None for NULL."""
+    """Return [D] float32 from a column's value; None for NULL."""
     return None if blob is None else np.frombuffer(blob, "<f4")
 
 
 def from_vector(vector: np.ndarray | None) -> bytes | None:
-    """A column's value from [D] of any float type; NULL for None."""
+    """Return a column's value from [D] of any float type; NULL for None."""
     return None if vector is None else vector.astype("<f4").tobytes()
 
 
 def _make_private(path: Path) -> None:
-    """Create the file if there is none, and let no other user read it or its log."""
+    """Create the file if it does not exist. No other user may read it or its log."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600)
     if not path.is_file():
@@ -224,14 +231,14 @@ def _make_private(path: Path) -> None:
             f"{path} is not an ordinary file. Move it away, or set RUVMLX_HOME to another folder."
         )
     for ending in ("", "-wal", "-shm"):
-        with suppress(OSError):  # not there, or a file system without modes
+        with suppress(OSError):  # the file does not exist, or the file system has no modes
             mode = stat.S_IMODE(os.stat(f"{path}{ending}").st_mode)
             if mode & 0o077:
                 os.chmod(f"{path}{ending}", mode & 0o700)
 
 
 def _read_only(path: Path) -> sqlite3.Connection | None:
-    """The file of today's format as it is, without anything being written; None if that does not work."""
+    """Open a file of today's format without writing anything. Returns None if that is not possible."""
     connection = open_unchanged(path)
     if connection is None or connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
         return connection
@@ -240,13 +247,14 @@ def _read_only(path: Path) -> sqlite3.Connection | None:
 
 
 def open_unchanged(path: Path) -> sqlite3.Connection | None:
-    """A database of any format, for reading alone, where its disk is full or cannot be written, too; None if
-    that does not work."""
+    """Open a database of any format for reading only, even if its disk is full or read-only. Returns None if
+    that is not possible."""
     if not path.is_file():
         return None
     log = Path(f"{path}-wal")
     is_whole = not log.exists() or not log.stat().st_size
-    # Without shared memory, which is a file: in this process alone, or not at all, if nothing is in the log.
+    # Two ways without shared memory, which would need a file: locked for this process alone, or, if the log
+    # is empty, as a file that never changes.
     for options, pragma in (("", "locking_mode = EXCLUSIVE"), ("?mode=ro", "query_only = ON"), (
         "?mode=ro&immutable=1", "query_only = ON"
     )):  # fmt: skip
@@ -267,7 +275,7 @@ def open_unchanged(path: Path) -> sqlite3.Connection | None:
 
 
 def is_locked(error: sqlite3.Error) -> bool:
-    """Does another process have the database?"""
+    """Is the database locked by another process?"""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
@@ -287,7 +295,7 @@ def _readable_errors(path: Path) -> Iterator[None]:
         raise StoreError(
             f"cannot write {path}: {e}. Check the disk and its permissions, or set RUVMLX_HOME."
         ) from e
-    except sqlite3.IntegrityError as e:  # of a value, not of the file
+    except sqlite3.IntegrityError as e:  # an error of a value, not of the file
         raise StoreError(f"cannot store this in {path}: {e}. Nothing was changed.") from e
     except sqlite3.DatabaseError as e:
         raise CorruptFile(f"{path} is damaged: {e}. {_REMEDY}") from e

@@ -1,4 +1,5 @@
-"""Results of the deep loop: the newest report, and the ratings that it pruned from the rating index."""
+"""Results of the deep loop: the newest report, and the ratings that the loop removed from the rating
+index."""
 
 import json
 import time
@@ -13,7 +14,11 @@ from .witness import Witness
 
 @dataclass(frozen=True)
 class DeepRun:
-    """A finished run. version: in use at its end. created: seconds since 1970."""
+    """A finished run.
+
+    version: the version in use at the end of the run
+    created: seconds since 1970
+    """
 
     version: int
     report: dict[str, Any]
@@ -29,7 +34,10 @@ class DeepRuns:
     def add(
         self, fingerprint: str, name: str, version: int, report: Mapping[str, Any], pruned: Mapping[str, str]
     ) -> None:
-        """Replace the adapter's run and its pruned ratings, {reply id: rating}. Call inside a transaction."""
+        """Replace the adapter's last run and its pruned ratings. Call inside a transaction.
+
+        pruned: {reply id: rating}
+        """
         self._db.replace(
             "deep_runs",
             fingerprint=fingerprint,
@@ -58,8 +66,8 @@ class DeepRuns:
         )
         return DeepRun(**dict(row) | {"report": json.loads(row["report"])}) if row else None
 
-    def pruned(self, fingerprint: str, name: str) -> dict[str, str]:
-        """{reply id: rating} of the ratings that the rating index leaves out."""
+    def pruned_ratings(self, fingerprint: str, name: str) -> dict[str, str]:
+        """Return {reply id: rating} of the ratings that the rating index leaves out."""
         rows = self._db.rows(
             "SELECT reply_id, rating FROM pruned WHERE fingerprint = ? AND name = ?", fingerprint, name
         )

@@ -1,4 +1,4 @@
-"""Replies that are being written. After a crash, a draft becomes a reply as far as it was written."""
+"""Drafts: replies that are being written. After a crash, the written part of a draft becomes a reply."""
 
 import json
 import os
@@ -8,18 +8,20 @@ from dataclasses import asdict, replace
 from .database import Database
 from .replies import Replies, ReplyRow
 
-_TOKEN = uuid.uuid4().hex[:8]  # in a container, each start may have the same process number
+_TOKEN = uuid.uuid4().hex[:8]  # in a container, every start may have the same process number
 
 
 class Drafts:
-    """The table `drafts`: at most one per chat. `Replies.add` deletes a chat's draft."""
+    """The table `drafts`: at most one draft per chat. `Replies.add` deletes a chat's draft."""
 
     def __init__(self, db: Database, replies: Replies):
         self._db, self._replies = db, replies
 
     def put(self, session_id: str, reply: ReplyRow, question: int | None = None) -> None:
-        """Commit a chat's reply as far as it is written, in place of its earlier draft. question: id of the
-        message that it follows; None: the last one."""
+        """Commit the part of a chat's reply that is written; the earlier draft is replaced.
+
+        question: the id of the message that the reply follows; None: the last message
+        """
         words = asdict(replace(reply, query=None, features=None))
         with self._db.transaction():
             self._db.execute(
@@ -32,7 +34,7 @@ class Drafts:
             )
 
     def recover(self) -> list[str]:
-        """Turn the drafts of processes that were killed into replies; returns the ids of their chats."""
+        """Turn the drafts of killed processes into replies. Returns the ids of their chats."""
         drafts = self._db.rows("SELECT session_id, parent, process, reply FROM drafts")
         left = [row for row in drafts if not _is_alive(row["process"])]
         left = [row for row in left if self._claim(row["session_id"], row["process"])]
@@ -43,7 +45,7 @@ class Drafts:
         return [row["session_id"] for row in left]
 
     def _claim(self, session_id: str, process: str) -> bool:
-        """Make this process the owner of a draft; False if another process claimed it first."""
+        """Make this process the owner of a draft. Returns False if another process was first."""
         with self._db.transaction():
             changed = self._db.execute(
                 "UPDATE drafts SET process = ? WHERE session_id = ? AND process = ?",
@@ -59,7 +61,7 @@ def _own_process() -> str:
 
 
 def _is_alive(process: str) -> bool:
-    """Does the process still run? Our own process number with another token means an earlier process."""
+    """Does the process still run? A process with our number but another token is an earlier one."""
     number, _, token = process.partition(":")
     if int(number) == os.getpid():
         return token == _TOKEN

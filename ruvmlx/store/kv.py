@@ -1,4 +1,4 @@
-"""Use of the KV cache, and measurements of its tier policies. Numbers only, no words of a chat."""
+"""How replies used the KV cache, and measurements of its tier policies. Only numbers, no words of a chat."""
 
 import json
 import time
@@ -9,40 +9,40 @@ from ..tiers import LENGTHS, TIERS
 from .database import Database
 from .witness import Witness
 
-KEEP_OBSERVATIONS = 2000  # newest replies, of all models
-KEEP_MEASURED = 32  # newest replies of one model on one backend
+KEEP_OBSERVATIONS = 2000  # the number of newest replies that are kept, of all models together
+KEEP_MEASURED = 32  # the number of newest replies that are kept, of one model on one backend
 
-# Fields of the row classes that have a column for each tier. A new tier needs new columns: schema.py.
+# Fields of the row classes with one column for each tier. A new tier needs new columns (schema.py).
 _BY_TIER = {"lengths": LENGTHS, "tier_bytes": tuple(f"{tier.name}_bytes" for tier in TIERS)}
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
 class KVObservation:
-    """One reply's cache when the reply ended."""
+    """The KV cache of one reply when the reply ended."""
 
     reply_id: str
     fingerprint: str
     backend: str
-    lengths: tuple[int, ...]  # tokens, of the policy that was asked for, as in TierPolicy
+    lengths: tuple[int, ...]  # tokens: the lengths of the policy that was asked for, as in TierPolicy
     tokens: int
     tier_bytes: tuple[int, ...]  # by tier
-    us_per_token: float  # decoding time; 0: no token was decoded
+    us_per_token: float  # microseconds of decoding for one token; 0: no token was decoded
     pressure: float  # memory pressure, 0 to 1
-    level: int  # how far memory pressure had tightened the policy
+    level: int  # the level to which memory pressure had tightened the policy
 
 
 @dataclass(frozen=True)
 class KVMeasured:
-    """A reply decoded with a policy and with the f16 cache, block by block."""
+    """A reply that was decoded with a policy and with an f16 cache, in blocks of tokens."""
 
     reply_id: str
     lengths: tuple[int, ...]
     blocks: int
-    total: float  # sum of the blocks' KL, nats per token
+    total: float  # the sum of the blocks' KL (nats per token)
     squares: float  # sum of the squares of the blocks' KL
-    us: float  # time of one decoded token at the end of the reply
-    us_f16: float  # the same with the f16 cache, measured side by side
+    us: float  # microseconds for one decoded token at the end of the reply
+    us_f16: float  # the same with the f16 cache, measured in turns with it
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,14 @@ class KVChoiceRow:
 
 
 class KVRecords:
-    """The tables `kv_observations`, `kv_measured` and `kv_choices`. The first two are bounded."""
+    """The tables `kv_observations`, `kv_measured` and `kv_choices`. The first two have a maximum size."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
 
     def observe(self, seen: KVObservation) -> None:
-        """Add an observation. A policy other than the last reply's is logged. Call inside a transaction."""
+        """Add an observation. If the policy differs from the last reply's, write it to the witness log. Call
+        inside a transaction."""
         last = self._db.row(
             f"SELECT {', '.join(LENGTHS)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT 1",
@@ -78,7 +79,7 @@ class KVRecords:
         )
 
     def observations(self, fingerprint: str, backend: str, limit: int) -> list[KVObservation]:
-        """The newest observations, newest first."""
+        """Return the newest observations, newest first."""
         rows = self._db.rows(
             f"SELECT {_columns(KVObservation)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT ?",
@@ -91,7 +92,8 @@ class KVRecords:
     # -- measurements --------------------------------------------------------------------------------
 
     def long_replies(self, fingerprint: str, tokens: int) -> list[str]:
-        """Ids of the newest KEEP_MEASURED replies with at least `tokens` tokens, prompt included."""
+        """Return the ids of the newest KEEP_MEASURED replies that have at least `tokens` tokens with their
+        prompts."""
         rows = self._db.rows(
             "SELECT id FROM replies WHERE fingerprint = ? AND length(prompt_ids) > 0"
             " AND length(prompt_ids) + length(sampled_ids) >= ?"
@@ -103,7 +105,8 @@ class KVRecords:
         return [row["id"] for row in rows]
 
     def add_measured(self, fingerprint: str, backend: str, found: KVMeasured) -> None:
-        """Commit a measurement, and delete those of the oldest replies, all policies of a reply at once."""
+        """Commit a measurement. Delete the measurements of the oldest replies, for all policies of a reply
+        together."""
         with self._db.transaction():
             self._db.replace(
                 "kv_measured",
@@ -121,8 +124,8 @@ class KVRecords:
                 KEEP_MEASURED,
             )
 
-    def measured(self, fingerprint: str, backend: str) -> list[KVMeasured]:
-        """All measurements, oldest first."""
+    def measurements(self, fingerprint: str, backend: str) -> list[KVMeasured]:
+        """Return all measurements, oldest first."""
         rows = self._db.rows(
             f"SELECT {_columns(KVMeasured)} FROM kv_measured"
             " WHERE fingerprint = ? AND backend = ? ORDER BY created, rowid",
@@ -142,7 +145,7 @@ class KVRecords:
         return _read(KVChoiceRow, dict(row) | {"report": json.loads(row["report"])}) if row else None
 
     def put_choice(self, fingerprint: str, backend: str, choice: KVChoiceRow) -> None:
-        """Commit a choice; log it, with its reason, if the policy changes."""
+        """Commit a choice. If the policy changes, write the choice and its reason to the witness log."""
         with self._db.transaction():
             before = self.choice(fingerprint, backend)
             was = list(before.lengths) if before else None
@@ -158,12 +161,12 @@ def _lengths_by_name(lengths: tuple[int, ...]) -> dict[str, int]:
 
 
 def _columns(row_class: type) -> str:
-    """The columns of a row class, for SELECT."""
+    """Return the columns of a row class, for SELECT."""
     return ", ".join(name for field in fields(row_class) for name in _BY_TIER.get(field.name, (field.name,)))
 
 
 def _to_columns(row: Any) -> dict[str, Any]:
-    """A row's values by column."""
+    """Return a row's values by column."""
     values = dict(vars(row))
     for field in _BY_TIER.keys() & values.keys():
         values |= zip(_BY_TIER[field], values.pop(field), strict=True)
@@ -171,7 +174,7 @@ def _to_columns(row: Any) -> dict[str, Any]:
 
 
 def _read(row_class: type[Row], values: dict[str, Any]) -> Row:
-    """The row that `_stored` gave these values."""
+    """Return the row from its values by column; the reverse of `_to_columns`."""
     for field in _BY_TIER.keys() & row_class.__annotations__.keys():
         values[field] = tuple(values.pop(name) for name in _BY_TIER[field])
     return row_class(**values)

@@ -1,4 +1,4 @@
-"""The messages of a chat, with all branches."""
+"""The messages of a chat, in all its branches."""
 
 import math
 import time
@@ -12,14 +12,20 @@ from .database import Database, to_vector
 from .search_index import SearchIndex
 from .tree import Node, Tree
 
-ERASING = 0.0  # in `sessions.deleted`: the chat is being erased, it cannot be restored
-HEAD = -1  # in place of a message's id: the last message of the current branch
-_TITLE = 60  # characters of the first message that become the chat's title
+ERASING = 0.0  # in `sessions.deleted`: the chat is being erased and cannot be restored
+HEAD = -1  # instead of a message's id: the last message of the current branch
+_TITLE = 60  # the number of characters of the first message that become the chat's title
 
 
 @dataclass(frozen=True)
 class MessageRow:
-    """One message. rating and finish_reason: those of its reply, None for a user's message."""
+    """One message.
+
+    rating, finish_reason: of the message's reply; None for a user's message
+    created: seconds since 1970
+    branch: the position among its siblings, from 1
+    branches: the number of siblings, with itself
+    """
 
     role: str
     content: str
@@ -28,15 +34,18 @@ class MessageRow:
     finish_reason: str | None
     id: int = 0
     parent: int | None = None
-    created: float = 0.0  # seconds since 1970
-    branch: int = 1  # position among its siblings, from 1
-    branches: int = 1  # number of siblings, itself included
+    created: float = 0.0
+    branch: int = 1
+    branches: int = 1
 
 
 @dataclass(frozen=True)
 class Question:
-    """A user's message. state: [D] float32, its pooled hidden state by one model (sona/embedding.py); None:
-    that model has not read it."""
+    """A user's message.
+
+    state: [D] float32, the message's pooled hidden state in one model (sona/embedding.py); None: that model
+        has not read the message
+    """
 
     message_id: int
     content: str
@@ -44,19 +53,20 @@ class Question:
 
 
 class Messages:
-    """Each chat's messages form a tree (tree.py). sessions.head is the last message of the current branch."""
+    """Each chat's messages form a tree (tree.py). `sessions.head` is the last message of the current
+    branch."""
 
     def __init__(self, db: Database, index: SearchIndex):
         self._db, self._index = db, index
 
     def branch(self, session_id: str) -> list[MessageRow]:
-        """The current branch, from its first message to its last."""
+        """Return the current branch, from its first message to its last."""
         rows = {row.id: row for row in self.all(session_id)}
         tree = _tree(rows.values())
         return [_with_branch_number(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
 
     def all(self, session_id: str) -> list[MessageRow]:
-        """The messages of every branch, oldest first. Their branch numbers are not set."""
+        """Return the messages of every branch, oldest first. Their branch numbers are not set."""
         rows = self._db.rows(
             "SELECT m.role, m.content, m.reply_id, m.id, m.parent, m.created, r.finish_reason,"
             " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force"
@@ -68,7 +78,7 @@ class Messages:
         return [MessageRow(**row) for row in rows]
 
     def user_texts(self, limit: int = 200) -> list[str]:
-        """The user's messages of all chats, newest first; each text once."""
+        """Return the user's messages of all chats, newest first. Equal texts appear once."""
         rows = self._db.rows(
             "SELECT m.content FROM messages m JOIN sessions s ON s.id = m.session_id"
             " WHERE m.role = 'user' AND s.deleted IS NULL GROUP BY m.content ORDER BY max(m.id) DESC LIMIT ?",
@@ -77,7 +87,8 @@ class Messages:
         return [row["content"] for row in rows]
 
     def questions(self, session_id: str, fingerprint: str) -> list[Question]:
-        """The user's messages of a chat, of all branches, newest first, as a model has read them."""
+        """Return the user's messages of all branches of a chat, newest first, with their states in one
+        model."""
         read = self._db.rows(
             "SELECT m.parent, r.prompt, r.query FROM messages m JOIN replies r ON r.id = m.reply_id"
             " WHERE m.session_id = ? AND r.fingerprint = ? AND r.query IS NOT NULL",
@@ -104,9 +115,12 @@ class Messages:
     # -- writing -------------------------------------------------------------------------------------
 
     def add_user(self, session_id: str, content: str, after: int | None = HEAD) -> int:
-        """Add a user's message after a message, None: as the first one; returns its id. It ends the current
-        branch from now on. A chat without a title takes it from this message. NotFound if the chat is gone,
-        or `after` is none of its messages."""
+        """Add a user's message and return its id. The message becomes the end of the current branch. A chat
+        without a title gets its title from this message. Raises NotFound if the chat does not exist, or if it
+        has no message `after`.
+
+        after: the id of the message before it; None: the new message is a first one
+        """
         now = time.time()
         title = " ".join(content.split())[:_TITLE]
         with self._db.transaction():
@@ -123,7 +137,7 @@ class Messages:
         now: float,
         after: int | None = HEAD,
     ) -> int:
-        """Add a message after another one, as in `add_user`, and make it the head; returns its id. Call
+        """Add a message after another one, as in `add_user`, and make it the head. Returns its id. Call
         inside a transaction. Another process may have moved the head since the question was read."""
         chat = self._db.row("SELECT head, deleted FROM sessions WHERE id = ?", session_id)
         if chat is None or chat["deleted"] == ERASING:
@@ -152,9 +166,10 @@ class Messages:
         head: int | None,
         seconds: float = math.inf,
     ) -> None:
-        """Fill an empty chat. Parents come before children; the messages get new ids.
+        """Fill an empty chat. Parents come before children. The messages get new ids.
 
-        seconds: of one transaction, about; after each, other processes get the lock for as long.
+        seconds: the approximate length of one transaction; after each, other processes can use the lock for
+            the same time
         """
         new: dict[int | None, int | None] = {None: None}
         rest, is_done = iter(messages), False
@@ -173,7 +188,8 @@ class Messages:
     def _add_some(
         self, session_id: str, rest: Iterator[MessageRow], new: dict[int | None, int | None], seconds: float
     ) -> bool:
-        """Insert messages until so much time has passed; True after the last one. new: old id -> new id."""
+        """Insert messages for about this many seconds. Returns True after the last message. new: {old id: new
+        id}."""
         began = time.monotonic()
         for message in rest:
             new[message.id] = self._db.insert(
@@ -192,9 +208,9 @@ class Messages:
     # -- the current branch --------------------------------------------------------------------------
 
     def set_head(self, session_id: str, message_id: int | None) -> None:
-        """Continue the chat after this message; None: from its beginning. Later messages stay as a branch.
+        """Continue the chat after this message (None: from its beginning). Later messages stay as a branch.
 
-        NotFound if the chat has no such message.
+        Raises NotFound if the chat has no such message.
         """
         if message_id is not None:
             self._require(session_id, message_id)
@@ -207,10 +223,10 @@ class Messages:
             raise NotFound(f"no message {message_id} in chat {session_id!r}.")
 
     def go_before(self, session_id: str, message_id: int) -> None:
-        """Continue the chat before a message, so that the next one stands beside it. Call inside a
+        """Continue the chat before a message: the next message becomes its sibling. Call inside a
         transaction.
 
-        NotFound if the chat has no such message.
+        Raises NotFound if the chat has no such message.
         """
         self._require(session_id, message_id)
         self._db.execute(
@@ -220,7 +236,7 @@ class Messages:
         )
 
     def place_of(self, reply_id: str) -> tuple[str, int] | None:
-        """(chat, message) where a reply was shown last; None: in no chat that is there."""
+        """Return (chat, message) where a reply was shown last; None if no existing chat shows it."""
         row = self._db.row(
             "SELECT m.session_id, m.id FROM messages m JOIN sessions s ON s.id = m.session_id"
             " WHERE m.reply_id = ? AND s.deleted IS NULL ORDER BY m.id DESC LIMIT 1",
@@ -237,13 +253,14 @@ class Messages:
         return bool(rows) and all(row["deleted"] is not None for row in rows)
 
     def next_sibling(self, session_id: str, message_id: int, step: int) -> int:
-        """Show the sibling `step` places after a message, wrapping around; returns the sibling's id.
+        """Show another sibling of a message and return its id. The new branch ends with the newest message
+        below the sibling.
 
-        The new branch ends with the newest message below the sibling.
+        step: how many places further; after the last sibling comes the first
         """
         tree = _tree(self.all(session_id))
         siblings = tree.siblings(message_id)
-        # A question that has replies is not among the siblings; its reply on the current branch is.
+        # A question that has replies is not among the siblings. Its reply on the current branch is.
         shown = next((id_ for id_ in tree.path(self.head(session_id)) if id_ in siblings), siblings[0])
         at = siblings.index(message_id if message_id in siblings else shown)
         chosen = siblings[(at + step) % len(siblings)]
@@ -251,17 +268,17 @@ class Messages:
         return chosen
 
     def head(self, session_id: str) -> int | None:
-        """Id of the last message of the current branch; None in an empty chat."""
+        """Return the id of the last message of the current branch; None in an empty chat."""
         return self._db.value("SELECT head FROM sessions WHERE id = ?", session_id)
 
     # -- deleting a chat -----------------------------------------------------------------------------
 
     def delete_newest(self, session_id: str, count: int) -> list[str] | None:
-        """Delete a chat's newest messages, at most `count`; returns the ids of replies that no chat shows any
-        more, or None if there was no message. Call inside a transaction.
+        """Delete a chat's newest messages, at most `count`. Returns the ids of the replies that no chat shows
+        any more, or None if there was no message. Call inside a transaction.
 
-        Children are newer than their parents, so nothing is left to ON DELETE CASCADE, whose nesting ends at
-        1,000 levels.
+        Children are newer than their parents, so ON DELETE CASCADE has nothing to do. Its nesting would end
+        at 1,000 levels.
         """
         rows = self._db.rows(
             "SELECT id, reply_id FROM messages WHERE session_id = ? ORDER BY id DESC LIMIT ?",
@@ -284,7 +301,7 @@ def _tree(rows: Iterable[MessageRow]) -> Tree:
 
 
 def _with_branch_number(row: MessageRow, tree: Tree) -> MessageRow:
-    """The message with its place among its siblings."""
+    """Return the message with its place among its siblings."""
     siblings = tree.siblings(row.id)
     if row.id not in siblings:
         return row

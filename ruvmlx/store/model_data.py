@@ -1,16 +1,17 @@
-"""Data that is computed once per model: KL probes and the whitening."""
+"""Data that is computed once per model: KL probes and the whitening of hidden states."""
 
 from .database import Database
 
 
 class ModelData:
-    """The tables `neutral` (KL probes) and `whitening`, by the model's fingerprint."""
+    """The tables `neutral` (KL probes) and `whitening`. The key is the model's fingerprint."""
 
     def __init__(self, db: Database):
         self._db = db
 
     def reference_text(self, fingerprint: str) -> bytes | None:
-        """A KL probe, or a layer LoRA's calibration, both measured on the reference text, as bytes."""
+        """Return a KL probe or the calibration of a layer LoRA, as bytes. Both were measured on the reference
+        text."""
         return self._db.value("SELECT data FROM neutral WHERE fingerprint = ?", fingerprint)
 
     def put_reference_text(self, fingerprint: str, data: bytes) -> None:
@@ -18,7 +19,7 @@ class ModelData:
             self._db.replace("neutral", fingerprint=fingerprint, data=data)
 
     def whitening(self, fingerprint: str) -> bytes | None:
-        """The whitening of pooled hidden states (sona/embedding.py), as bytes."""
+        """Return the whitening of pooled hidden states (sona/embedding.py), as bytes."""
         return self._db.value("SELECT data FROM whitening WHERE fingerprint = ?", fingerprint)
 
     def put_whitening(self, fingerprint: str, data: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Preferences: of two replies to one question, which one the user finds better. Each made one version.
+"""Preferences: which of two replies to one question the user finds better. Each preference made one version.
 
-A preference is in force if its version is the head or an ancestor of it, unless a later preference between
-the same two replies is in force.
+A preference is in force if its version is the head or an ancestor of the head. A later preference between the
+same two replies, if that one is in force, replaces it.
 """
 
 import time
@@ -14,18 +14,23 @@ from .replies import ReplyWords
 from .witness import Witness
 
 KINDS = ("compare", "regenerated", "edit")
-_PAIR = "min(better, worse), max(better, worse)"  # the same two replies, whichever is the better one
+_PAIR = "min(better, worse), max(better, worse)"  # the same for both orders of two replies
 
 
 @dataclass(frozen=True)
 class PreferenceRow:
-    """better, worse: ids of replies. strength: 1 for a choice that the user was asked for or made by writing,
-    less for one that is inferred from what they did. weight: w of the better reply minus w of the worse one
-    (sona/objective.py)."""
+    """One preference.
+
+    better, worse: the ids of the replies
+    kind: one of KINDS
+    strength: 1 for a choice that the user made when asked, or by writing; less for a choice that is inferred
+        from what the user did
+    weight: w of the better reply minus w of the worse one (sona/objective.py)
+    """
 
     better: str
     worse: str
-    kind: str  # one of KINDS
+    kind: str
     strength: float
     weight: float
 
@@ -82,12 +87,12 @@ class Preferences:
     # -- reading -------------------------------------------------------------------------------------
 
     def kind(self, fingerprint: str, name: str, version: int) -> str:
-        """What gave the preference that made a version."""
+        """Return the kind of the preference that made a version."""
         sql = "SELECT kind FROM preferences WHERE fingerprint = ? AND adapter = ? AND version = ?"
         return str(self._db.value(sql, fingerprint, name, version))
 
     def in_force(self, fingerprint: str, name: str) -> list[PreferenceLabel]:
-        """The preferences in force, oldest first."""
+        """Return the preferences in force, oldest first."""
         rows = self._db.rows(
             f"SELECT {columns(PreferenceLabel)} FROM preferences"
             " WHERE fingerprint = ? AND adapter = ? AND in_force ORDER BY id",
@@ -97,7 +102,8 @@ class Preferences:
         return [PreferenceLabel(**row) for row in rows]
 
     def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
-        """(prompt, better text, worse text) of those in force whose chat was not deleted, oldest first."""
+        """Return (prompt, better text, worse text) of the preferences in force whose chat was not deleted,
+        oldest first."""
         rows = self._db.rows(
             "SELECT b.prompt, b.text AS better, w.text AS worse FROM preferences p"
             " JOIN replies b ON b.id = p.better JOIN replies w ON w.id = p.worse"
@@ -109,7 +115,7 @@ class Preferences:
         return [(row["prompt"], row["better"], row["worse"]) for row in rows]
 
     def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
-        """The taste model's columns of all replies in a preference in force."""
+        """Return the taste model's columns of all replies that a preference in force names."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords)} FROM replies WHERE id IN (SELECT better FROM preferences"
             " WHERE fingerprint = ?1 AND adapter = ?2 AND in_force UNION SELECT worse FROM preferences"
@@ -120,10 +126,10 @@ class Preferences:
         return [ReplyWords(**row) for row in rows]
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
-        """Both replies of the newest preferences in force, as rated replies, oldest first.
+        """Return both replies of the newest preferences in force, as rated replies, oldest first.
 
-        A reply of several preferences is there once, with the newest. Replies without tokens are left out,
-        and so are replies with a rating in force: the rating says more of one reply.
+        A reply of several preferences appears once, with the newest of them. Replies without tokens are left
+        out. Replies with a rating in force are left out too, because a rating says more about one reply.
         """
         rows = self._db.rows(
             "WITH said(id, reply_id, rating, version, reward) AS ("
@@ -148,8 +154,8 @@ class Preferences:
     def steps_of_pair(
         self, fingerprint: str, name: str, head: int, one: str, other: str
     ) -> list[tuple[int, int]]:
-        """(version before, version after) of the preferences between two replies that led to the head, oldest
-        first."""
+        """Return (version before, version after) of the preferences between two replies that led to the head,
+        oldest first."""
         rows = self._db.rows(
             WITH_ANCESTORS + "SELECT a.parent, p.version FROM preferences p JOIN adapters a"
             " ON a.fingerprint = p.fingerprint AND a.name = p.adapter AND a.version = p.version"
@@ -166,13 +172,14 @@ class Preferences:
         return [(row["parent"], row["version"]) for row in rows]
 
     def last_version(self, fingerprint: str, name: str, head: int) -> int:
-        """The newest version that a preference made, among the head and its ancestors; 0: there is none."""
+        """Return the newest version, among the head and its ancestors, that a preference made; 0 if there is
+        none."""
         return newest_version(self._db, "preferences", fingerprint, name, head)
 
     def of_chat(self, session_id: str) -> list[tuple[str, str, str]]:
-        """(better reply, worse reply, kind) of the preferences in force between replies of a chat.
+        """Return (better reply, worse reply, kind) of the preferences in force between replies of a chat.
 
-        Of all adapters; each once, although a saved adapter has copies.
+        They are of all adapters. Each appears once, although a saved adapter has copies.
         """
         shown = "(SELECT reply_id FROM messages WHERE session_id = ?1)"
         rows = self._db.rows(

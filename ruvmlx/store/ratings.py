@@ -1,7 +1,7 @@
 """Ratings of replies. Each rating made one version of an adapter.
 
-A rating is in force if its version is the head or an ancestor of it, unless a later rating of the same reply
-is in force. Undo and rollback move the head; `enforce` then updates the ratings.
+A rating is in force if its version is the head or an ancestor of the head. A later rating of the same reply,
+if that one is in force, replaces it. Undo and rollback move the head; then `enforce` updates the ratings.
 """
 
 import time
@@ -25,14 +25,15 @@ class RatingRow:
     weight: float
     version_before: int
     version_after: int
-    query: np.ndarray | None  # [D] float32, pooled hidden state of the question
+    query: np.ndarray | None  # [D] float32, the pooled hidden state of the question
 
 
 @dataclass(frozen=True)
 class RatedReply:
     """A rating in force, with the reply's tokens (little-endian int32) and pooled question (float32).
 
-    reward: what a preference gave the reply, -1 to 1; None: a rating, whose reward depends on the others.
+    reward: the reward from a preference, -1 to 1; None: it is a rating, whose reward depends on the other
+        ratings
     """
 
     reply_id: str
@@ -60,7 +61,7 @@ class Ratings:
     def add(
         self, fingerprint: str, name: str, version: int, reply_id: str, rating: str, note: str, weight: float
     ) -> None:
-        """Add the rating that made a version. It replaces the reply's earlier one.
+        """Add the rating that made a version. It replaces the reply's earlier rating.
 
         Call inside a transaction.
         """
@@ -98,7 +99,7 @@ class Ratings:
     # -- reading -------------------------------------------------------------------------------------
 
     def in_force(self, fingerprint: str, name: str) -> list[RatingRow]:
-        """The ratings in force, oldest first."""
+        """Return the ratings in force, oldest first."""
         rows = self._db.rows(
             "SELECT t.id, t.reply_id, t.rating, t.note, t.weight, a.parent AS version_before,"
             " t.version AS version_after, r.query"
@@ -111,7 +112,7 @@ class Ratings:
         return [RatingRow(**dict(row) | {"query": to_vector(row["query"])}) for row in rows]
 
     def weights(self, fingerprint: str, name: str) -> list[tuple[int, float]]:
-        """(version that it made, weight) of the ratings in force, oldest first."""
+        """Return (version that it made, weight) of the ratings in force, oldest first."""
         rows = self._db.rows(
             "SELECT version, weight FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
             " ORDER BY id",
@@ -121,8 +122,8 @@ class Ratings:
         return [(version, weight) for version, weight in rows]
 
     def labels(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
-        """(reply id, rating, version that it made) of the ratings in force that teach, oldest first: all but
-        those for wrong facts."""
+        """Return (reply id, rating, version that it made) of the ratings in force that teach, oldest first.
+        Ratings for wrong facts teach nothing and are left out."""
         rows = self._db.rows(
             "SELECT reply_id, rating, version FROM ratings t WHERE fingerprint = ? AND adapter = ?"
             f" AND in_force AND {_TEACHES} ORDER BY id",
@@ -132,8 +133,8 @@ class Ratings:
         return [(row["reply_id"], row["rating"], row["version"]) for row in rows]
 
     def notes(self, fingerprint: str, name: str) -> list[tuple[str, str, str, int]]:
-        """(reply id, rating, note, version that it made) of the bad ratings in force with a note, oldest
-        first."""
+        """Return (reply id, rating, note, version that it made) of the bad ratings in force that have a note,
+        oldest first."""
         rows = self._db.rows(
             "SELECT reply_id, rating, note, version FROM ratings WHERE fingerprint = ? AND adapter = ?"
             f" AND in_force AND note != '' AND rating IN {BAD} ORDER BY id",
@@ -143,7 +144,7 @@ class Ratings:
         return [(row["reply_id"], row["rating"], row["note"], row["version"]) for row in rows]
 
     def of_reply(self, fingerprint: str, name: str, reply_id: str) -> tuple[str, str, int] | None:
-        """(rating, note, version that it made) of a reply's rating in force; None if it has none."""
+        """Return (rating, note, version that it made) of a reply's rating in force; None if there is none."""
         rows = self._db.rows(
             "SELECT rating, note, version FROM ratings INDEXED BY ratings_by_reply"
             " WHERE reply_id = ? AND fingerprint = ? AND adapter = ? AND in_force",
@@ -154,7 +155,7 @@ class Ratings:
         return next(((row["rating"], row["note"], row["version"]) for row in rows), None)
 
     def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
-        """(prompt, reply, rating) of the ratings in force whose chat was not deleted, oldest first."""
+        """Return (prompt, reply, rating) of the ratings in force whose chat was not deleted, oldest first."""
         rows = self._db.rows(
             "SELECT r.prompt, r.text, t.rating FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND r.prompt != '' ORDER BY t.id",
@@ -164,7 +165,7 @@ class Ratings:
         return [(row["prompt"], row["text"], row["rating"]) for row in rows]
 
     def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
-        """The taste model's columns of all replies with a rating in force, oldest rating first."""
+        """Return the taste model's columns of all replies with a rating in force, oldest rating first."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords, 'r')} FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force ORDER BY t.id",
@@ -174,7 +175,8 @@ class Ratings:
         return [ReplyWords(**row) for row in rows]
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
-        """The newest ratings in force that teach and whose replies still have their tokens, oldest first."""
+        """Return the newest ratings in force that teach and whose replies still have their tokens, oldest
+        first."""
         rows = self._db.rows(
             "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
             " r.logprob"
@@ -189,7 +191,7 @@ class Ratings:
         return [RatedReply(**row) for row in reversed(rows)]
 
     def steps_of_reply(self, fingerprint: str, name: str, head: int, reply_id: str) -> list[tuple[int, int]]:
-        """(version before, version after) of a reply's ratings that led to the head, oldest first."""
+        """Return (version before, version after) of a reply's ratings that led to the head, oldest first."""
         rows = self._db.rows(
             WITH_ANCESTORS + "SELECT a.parent, t.version FROM ratings t JOIN adapters a"
             " ON a.fingerprint = t.fingerprint AND a.name = t.adapter AND a.version = t.version"
@@ -204,11 +206,12 @@ class Ratings:
         return [(row["parent"], row["version"]) for row in rows]
 
     def last_version(self, fingerprint: str, name: str, head: int) -> int:
-        """The newest version that a rating made, among the head and its ancestors; 0: there is none."""
+        """Return the newest version, among the head and its ancestors, that a rating made; 0 if there is
+        none."""
         return newest_version(self._db, "ratings", fingerprint, name, head)
 
     def first_time(self, fingerprint: str, name: str) -> float | None:
-        """Time of the oldest rating in force, seconds since 1970."""
+        """Return the time of the oldest rating in force (seconds since 1970)."""
         return self._db.value(
             "SELECT min(created) FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force",
             fingerprint,

@@ -18,7 +18,8 @@ from .witness import Witness
 
 @dataclass(frozen=True)
 class ReplyRow:
-    """One generated reply. Each field is a column of the table `replies`; `of` fills it by its name."""
+    """One generated reply. Each field is a column of the table `replies`. `of` fills the fields by their
+    names."""
 
     id: str
     model: str
@@ -26,40 +27,44 @@ class ReplyRow:
     adapter: str | None
     adapter_version: int
     prompt_ids: list[int]
-    sampled_ids: list[int]  # every sampled token, the end-of-reply token included
+    sampled_ids: list[int]  # every sampled token, with the token that ends the reply
     prompt: str  # the user's message that it answers
     text: str
     finish_reason: str
-    query: np.ndarray | None  # [D] float32, pooled hidden state of the question (sona/embedding.py)
-    logprob: float | None = None  # sum over the rated tokens, with the adapter; None: sampled without one
-    examples: tuple[str, ...] = ()  # ids of the rated replies that the prompt shows as examples
-    latency_ratio: float = 1.0  # time per token, relative to the usual time on this machine
-    thought: int = 0  # sampled tokens at the beginning that are a thought, which ratings do not move
-    # Of the text, for the taste model (sona/taste_features.py); empty: ratings of this reply teach nothing.
+    query: np.ndarray | None  # [D] float32, the pooled hidden state of the question (sona/embedding.py)
+    # the sum over the rated tokens, with the adapter; None: it was sampled without an adapter
+    logprob: float | None = None
+    examples: tuple[str, ...] = ()  # the ids of the rated replies that the prompt shows as examples
+    latency_ratio: float = 1.0  # the time per token, divided by the usual time on this machine
+    thought: int = 0  # the number of first sampled tokens that are a thought; ratings do not move these
+    # The text's features for the taste model (sona/taste_features.py). Empty: ratings of this reply teach
+    # nothing.
     features: bytes | None = None
-    beside: str | None = None  # id of the reply that was shown in its place (best of n)
-    edited: str | None = None  # id of the reply that the user rewrote to this one; None: the model wrote it
-    tenant: str = ""  # a digest of the API key that asked for it; empty: asked for without one
+    beside: str | None = None  # the id of the reply that was shown instead (best of n)
+    # the id of the reply that the user rewrote to this one; None: the model wrote it
+    edited: str | None = None
+    tenant: str = ""  # a digest of the API key of the request; "": there was no key
 
     @property
     def context_ids(self) -> list[int]:
-        """What stands before the tokens that a rating moves."""
+        """Return the tokens before those that a rating moves."""
         return self.prompt_ids + self.sampled_ids[: self.thought]
 
     @property
     def rated_ids(self) -> list[int]:
-        """The tokens that a rating moves."""
+        """Return the tokens that a rating moves."""
         return self.sampled_ids[self.thought :]
 
     @property
     def teaches(self) -> bool:
-        """Do ratings of it teach anything? Not where it was ended because it only repeated itself."""
+        """Do ratings of this reply teach anything? They do not if the reply only repeated itself and was
+        ended."""
         return self.features is None or len(self.features) > 0
 
     @classmethod
     def of(cls, *facts: object, **values: Any) -> "ReplyRow":
-        """The row with these values. Other fields are read by name from the first of `facts` that has such an
-        attribute, or keep their defaults."""
+        """Return the row with these values. Each other field is read by its name from the first of `facts`
+        that has such an attribute, or keeps its default."""
         names = [field.name for field in fields(cls)]
         for fact in facts:
             values = {name: getattr(fact, name) for name in names if hasattr(fact, name)} | values
@@ -78,7 +83,7 @@ class ReplyWords:
 
 
 class Replies:
-    """The table `replies`: every reply, in a chat or not."""
+    """The table `replies`: every reply, in a chat or outside of chats."""
 
     def __init__(
         self,
@@ -101,11 +106,12 @@ class Replies:
         beside: int | None = None,
         question: int | None = None,
     ) -> None:
-        """Commit a reply with the state of its KV cache, its route and, in a chat, its message.
+        """Commit a reply with the state of its KV cache, its route and, in a chat, its message. The reply
+        replaces the chat's draft. Raises NotFound if the chat has no such message.
 
-        The reply replaces the chat's draft. beside: id of a message of the chat; the reply becomes another
-        branch next to it. question: id of the message that the reply follows. Neither: it follows the current
-        branch. NotFound if the chat has no such message.
+        beside: the id of a message of the chat; the reply becomes its sibling
+        question: the id of the message that the reply follows
+        Without `beside` and `question`, the reply follows the current branch.
         """
         now = time.time()
         with self._db.transaction():
@@ -124,7 +130,8 @@ class Replies:
                 self._routes.add(route)
 
     def get(self, reply_id: str) -> ReplyRow:
-        """A reply by its id, a unique beginning of it, or "last". NotFound if none or several match."""
+        """Return a reply by its id, by a unique beginning of the id, or by "last". Raises NotFound if none or
+        several match."""
         select = f"SELECT {columns(ReplyRow)} FROM replies "
         if reply_id == "last":
             rows = self._db.rows(select + "ORDER BY seq DESC LIMIT 1")
@@ -141,20 +148,20 @@ class Replies:
         return _from_columns(ReplyRow(**rows[0]))
 
     def tokens(self, reply_id: str) -> list[int]:
-        """Token ids of the prompt and the reply; empty if the reply was deleted."""
+        """Return the token ids of the prompt and the reply; [] if the reply was deleted."""
         row = self._db.row("SELECT prompt_ids, sampled_ids FROM replies WHERE id = ?", reply_id)
         return _blob_to_ids(row["prompt_ids"]) + _blob_to_ids(row["sampled_ids"]) if row else []
 
     def examples_used(self, fingerprint: str) -> list[str]:
-        """Ids of the replies that a model's prompts showed as examples, one entry per use."""
+        """Return the ids of the replies that a model's prompts showed as examples, one entry for each use."""
         rows = self._db.rows(
             "SELECT examples FROM replies WHERE fingerprint = ? AND examples != ''", fingerprint
         )
         return [reply_id for row in rows for reply_id in row["examples"].split()]
 
     def unrated_replies(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
-        """The newest replies that an adapter wrote and the user saw, without a rating or preference in
-        force."""
+        """Return the newest replies that an adapter wrote, that the user saw, and that have no rating or
+        preference in force."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords)} FROM replies"
             " WHERE fingerprint = ?1 AND adapter = ?2 AND text != '' AND beside IS NULL AND edited IS NULL"
@@ -178,11 +185,11 @@ class Replies:
             self._db.execute("UPDATE replies SET query = ? WHERE id = ?", from_vector(query), reply_id)
 
     def query(self, reply_id: str) -> np.ndarray | None:
-        """A question's pooled hidden state [D], float32; None if it was never computed."""
+        """Return the question's pooled hidden state [D], float32; None if it was never computed."""
         return to_vector(self._db.value("SELECT query FROM replies WHERE id = ?", reply_id))
 
     def questions(self, session_id: str) -> list[tuple[str, bytes]]:
-        """(question, its pooled state [D] as float32 bytes) of a chat's replies, oldest first."""
+        """Return (question, its pooled state [D] as float32 bytes) of a chat's replies, oldest first."""
         rows = self._db.rows(
             "SELECT r.prompt, r.query FROM messages m JOIN replies r ON r.id = m.reply_id"
             " WHERE m.session_id = ? AND r.query IS NOT NULL ORDER BY m.id",
@@ -191,8 +198,9 @@ class Replies:
         return [(row["prompt"], row["query"]) for row in rows]
 
     def erase(self, *reply_ids: str) -> None:
-        """Delete replies. One with a rating or preference only loses its words, tokens and notes. Others that
-        were shown one of them as an example lose their prompts. Call inside a transaction."""
+        """Delete replies. A reply with a rating or a preference loses only its words, tokens and notes. Other
+        replies whose prompts showed one of these as an example lose their prompts. Call inside a
+        transaction."""
         for reply_id in reply_ids:
             self._erase(reply_id)
         gone = set(reply_ids)
@@ -202,7 +210,7 @@ class Replies:
             self._db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply_id)
 
     def outside_chats(self) -> list[str]:
-        """Ids of the replies that no chat shows and that still have words, oldest first."""
+        """Return the ids of the replies that no chat shows and that still have words, oldest first."""
         rows = self._db.rows(
             "WITH shown AS MATERIALIZED (SELECT reply_id FROM messages WHERE reply_id IS NOT NULL)"
             " SELECT id FROM replies WHERE (text != '' OR prompt != '' OR length(sampled_ids) > 0)"
@@ -212,7 +220,7 @@ class Replies:
         return [row["id"] for row in rows]
 
     def forget(self, reply_ids: Sequence[str]) -> bool:
-        """Commit the deletion of replies outside chats. Returns as `Database.truncate_log`."""
+        """Commit the deletion of replies outside of chats. Returns the same as `Database.truncate_log`."""
         with self._db.transaction():
             self.erase(*reply_ids)
         return self._db.truncate_log()
@@ -234,7 +242,7 @@ class Replies:
 
 
 def _facts(reply: ReplyRow) -> dict[str, Any]:
-    """The body of the witness row: no words, and no tokens from which words could be read."""
+    """Return the body of the witness row: no words, and no tokens from which words could be read."""
     return {
         "reply": reply.id,
         "model": reply.fingerprint,

@@ -1,4 +1,4 @@
-"""The router's choice for each reply, and the router's trained cell. Numbers only, no words of a chat."""
+"""The router's choice for each reply, and the router's trained cell. Only numbers, no words of a chat."""
 
 import json
 import sqlite3
@@ -11,20 +11,20 @@ import numpy as np
 from .database import Database
 from .witness import Witness, digest
 
-KEEP_ROUTES = 2000  # newest choices, of all adapters together
+KEEP_ROUTES = 2000  # the number of newest choices that are kept, of all adapters together
 
 
 @dataclass(frozen=True)
 class RouteRow:
-    """One choice. `best` is only written to the witness log."""
+    """One choice. `best` is written only to the witness log."""
 
     reply_id: str
     fingerprint: str
-    name: str  # of the adapter
+    name: str  # the name of the adapter
     arm: str
     probability: float
-    turns: np.ndarray  # [T, I] float32, the router's inputs
-    best: dict[str, float]  # arm -> probability that it is the best one
+    turns: np.ndarray  # [T, I] float32, the inputs of the router
+    best: dict[str, float]  # {arm: the probability that it is the best one}
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class RatedRoute:
 
 
 class Routes:
-    """The tables `routes` and `router_cells`. A choice is deleted with its reply, because its inputs hint at
-    the words."""
+    """The tables `routes` and `router_cells`. A choice is deleted with its reply, because its inputs depend
+    on the words."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
@@ -67,8 +67,8 @@ class Routes:
         """Delete a reply's choice. Call inside a transaction."""
         self._db.execute("DELETE FROM routes WHERE reply_id = ?", reply_id)
 
-    def rated(self, fingerprint: str, name: str, limit: int) -> list[RatedRoute]:
-        """The choices with the newest ratings, in the order of their ratings."""
+    def rated_routes(self, fingerprint: str, name: str, limit: int) -> list[RatedRoute]:
+        """Return the choices with the newest ratings, in the order of their ratings."""
         rows = self._db.rows(
             "SELECT o.reply_id, o.arm, o.inputs, o.turns, t.rating, r.latency_ratio FROM routes o"
             " JOIN ratings t ON t.reply_id = o.reply_id AND t.fingerprint = o.fingerprint"
@@ -84,7 +84,7 @@ class Routes:
         ]
 
     def newest(self, fingerprint: str, name: str, limit: int) -> list[tuple[str, np.ndarray]]:
-        """(arm, turns [T, I]) of the newest choices, rated or not, newest first."""
+        """Return (arm, turns [T, I]) of the newest choices, rated or not, newest first."""
         rows = self._db.rows(
             "SELECT arm, inputs, turns FROM routes WHERE fingerprint = ? AND name = ?"
             " ORDER BY rowid DESC LIMIT ?",
@@ -95,7 +95,7 @@ class Routes:
         return [(row["arm"], _turns(row)) for row in rows]
 
     def counts(self, fingerprint: str, name: str) -> dict[str, int]:
-        """Number of choices by arm."""
+        """Return the number of choices by arm."""
         rows = self._db.rows(
             "SELECT arm, count(*) AS chosen FROM routes WHERE fingerprint = ? AND name = ? GROUP BY arm",
             fingerprint,
@@ -104,7 +104,8 @@ class Routes:
         return {row["arm"]: row["chosen"] for row in rows}
 
     def rated_mark(self, fingerprint: str, name: str) -> tuple[int, int]:
-        """(count, sum of rating ids) of the rated choices: differs when a choice gains or loses a rating."""
+        """Return (count, sum of rating ids) of the rated choices. This changes when a choice gains or loses a
+        rating."""
         row = self._db.row(
             "SELECT count(*) AS rated, coalesce(sum(t.id), 0) AS ids FROM routes o"
             " JOIN ratings t ON t.reply_id = o.reply_id"
@@ -118,7 +119,8 @@ class Routes:
     # -- the cell ----------------------------------------------------------------------------------------
 
     def cell(self, fingerprint: str, name: str) -> tuple[bytes | None, dict[str, Any]]:
-        """(low-rank updates in use, report of the last training). None: no training was good enough yet."""
+        """Return (low-rank updates in use, report of the last training). The updates are None if no training
+        was good enough yet."""
         row = self._db.row(
             "SELECT state, report FROM router_cells WHERE fingerprint = ? AND name = ?", fingerprint, name
         )

@@ -1,6 +1,6 @@
 """The tables of the store, and the steps that bring an older file to the newest format.
 
-A new column is a new step at the end of _STEPS; a step that was released never changes.
+A new column is a new step at the end of _STEPS. A step that was released never changes.
 """
 
 import sqlite3
@@ -9,7 +9,7 @@ from ..errors import StoreError
 
 VERSION = 10
 
-# Token ids are little-endian int32; vectors and matrices little-endian float32.
+# Token ids are little-endian int32. Vectors and matrices are little-endian float32.
 _V1 = """
 CREATE TABLE sessions (
   id TEXT PRIMARY KEY, title TEXT NOT NULL, system TEXT, model TEXT NOT NULL,
@@ -194,12 +194,13 @@ _STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10)  # from each versio
 
 
 def statements(version: int, before: int = 0) -> list[str]:
-    """The statements that bring a file of format `before` to `version`."""
+    """Return the statements that bring a file of format `before` to format `version`."""
     return [statement for step in _STEPS[before:version] for statement in step.split(";\n")]
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring the file to VERSION. StoreError for a file of a newer ruvmlx, which is left as it is."""
+    """Bring the file to VERSION. Raises StoreError for a file of a newer ruvmlx and does not change that
+    file."""
     found = db.execute("PRAGMA user_version").fetchone()[0]
     if found > VERSION:
         raise StoreError(
@@ -211,7 +212,7 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Run the missing steps, unless another process has done so meanwhile."""
+    """Run the missing steps, unless another process has run them in the meantime."""
     db.execute("BEGIN IMMEDIATE")
     try:
         found = db.execute("PRAGMA user_version").fetchone()[0]

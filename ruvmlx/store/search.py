@@ -1,4 +1,4 @@
-"""Full-text search over all chats."""
+"""Full-text search in all chats."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ _INDEXED = 3  # characters: the index holds trigrams
 
 @dataclass(frozen=True)
 class ChatHit:
-    """A message that has all the words of a search. message_id None: the words are in the chat's title."""
+    """A message that contains all words of a search. message_id: None: the words are in the chat's title."""
 
     session: SessionRow
     message_id: int | None
@@ -25,10 +25,10 @@ class Search:
         self._db, self._chats = db, chats
 
     def find(self, words: str, limit: int = 100) -> list[ChatHit]:
-        """Titles, then messages of every branch, that contain every word; newest first.
+        """Return the titles, then the messages of every branch, that contain every word; newest first.
 
-        A word may be part of a longer one, in any case. The index finds words of three characters and more;
-        a shorter word is compared with every message.
+        A word may be a part of a longer word, in upper or lower case. The index finds words of three or more
+        characters. A shorter word is compared with every message.
         """
         terms = words.split()
         if not terms:
@@ -53,7 +53,7 @@ class Search:
         return [ChatHit(chats[r["session_id"]], r["id"], r["role"], r["content"]) for r in found]
 
     def _in_titles(self, terms: list[str]) -> list[ChatHit]:
-        """The system prompt counts as a part of the title."""
+        """Search the titles and the system prompts."""
         rows = self._db.rows(
             "SELECT id FROM sessions s WHERE deleted IS NULL"
             + " AND title || ' ' || coalesce(system, '') LIKE ? ESCAPE '\\'" * len(terms),
@@ -64,7 +64,7 @@ class Search:
 
 
 def _like(term: str) -> str:
-    """A LIKE pattern for texts that contain the term."""
+    """Return a LIKE pattern for texts that contain the term."""
     for special in "\\%_":
         term = term.replace(special, "\\" + special)
     return f"%{term}%"

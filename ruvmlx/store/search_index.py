@@ -1,9 +1,9 @@
-"""The full-text index of all messages, and how deleted words leave it.
+"""The full-text index of all messages, and how deleted words leave the index.
 
-FTS5 only marks what is deleted; the words leave the file when the parts of the index are merged to one. That
-takes seconds in a large store (1 s at 30,000 messages), so it is done in steps of some milliseconds, a
-transaction each; other processes write between them. The table `index_cleaning` says what is left to do, so
-the next start continues after a kill.
+FTS5 only marks deleted words. The words leave the file when the parts of the index are merged into one. That
+takes seconds in a large store (1 s at 30,000 messages). So the merge runs in steps of some milliseconds, one
+transaction each, and other processes can write in between. The table `index_cleaning` records what is left to
+do, so the next start continues after a kill.
 """
 
 import math
@@ -11,18 +11,19 @@ import time
 
 from .database import Database
 
-_PAGES = 64  # of the index that one step writes: about 10 ms
-_LONGEST_PAUSE = 0.05  # seconds between two steps
+_PAGES = 64  # pages of the index that one step writes: about 10 ms
+_LONGEST_PAUSE = 0.05  # the maximum number of seconds between two steps
 
 
 class SearchIndex:
-    """Cleans `messages_text`, which triggers fill (schema.py)."""
+    """Cleans `messages_text`. Triggers fill that index (schema.py)."""
 
     def __init__(self, db: Database):
         self._db = db
 
     def mark(self) -> None:
-        """Note that messages are deleted, so that `clean` has work. Call inside their transaction."""
+        """Note that messages were deleted, so that `clean` has work. Call inside the transaction that deletes
+        them."""
         self._set(deleted=1)
 
     def is_clean(self) -> bool:
@@ -31,10 +32,10 @@ class SearchIndex:
         return row is None or not (row["deleted"] or row["merging"])
 
     def clean(self, seconds: float = math.inf) -> bool:
-        """Remove deleted words, for about this long; True when none is left.
+        """Remove deleted words, for about this many seconds. Returns True when none is left.
 
-        Waits between two steps as long as a step took: SQLite gives the lock to whoever asks first, and the
-        others ask again only after a pause.
+        After each step it waits as long as the step took. SQLite gives the lock to the first process that
+        asks, and waiting processes ask again only after a pause.
         """
         end = time.monotonic() + seconds
         while not self.is_clean():
@@ -46,17 +47,18 @@ class SearchIndex:
         return True
 
     def _step(self) -> None:
-        """One merge of at most _PAGES pages. Other processes may take steps of the same work."""
+        """Merge at most _PAGES pages. Other processes may do steps of the same work."""
         with self._db.transaction():
             if self._db.value("SELECT merging FROM index_cleaning"):
                 if not self._merge(_PAGES):
                     self._set(merging=0)
             elif self._db.value("SELECT deleted FROM index_cleaning"):
                 self._set(deleted=0, merging=1)
-                self._merge(-_PAGES)  # negative: from now on merge all parts to one
+                self._merge(-_PAGES)  # negative: from now on, merge all parts into one
 
     def _merge(self, pages: int) -> bool:
-        """Was there anything to merge? (FTS5's documentation, 6.8: fewer than two changes mean no.)"""
+        """Merge some pages. Returns whether there was anything to merge: fewer than two changes mean no.
+        (FTS5's documentation, 6.8)"""
         before = self._db.changes
         self._db.execute("INSERT INTO messages_text(messages_text, rank) VALUES ('merge', ?)", pages)
         return self._db.changes - before >= 2

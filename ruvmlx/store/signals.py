@@ -1,11 +1,11 @@
-"""Signals about replies: ratings and what the user did with a reply (the trajectory buffer)."""
+"""Signals about replies: ratings, and what the user did with a reply (the trajectory buffer)."""
 
 import time
 from dataclasses import dataclass
 
 from .database import Database, columns
 
-KEEP_SIGNALS = 10_000  # newest signals; `dropped` counts the older ones
+KEEP_SIGNALS = 10_000  # the number of newest signals that are kept
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class SignalRow:
 
 
 class Signals:
-    """The tables `signals` and `signals_dropped`. Their size is bounded; dropped signals are counted."""
+    """The tables `signals` and `signals_dropped`. Their size is limited; deleted signals are counted."""
 
     def __init__(self, db: Database):
         self._db = db
 
     def add(self, rows: list[SignalRow]) -> None:
-        """Commit signals, oldest first. Signals of replies that were deleted meanwhile are left out."""
+        """Commit signals, oldest first. Signals of replies that were deleted in the meantime are left out."""
         with self._db.transaction():
             for row in rows:
                 now = time.time()
@@ -43,7 +43,7 @@ class Signals:
                 self._db.execute("UPDATE signals_dropped SET count = count + ?", dropped)
 
     def all(self, fingerprint: str, kind: str | None = None) -> list[SignalRow]:
-        """Signals about a model's replies, of one kind or of both; oldest first."""
+        """Return the signals about a model's replies, of one kind or of both, oldest first."""
         rows = self._db.rows(
             f"SELECT {columns(SignalRow, 's')} FROM signals s JOIN replies r ON r.id = s.reply_id"
             " WHERE r.fingerprint = ?1 AND (?2 IS NULL OR s.kind = ?2) ORDER BY s.id",
@@ -55,6 +55,6 @@ class Signals:
     def count(self) -> int:
         return self._db.value("SELECT count(*) FROM signals")
 
-    def dropped(self) -> int:
-        """Signals dropped since the store was created."""
+    def dropped_count(self) -> int:
+        """Return the number of signals that were deleted since the store was created."""
         return self._db.value("SELECT count FROM signals_dropped") or 0

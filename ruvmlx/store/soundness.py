@@ -1,7 +1,8 @@
-"""Is a database of unknown origin a store as this program writes it?
+"""Checks that a database of unknown origin is a store as this program writes it.
 
-SQLite's own check reads pages and indexes. It allows triggers, views, checks and generated columns of others,
-which would run with the next statement, and values of any type in any column.
+SQLite's own check reads pages and indexes. It does not object to foreign triggers, views, checks and
+generated columns, which would run with the next statement. It does not object to values of a wrong type
+either.
 """
 
 import re
@@ -12,16 +13,16 @@ from ..text import one_line
 from .schema import statements
 
 ANSWER_LENGTH = 200  # characters
-YEAR_10000 = 253_402_300_800  # in seconds since 1970
+YEAR_10000 = 253_402_300_800  # seconds since 1970
 _TYPES = {"INTEGER": "'integer'", "REAL": "'real'", "TEXT": "'text'", "BLOB": "'blob'"}
 _TIMES = ("created", "updated", "deleted")
 _NUMBERS_OF_4_BYTES = ("prompt_ids", "sampled_ids", "query")
-_COMMENT = re.compile(r"--[^\n]*")  # comments in the schema have changed
-_SHADOWS = "messages_text_"  # tables that FTS5 makes, in words that depend on its version
+_COMMENT = re.compile(r"--[^\n]*")  # the comments in the schema have changed over time
+_SHADOWS = "messages_text_"  # tables that FTS5 makes; their SQL depends on its version
 
 
 def difference(db: sqlite3.Connection, version: int) -> str:
-    """The first difference from a store of this format; "" if there is none."""
+    """Return the first difference from a store of this format; "" if there is none."""
     if db.execute("PRAGMA encoding").fetchone()[0] != "UTF-8":
         return "its text is not UTF-8"
     db.create_function("is_utf8", 1, _is_utf8, deterministic=True)
@@ -44,7 +45,7 @@ def _own_schema(version: int) -> dict[tuple[str, str], str]:
 
 
 def _schema(db: sqlite3.Connection) -> dict[tuple[str, str], str]:
-    """(type, name) -> how it was made."""
+    """Return {(type, name): the SQL that made it}."""
     made = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema")
     return {(str(kind), str(name)): f"{table} {_words(name, sql)}" for kind, name, table, sql in made}
 
@@ -55,7 +56,8 @@ def _words(name: object, sql: object) -> str:
 
 
 def _odd_values(db: sqlite3.Connection, table: str) -> str:
-    """A value of another type than its column's, or a number that nothing here writes."""
+    """Return a value whose type differs from its column's, or a number that this program never writes; "" if
+    there is none."""
     wrong = list(_conditions(db, table))
     if wrong and db.execute(f'SELECT 1 FROM "{table}" WHERE {" OR ".join(wrong)} LIMIT 1').fetchone():
         return _short(f"table {table} holds a value of another type or size than its columns")
@@ -63,7 +65,7 @@ def _odd_values(db: sqlite3.Connection, table: str) -> str:
 
 
 def _conditions(db: sqlite3.Connection, table: str) -> Iterator[str]:
-    """In SQL, what a row must not fulfil. table: one of this program's own, like all names of its columns."""
+    """Yield SQL conditions that no row may fulfil. table: one of this program's own tables."""
     for _, name, kind, *_ in db.execute(f'PRAGMA table_info("{table}")').fetchall():
         if kind in _TYPES:
             yield f"typeof({name}) NOT IN ({_TYPES[kind]}, 'null')"

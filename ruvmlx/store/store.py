@@ -1,7 +1,7 @@
 """The store: one open database and its parts.
 
 A part is a plain class that reads and writes a few tables. Its constructor takes the database and the parts
-that it needs, which `Store.__init__` creates first.
+that it needs; `Store.__init__` creates those first.
 
 To add a column: add a migration step in schema.py, and a field to the row class in the file of the part.
 """
@@ -33,13 +33,14 @@ from .witness import Witness
 
 
 class Store:
-    """Opens the file at `path`, and creates it if it does not exist. Use it from the thread that opened it.
+    """Opens the file at `path`, or creates it. Use a Store only in the thread that opened it.
 
-    StoreError if the file cannot be written or is of a newer format, CorruptFile if it is no database.
+    Raises StoreError if the file cannot be written or has a newer format, and CorruptFile if it is not a
+    database.
     """
 
     def __init__(self, path: Path, reading: bool = False):
-        """reading: only reads will follow, which work on a disk that is full or cannot be written, too."""
+        """reading: only reads will follow. They work on a disk that is full or read-only."""
         self.path = path
         self.db = db = Database(path, reading)
         self.witness = Witness(db)
@@ -68,16 +69,17 @@ class Store:
         self.db.close()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Commit everything that is written inside, or nothing. Takes the write lock at once.
+        """Commit everything that the block writes, or nothing. Takes the write lock at once.
 
-        StoreBusy if another process keeps the lock for five seconds.
+        Raises StoreBusy if another process keeps the lock for five seconds.
         """
         return self.db.transaction()
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Read the state of one moment inside, even while other processes write."""
+        """Read the state of one moment in the block, even while other processes write."""
         return self.db.snapshot()
 
     def integrity(self) -> str:
-        """ "ok", or how it differs from what this program writes, or what SQLite finds damaged."""
+        """Return "ok", or the first difference from what this program writes, or what SQLite finds
+        damaged."""
         return self.db.integrity()

@@ -1,8 +1,9 @@
-"""The traces of the newest replies, from which a later rating takes its gradient (sona/trace.py)."""
+"""The traces of the newest replies. A later rating takes its gradient from them (sona/trace.py)."""
 
 from .database import Database
 
-KEEP_TRACES = 50  # newest replies whose trace is kept; older replies are replayed from their tokens
+# the number of newest replies whose trace is kept; older replies are replayed from their tokens
+KEEP_TRACES = 50
 
 
 class Traces:
@@ -15,7 +16,7 @@ class Traces:
         return self._db.value("SELECT data FROM traces WHERE reply_id = ?", reply_id)
 
     def put(self, reply_id: str, data: bytes) -> None:
-        """Commit a reply's trace, and delete the oldest beyond KEEP_TRACES."""
+        """Commit a reply's trace. Delete the oldest traces beyond KEEP_TRACES."""
         with self._db.transaction():
             self._db.execute(
                 "INSERT OR REPLACE INTO traces (reply_id, seq, data)"
@@ -33,7 +34,7 @@ class Traces:
         self._db.execute("DELETE FROM traces WHERE reply_id = ?", reply_id)
 
     def delete_of_adapter(self, fingerprint: str, name: str) -> None:
-        """Delete the traces of replies written with an adapter. Call inside a transaction."""
+        """Delete the traces of the replies that an adapter wrote. Call inside a transaction."""
         self._db.execute(
             "DELETE FROM traces WHERE reply_id IN"
             " (SELECT id FROM replies WHERE fingerprint = ? AND adapter = ? AND adapter_version > 0)",

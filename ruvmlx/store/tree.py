@@ -11,12 +11,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Node:
     id: int
-    parent: int | None  # id of the message before it; None: it is a first message
+    parent: int | None  # the id of the message before it; None: it is a first message
     role: str
 
 
 class Tree:
-    """nodes: a chat's messages, oldest first. A parent is older than its children."""
+    """The tree of a chat. nodes: the chat's messages, oldest first; a parent is older than its children."""
 
     def __init__(self, nodes: list[Node]):
         self._nodes = {node.id: node for node in nodes}
@@ -25,7 +25,7 @@ class Tree:
             self._children[node.parent].append(node)
 
     def path(self, head: int | None) -> list[int]:
-        """Ids from the first message of a branch to `head`."""
+        """Return the ids from the first message of a branch to `head`."""
         found: list[int] = []
         while head is not None and head in self._nodes:
             found.append(head)
@@ -33,9 +33,11 @@ class Tree:
         return found[::-1]
 
     def siblings(self, of: int) -> list[int]:
-        """Ids that can be shown in place of a message: the replies to every version of the same question.
+        """Return the ids that can be shown in place of a message: the replies to every version of the same
+        question.
 
-        A version of the question without a reply is listed itself. `of`: a reply or a question.
+        A version of the question that has no reply is in the list itself. of: the id of a reply or a
+        question.
         """
         question = self._question(of)
         if question is None:
@@ -44,7 +46,7 @@ class Tree:
         return [id_ for version in versions for id_ in self._replies(version)]
 
     def newest_leaf(self, top: int) -> int:
-        """The newest message below a message; the message itself if it has no children."""
+        """Return the newest message below a message; the message itself if it has no children."""
         newest, todo = top, [top]
         while todo:
             node = todo.pop()
@@ -53,7 +55,7 @@ class Tree:
         return newest
 
     def _question(self, of: int) -> Node | None:
-        """The message itself if it is the user's, else the user's message before it."""
+        """Return the message itself if it is the user's, else the user's message before it."""
         node = self._nodes[of]
         if node.role == "user" or node.parent is None:
             return node if node.role == "user" else None

@@ -1,7 +1,7 @@
 """Versions of adapters.
 
 The versions of an adapter form a tree: each has a parent. The head is the version in use. Undo and rollback
-move the head. A rating and the version that it made are written in one transaction.
+    move the head. A rating and the version that it made are written in one transaction.
 """
 
 import time
@@ -17,14 +17,15 @@ from .preferences import Preferences
 from .ratings import Ratings
 from .witness import Witness, digest
 
-KEEP_PLAIN = 64  # the newest versions and the head's nearest ancestors are kept as they are
-KEEP_PACKED = 10_000  # older ones compressed: some 80 KB each of the starter model, in 3 ms
-PACKED_AT_ONCE = 4  # per rating: there is more than one after an undo
-KEEP_COPIED = 8  # nearest ancestors of a copied version whose weights are copied too
+KEEP_PLAIN = 64  # the newest versions, and the head's nearest ancestors, whose weights are not compressed
+# older versions whose weights are compressed: about 80 KB each for the starter model, 3 ms to compress
+KEEP_PACKED = 10_000
+PACKED_AT_ONCE = 4  # versions compressed per rating; after an undo there is more than one to compress
+KEEP_COPIED = 8  # the nearest ancestors of a copied version whose weights are copied too
 
 
 class HeadMoved(Exception):
-    """Another process added a version first: start again from its weights."""
+    """Another process added a version first. Start again from its weights."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class VersionRow:
 
     version: int
     parent: int
-    base: int  # id of its base LoRA, 0: none
+    base: int  # the id of its base LoRA; 0: none
     state: bytes  # the MicroLoRA
     kl: float  # nats per token on the reference text
     norm: float
@@ -49,12 +50,12 @@ class Versions:
         self._ratings, self._preferences = ratings, preferences
 
     def head(self, fingerprint: str, name: str) -> int:
-        """The version in use; 0: the model without an adapter."""
+        """Return the version in use; 0: the model without an adapter."""
         sql = "SELECT version FROM adapter_heads WHERE fingerprint = ? AND name = ?"
         return self._db.value(sql, fingerprint, name) or 0
 
     def get(self, fingerprint: str, name: str, version: int) -> VersionRow:
-        """NotFound if there is no such version, or its weights were deleted."""
+        """Return a version. Raises NotFound if there is no such version or its weights were deleted."""
         row = (
             None
             if version.bit_length() > 63
@@ -77,15 +78,15 @@ class Versions:
         return VersionRow(**found | {"state": unpack_state(found["state"], found.pop("packed"))})
 
     def _kept_in_words(self, fingerprint: str, name: str) -> str:
-        """Versions that rollback accepts, in words."""
-        known = self.kept(fingerprint, name)
+        """Return, as text for the user, the versions that rollback accepts."""
+        known = self.kept_versions(fingerprint, name)
         if not known:
             return "there is only 0, the original model"
         between = f"{len(known)} versions from {known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
         return f"there are {between}, and 0, the original model"
 
-    def kept(self, fingerprint: str, name: str) -> list[int]:
-        """Versions that still have their weights, so that rollback can use them; oldest first."""
+    def kept_versions(self, fingerprint: str, name: str) -> list[int]:
+        """Return the versions that still have their weights, oldest first. Rollback can use these."""
         rows = self._db.rows(
             "SELECT version FROM adapters WHERE fingerprint = ? AND name = ? AND state IS NOT NULL"
             " ORDER BY version",
@@ -95,17 +96,18 @@ class Versions:
         return [row["version"] for row in rows]
 
     def base_of(self, fingerprint: str, name: str, version: int) -> int:
-        """Id of a version's base, 0 for none. Known even if the version's weights were deleted."""
+        """Return the id of a version's base; 0: none. It is known even if the version's weights were
+        deleted."""
         sql = "SELECT base FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?"
         return self._db.value(sql, fingerprint, name, version) or 0
 
     def is_ancestor(self, fingerprint: str, name: str, version: int, head: int) -> bool:
-        """Is the version the head or an ancestor of it?"""
+        """Is the version the head or one of its ancestors?"""
         sql = WITH_ANCESTORS + "SELECT 1 FROM ancestors WHERE version = ?5"
         return self._db.row(sql, fingerprint, name, head, ALL_STEPS, version) is not None
 
     def promotions(self, fingerprint: str, name: str, head: int) -> list[int]:
-        """The versions that changed the base, among the head and its ancestors; oldest first."""
+        """Return the versions that changed the base, among the head and its ancestors, oldest first."""
         rows = self._db.rows(
             WITH_ANCESTORS + "SELECT a.version FROM adapters a"
             " LEFT JOIN adapters p ON p.fingerprint = a.fingerprint"
@@ -120,10 +122,12 @@ class Versions:
         return [row["version"] for row in rows]
 
     def newest_before(self, fingerprint: str, name: str, head: int, when: float) -> int:
-        """The version in use at a time, seconds since 1970, among the head and its ancestors; 0: none.
+        """Return the version that was in use at a time, among the head and its ancestors; 0: none.
 
-        It is the one before the first that was made then or later. The clock may have been set back since,
-        so later versions may bear earlier times.
+        This is the version before the first one that was made at that time or later. The clock may have been
+        set back, so a later version may have an earlier time.
+
+        when: seconds since 1970
         """
         found = self._db.value(
             WITH_ANCESTORS + ", line AS (SELECT version, created FROM adapters WHERE fingerprint = ?1"
@@ -150,10 +154,11 @@ class Versions:
         norm: float,
         base: int | None = None,
     ) -> int:
-        """Add a child of the head and make it the head; returns its number, which is never used again.
+        """Add a child of the head and make it the head. Returns its number, which is never used again. Call
+        inside a transaction.
 
-        base: the id of a base; None: the parent's. HeadMoved if `parent` is no longer the head. Call inside a
-        transaction.
+        base: the id of a base; None: the parent's base
+        Raises HeadMoved if `parent` is no longer the head.
         """
         if self.head(fingerprint, name) != parent:
             raise HeadMoved
@@ -173,7 +178,7 @@ class Versions:
     def move_head(self, fingerprint: str, name: str, version: int, why: str = "rollback") -> None:
         """Make an existing version (0: no adapter) the head, and put the feedback that led to it in force.
 
-        NotFound if its weights were deleted. Call inside a transaction.
+        Raises NotFound if its weights were deleted. Call inside a transaction.
         """
         if version != 0:
             self.get(fingerprint, name, version)
@@ -184,7 +189,7 @@ class Versions:
         self._preferences.enforce(fingerprint, name, version)
 
     def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
-        """Copy a version, its ancestors and their bases to a new adapter, whose head it becomes.
+        """Copy a version, its ancestors and their bases to a new adapter. The version becomes its head.
 
         The version keeps its number. Call inside a transaction.
         """
@@ -216,8 +221,8 @@ class Versions:
         self._db.replace("adapter_heads", fingerprint=fingerprint, name=name, version=version)
 
     def _pack_old_weights(self, fingerprint: str, name: str, head: int) -> None:
-        """Compress the weights of older versions, and delete those of the oldest. The newest ones and the
-        head's nearest ancestors stay as they are."""
+        """Compress the weights of older versions and delete those of the oldest. The newest versions and the
+        head's nearest ancestors are not changed."""
         of = fingerprint, name, head, KEEP_PLAIN
         old = " version <= ?3 - ?5 AND version NOT IN (SELECT version FROM ancestors)"
         kept = " fingerprint = ?1 AND name = ?2 AND state IS NOT NULL AND"
@@ -243,7 +248,7 @@ class Versions:
 
 
 def unpack_state(state: bytes | None, packed: int) -> bytes | None:
-    """The weights as they were written. CorruptFile if they are damaged."""
+    """Return the weights as they were written. Raises CorruptFile if they are damaged."""
     try:
         return zlib.decompress(state) if packed and state is not None else state
     except zlib.error:

@@ -1,11 +1,11 @@
-"""The witness log: an append-only hash chain of the adapters' events, which makes every edit visible.
+"""The witness log: an append-only hash chain of the adapters' events. Every later change of a row is visible.
 
     hash[n] = sha256(JSON [seq, time, kind, body, hash[n - 1]])        hash[0] = 64 zeros
 
 A row is written in the same transaction as the event that it records, so neither exists without the other.
-Bodies hold ids, numbers and digests, never words of a chat. The chain shows damage and edits. It cannot stop
-someone who can write the file from building a whole new log. To detect that, keep a copy of the last hash
-elsewhere (`ruvmlx doctor` prints it).
+Bodies hold ids, numbers and digests, never words of a chat. The chain shows damage and edits. But a person
+who can write the file can build a completely new log. To detect that, keep a copy of the last hash in another
+place (`ruvmlx doctor` prints it).
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from .database import Database, columns
 
 GENESIS = "0" * 64
 _PAGE = 1000  # rows that `walk` holds at a time
-_TRIGGERS = 3  # they reject every statement but an append
+_TRIGGERS = 3  # the number of triggers that reject every statement except an append
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Chain:
     """The result of a check."""
 
     rows: int
-    head: str  # hash of the last sound row
-    broken: int | None = None  # number of the first unsound row
-    why: str = ""  # what is wrong with it
+    head: str  # the hash of the last valid row
+    broken: int | None = None  # the number of the first invalid row
+    why: str = ""  # what is wrong with that row
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,12 @@ class WitnessRow:
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which rows of the log. kinds: empty for all. since, until: ns since 1970, `until` itself left out."""
+    """Which rows of the log to read.
+
+    kinds: the kinds of rows; (): all
+    since: the first time (ns since 1970)
+    until: the time after the last one (ns since 1970)
+    """
 
     kinds: Sequence[str] = ()
     since: int | None = None
@@ -55,7 +60,7 @@ class LogFilter:
 
     @property
     def where(self) -> tuple[str, list[Any]]:
-        """A condition in SQL, and its arguments."""
+        """Return a condition in SQL, and its arguments."""
         marks = ", ".join("?" * len(self.kinds))
         terms = [f"kind IN ({marks})"] if self.kinds else []
         terms += ["time >= ?"] if self.since is not None else []
@@ -65,13 +70,13 @@ class LogFilter:
 
 
 class Witness:
-    """The table `witness`: append, read and check."""
+    """The table `witness`: append, read and check its rows."""
 
     def __init__(self, db: Database):
         self._db = db
 
     def record(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Append a row. Call inside the transaction of the event. ValueError for NaN and infinity."""
+        """Append a row. Call inside the transaction of the event. Raises ValueError for NaN and infinity."""
         if not self._db.in_transaction:
             raise RuntimeError("a witness row belongs into the transaction of what it records")
         last, previous = self._last()
@@ -80,25 +85,26 @@ class Witness:
         self._db.insert("witness", seq=seq, time=at, kind=kind, body=text, previous=previous, hash=digest_)
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Commit a row about something outside the store, such as a setting."""
+        """Commit a row about something outside the store, for example a setting."""
         with self._db.transaction():
             self.record(kind, body)
 
     def rows(self, kind: str | None = None) -> list[WitnessRow]:
-        """The rows of one kind, or all; oldest first."""
+        """Return the rows of one kind, or all rows, oldest first."""
         rows = self._db.rows(
             f"SELECT {columns(WitnessRow)} FROM witness WHERE ?1 IS NULL OR kind = ?1 ORDER BY seq", kind
         )
         return [_row(row) for row in rows]
 
     def newest(self, wanted: LogFilter, limit: int) -> list[WitnessRow]:
-        """The newest rows that the filter lets through, oldest first."""
+        """Return the newest rows that the filter selects, oldest first."""
         where, values = wanted.where
         sql = f"SELECT {columns(WitnessRow)} FROM witness WHERE {where} ORDER BY seq DESC LIMIT ?"
         return [_row(row) for row in reversed(self._db.rows(sql, *values, limit))]
 
     def walk(self, wanted: LogFilter) -> Iterator[WitnessRow]:
-        """All rows that the filter lets through, oldest first; a page of them is in memory at a time."""
+        """Yield all rows that the filter selects, oldest first. Only a page of them is in memory at a
+        time."""
         (where, values), after = wanted.where, 0
         sql = f"SELECT {columns(WitnessRow)} FROM witness WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
         while rows := self._db.rows(sql, *values, after, _PAGE):
@@ -106,34 +112,35 @@ class Witness:
             after = rows[-1]["seq"]
 
     def counts(self, wanted: LogFilter) -> dict[str, int]:
-        """How many rows of each kind the filter lets through."""
+        """Return the number of selected rows of each kind."""
         where, values = wanted.where
         sql = f"SELECT kind, count(*) AS n FROM witness WHERE {where} GROUP BY kind ORDER BY kind"
         return {row["kind"]: row["n"] for row in self._db.rows(sql, *values)}
 
     def number(self, beginning: str) -> int | None:
-        """The number of the row whose hash begins so; None if there is none."""
+        """Return the number of the row whose hash has this beginning; None if there is none."""
         sql = "SELECT seq FROM witness WHERE substr(hash, 1, ?) = ? ORDER BY seq LIMIT 1"
         found = self._db.value(sql, len(beginning), beginning)
         return None if found is None else int(found)
 
     def check(self) -> Chain:
-        """Compute every hash again; about 4 us per row."""
+        """Compute every hash again: about 4 us per row."""
         sql = "SELECT seq, time, kind, body, previous, hash FROM witness ORDER BY seq"
         with self._db.snapshot():
             rows, why = self._db.rows(sql), self._missing_rows() or self._missing_triggers()
-        found = _checked(rows)
+        found = _check_rows(rows)
         if found.broken is None and why:
             return Chain(found.rows, found.head, found.rows + 1, why)
         return found
 
     def _last(self) -> tuple[int, str]:
-        """(number, hash) of the newest row."""
+        """Return (number, hash) of the newest row."""
         row = self._db.row("SELECT seq, hash FROM witness ORDER BY seq DESC LIMIT 1")
         return (row["seq"], row["hash"]) if row else (0, GENESIS)
 
     def _missing_rows(self) -> str:
-        """Rows missing at the end leave no gap, but SQLite remembers the largest number it has given."""
+        """Return a text if rows at the end are missing. They leave no gap, but SQLite remembers the largest
+        number that it gave."""
         given = self._db.value("SELECT seq FROM sqlite_sequence WHERE name = 'witness'") or 0
         last, _ = self._last()
         return "" if given == last else f"{given} rows were written, {last} are there"
@@ -144,7 +151,7 @@ class Witness:
 
 
 def _row(row: sqlite3.Row) -> WitnessRow:
-    """CorruptFile if the row's body is no JSON object."""
+    """Return a row. Raises CorruptFile if the row's body is not a JSON object."""
     try:
         body = json.loads(row["body"])
     except (ValueError, TypeError, RecursionError):
@@ -157,7 +164,7 @@ def _row(row: sqlite3.Row) -> WitnessRow:
 
 
 def canonical(body: Mapping[str, Any]) -> str:
-    """A body as canonical JSON: sorted keys, no spaces. ValueError for NaN and infinity."""
+    """Return a body as canonical JSON: sorted keys, no spaces. Raises ValueError for NaN and infinity."""
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
 
 
@@ -168,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def digest(data: bytes) -> str:
-    """SHA-256 in hex, which a body holds in place of weights."""
+    """Return the SHA-256 in hex. A body holds this instead of weights."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -176,7 +183,7 @@ def _hash(seq: int, at: int, kind: str, body: str, previous: str) -> str:
     return hashlib.sha256(json.dumps([seq, at, kind, body, previous]).encode()).hexdigest()
 
 
-def _checked(rows: Iterable[sqlite3.Row]) -> Chain:
+def _check_rows(rows: Iterable[sqlite3.Row]) -> Chain:
     previous, count = GENESIS, 0
     for row in rows:
         if why := _wrong(row, count + 1, previous):
@@ -186,7 +193,11 @@ def _checked(rows: Iterable[sqlite3.Row]) -> Chain:
 
 
 def _wrong(row: sqlite3.Row, expected: int, previous: str) -> str:
-    """What is wrong with a row; "" for nothing. expected: its number, previous: the hash before it."""
+    """Return what is wrong with a row; "" if nothing is.
+
+    expected: the number that the row must have
+    previous: the hash of the row before
+    """
     if row["seq"] != expected:
         return f"the row after {expected - 1} is {row['seq']}"
     if row["previous"] != previous:

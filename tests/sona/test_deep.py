@@ -175,7 +175,7 @@ def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
         runtime.rate(ids[0], "up")
         assert memory.bank.placed(ids[0])
         assert runtime.learning.loops.deepen()["pruned"] == 0  # and what was pruned before is not forgotten
-        assert set(runtime.learner.history.deep.pruned()) == pruned - {ids[0]}
+        assert set(runtime.learner.history.deep.pruned_ratings()) == pruned - {ids[0]}
     with open_tiny() as runtime:
         runtime.learner.rating_index.sync()
         assert runtime.learner.rating_index.bank.placed(ids[0])
@@ -224,7 +224,7 @@ def test_a_run_is_written_whole_or_not_at_all(learned, monkeypatch):
     with pytest.raises(RuntimeError):
         learned.learning.loops.deepen()
     history, anchors = learned.learner.history, learned.learner.anchors
-    assert anchors.load() == [] and history.deep.last_run() is None and history.deep.pruned() == {}
+    assert anchors.load() == [] and history.deep.last_run() is None and history.deep.pruned_ratings() == {}
     assert history.deep.measurement() == b"what was stopped" and learned.store.witness.check().broken is None
 
 

@@ -204,7 +204,7 @@ def mine(runtime) -> tuple[str, str]:
 def test_a_budget_without_room_for_two_caches_measures_nothing(three, tiny_backend, monkeypatch):
     monkeypatch.setattr(tiny_backend.pool, "budget", 2 * tiny_backend.pool.sizes[2])
     assert "no room" in three.tiers.review()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*mine(three))
+    assert tiny_backend.pool.level == 0 and not three.store.kv.measurements(*mine(three))
 
 
 def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch):
@@ -212,7 +212,7 @@ def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch
     values = iter([0.1] * 4)
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: next(values, 0.95))
     assert "memory is short" in three.tiers.review()["stopped"]
-    assert tiny_backend.pool.level == 0 and not three.store.kv.measured(*mine(three))
+    assert tiny_backend.pool.level == 0 and not three.store.kv.measurements(*mine(three))
 
 
 class Cancelled(threading.Event):
@@ -234,7 +234,7 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
     while three.tiers.due():
         report = three.tiers.review(Cancelled(97))
         stops += bool(report["stopped"])
-        rows = store.kv.measured(*kept_for)
+        rows = store.kv.measurements(*kept_for)
         assert len(rows) >= done and len({(r.reply_id, r.lengths) for r in rows}) == len(rows)
         assert store.integrity() == "ok" and disagreement(store) == "" and tiny_backend.lora is None
         done = len(rows)
@@ -242,7 +242,7 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
     assert stops > 2 and done == 9
     whole = TierComparison(tiny_backend, store.replies.tokens("long-1"), COLD_FROM).cost(LATER, nothing)
     wanted = "long-1", LATER.lengths
-    kept = next(r for r in store.kv.measured(*kept_for) if (r.reply_id, r.lengths) == wanted)
+    kept = next(r for r in store.kv.measurements(*kept_for) if (r.reply_id, r.lengths) == wanted)
     assert (kept.blocks, kept.total) == (len(whole.kl), pytest.approx(sum(whole.kl)))
 
 
@@ -312,7 +312,7 @@ def test_a_base_has_no_part_in_it(three, tiny, tiny_backend):
         assert tiny_backend.lora is base
     finally:
         tiny_backend.set_lora(None)
-    kept = three.store.kv.measured(*mine(three))
+    kept = three.store.kv.measurements(*mine(three))
     found = next(r for r in kept if (r.reply_id, r.lengths) == ("long-2", LATER.lengths))
     assert found.total == pytest.approx(sum(plain.kl))
 

@@ -136,14 +136,14 @@ def test_the_buffer_is_bounded_and_says_what_it_dropped(open_tiny, monkeypatch):
             store.signals.add(rows)
         kept = store.signals.all(runtime.model.fingerprint)
         assert [(s.quality, s.context_tokens) for s in kept] == [(2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]
-        assert store.signals.dropped() == 7 and runtime.memory().dropped == 7
+        assert store.signals.dropped_count() == 7 and runtime.memory().dropped == 7
 
 
 def test_ten_thousand_signals_are_kept(open_tiny):
     with open_tiny() as runtime:
         store, reply_id = runtime.store, reply(runtime)
         store.signals.add([SignalRow(reply_id, "implicit", "copied", 1, 0, 1, 0, n) for n in range(10_003)])
-        assert store.signals.count() == 10_000 and store.signals.dropped() == 3
+        assert store.signals.count() == 10_000 and store.signals.dropped_count() == 3
         assert store.signals.all(runtime.model.fingerprint)[0].context_tokens == 3
 
 
@@ -152,6 +152,6 @@ def test_a_deleted_chat_takes_its_signals_along(open_tiny):
         session = chat(runtime, "one", "two")
         assert runtime.store.signals.count() == 1
         runtime.store.chats.delete(session)
-        assert runtime.store.signals.count() == 0 and runtime.store.signals.dropped() == 0
+        assert runtime.store.signals.count() == 0 and runtime.store.signals.dropped_count() == 0
         runtime.store.signals.add([SignalRow("gone", "implicit", "copied", 1, 1, 1, 0, 5)])
         assert runtime.store.signals.count() == 0

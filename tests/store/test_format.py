@@ -212,7 +212,7 @@ def rated(store) -> dict:
         "examples": store.replies.examples_used(MODEL),
         "signals": store.signals.all(MODEL),
         "implicit": store.signals.all(MODEL, "implicit"),
-        "signal_count": [store.signals.count(), store.signals.dropped()],
+        "signal_count": [store.signals.count(), store.signals.dropped_count()],
         "named": store.adapters.all(),
     }
 
@@ -222,7 +222,7 @@ def measured(store) -> dict:
         "neutral": store.model_data.reference_text(MODEL),
         "whitening": store.model_data.whitening(MODEL),
         "observations": [by_name(row) for row in store.kv.observations(MODEL, "native", 9)],
-        "measured": [by_name(row) for row in store.kv.measured(MODEL, "native")],
+        "measured": [by_name(row) for row in store.kv.measurements(MODEL, "native")],
         "choice": by_name(store.kv.choice(MODEL, "native")),
         "long": store.kv.long_replies(MODEL, 5),
         "tokens": store.replies.tokens("r1"),
@@ -231,7 +231,7 @@ def measured(store) -> dict:
 
 def learned(store, name: str) -> dict:
     mine = (MODEL, name)
-    head, versions = store.versions.head(*mine), store.versions.kept(*mine)
+    head, versions = store.versions.head(*mine), store.versions.kept_versions(*mine)
     bases = {store.versions.base_of(*mine, version) for version in versions} - {0}
     return {
         "head": head,
@@ -250,10 +250,14 @@ def learned(store, name: str) -> dict:
         "attempts": store.bases.attempts(*mine),
         "anchors": store.anchors.in_use(*mine),
         "deep_run": store.deep_runs.newest(*mine),
-        "pruned": store.deep_runs.pruned(*mine),
+        "pruned": store.deep_runs.pruned_ratings(*mine),
         "training": store.checkpoints.training(*mine),
         "measurement": store.checkpoints.measurement(*mine),
-        "routes": [store.routes.rated(*mine, 9), store.routes.newest(*mine, 9), store.routes.counts(*mine)],
+        "routes": [
+            store.routes.rated_routes(*mine, 9),
+            store.routes.newest(*mine, 9),
+            store.routes.counts(*mine),
+        ],
         "router": [store.routes.rated_mark(*mine), store.routes.cell(*mine)],
     }
 

@@ -69,9 +69,9 @@ def test_measured_replies_are_bounded(store, monkeypatch):
         store.kv.add_measured("f", "native", row(reply_id, 1024))
     store.kv.add_measured("f", "native", row("c"))
     store.kv.add_measured("f", "mlx", row("a"))
-    kept = store.kv.measured("f", "native")
+    kept = store.kv.measurements("f", "native")
     assert {(r.reply_id, r.lengths[1]) for r in kept} == {(i, w) for i in "bc" for w in (512, 1024)}
-    assert len(kept) == 4 and kept[0] == row("b") and store.kv.measured("f", "mlx") == [row("a")]
+    assert len(kept) == 4 and kept[0] == row("b") and store.kv.measurements("f", "mlx") == [row("a")]
 
 
 def test_a_choice_is_witnessed_when_it_changes(store):

@@ -153,7 +153,7 @@ class Router:
         """The newest rated choices in today's format."""
         return [
             row
-            for row in self._store.routes.rated(*self._mine, WINDOW)
+            for row in self._store.routes.rated_routes(*self._mine, WINDOW)
             if row.arm in ARMS and row.turns.shape[1] == INPUTS and np.isfinite(row.turns).all()
         ]
 

@@ -172,7 +172,7 @@ class TierHistory:
             return NO_TIERS
         if report is not None:
             return report["reason"]
-        done = len({m.reply_id for m in self.store.kv.measured(*self.mine)})
+        done = len({m.reply_id for m in self.store.kv.measurements(*self.mine)})
         return f"the default: {done} long replies were measured; it takes {REPLIES}"
 
     def _reply_averages(self) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ class TierHistory:
 
     def unmeasured_candidates(self) -> Iterator[tuple[str, list[TierPolicy]]]:
         """(reply id, candidates not yet measured on it) of long replies, the newest first."""
-        known = {(m.reply_id, m.lengths) for m in self.store.kv.measured(*self.mine)}
+        known = {(m.reply_id, m.lengths) for m in self.store.kv.measurements(*self.mine)}
         for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
             missing = [c for c in self.candidates if (reply_id, c.lengths) not in known]
             if missing:
@@ -197,14 +197,14 @@ class TierHistory:
 
     def is_enough(self) -> bool:
         """Was each candidate measured often enough for a choice?"""
-        seen = Counter(m.lengths for m in self.store.kv.measured(*self.mine))
+        seen = Counter(m.lengths for m in self.store.kv.measurements(*self.mine))
         return all(seen[candidate.lengths] >= REPLIES for candidate in self.candidates)
 
     def found(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
         """Summaries of the candidates; none until each was measured often enough."""
         if not self.is_enough():
             return []
-        rows = self.store.kv.measured(*self.mine)
+        rows = self.store.kv.measurements(*self.mine)
         mine = [(c, [m for m in rows if m.lengths == c.lengths]) for c in self.candidates]
         return [summary(c, seen, nbytes(c)) for c, seen in mine]
 
