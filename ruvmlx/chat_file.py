@@ -169,12 +169,12 @@ def _text(value: Any) -> str | None:
     return value.encode("utf-8", "ignore").decode() if isinstance(value, str) else None
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
     """The bytes of a file to import; UsageError if it cannot be read or is too large."""
     name = one_line(str(path))
     try:
         with open_ordinary(path) as file:
-            return read_limited(file, name)
+            return read_limited(file, name, limit)
     except OSError as e:
         raise UsageError(f"cannot read {name}: {e.strerror}.") from e
 

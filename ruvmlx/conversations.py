@@ -72,6 +72,10 @@ class Conversations:
             ids = self._model.tokenizer.encode_chat(sent)
         return self._model.tokenizer.text_with_specials(ids)
 
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text for this model."""
+        return len(self._model.tokenizer.encode(text, add_bos=False))
+
     def template_system(self) -> str:
         """The system prompt that is sent where the user has none: `system_prompt`; "" for none."""
         return system_prompt(self._model).text

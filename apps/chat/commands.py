@@ -198,6 +198,7 @@ COMMANDS = {
 KEYS_HELP = (
     ("", ""),
     ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
+    ("@name", "in a message: put the text of that file in"),
     ("Esc", "stop a reply and keep its text"),
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),

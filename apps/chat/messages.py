@@ -13,7 +13,7 @@ from ruvmlx.models.thinking import split
 from ruvmlx.runtime import PreferenceResult, RatingResult, Turn
 from ruvmlx.text import sanitize
 
-from . import describe
+from . import describe, mentions
 from .code import code_blocks
 from .markdown import ReplyMarkdown
 from .windowed import Windowed
@@ -43,7 +43,7 @@ class UserMessage(Vertical):
         self.message_id = turn.id
 
     def compose(self) -> ComposeResult:
-        yield Static(self.text, markup=False, classes="text")
+        yield Static(mentions.as_shown(self.text), markup=False, classes="text")
 
 
 class Notice(Static):

@@ -30,6 +30,7 @@ from ..progress import watching
 from . import ending, models
 from .commands import COMMANDS, Command, message_text, parse
 from .interrupts import Interrupts
+from .mentions import has_mention, with_files
 from .options import ChatOptions, start_session
 from .state import ChatState, Outcome, system_prompt_of
 from .steps.write import place, say, spoken
@@ -151,8 +152,17 @@ class PlainChat:
         if command:
             self._obey(command)
         elif line:
-            self._reply(say(self._state, message_text(line)))
-            self._tell(place(self._runtime, self._state, ""))
+            self._send(message_text(line))
+
+    def _send(self, text: str) -> None:
+        if has_mention(text):
+            count = self._runtime.chats.count_tokens
+            found = with_files(text, self._state.options.files, count)
+            text = found.text
+            for note in found.notes:
+                self._streams.note(note)
+        self._reply(say(self._state, text))
+        self._tell(place(self._runtime, self._state, ""))
 
     def _obey(self, command: Command) -> None:
         """Run the command's step, and the steps that follow it."""

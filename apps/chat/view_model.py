@@ -6,6 +6,7 @@ from ruvmlx.errors import NotFound
 from ruvmlx.runtime import LearnStatus, Runtime, Turn
 from ruvmlx.text import one_line
 
+from .mentions import without_files
 from .options import ChatOptions, start_session
 
 
@@ -58,5 +59,5 @@ class Opened:
             caveat=one_line(runtime.backend.caveat),
             max_context=runtime.model.context,
             learned=learn_status(runtime),
-            said=runtime.chats.asked_before(),
+            said=[without_files(text)[0] for text in runtime.chats.asked_before()],
         )

@@ -76,6 +76,9 @@ class ScriptedRuntime:
     def asked_before(self):
         return [turn.content for turns in self.spoken.values() for turn in turns if turn.role == "user"][::-1]
 
+    def count_tokens(self, text):
+        return len(text.split())
+
     def template_system(self):
         return ""
 

@@ -9,6 +9,7 @@ from ruvmlx.runtime import Runtime, Turn
 
 from ..commands import message_text
 from ..context import ChatContext, StatusWatch
+from ..mentions import has_mention, with_files, without_files
 from ..messages import Notice, ReplyMessage, UserMessage
 from ..steps.write import say, write_again, write_more
 from ..stream import show_reply
@@ -26,15 +27,22 @@ class WriteActions:
         self._chat.start(partial(self._send, typed), group="write")
 
     async def _send(self, typed: str) -> None:
-        chat = self._chat
-        text, edited = message_text(typed.strip()), self._take_edited()
+        chat, text, notes = self._chat, message_text(typed.strip()), list[Notice]()
+        if has_mention(text):
+            files = chat.state.options.files
+            found = await chat.attempt(lambda runtime: with_files(text, files, runtime.chats.count_tokens))
+            if found is None or chat.phase != "idle":
+                chat.prompt.put_back(typed)
+                return
+            text, notes = found.text, [Notice(note) for note in found.notes]
+        edited = self._take_edited()
         message, reply = UserMessage(text), ReplyMessage()
 
         async def place() -> None:
             if edited:
                 await chat.transcript.cut(edited)
                 await edited.remove()
-            await chat.transcript.add(message, reply)
+            await chat.transcript.add(message, *notes, reply)
 
         begin = say(chat.state, text, edited.message_id if edited else None)
         await self._write(begin, reply, place, message, typed)
@@ -178,7 +186,7 @@ class WriteActions:
             chat.status.flash("There is no question to edit yet")
             return False
         chat.editing = message
-        chat.prompt.begin_edit(message.text)
+        chat.prompt.begin_edit(without_files(message.text)[0])
         return True
 
     def cancel_edit(self) -> None:

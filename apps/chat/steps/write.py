@@ -14,7 +14,7 @@ from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.settings import parse
 from ruvmlx.text import excerpt, sanitize
 
-from .. import clipboard, describe
+from .. import clipboard, describe, mentions
 from ..arguments import parse_number
 from ..code import code_blocks
 from ..state import ChatState, Outcome, told
@@ -69,7 +69,9 @@ def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Without an argument, show the question."""
     question = shown_question(runtime, state)
     if not argument:
-        return Outcome(f"Your question: {question.content}\nTo change it: /edit and the new text.")
+        return Outcome(
+            f"Your question: {mentions.as_shown(question.content)}\nTo change it: /edit and the new text."
+        )
     return Outcome(reply=say(state, argument, question.id))
 
 
@@ -111,7 +113,11 @@ def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def spoken(turns: list[Turn]) -> list[str]:
     """The messages, with the speakers' names."""
-    return [f"{NAMES[turn.role]}: {split(turn.content).answer}" for turn in turns if turn.role != "system"]
+    return [
+        f"{NAMES[turn.role]}: {mentions.as_shown(split(turn.content).answer)}"
+        for turn in turns
+        if turn.role != "system"
+    ]
 
 
 def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
