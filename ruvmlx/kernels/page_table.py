@@ -61,14 +61,25 @@ def _lib() -> C.CDLL:
     return lib
 
 
-def make_page(nbytes: int) -> int:
-    """Zeros, straight from the system; -> the address."""
-    address = _lib().rvm_page_make(nbytes)
-    if not address:
-        raise RuvmlxError("no memory left for the key-value cache; end this chat or close other programs.")
-    return address
+class PageMemory(int):
+    """The address of a page's memory. The memory goes back to the system at `free`, or with the last
+    reference to this object."""
 
+    nbytes = 0  # 0: the memory is free
 
-def free_page(address: int, nbytes: int) -> None:
-    """Straight back to the system."""
-    _lib().rvm_page_free(address, nbytes)
+    @classmethod
+    def make(cls, nbytes: int) -> "PageMemory":
+        """Zeros, straight from the system. RuvmlxError if there is no memory."""
+        address = _lib().rvm_page_make(nbytes)
+        if not address:
+            raise RuvmlxError("no memory left for the KV cache; end this chat or close other programs.")
+        page = cls(address)
+        page.nbytes = nbytes
+        return page
+
+    def free(self) -> None:
+        nbytes, self.nbytes = self.nbytes, 0
+        if nbytes:
+            _lib().rvm_page_free(int(self), nbytes)
+
+    __del__ = free

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..tiers import HOT, PAGE, TIERS
 from .policy import EVERYTHING, TIERED, TierPolicy
-from .pool import Page, PagePool
+from .pool import Lower, Page, PagePool
 from .storage import Bytes
 
 SLACK = 256  # tokens kept behind a sliding window; a trim of at most this many leaves the window complete
@@ -78,8 +78,6 @@ def facts_of(layout: str, offset: int, first: int, ends: Sequence[int]) -> dict[
     """Return the values that `PagedCache.restore` needs besides the pages. ends: `PagedCache.ends`."""
     return {"offset": offset, "first": first, **dict(zip(_ENDS, ends, strict=True)), "layout": layout}
 
-
-Lower = Callable[[], list[Page]]  # waits for a demotion; returns the pages of the next lower tier
 
 # `PagedCache.ends` in a dump: {"cold": pages in 4 bits, "low": pages below f16}.
 _ENDS = (*(tier.name for tier in TIERS[: HOT - 1]), "low")
@@ -199,7 +197,7 @@ class PagedCache:
 
     def __del__(self) -> None:
         if hasattr(self, "_begun"):
-            self.clear()
+            self.pool.abandon(self.pages, [result for _, result in self._begun.values()])
 
     def dump(self) -> Dump:
         """Return every page in its stored form, the oldest first."""

@@ -1,6 +1,8 @@
 """Pages with reference counts, within a memory budget. Forks share pages; the last user frees a page."""
 
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -27,6 +29,9 @@ class Page:
         self.number, self.tier, self.users = number, tier, 1
         self.lower: Page | None = None
         self.wait: Callable[[], None] | None = None
+
+
+Lower = Callable[[], list[Page]]  # waits for a demotion; returns the pages of the next lower tier
 
 
 class PageHolder(Protocol):
@@ -57,9 +62,11 @@ class PagePool:
         self.pressure = pressure
         # Frees a cache that is only kept for reuse. Returns whether there was one.
         self.reclaim: Callable[[], bool] = lambda: False
-        self.pages = [0] * len(TIERS)  # pages in use, by tier
+        self._pages = [0] * len(TIERS)
         self.sizes = tuple(map(storage.page_bytes, range(len(TIERS))))
         self.caches: weakref.WeakSet[PageHolder] = weakref.WeakSet()
+        self._abandoned: deque[tuple[Sequence[Page | None], Sequence[Lower]]] = deque()
+        self._thread = 0  # id of the thread that makes pages
 
     @property
     def budget(self) -> int:
@@ -68,6 +75,12 @@ class PagePool:
     @budget.setter
     def budget(self, nbytes: int) -> None:
         self._budget = self.storage.limit = nbytes
+
+    @property
+    def pages(self) -> list[int]:
+        """Pages in use, by tier."""
+        self._release_abandoned()
+        return self._pages
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +99,7 @@ class PagePool:
         self._make_room(HOT, 1)
         return self._count(Page(self.storage.copy(page.number), HOT))
 
-    def demote(self, pages: Sequence[Page]) -> Callable[[], list[Page]]:
+    def demote(self, pages: Sequence[Page]) -> Lower:
         """Start to convert pages of one tier to the next lower tier. Returns a function that waits and
         returns the new pages. The new pages count at once; the old pages still belong to the caller.
         Sequences that share a page share its lower page too."""
@@ -131,8 +144,23 @@ class PagePool:
     def release(self, page: Page) -> None:
         page.users -= 1
         if page.users == 0:
-            self.pages[page.tier] -= 1
+            self._pages[page.tier] -= 1
             self.storage.free(page.number, page.tier)
+
+    def abandon(self, pages: Sequence[Page | None], begun: Sequence[Lower]) -> None:
+        """Release these pages, and those of demotions that have begun, later.
+
+        The garbage collector calls this: in any thread, in the middle of any work of the pool, and where a
+        wait for another thread would never end."""
+        self._abandoned.append((pages, begun))
+
+    def _release_abandoned(self) -> None:
+        """In the thread that makes pages: release the pages of abandoned sequences."""
+        while self._abandoned and self._thread == threading.get_ident():
+            pages, begun = self._abandoned.popleft()
+            for page in (*pages, *(page for result in begun for page in result())):
+                if page is not None:
+                    self.release(page)
 
     def compact(self, tier: int) -> None:
         """Return unused memory of a tier to the system. Pages may get other numbers."""
@@ -147,7 +175,7 @@ class PagePool:
             cache.refresh_page_numbers()
 
     def _count(self, page: Page) -> Page:
-        self.pages[page.tier] += 1
+        self._pages[page.tier] += 1
         return page
 
     def adapt(self, pages: int) -> bool:
@@ -168,6 +196,8 @@ class PagePool:
 
     def _make_room(self, tier: int, n: int) -> None:
         """Free caches that are only kept for reuse, until n more pages of a tier fit."""
+        self._thread = threading.get_ident()
+        self._release_abandoned()
         while self._exceeds(self.nbytes + n * self.sizes[tier]) and self.reclaim():
             pass
         if self.budget and self.storage.is_crowded(tier, n):

@@ -11,7 +11,7 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend, ReferenceCache
 from ruvmlx.kernels.decoder import Cancelled, matmul_implementations
-from ruvmlx.kernels.page_table import NativePageTable, free_page, make_page
+from ruvmlx.kernels.page_table import NativePageTable, PageMemory
 from ruvmlx.kv.policy import EVERYTHING, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.models.load import load_model
@@ -199,10 +199,10 @@ def resident() -> int:
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_memory_goes_back_to_the_system():
     size = 96 << 20
-    before, page = resident(), make_page(size)
+    before, page = resident(), PageMemory.make(size)
     ctypes.memset(page, 1, size)
     assert page % 64 == 0 and resident() > before + 0.9 * size
-    free_page(page, size)
+    page.free()
     assert resident() < before + 0.1 * size
 
 

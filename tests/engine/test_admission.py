@@ -137,7 +137,7 @@ def test_random_workloads_stay_within_the_budget(packed, policy, pages, seed):
     engine.sessions.clear()
     del running, sinks, one, sink, answered
     gc.collect()
-    assert held.now == 0 and engine.backend.pool.nbytes == 0
+    assert engine.backend.pool.nbytes == 0 and held.now == 0
 
 
 def test_what_waits_is_started_by_priority_then_in_order(packed):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.kernels import layers, paged_attention
-from ruvmlx.kernels.page_table import NativePageTable, free_page, make_page
+from ruvmlx.kernels.page_table import NativePageTable, PageMemory
 from ruvmlx.kernels.paged_attention import PagedAttention
 from ruvmlx.tiers import COLD, HOT, WARM
 from tests.oracles import pages
@@ -25,9 +25,9 @@ class Sequence:
         self.turn = layers.turns(np.arange(1000), frequencies)
 
     def page(self, index: int, tier: int) -> int:
-        self.made.append((make_page(self.kernels.page_bytes(tier)), self.kernels.page_bytes(tier)))
-        self.table.set(index, self.made[-1][0], tier)
-        return self.made[-1][0]
+        self.made.append(PageMemory.make(self.kernels.page_bytes(tier)))
+        self.table.set(index, self.made[-1], tier)
+        return self.made[-1]
 
     def step(self, n: int, window: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """What the kernels and the twin say of n more tokens, of the last layer: [n, H, D]."""
@@ -61,8 +61,8 @@ class Sequence:
         return np.concatenate(heads, axis=1)
 
     def close(self) -> None:
-        for address, nbytes in self.made:
-            free_page(address, nbytes)
+        for page in self.made:
+            page.free()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Page tables, tiers, trims and forks, against a plain list of tokens."""
 
 import random
+import threading
 
 import pytest
 
@@ -143,6 +144,20 @@ def test_no_page_is_freed_under_a_demotion(window):
     walker.check()
     walker.cache.clear()
     assert pool.storage.pages == {} and pool.storage.reading == []
+
+
+def test_the_garbage_collector_touches_no_page():
+    """It runs in any thread, in the middle of anything: there nothing is freed, and no demotion is awaited."""
+    pool = new_pool()
+    last = [Walker(PagedCache(pool, SMALL))]
+    for i in range(4 * PAGE - 10):  # demotions begin half a page ahead
+        last[0].append([i])
+    pages, begun = dict(pool.storage.pages), len(last[0].cache._begun)
+    collector = threading.Thread(target=last.clear)
+    collector.start()
+    collector.join()
+    assert begun and pool.storage.pages == pages
+    assert pool.pages == [0, 0, 0] and pool.storage.pages == {}
 
 
 def test_a_trim_leaves_pages_of_full_precision_behind_it():

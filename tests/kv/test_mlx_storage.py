@@ -248,7 +248,7 @@ def test_no_page_is_lost(storage):
     cache.clear()
     assert storage.in_use == sum(pool.pages) == len(fork.pages)
     del fork
-    assert storage.in_use == 0 and pool.pages == [0, 0, 0]
+    assert pool.pages == [0, 0, 0] and storage.in_use == 0
 
 
 @pytest.mark.parametrize("unbounded", [True, False])

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...kernels.page_table import NativePageTable, free_page, make_page
+from ...kernels.page_table import NativePageTable, PageMemory
 from ...kv.storage import Bytes
 from ...tiers import HOT
 
@@ -42,10 +42,11 @@ class NativeStorage:
         return {}
 
     def make(self, tier: int) -> int:
-        return make_page(self.page_bytes(tier))
+        return PageMemory.make(self.page_bytes(tier))
 
     def free(self, page: int, tier: int) -> None:
-        free_page(page, self.page_bytes(tier))
+        assert isinstance(page, PageMemory)
+        page.free()
 
     def copy(self, page: int) -> int:
         to = self.make(HOT)
