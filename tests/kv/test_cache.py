@@ -147,7 +147,7 @@ def test_no_page_is_freed_under_a_demotion(window):
 
 
 def test_the_garbage_collector_touches_no_page():
-    """It runs in any thread, in the middle of anything: there nothing is freed, and no demotion is awaited."""
+    """It runs in any thread, in the middle of any work: it frees nothing, and awaits no demotion."""
     pool = new_pool()
     last = [Walker(PagedCache(pool, SMALL))]
     for i in range(4 * PAGE - 10):  # demotions begin half a page ahead
