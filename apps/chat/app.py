@@ -32,6 +32,7 @@ from . import ending, gc_policy, keys, palette, theme
 from .actions import Actions
 from .chats_screen import ChatsScreen
 from .compare_screen import CompareScreen
+from .completion import SuggestionList
 from .context import ChatContext
 from .idle import IdleLearner
 from .messages import ReplyMessage
@@ -90,11 +91,13 @@ class ChatApp(ChatShell):
         chat = self.chat
         chat.panel, chat.transcript = Panel(), Transcript()
         chat.status, chat.key_hints = StatusLine(), KeyHints()
-        chat.prompt = Prompt(lambda words: chat.status.flash(words, 10))
+        chat.suggestions = SuggestionList()
+        chat.prompt = Prompt(lambda words: chat.status.flash(words, 10), self.actions.draft.suggest)
         yield chat.panel
         with chat.transcript:
             yield Welcome()
         with Vertical(id="dock"):
+            yield chat.suggestions
             yield chat.prompt
             yield chat.status
             yield chat.key_hints

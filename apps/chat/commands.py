@@ -198,6 +198,8 @@ COMMANDS = {
 KEYS_HELP = (
     ("", ""),
     ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
+    ("Tab after / or @", "complete a command, a setting, a file's name"),
+    ("Ctrl+E", "write the message in your own editor ($EDITOR)"),
     ("@name", "in a message: put the text of that file in"),
     ("Esc", "stop a reply and keep its text"),
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),

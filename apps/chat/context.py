@@ -14,6 +14,7 @@ from ruvmlx.host import Host
 from ruvmlx.progress import Progress, Watch
 from ruvmlx.runtime import Runtime
 
+from .completion import SuggestionList
 from .messages import Notice, ReplyMessage, UserMessage
 from .options import ChatOptions
 from .panel import Panel
@@ -59,6 +60,7 @@ class ChatContext:
     panel: Panel
     transcript: Transcript
     prompt: Prompt
+    suggestions: SuggestionList
     status: StatusLine
     key_hints: KeyHints
 

@@ -7,6 +7,7 @@ modifyOtherKeys gives the odd key name below). In others, Alt+Enter arrives as p
 from collections.abc import Callable
 from typing import ClassVar
 
+from textual import on
 from textual.binding import Binding
 from textual.content import Content
 from textual.events import Key, Paste
@@ -30,7 +31,8 @@ class Prompt(TextArea):
         Binding("enter", "submit", "Send", key_display="⏎"),
         Binding("ctrl+j", "newline", "New line", key_display="^j"),
         Binding("escape", "app.do('write.cancel_edit')", "Don't edit", key_display="esc"),
-        Binding("tab,shift+tab", "app.do('select.select', 0)", "Choose", key_display="tab"),
+        Binding("tab,shift+tab", "app.do('draft.complete_or_choose')", "Choose", key_display="tab"),
+        Binding("ctrl+e", "app.do('draft.edit')", "Editor", show=False, id="editor"),
         Binding("ctrl+d", "delete_right_or_leave", "Leave", show=False),
         Binding("pageup", "app.do('select.scroll', -1)", "Scroll up", show=False),
         Binding("pagedown", "app.do('select.scroll', 1)", "Scroll down", show=False),
@@ -45,8 +47,12 @@ class Prompt(TextArea):
             super().__init__()
             self.text = text
 
-    def __init__(self, flash: Callable[[str], None] = lambda words: None) -> None:
-        """flash: shows a line for some seconds."""
+    def __init__(
+        self,
+        flash: Callable[[str], None] = lambda words: None,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """flash: shows a line for some seconds. moved: called when the text or the cursor has changed."""
         super().__init__(
             soft_wrap=True,
             tab_behavior="focus",
@@ -55,7 +61,7 @@ class Prompt(TextArea):
             placeholder="Ask anything",
         )
         self._title = self._doing = ""
-        self._flash = flash
+        self._flash, self._moved = flash, moved
         self.earlier: list[str] = []  # earlier messages, the newest first
         self._at = -1  # place in the history; -1 is the present draft
         self._draft = ""
@@ -94,6 +100,11 @@ class Prompt(TextArea):
         event.text = sanitize(event.text)
         await super()._on_paste(event)
         event.prevent_default()
+
+    @on(TextArea.Changed)
+    @on(TextArea.SelectionChanged)
+    def _tell(self) -> None:
+        self._moved()
 
     def edit(self, edit: Edit) -> EditResult:
         """Make the edit, with as much of its text as there is room for."""
@@ -165,6 +176,12 @@ class Prompt(TextArea):
     def action_submit(self) -> None:
         if self.text.strip():
             self.post_message(self.Submitted(self.text))
+
+    @property
+    def line_start(self) -> str:
+        """The cursor's line up to the cursor."""
+        row, column = self.cursor_location
+        return self.document.get_line(row)[:column]
 
     def action_delete_right_or_leave(self) -> None:
         """Delete to the right; in an empty input, leave as in a shell."""

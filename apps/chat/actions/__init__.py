@@ -16,6 +16,7 @@ from ..state import Outcome
 from ..view_model import Standing
 from .clipboard import ClipboardActions
 from .compare import CompareActions
+from .draft import DraftActions
 from .leave import LeaveActions
 from .library import LibraryActions
 from .models import ModelActions
@@ -40,6 +41,7 @@ class Actions:
         self.rewrite = RewriteActions(chat, self.rate, self.write)
         self.leave = LeaveActions(chat, self.write, self.clipboard)
         self.select = SelectActions(chat)
+        self.draft = DraftActions(chat, self.select)
 
     async def submit(self, text: str) -> None:
         """Send a message, save a rewritten reply, or carry out a command."""
@@ -138,6 +140,8 @@ class Actions:
         if what == "rate.give_reason":
             reply = chat.chosen()
             return reply is not None and reply.rating in BAD and not self.rate.is_too_early
+        if what == "draft.complete_or_choose":
+            return bool(chat.suggestions.rows) or self.offers("select.select")
         if what in ("rate.rate", "select.select"):
             too_early = what == "rate.rate" and self.rate.is_too_early
             return session and not too_early and bool(chat.transcript.replies)

@@ -1,0 +1,65 @@
+"""The text in the input, before it is sent: completed by Tab, or written in the user's editor."""
+
+from textual.app import SuspendNotSupported
+
+from ruvmlx.errors import RuvmlxError, error_line
+from ruvmlx.text import sanitize
+
+from .. import editor
+from ..completion import suggestions
+from ..context import ChatContext
+from ..prompt import MAX_MESSAGE_CHARACTERS
+from .select import SelectActions
+
+
+class DraftActions:
+    def __init__(self, chat: ChatContext, select: SelectActions) -> None:
+        self._chat, self._select = chat, select
+        self._put: str | None = None  # the line with the one of several suggestions that Tab put in
+
+    def suggest(self) -> None:
+        """Show what may come next. While Tab goes through the suggestions, they stay."""
+        prompt, shown = self._chat.prompt, self._chat.suggestions
+        if shown.rows and prompt.line_start == self._put:
+            return
+        found = []
+        if self._chat.editing is None:
+            is_first = prompt.cursor_location[0] == 0
+            found = suggestions(prompt.line_start, is_first, self._chat.state.options.files)
+        self._put, shown.taken, shown.rows = None, -1, tuple(found)
+
+    def complete_or_choose(self) -> None:
+        """Put the next suggestion into the input; if none would change it, choose a reply."""
+        shown, prompt = self._chat.suggestions, self._chat.prompt
+        texts = [row.text + " " * (row.goes_on and len(shown.rows) == 1) for row in shown.rows]
+        others = [n for n, row in enumerate(shown.rows) if prompt.line_start[row.start :] != texts[n]]
+        if not others:
+            self._select.select(0)
+            return
+        place = next((n for n in others if n > shown.taken), others[0])
+        line, start = prompt.cursor_location[0], shown.rows[place].start
+        self._put = prompt.line_start[:start] + texts[place] if len(texts) > 1 else None
+        prompt.replace(texts[place], (line, start), prompt.cursor_location)
+        shown.taken = place
+
+    def edit(self) -> None:
+        """Open the user's editor on the draft."""
+        chat = self._chat
+        try:
+            words = editor.command()
+            with chat.app.suspend():
+                text = editor.edit(chat.prompt.text, words)
+        except SuspendNotSupported:
+            chat.status.flash("The editor needs a terminal of its own; it is not there in this one", 10)
+        except (RuvmlxError, OSError) as error:
+            chat.status.flash(error_line(error), 10)
+        else:
+            self._take(text)
+
+    def _take(self, text: str | None) -> None:
+        prompt = self._chat.prompt
+        if text is None:
+            self._chat.status.flash("The editor ended with an error; the message is as it was", 10)
+            return
+        prompt.text = sanitize(text)[:MAX_MESSAGE_CHARACTERS]
+        prompt.move_cursor(prompt.document.end)

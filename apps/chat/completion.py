@@ -1,0 +1,123 @@
+"""What may be typed next: commands after "/", their words, and files after "@".
+
+`suggestions` knows nothing of the screen; `SuggestionList` shows them above the input, where Tab takes one.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rich.cells import set_cell_size
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from ruvmlx.ratings import RATINGS, REASONS
+from ruvmlx.text import sanitize
+
+from .commands import COMMANDS, help_of
+from .glossary import WORDS
+from .steps.settings import NAMES as SETTINGS
+from .user_files import UserFiles
+
+MOST_ROWS = 6  # that are shown at once
+MOST_NAME = 300  # characters of a file's name
+MOST_FILES = 500  # names of a folder that are looked at
+_COMMAND = re.compile(r"/([A-Za-z]*)")
+_WORD = re.compile(r"/([a-z]+) (\S*)")
+_WORDS = {"set": SETTINGS, "why": tuple(REASONS), "rate": RATINGS, "explain": tuple(WORDS)}
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """text: what stands in place of what was typed from `start` on. usage, help: as /help shows them.
+    goes_on: something follows it, so Tab puts a space after the only one."""
+
+    text: str
+    start: int
+    usage: str = ""
+    help: str = ""
+    goes_on: bool = False
+
+
+def suggestions(typed: str, is_first_line: bool, files: UserFiles) -> list[Suggestion]:
+    """typed: the line up to the cursor."""
+    command, word = _COMMAND.fullmatch(typed), _WORD.fullmatch(typed)
+    if command and is_first_line:
+        return _commands(command[1].lower())
+    if word and is_first_line and word[1] in _WORDS:
+        known, at = _WORDS[word[1]], word.start(2)
+        return [Suggestion(w, at, goes_on=word[1] == "set") for w in known if w.startswith(word[2])]
+    at = typed.rfind("@")
+    begun = typed[at + 1 :]
+    if at < 0 or (not typed[:at].endswith((" ", "\t")) and at) or len(begun) > MOST_NAME:
+        return []
+    quoted = begun.startswith('"')
+    if (not quoted and " " in begun) or begun.count('"') > 1:
+        return []
+    return [row for row in _files(begun.strip('"'), at + 1, quoted, files) if row.text != begun]
+
+
+def _commands(begun: str) -> list[Suggestion]:
+    return [
+        Suggestion(f"/{name}", 0, *help_of(name), row.takes_argument)
+        for name, row in COMMANDS.items()
+        if name.startswith(begun)
+    ]
+
+
+def _files(begun: str, start: int, quoted: bool, files: UserFiles) -> list[Suggestion]:
+    """Names in the folder that was typed; hidden ones only after a dot."""
+    if files.folder is None:
+        return []
+    folder, _, head = begun.rpartition("/")
+    prefix = begun[: len(begun) - len(head)]
+    found = []
+    with suppress(OSError, RuntimeError, ValueError):
+        found = _names(os.scandir(files.path(prefix or folder or ".")), head)
+    rows = []
+    for name in found:
+        whole = prefix + name
+        spaced = quoted or " " in whole
+        closed = '"' if not whole.endswith("/") else ""
+        rows.append(Suggestion(f'"{whole}{closed}' if spaced else whole, start))
+    return rows
+
+
+def _names(entries: "Iterable[os.DirEntry[str]]", head: str) -> list[str]:
+    found = []
+    for entry in entries:
+        if entry.name.startswith(head) and (head or not entry.name.startswith(".")):
+            found.append(entry.name + ("/" if entry.is_dir() else ""))
+        if len(found) >= MOST_FILES:
+            break
+    return sorted(name for name in found if name.isprintable() and '"' not in name)
+
+
+class SuggestionList(Static):
+    """The suggestions, with the one that Tab took last; hidden while there are none."""
+
+    rows: reactive[tuple[Suggestion, ...]] = reactive((), layout=True)
+    taken: reactive[int] = reactive(-1)  # place of the one in the input; -1: none
+
+    def on_mount(self) -> None:
+        self.display = False
+
+    def watch_rows(self) -> None:
+        self.display = bool(self.rows)
+
+    def render(self) -> Content:
+        most = max(1, min(MOST_ROWS, (self.app.size.height - 10) // 2))
+        first = max(0, min(self.taken - most // 2, len(self.rows) - most))
+        shown = self.rows[first : first + most]
+        width = max((len(row.usage) for row in shown), default=0)
+        lines = []
+        for place, row in enumerate(shown, first):
+            text = f"{row.usage:<{width}}   {row.help}" if row.help else sanitize(row.text)
+            line = Content(set_cell_size(text, self.size.width).rstrip())
+            lines.append(line.stylize("$accent") if place == self.taken else line)
+        more = len(self.rows) - len(shown)
+        lines.append(Content("Tab takes the next" + (f" · {more} more" if more else "")))
+        return Content("\n").join(lines)
