@@ -12,6 +12,7 @@ from .backends.base import Backend, restored
 from .engine.types import GenerationRequest
 from .errors import NotFound, UsageError
 from .lora.residency import Residency
+from .lora.targets import parse
 from .models.model import Model
 from .pausing import Stopped, stop_when
 from .progress import Watch
@@ -60,6 +61,7 @@ class Learning:
         """learn: False records ratings, for examples and for later, but never changes weights."""
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns = learn
+        parse(settings.base_targets, model.shape.n_layers, "base_targets")
         self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
         name = settings.adapter_name
         self.learner: Learner | None = self.residency.get(name) if name else None
@@ -199,7 +201,8 @@ class Learning:
     def loops(self) -> Loops:
         """The background and the deep loop of the adapter in use."""
         if self._loops is None:
-            self._loops = Loops(self.required(), self._model, self._settings.slow_loop)
+            settings = self._settings
+            self._loops = Loops(self.required(), self._model, settings.slow_loop, settings.base_targets)
         return self._loops
 
     def due(self) -> bool:

@@ -27,6 +27,7 @@ _CODES = " and ".join(f"{tier.bits} bits" for tier in reversed(tiers.TIERS[1:-1]
 _MODULE = "(q|k|v|o|gate|up|down)_proj"
 _TARGET = rf"(head|lm_head|attention|ffn|all|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1,4}}(-\d{{1,4}})?)?)"
 TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
+BASE_TARGETS = "attention,ffn"
 TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_proj:20-29"
 
 _OWN = "the model's own"
@@ -246,6 +247,15 @@ class Settings:
         str,
         "head",
         "what a rating changes: " + TARGETS_EXPECTED,
+        pattern=TARGETS,
+        expected=TARGETS_EXPECTED,
+        witnessed=True,
+        public=True,
+    )
+    base_targets: str = _setting(
+        str,
+        BASE_TARGETS,
+        "what the background loop trains: " + TARGETS_EXPECTED,
         pattern=TARGETS,
         expected=TARGETS_EXPECTED,
         witnessed=True,

@@ -185,7 +185,7 @@ def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -
     show_step = _progress("step")
     progress = show_step and (lambda done, total, loss: show_step(done, total, f", loss {loss:+.4f}"))
     chosen = {name: value for name, value in given.items() if value is not None}
-    settings = TrainingSettings(**chosen) if chosen else None
+    settings = TrainingSettings(targets=runtime.settings.base_targets, **chosen) if chosen else None
     return runtime.consolidate(progress, cancel, settings)
 
 

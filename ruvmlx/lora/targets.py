@@ -1,4 +1,5 @@
-"""Parses `learn_targets`, the matrices that a rating changes: "head", "q_proj,v_proj:20-29", "ffn,top:8".
+"""Parses `learn_targets`, the matrices that a rating changes, and `base_targets`, those that the background
+loop trains: "head", "q_proj,v_proj:20-29", "ffn,top:8".
 
 head (lm_head)   attention (q k v o)   ffn (gate up down)   all (all of these)
 v_proj           a module in all layers; v_proj:20 in one layer, v_proj:20-29 in several
@@ -26,17 +27,19 @@ class Targets:
     top: int = 0
 
 
-def parse(text: str, n_layers: int) -> Targets:
-    """Parse `learn_targets`; UsageError if it is malformed or names a layer that the model does not have."""
+def parse(text: str, n_layers: int, name: str = "learn_targets") -> Targets:
+    """Parse the setting of this name; UsageError if it is malformed or names a layer that the model does not
+    have."""
     if not TARGETS.fullmatch(text):
-        raise UsageError(f"learn_targets = {text!r}: expected {TARGETS_EXPECTED}.")
+        raise UsageError(f"{name} = {text!r}: expected {TARGETS_EXPECTED}.")
     found, top = set[Place](), 0
     for item in text.split(","):
-        name, _, rest = item.partition(":")
-        if name == "top":
+        group, _, rest = item.partition(":")
+        if group == "top":
             top = int(rest)
             continue
-        found |= {(module, layer) for module in _GROUPS[name] for layer in _layers(item, rest, n_layers)}
+        layers = _layers(item, rest, n_layers, name)
+        found |= {(module, layer) for module in _GROUPS[group] for layer in layers}
     head = ("lm_head", 0) in found
     places = {place for place in found if place[0] != "lm_head"}
     if top and not places:
@@ -44,11 +47,11 @@ def parse(text: str, n_layers: int) -> Targets:
     return Targets(head, tuple(sorted(places, key=lambda p: (p[1], MODULES.index(p[0])))), top)
 
 
-def _layers(item: str, rest: str, n_layers: int) -> range:
+def _layers(item: str, rest: str, n_layers: int, name: str) -> range:
     if not rest:
         return range(n_layers)
     first, _, last = rest.partition("-")
     chosen = range(int(first), int(last or first) + 1)
     if not chosen or chosen[-1] >= n_layers:
-        raise UsageError(f"learn_targets: {item!r} is not among the model's layers, 0 to {n_layers - 1}.")
+        raise UsageError(f"{name}: {item!r} is not among the model's layers, 0 to {n_layers - 1}.")
     return chosen

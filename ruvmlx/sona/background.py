@@ -16,7 +16,7 @@ tests/sona/pauses.py measures the time between two pauses.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -28,14 +28,17 @@ from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
 from ..lora.layer_lora import base_part, combine_loras, fold_layers, packed
 from ..lora.merge import HEAD, fold_micro
+from ..lora.targets import parse
 from ..models.model import Model, without
 from ..pausing import Pause, Stopped, stop_when
+from ..settings import BASE_TARGETS
 from ..store import HeadMoved
 from ..training.adamw import Training
 from ..training.slices import TrainingText
-from ..training.trainer import TARGETS, Trainer
+from ..training.trainer import Trainer
 from . import objective, replay
 from .adapter_history import MINIMUM
+from .base_targets import GradientSizes, candidates, probe_base
 from .learner import Learner
 from .promotion import Candidate, PromotionTest
 from .replay import Buffer, RatedExample
@@ -62,7 +65,7 @@ class TrainingSettings:
     rank: int = 8
     nll: float = 0.1
     kl: float = 0.5
-    modules: tuple[str, ...] = TARGETS
+    targets: str = BASE_TARGETS  # as the setting `base_targets`
     depth: float = 1.0  # trained share of the layers, counted from the last
     minimum: int = MINIMUM
     ewc: float = 0.0  # strength of the penalty; the table in optional/ewc.py shows why it is off
@@ -81,10 +84,13 @@ class Background:
     def __init__(self, learner: Learner, model: Model, settings: TrainingSettings | None = None):
         self._learner, self._model = learner, model
         self.settings = settings or TrainingSettings()
+        self._targets = parse(self.settings.targets, model.shape.n_layers, "base_targets")
+        self._sizes = GradientSizes()
         self._trainer: Trainer | None = None
         self._frozen: dict[TrainingText, np.ndarray] = {}  # the frozen model's hidden states of plain texts
         self._paused: Training | None = None
         self._anchors: Sequence[Any] = []
+        self._standing: dict[Place, Pair] = {}  # pairs of the layers that the run does not train
         self._promotion: PromotionTest | None = None
         self._sum: _StepSum | None = None  # the sum so far of a stopped step
 
@@ -103,6 +109,7 @@ class Background:
         if self._trainer is not None:
             self._trainer.close()
         self._trainer, self._frozen, self._paused, self._promotion, self._sum = None, {}, None, None, None
+        self._sizes = GradientSizes()
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Train, test, and promote or refuse. Returns a report; that of a stopped run says so."""
@@ -127,7 +134,7 @@ class Background:
     def _attempt(self, buffer: Buffer, progress: Progress | None, pause: Pause) -> dict[str, Any]:
         learner, training = self._learner, None
         try:
-            training = self._resumable_run(pause) or self._fresh(pause)
+            training = self._resumable_run(pause) or self._fresh(buffer, pause)
             self._paused = None
             promotion = self._promotion_test(buffer, pause)
             self._train(training, buffer, promotion, progress, pause)
@@ -156,7 +163,7 @@ class Background:
                 training = Training.from_bytes(data, pause)
         if training is not None:
             facts = training.facts
-            same = facts["settings"] == self._settings() and facts["base"] == state.base
+            same = facts["settings"] == asdict(self.settings) and facts["base"] == state.base
             same = same and facts["anchors"] == self._anchor_ids()
             if same and history.leads_to(facts["version"], state.version):
                 return training
@@ -170,26 +177,46 @@ class Background:
         self._promotion.pause = pause
         return self._promotion
 
-    def _fresh(self, pause: Pause = lambda: None) -> Training:
+    def _fresh(self, buffer: Buffer, pause: Pause = lambda: None) -> Training:
         """A run that starts from the base in use; matrices that it does not change yet start at zero."""
-        state = self._learner.state
-        facts = {"version": state.version, "base": state.base, "settings": self._settings(), "frozen": {}}
+        state, places = self._learner.state, self._places(buffer, pause)
+        facts = {
+            "version": state.version,
+            "base": state.base,
+            "settings": asdict(self.settings),
+            "frozen": {},
+        }
         facts["anchors"] = self._anchor_ids()
-        return Training(self._start(state.version, pause), SCALE, facts=facts)
+        return Training(self._start(state.version, places, pause), SCALE, facts=facts)
 
-    def _start(self, seed: int, pause: Pause) -> dict[Place, Pair]:
-        """The pairs at step 0: deterministic for a seed and a base in use."""
+    def _places(self, buffer: Buffer, pause: Pause) -> list[Place]:
+        """The matrices to train."""
+        found = candidates(self._targets, self._model.shape.n_layers, self.settings.depth)
+        if not 0 < self._targets.top < len(found):
+            return found
+        trainer, examples = self._opened_trainer(pause), buffer.batch(self._learner.state.version, 0)[0]
+        here = probe_base(self._model.config, self._learner.base, found)
+        return self._sizes.strongest(trainer, here, examples, self._targets.top, pause)
+
+    def _start(self, seed: int, places: Iterable[Place], pause: Pause) -> dict[Place, Pair]:
+        """The pairs of these places at step 0: deterministic for a seed and a base in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
-        layers = self._model.shape.n_layers
-        for layer in range(layers - max(1, round(layers * self.settings.depth)), layers):
-            for module in self.settings.modules:
-                known = old.pairs.get((module, layer)) if old else None
-                pairs[module, layer] = (
-                    (known[0] * root, known[1] * root) if known else self._new_pair(module, layer, rng)
-                )
-                pause()
+        for module, layer in places:
+            known = old.pairs.get((module, layer)) if old else None
+            pairs[module, layer] = (
+                (known[0] * root, known[1] * root) if known else self._new_pair(module, layer, rng)
+            )
+            pause()
         return pairs
+
+    def _untrained(self, training: Training) -> dict[Place, Pair]:
+        """The pairs of the base in use that the run does not train, at its scale."""
+        old = self._learner.base
+        if old is None:
+            return {}
+        factor = np.float32(old.scale / training.scale)
+        return {p: (a, b * factor) for p, (a, b) in old.pairs.items() if p not in training.pairs}
 
     def _new_pair(self, module: str, layer: int, rng: np.random.Generator) -> Pair:
         """lora_a random, lora_b zero: no change yet."""
@@ -197,9 +224,6 @@ class Background:
         assert shape is not None
         a = rng.normal(0, shape[0] ** -0.5, (shape[0], self.settings.rank)).astype(np.float32)
         return a, np.zeros((self.settings.rank, shape[1]), np.float32)
-
-    def _settings(self) -> dict[str, Any]:
-        return asdict(self.settings) | {"modules": list(self.settings.modules)}
 
     def _anchor_ids(self) -> list[int]:
         """Ids of the anchors in the loss; none if the penalty is off."""
@@ -215,12 +239,10 @@ class Background:
         progress: Progress | None,
         pause: Callable,
     ) -> None:
-        if training.step >= self.settings.steps:
+        if training.step >= self.settings.steps or not training.pairs:
             return
-        if self._trainer is None:
-            self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
-        self._trainer.set_head(self._learner.base, self._learner.micro)
-        pause()
+        self._opened_trainer(pause)
+        self._standing = {p: pair for p, pair in self._untrained(training).items() if p != HEAD}
         self._anchors = self._learner.anchors.load() if self.settings.ewc else []
         while training.step < self.settings.steps:
             loss, grads = self._gradients(training, buffer, promotion, pause)
@@ -242,13 +264,22 @@ class Background:
             if progress is not None:
                 progress(training.step, self.settings.steps, loss)
 
+    def _opened_trainer(self, pause: Pause) -> Trainer:
+        """The trainer, with the head in use."""
+        if self._trainer is None:
+            self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
+        self._trainer.set_head(self._learner.base, self._learner.micro)
+        pause()
+        return self._trainer
+
     def _gradients(
         self, training: Training, buffer: Buffer, promotion: PromotionTest, pause: Callable[[], None]
     ) -> tuple[float, dict[Place, Pair]]:
         """Loss and gradients of one step, summed text by text; a stopped step resumes after its last text."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
-        whole = combine_loras(base, self._learner.layer_lora) or base  # the layer LoRA stays active
+        standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # what is not trained stays active
+        whole = combine_loras(standing, self._learner.layer_lora) or standing
         total = self._sum = self._sum if self._sum is not None and self._sum.key == key else _StepSum(key)
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
@@ -275,14 +306,12 @@ class Background:
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
         """A function: share of the training -> (base with MicroLoRA folded in, remainder as MicroLoRA)."""
-        old, start = self._learner.base, self._start(training.facts["version"], pause)
+        start = self._start(training.facts["version"], training.pairs, pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
             pause()
-            if old is not None and HEAD in old.pairs:  # the head is not trained
-                a, b = old.pairs[HEAD]
-                pairs[HEAD] = (a, b * np.float32(old.scale / training.scale))
+            pairs |= self._untrained(training)  # the head is not trained
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
             base = fold_layers(trained, self._learner.layer_lora, most, pause)
             return fold_micro(base, self._learner.micro, HEAD_RANK)
@@ -297,8 +326,8 @@ class Background:
             parent = learner.state
             if parent.base != training.facts["base"]:
                 return _report(False, "the adapter was changed meanwhile; nothing was done")
-            result = promotion.judge(self._candidate(training, promotion.pause))
-            report = {"steps": training.step, **result.report}
+            result = promotion.judge(self._candidate(training, promotion.pause), bool(training.pairs))
+            report = {"steps": training.step, "matrices": len(training.pairs), **result.report}
             try:
                 if not result.promoted:
                     learner.history.refuse(parent.version, report)

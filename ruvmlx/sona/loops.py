@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..models.model import Model
+from ..settings import BASE_TARGETS
 from .adapter_history import DUE, MINIMUM, STYLE_DUE, STYLE_MINIMUM
 from .learner import Learner
 
@@ -21,9 +22,13 @@ TRAINING, STYLE = SLOW_LOOPS = ("training", "style")
 
 
 class Loops:
-    def __init__(self, learner: Learner, model: Model, slow_loop: str = TRAINING):
-        """slow_loop: one of SLOW_LOOPS: what `consolidate` does with the ratings."""
+    def __init__(
+        self, learner: Learner, model: Model, slow_loop: str = TRAINING, base_targets: str = BASE_TARGETS
+    ):
+        """slow_loop: one of SLOW_LOOPS: what `consolidate` does with the ratings. base_targets: the matrices
+        that the background loop trains."""
         self._learner, self._model, self._slow_loop = learner, model, slow_loop
+        self._base_targets = base_targets
         self._style: StyleLoop | None = None
         self._background: Background | None = None
         self._deep: Deep | None = None
@@ -98,8 +103,10 @@ class Loops:
         return self._style
 
     def background(self, settings: "TrainingSettings | None" = None) -> "Background":
-        from .background import Background
+        from .background import Background, TrainingSettings
 
+        if settings is None and self._background is None:
+            settings = TrainingSettings(targets=self._base_targets)
         if self._background is not None and settings not in (None, self._background.settings):
             self._background.close()
             self._background = None

@@ -22,6 +22,7 @@ from .state import ProbedBase
 from .trace import adapted_logits
 
 PPL_RISE = 0.02  # allowed rise of perplexity on plain text, over the untouched model's
+ROUNDED = 1e-4  # rise of the held-out loss where MicroLoRA is only merged into the base
 ROOM = 0.8  # share of the KL cap that a base may use; the rest is for later ratings
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # of the way from the adapter in use to the trained one
 
@@ -105,8 +106,11 @@ class PromotionTest:
                 for example in missing:
                     known[example.reply_id] = self._logprob(example.text, None)
 
-    def judge(self, candidate: Candidate) -> PromotionResult:
-        """Find the largest share of the training within the limits, then measure the held-out ratings."""
+    def judge(self, candidate: Candidate, trained: bool = True) -> PromotionResult:
+        """Find the largest share of the training within the limits, then measure the held-out ratings.
+
+        trained: False: MicroLoRA was only merged into the base, so ratings need not prefer the result.
+        """
         learner = self._learner
         if learner.version != self._version:
             self._version, self._known, self._ground = learner.version, {}, None
@@ -118,7 +122,7 @@ class PromotionTest:
         tries = self._try_shares(candidate, before, plain)
         last = tries[-1]
         loss = self._loss(last.name, last.micro)
-        reason = objection(loss_before, loss, last.found, before)
+        reason = objection(loss_before, loss, last.found, before, 0.0 if trained else ROUNDED)
         facts = {
             "examples": len(self.buffer.train) + len(self.buffer.held_out),
             "held_out": len(self.buffer.held_out),
@@ -201,14 +205,15 @@ class PromotionTest:
         return total / text.said
 
 
-def objection(before: float, after: float, found: ModelDrift, now: ModelDrift) -> str:
-    """The rule of promotion: why a candidate is refused; "" if it is promoted."""
+def objection(before: float, after: float, found: ModelDrift, now: ModelDrift, rounded: float = 0.0) -> str:
+    """The rule of promotion: why a candidate is refused; "" if it is promoted. rounded: rise of the loss that
+    is rounding; 0: the loss must fall."""
     if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
         return "its measurements are not finite"
     if found.kl > KL_CAP:
         return f"KL to the untouched model is {found.kl:.3f}; at most {KL_CAP} is allowed"
     if found.rise > now.limit + 1e-6:
         return f"perplexity on plain text rises by {found.ppl_change:.1%}; {PPL_RISE:.0%} is allowed"
-    if not after < before:
+    if not after < before + rounded:
         return f"held-out ratings do not prefer it: loss {before:.4f} -> {after:.4f}"
     return ""

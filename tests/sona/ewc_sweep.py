@@ -25,7 +25,7 @@ from ruvmlx.sona.background import SCALE, TrainingSettings
 from ruvmlx.sona.optional.ewc import Anchor, Fisher, penalty
 from ruvmlx.training.adamw import Training
 from ruvmlx.training.slices import TrainingText
-from ruvmlx.training.trainer import Trainer
+from ruvmlx.training.trainer import TARGETS, Trainer
 
 FOOD = [
     ("How do I boil an egg?", "Put it into boiling water. Wait for eight minutes. Cool it under the tap."),
@@ -108,7 +108,7 @@ class Sweep:
     def fresh(self, seed: int) -> BaseLoRA:
         rng, pairs, config = np.random.default_rng(seed), {}, self.model.config
         for layer in range(config.n_layers):
-            for module in self.settings.modules:
+            for module in TARGETS:
                 n_in, n_out = place_shape(config, module, layer)
                 a = rng.normal(0, n_in**-0.5, (n_in, self.settings.rank)).astype(np.float32)
                 pairs[module, layer] = (a, np.zeros((self.settings.rank, n_out), np.float32))

@@ -134,7 +134,7 @@ def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
 def test_the_fold_alone_changes_nothing(rated):
     """No training step counts: the model's words have the same probabilities, now from base alone."""
     learner, loop = rated.learner, Background(rated.learner, rated.model, QUICK)
-    base, micro = background.fold_micro(loop._fresh().base, learner.micro, background.HEAD_RANK)
+    base, micro = background.fold_micro(loop._fresh(_buffer(rated)).base, learner.micro, background.HEAD_RANK)
     want = learner.probe.kl(learner.micro)
     assert learner.active.probe_base(base).probe.kl(micro) == pytest.approx(want, abs=1e-5)
     learner.active.install()

@@ -235,7 +235,8 @@ def test_the_background_loop_pays_the_penalty(learned):
     found = []
     for strength in (0.0, 1e4):
         loop = Background(learner, learned.model, replace(QUICK, ewc=strength))
-        training, buffer = loop._fresh(), deep.Deep(learner, learned.model)._buffer()
+        buffer = deep.Deep(learner, learned.model)._buffer()
+        training = loop._fresh(buffer)
         for a, b in training.pairs.values():  # away from the anchor
             a += np.float32(0.1)
             b += np.float32(0.1)

@@ -1,0 +1,61 @@
+"""Which matrices the background loop trains: those that `base_targets` names, or the K of them with the
+largest gradients.
+
+    size of a matrix = sum over replies i of ||G_i||^2        G_i [in, out]: gradient of reply i's mean log p
+
+The replies are those of the first step, the weights those in use (training/trainer.py: squares).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
+from ..lora.targets import Targets
+from ..models.model import ModelConfig
+from ..pausing import Pause
+from ..training.trainer import Trainer
+from .replay import RatedExample
+
+
+def candidates(targets: Targets, n_layers: int, depth: float) -> list[Place]:
+    """The places that the targets name, in the last `depth` (a share) of the layers."""
+    first = n_layers - max(1, round(n_layers * depth))
+    return [place for place in targets.places if place[1] >= first]
+
+
+class GradientSizes:
+    """Sizes of gradients by reply. A stopped measurement goes on with the next reply."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[Place, float]] = {}
+
+    def strongest(
+        self,
+        trainer: Trainer,
+        base: BaseLoRA,
+        examples: Sequence[RatedExample],
+        count: int,
+        pause: Pause,
+    ) -> list[Place]:
+        """The `count` places of the base with the largest gradients, in the base's order."""
+        for example in examples:
+            if example.reply_id not in self._known:
+                squares = trainer.squares(base, example.text, pause)
+                self._known[example.reply_id] = {
+                    place: float(rows.sum()) for place, (rows, _) in squares.items()
+                }
+        total = {p: sum(self._known[e.reply_id][p] for e in examples) for p in base.pairs}
+        chosen = set(sorted(total, key=lambda place: -total[place])[:count])
+        return [place for place in base.pairs if place in chosen]
+
+
+def probe_base(config: ModelConfig, base: BaseLoRA | None, places: Sequence[Place]) -> BaseLoRA:
+    """The base in use with a pair for each place, which changes nothing where there was none."""
+    pairs = dict[Place, Pair]()
+    for module, layer in places:
+        shape = place_shape(config, module, layer)
+        assert shape is not None
+        zero = np.zeros((shape[0], 1), np.float32), np.zeros((1, shape[1]), np.float32)
+        pairs[module, layer] = base.pairs.get((module, layer), zero) if base else zero
+    return BaseLoRA(pairs, base.scale if base else 1.0)
