@@ -210,7 +210,7 @@ class Background:
             pause()
         return pairs
 
-    def _untrained(self, training: Training) -> dict[Place, Pair]:
+    def _untrained_pairs(self, training: Training) -> dict[Place, Pair]:
         """The pairs of the base in use that the run does not train, at its scale."""
         old = self._learner.base
         if old is None:
@@ -242,7 +242,7 @@ class Background:
         if training.step >= self.settings.steps or not training.pairs:
             return
         self._opened_trainer(pause)
-        self._standing = {p: pair for p, pair in self._untrained(training).items() if p != HEAD}
+        self._standing = {p: pair for p, pair in self._untrained_pairs(training).items() if p != HEAD}
         self._anchors = self._learner.anchors.load() if self.settings.ewc else []
         while training.step < self.settings.steps:
             loss, grads = self._gradients(training, buffer, promotion, pause)
@@ -311,7 +311,7 @@ class Background:
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
             pause()
-            pairs |= self._untrained(training)  # the head is not trained
+            pairs |= self._untrained_pairs(training)  # the head is not trained
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
             base = fold_layers(trained, self._learner.layer_lora, most, pause)
             return fold_micro(base, self._learner.micro, HEAD_RANK)
