@@ -39,9 +39,8 @@ class CompareScreen(ModalScreen[int | None]):
     def __init__(self, chat: ChatContext, text: str, is_blind: bool = True) -> None:
         super().__init__()
         self._chat, self._text, self.is_blind = chat, text, is_blind
-        self._sides, self._seed = (
-            (compare.order(), None) if is_blind else ([False, True], compare.draw_seed())
-        )
+        self._sides = compare.order() if is_blind else [False, True]
+        self._seed: int | None = None if is_blind else compare.draw_seed()
         self.candidates: list[compare.Candidate] = []
         self._busy, self._stopped = True, False
 

@@ -90,7 +90,7 @@ def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **co
         asked |= {name: given[name] for name in NUMBERS & given.keys()}
         name = given.get("adapter")
         if name not in (None, "none", *known):
-            raise UsageError(unknown_adapter(name, sorted(known)))
+            raise UsageError(unknown_adapter(str(name), sorted(known)))
         raw, messages = common.get("raw", False), [Message(**turn) for turn in given.get("messages", ())]
         if "prompt" in given and not raw:
             messages = [*([Message("system", system)] if system else []), Message("user", given["prompt"])]
@@ -129,7 +129,7 @@ class _Answer:
         if self.response is None:
             return {"id": self.line.id, "line": self.line.number, "error": self.error}
         found = self.response
-        facts = {
+        facts: dict[str, Any] = {
             "id": self.line.id,
             "reply_id": found.request_id,
             "text": found.text,

@@ -43,7 +43,8 @@ def _click_type(spec: SettingSpec) -> click.ParamType:
     if spec.word:
         return click.STRING  # `SettingSpec.parse` checks it
     if spec.kind is int:
-        return click.INT if spec.least is None else click.IntRange(spec.least, spec.most)
+        bounds = (None if bound is None else int(bound) for bound in (spec.least, spec.most))
+        return click.INT if spec.least is None else click.IntRange(*bounds)
     return click.FLOAT if spec.kind is float else click.STRING
 
 

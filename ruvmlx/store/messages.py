@@ -100,7 +100,10 @@ class Messages:
             "SELECT id, content FROM messages WHERE session_id = ? AND role = 'user' ORDER BY id DESC",
             session_id,
         )
-        return [Question(*row, to_vector(states.get((row["id"], row["content"])))) for row in rows]
+        return [
+            Question(row["id"], row["content"], to_vector(states.get((row["id"], row["content"]))))
+            for row in rows
+        ]
 
     def first_texts(self, limit: int = 200) -> list[str]:
         """The first message of each chat, newest first; each text once."""
