@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import pytest
 
-from . import builds, selection
+from . import builds, mutants, selection
 
 CONFTEST = """
 from pathlib import Path
@@ -203,3 +203,10 @@ def test_contents_are_those_of_names_and_bytes(tmp_path):
         (tmp_path / name).write_text(text)
     a, b, c, d = (builds.contents(tmp_path / folder) for folder in "abcd")
     assert a == b and len({a, c, d}) == 3
+
+
+def test_every_mutant_can_be_planted():
+    """The line that it changes is in its file, once; the tests that look for it are there."""
+    for mutant in mutants.MUTANTS:
+        assert (builds.ROOT / mutant.file).read_text("utf-8").count(mutant.right) == 1, mutant
+        assert all((builds.ROOT / name).exists() for name in mutant.tests.split()), mutant
