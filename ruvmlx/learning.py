@@ -120,7 +120,7 @@ class Learning:
         else:
             config.parse("adapter", name, "the request")
             with restored(self._backend):
-                learner = self.residency.beside(name)
+                learner = self.residency.load_beside(name)
         if learner is not None:
             with self.in_its_place(learner):
                 learner.sync()

@@ -286,8 +286,9 @@ def _rating(make) -> list[BenchKernel]:
             lambda: slow.block(held, rule), held.nbytes + features.nbytes,
         ),
         BenchKernel(
-            "one rating more, and what all ask for", lambda impl: asking.rated(*rating, 1e8, impl)[1],
-            lambda: slow.rated(*rating)[1], 2 * held.nbytes + 3 * g.nbytes + features.nbytes + p[:48].nbytes,
+            "one rating more, and what all ask for", lambda impl: asking.add_rating(*rating, 1e8, impl)[1],
+            lambda: slow.add_rating(*rating)[1],
+            2 * held.nbytes + 3 * g.nbytes + features.nbytes + p[:48].nbytes,
         ),
         BenchKernel(
             "distance on neutral text", lambda impl: np.array(text.distance(block, 0.1, impl)),
@@ -329,6 +330,6 @@ def _copies(matrix: matmul.Matrix) -> list[matmul.Matrix]:
     """As many copies as fill BLOCK bytes."""
     copies = [copy.copy(matrix) for _ in range(BLOCK // matrix.memory.nbytes)]
     for w in copies:
-        w.memory = matmul.aligned(matrix.memory.nbytes)
+        w.memory = matmul.aligned_bytes(matrix.memory.nbytes)
         w.memory[:] = matrix.memory
     return copies

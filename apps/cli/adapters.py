@@ -49,7 +49,7 @@ class _Open:
         """The base, layer and micro LoRA of the version in use, as one BaseLoRA."""
         from ruvmlx.lora import MicroLoRA
         from ruvmlx.lora.interchange import combine_adapter
-        from ruvmlx.lora.layer_lora import combine_loras, unpacked_layers
+        from ruvmlx.lora.layer_lora import combine_loras, unpack_layers
         from ruvmlx.sona.adapter_history import AdapterHistory
 
         name = self.chosen()
@@ -59,7 +59,7 @@ class _Open:
         history, shape = AdapterHistory(self.store, self.model.fingerprint, name), self.model.shape
         found = history.adapter(row.version)
         base = history.base(found.base) if found.base else None
-        base = combine_loras(base, unpacked_layers(found.state, shape))
+        base = combine_loras(base, unpack_layers(found.state, shape))
         return combine_adapter(base, MicroLoRA.from_bytes(found.state, shape.hidden_size, shape.vocab_size))
 
     def facts(self, name: str) -> dict[str, Any]:

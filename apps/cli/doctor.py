@@ -128,7 +128,7 @@ def _model() -> str:
 
 def _adapter() -> str:
     from ruvmlx.lora import MicroLoRA
-    from ruvmlx.lora.layer_lora import unpacked_layers
+    from ruvmlx.lora.layer_lora import unpack_layers
     from ruvmlx.models.load import load_model
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
@@ -139,7 +139,7 @@ def _adapter() -> str:
     if version := history.version():
         row = history.adapter(version)
         MicroLoRA.from_bytes(row.state, model.shape.hidden_size, model.shape.vocab_size)
-        unpacked_layers(row.state, model.shape)
+        unpack_layers(row.state, model.shape)
         if row.base:
             history.base(row.base).check(model.shape)
     return f"{name}, version {version}, {len(history.ratings())} ratings"

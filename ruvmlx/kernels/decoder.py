@@ -1,8 +1,8 @@
-"""The C decoder (neon/include/rvm.h): a whole step in one call, without the GIL.
+"""The C decoder (neon/include/rvm.h): one call runs a whole step, without the GIL.
 
-Arrays are float32 and C-contiguous; T tokens, V vocabulary, D hidden. The packed matrices and norms stay
-alive as long as the Decoder that reads them. Keys and values are the caller's (ruvmlx/kv): pages of 64 tokens
-in a kernels.page_table.NativePageTable. One call at a time for a decoder.
+Arrays are float32 and C-contiguous. T: tokens; V: vocabulary; D: hidden size. The packed matrices and norms
+stay alive as long as the Decoder that reads them. Keys and values belong to the caller (ruvmlx/kv): pages of
+64 tokens in a kernels.page_table.NativePageTable. A decoder runs one call at a time.
 """
 
 import ctypes as C
@@ -33,7 +33,7 @@ _P, _N, _F, _I, _U = C.c_void_p, C.c_size_t, C.c_float, C.c_int, C.c_uint32
 
 
 class Cancelled(Exception):
-    """The cancel flag was raised; what was held before the call is as it was."""
+    """The cancel flag was set. The tokens from before the call are as they were."""
 
 
 class _Config(C.Structure):
@@ -113,7 +113,8 @@ def _lib() -> C.CDLL:
 
 @functools.cache
 def matmul_implementations() -> tuple[str, ...]:
-    """What can run the matrices here, fastest first: ("avx512vnni", ..., "scalar")."""
+    """Return the implementations that can run the matrices on this machine, fastest first: ("avx512vnni",
+    ..., "scalar")."""
     names: list[str] = []
     while name := _lib().rvm_matmul_impl_name(len(names)):
         names.append(name.decode())
@@ -122,7 +123,10 @@ def matmul_implementations() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """Fields as in rvm_decoder_config; rope_frequencies: radians per position, [head_dim / 2]."""
+    """The sizes of a model. The fields are those of rvm_decoder_config.
+
+    rope_frequencies: radians per position, [head_dim / 2]
+    """
 
     n_layers: int
     n_heads: int
@@ -141,7 +145,14 @@ class DecoderShape:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """matrices: packed, by module; biases: those that exist; norms: [D], of heads: [head_dim]."""
+    """The weights of one layer.
+
+    matrices: packed matrices by module
+    biases: the biases that the model has, by module
+    input_norm, post_norm: [D]
+    q_norm, k_norm: [head_dim]
+    no_rope: whether the layer has no rotary embedding
+    """
 
     matrices: Mapping[str, np.ndarray]
     biases: Mapping[str, Array]
@@ -155,13 +166,13 @@ class LayerWeights:
 @dataclass(frozen=True)
 class DecoderWeights:
     embedding: np.ndarray
-    lm_head: np.ndarray  # may be the embedding itself
+    lm_head: np.ndarray  # may be the same array as the embedding
     norm: Array
     layers: Sequence[LayerWeights]
 
     @property
     def nbytes(self) -> int:
-        """A head that is the embedding counts once."""
+        """The bytes of all weights. A head that is the embedding counts once."""
         held = [self.embedding, self.lm_head, self.norm]
         for layer in self.layers:
             held += [*layer.matrices.values(), *layer.biases.values(), layer.input_norm, layer.post_norm]
@@ -226,15 +237,18 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """Activations and scratch memory."""
+        """The bytes of activations and scratch memory."""
         return _lib().rvm_decoder_bytes(self.handle)
 
     def page_bytes(self, tier: int) -> int:
-        """Bytes of a page of 64 tokens, all layers and heads."""
+        """Return the bytes of a page of 64 tokens, for all layers and heads."""
         return _lib().rvm_decoder_page_bytes(self.handle, tier)
 
     def demote(self, page: int, tier: int, to: int, to_tier: int) -> None:
-        """Copy the full page at one address to another address, in a lower tier. Any thread, at any time."""
+        """Copy a full page to another address, in a lower tier. May be called in any thread at any time.
+
+        page, to: addresses
+        """
         source, target = row(page, tier), row(to, to_tier)
         rc = _lib().rvm_decoder_demote(self.handle, source.ctypes.data, target.ctypes.data)
         if rc != OK:
@@ -250,10 +264,11 @@ class Decoder:
         head: bool = True,
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array | None]:
-        """Append tokens behind `offset` others; -> hidden [outputs, D] of the last ones and, with `head`,
-        logits [outputs, V]. Their pages must be there, and hot.
+        """Append tokens after `offset` others. Their pages must exist and be hot. Returns hidden [outputs, D]
+        of the last tokens and, with `head`, logits [outputs, V].
 
-        Raises Cancelled, or NotFinite when a logit is NaN or infinite; older tokens are then as they were.
+        Raises Cancelled, or NotFinite when a logit is NaN or infinite. The older tokens are then as they
+        were.
         """
         n, shape = len(tokens), self.shape
         hidden: Array = np.empty((outputs, shape.hidden_size), np.float32)
@@ -280,8 +295,9 @@ class Decoder:
         *,
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array]:
-        """Append one token to each of B different sequences; -> hidden [B, D] and logits [B, V], with
-        quantised weights the same bits as `forward` gives for each alone. Raises as `forward` does."""
+        """Append one token to each of B different sequences. Returns hidden [B, D] and logits [B, V]. With
+        quantised weights the bits equal those of `forward` for each sequence alone. Raises the same errors as
+        `forward`."""
         n, shape = len(tokens), self.shape
         rows = np.zeros(n, ROW)
         rows["pages"] = [table.pointer(at + 1) for table, at in zip(tables, offsets, strict=True)]
@@ -300,14 +316,14 @@ class Decoder:
         return hidden, logits
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Run the kernel calls of several replies on this decoder's threads, then their `done`."""
+        """Run the kernel calls of several replies on this decoder's threads, then call their `done`."""
         structs = (ReplyStruct * len(some))(*(work.fields for work in some))
         _done("replies", _lib().rvm_decoder_replies(self.handle, C.addressof(structs), len(some)))
         for work, fields in zip(some, structs, strict=True):
             work.done(fields)
 
     def head(self, hidden: Array, lora: bool = False) -> Array:
-        """The output head: [T, D] -> [T, V]; with the LoRA of LM_HEAD only if asked for."""
+        """Run the output head: [T, D] -> [T, V]. lora: whether to add the LoRA of lm_head."""
         if hidden.shape[1:] != (self.shape.hidden_size,) or not len(hidden):
             raise ValueError(f"hidden has shape {hidden.shape}, expected [T, {self.shape.hidden_size}]")
         logits: Array = np.empty((len(hidden), self.shape.vocab_size), np.float32)
@@ -317,9 +333,10 @@ class Decoder:
     def set_lora(
         self, module: str, layer: int, lora_a: Array | None, lora_b: Array | None, scale: float = 1.0
     ) -> None:
-        """y += scale * (x @ lora_a) @ lora_b at one linear layer from now on; None takes it off.
+        """Add a LoRA to one linear layer, from the next call on: y += scale * (x @ lora_a) @ lora_b. None
+        removes it. Both arrays are copied.
 
-        module: one of MODULES, or "lm_head" (its layer is ignored). Both arrays are copied.
+        module: one of MODULES, or "lm_head", whose layer is ignored
         """
         number = LM_HEAD if module == "lm_head" else MODULES.index(module)
         if lora_a is None or lora_b is None:
@@ -335,7 +352,7 @@ class Decoder:
         _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, a, b, rank, scale))
 
     def lora_shape(self, module: str) -> tuple[int, int]:
-        """(in, out) of a linear layer."""
+        """Return (in, out) of a linear layer."""
         s = self.shape
         d, f, q, kv = s.hidden_size, s.intermediate_size, s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim
         sizes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
@@ -343,7 +360,7 @@ class Decoder:
         return sizes[module]
 
     def use_threads(self, n: int) -> None:
-        """Use n of the threads from the next call on."""
+        """Use n of the threads, from the next call on."""
         _done("use_threads", _lib().rvm_decoder_use_threads(self.handle, n))
 
 

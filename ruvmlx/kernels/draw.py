@@ -1,4 +1,4 @@
-"""Drawing a token in C (neon/src/draw.c). Its slow twin is `drawn` of ruvmlx/sampling.py."""
+"""Draws a token in C (neon/src/draw.c). The twin is `drawn` of ruvmlx/sampling.py."""
 
 import ctypes as C
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from ruvmlx.kernels.replies import DRAW, Drawing, ReplyStruct, ReplyWork
 
 
 class TokenDrawing:
-    """Draws the tokens of one reply. Keeps 16 bytes of scratch memory for each id of the vocabulary."""
+    """Draws the tokens of one reply. Needs 16 bytes of scratch memory for each id of the vocabulary."""
 
     def __init__(self, temperature: float, top_p: float, min_p: float, top_k: int, impl: str | None = None):
         self._how, self._token = Drawing(temperature, top_p, min_p, 0.0, top_k), C.c_int32()
@@ -27,7 +27,8 @@ class TokenDrawing:
         return self._token.value
 
     def work(self, logits: Array, u: float, drawn: Callable[[int], None]) -> ReplyWork:
-        """The same call, to be run together with those of other replies; `drawn` then receives the token."""
+        """Return the same call as a ReplyWork, to run with those of other replies. `drawn` then receives the
+        token."""
         self._how.u = u
         fields = ReplyStruct(what=DRAW, logits=_in(logits), vocab=logits.size, drawing=self._how)
         fields.scratch = self._room(logits.size)

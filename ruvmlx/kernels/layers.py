@@ -1,7 +1,8 @@
-"""What lies between a decoder's matrix products, over NumPy arrays, each beside its obvious twin.
+"""The kernels between a decoder's matrix products, over NumPy arrays, each beside its twin.
 
-float32 and C-contiguous; formulas: neon/include/rvm.h, "Layers". `impl` names an implementation ("scalar",
-"avx2", ...); None is the fastest one of this machine. A twin has the signature of its kernel (`impl` aside).
+Arrays are float32 and C-contiguous. The formulas are in neon/include/rvm.h, "Layers". `impl` names an
+implementation ("scalar", "avx2", ...); None is the fastest one on this machine. A twin has the same
+parameters as its kernel, without `impl`.
 """
 
 import ctypes as C
@@ -72,7 +73,8 @@ class _Attention(C.Structure):
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """All kernels of one implementation, as ctypes functions that release the GIL; None: the fastest."""
+    """Return all kernels of one implementation (None: the fastest) as ctypes functions that release the
+    GIL."""
     lib = _load()
     lib.rvm_layers_impl.restype, lib.rvm_layers_impl.argtypes = C.POINTER(_LayerTable), [C.c_char_p]
     lib.rvm_attention_scratch.restype, lib.rvm_attention_scratch.argtypes = _N, [_N, _N]
@@ -87,7 +89,7 @@ def functions(impl: str | None = None) -> SimpleNamespace:
 
 
 def rms_norm(x: Array, weight: Array, eps: float, impl: str | None = None) -> Array:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis. x: [T, D]."""
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last axis. x: [T, D]."""
     _shape("weight", weight, x.shape[1:])
     y = np.empty_like(x)
     _done("rms_norm", functions(impl).rms_norm(_in(x), _in(weight), eps, *x.shape, _inout(y)))
@@ -100,13 +102,14 @@ def rms_norm_ref(x: Array, weight: Array, eps: float) -> Array:
 
 
 def turns(positions: NDArray[np.int64], frequencies: NDArray[np.float64]) -> Array:
-    """[T, head_dim]: cosines, then sines, of position * frequency."""
+    """Return the rotations of RoPE [T, head_dim]: cosines, then sines, of position * frequency."""
     angles = np.outer(positions, frequencies)
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
 def rope(x: Array, turn: Array, traditional: bool = False, impl: str | None = None) -> Array:
-    """Pairs (i, i + d/2), or (2i, 2i + 1) with `traditional`, turned. x: [T, heads, d]; turn: [T, d]."""
+    """Rotate pairs of numbers: (i, i + d/2), or (2i, 2i + 1) with `traditional`. x: [T, heads, d]; turn: [T,
+    d]."""
     tokens, heads, head_dim = x.shape
     _shape("turn", turn, (tokens, head_dim))
     y = np.empty_like(x)
@@ -128,7 +131,7 @@ def rope_ref(x: Array, turn: Array, traditional: bool = False) -> Array:
 
 
 def swiglu(gate: Array, up: Array, impl: str | None = None) -> Array:
-    """gate / (1 + e^-gate) * up."""
+    """Return gate / (1 + e^-gate) * up."""
     _shape("up", up, gate.shape)
     y = np.empty_like(gate)
     _done("swiglu", functions(impl).swiglu(_in(gate), _in(up), gate.size, _inout(y)))
@@ -141,7 +144,7 @@ def swiglu_ref(gate: Array, up: Array) -> Array:
 
 
 def lora_add(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float, impl: str | None = None) -> None:
-    """y += s (x @ lora_a) @ lora_b, in place. x: [T, in]; y: [T, out]."""
+    """Add s (x @ lora_a) @ lora_b to y, in place. x: [T, in]; y: [T, out]."""
     (tokens, width), rank, out = x.shape, lora_a.shape[1], lora_b.shape[1]
     _shape("lora_a", lora_a, (width, rank))
     _shape("lora_b", lora_b, (rank, out))
@@ -157,10 +160,10 @@ def lora_add_ref(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float) -> 
 
 @dataclass
 class PagedKV:
-    """Keys and values of one head in pages of 64 tokens, as the C decoder keeps them."""
+    """Keys and values of one head in pages of 64 tokens, in the form of the C decoder."""
 
     head_dim: int
-    pages: list[NDArray[Any]] = field(default_factory=list)  # Half [..] if hot, else bytes
+    pages: list[NDArray[Any]] = field(default_factory=list)  # Half [..] if the page is hot, else bytes
     tiers: list[int] = field(default_factory=list)
     tokens: int = 0
 
@@ -169,7 +172,7 @@ class PagedKV:
         return -(-self.head_dim // 16) * 16
 
     def append(self, k: Array, v: Array, turn: Array, impl: str | None = None) -> None:
-        """k, v: [T, head_dim]; turn: [T, head_dim] of their positions."""
+        """Append tokens. k, v: [T, head_dim]; turn: [T, head_dim], the rotations of their positions."""
         f, done = functions(impl), 0
         while done < len(k):
             at = self.tokens % PAGE
@@ -192,9 +195,10 @@ class PagedKV:
         impl: str | None = None,
         matmul: str | None = None,
     ) -> Array:
-        """softmax(q . k / sqrt(d)) v. q: [T, group, d], the queries at `position`, position + 1, ...
+        """Return softmax(q . k / sqrt(d)) v.
 
-        matmul: the implementation whose kernels read pages of codes.
+        q: [T, group, d], the queries at `position`, position + 1, ...
+        matmul: the implementation whose kernels read pages of codes
         """
         queries, group, head_dim = q.shape
         f, out = functions(impl), np.empty_like(q)
@@ -222,7 +226,7 @@ class PagedKV:
 def attend_ref(
     q: Array, k: Array, v: Array, turn: Array, position: int, window: int = 0
 ) -> NDArray[np.float64]:
-    """The same over k, v: [S, d], turned here; turn: [S, d] of all positions."""
+    """Return the same for k, v: [S, d], which are rotated here. turn: [S, d] of all positions."""
     half = np.float16
     keys = rope_ref(k[:, None], turn[: len(k)])[:, 0].astype(half).astype(np.float64)
     values = v.astype(half).astype(np.float64)

@@ -17,7 +17,7 @@ MAX_RANK = 64
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _P, _N, _F = C.c_void_p, C.c_size_t, C.c_float
 
-# Field order and argument types of struct rvm_kernels. All pointers travel as plain addresses.
+# Field order and argument types of struct rvm_kernels. All pointers are passed as plain addresses.
 _SIGNATURES: dict[str, list[Any]] = {
     "dot": [_P, _P, _N, _P],
     "all_within": [_P, _N, _F],
@@ -45,11 +45,12 @@ class _KernelTable(C.Structure):
 
 
 class LibraryError(RuvmlxError):
-    """librvm is missing, cannot be loaded, or is not the one these sources were written for."""
+    """librvm is missing, cannot be loaded, or does not fit these sources."""
 
 
 def find(name: str) -> Path:
-    """Path of a library installed as ruvmlx/_lib/lib<name>: in a wheel or an editable install alike."""
+    """Return the path of a library that is installed as ruvmlx/_lib/lib<name>, in a wheel or an editable
+    install."""
     wanted = f"lib{name}{_SUFFIX}"
     for folder in _folders():
         if (folder / wanted).is_file():
@@ -61,7 +62,8 @@ def find(name: str) -> Path:
 
 
 def _folders() -> list[Path]:
-    """Editable installs keep sources in the checkout and built files in site-packages: look in both."""
+    """Return the folders to search. Editable installs have sources in the checkout and built files in
+    site-packages."""
     packages = [Path(p) for p in ruvmlx.__path__] + [Path(p) / "ruvmlx" for p in sys.path]
     return [p / "_lib" for p in packages]
 
@@ -86,7 +88,8 @@ def _load() -> C.CDLL:
 
 @functools.cache
 def implementations() -> tuple[str, ...]:
-    """What this machine runs, fastest first: ("avx512", "avx2", "scalar") or ("neon", "scalar")."""
+    """Return the implementations that run on this machine, fastest first: ("avx512", "avx2", "scalar") or
+    ("neon", "scalar")."""
     lib = _load()
     names: list[str] = []
     while name := lib.rvm_impl_name(len(names)):
@@ -95,7 +98,8 @@ def implementations() -> tuple[str, ...]:
 
 
 def available(kernel: str) -> tuple[str, ...]:
-    """Implementations of one kernel, for `pytest.mark.parametrize("impl", available("head_add"))`."""
+    """Return the implementations of one kernel, for `pytest.mark.parametrize("impl",
+    available("head_add"))`."""
     if kernel not in _SIGNATURES:
         raise KeyError(f"no kernel {kernel!r}; there are {', '.join(KERNELS)}")
     return implementations()
@@ -103,7 +107,8 @@ def available(kernel: str) -> tuple[str, ...]:
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """All kernels of one implementation, as ctypes functions that release the GIL; None: the fastest."""
+    """Return all kernels of one implementation (None: the fastest) as ctypes functions that release the
+    GIL."""
     table = _load().rvm_impl(impl.encode() if impl else None)
     if not table:
         raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")
@@ -115,5 +120,5 @@ def functions(impl: str | None = None) -> SimpleNamespace:
 
 
 def registry() -> dict[str, str]:
-    """Kernel -> implementation in use, for `ruvmlx doctor`."""
+    """Return {kernel: the implementation in use}, for `ruvmlx doctor`."""
     return {kernel: implementations()[0] for kernel in KERNELS}

@@ -3,9 +3,9 @@
     w = Matrix(weight, scales, biases, cols)      # MLX's affine layout, or a float array [out, in]
     y = matmul(w, x)                              # x: float32 [T, in]  ->  [T, out]
 
-In front of quantised weights x becomes 16 or 8 bits a value; see neon/include/rvm.h for the formula. All
-implementations ("avx512vnni", "neon_i8mm", ..., "scalar") return the same bits. Wrong shapes or types
-raise ValueError; NaN and infinities make the row of their token NaN.
+For quantised weights, x is rounded to 16 or 8 bits a value; neon/include/rvm.h has the formula. All
+implementations ("avx512vnni", "neon_i8mm", ..., "scalar") return the same bits. Wrong shapes or types raise
+ValueError. NaN and infinities make the row of their token NaN.
 """
 
 import ctypes as C
@@ -20,8 +20,8 @@ from ruvmlx.kernels.library import BAD_ARGUMENT, OK, LibraryError, _load
 from ruvmlx.kernels.packing import ALIGNMENT, PackedMatrix
 
 Array = NDArray[np.float32]
-BLOCK, SUPER_BLOCK = 32, 256  # activations with one scale; before super-blocks
-MAX_CODE = {8: 127, 16: 32385}  # what the largest of them becomes
+BLOCK, SUPER_BLOCK = 32, 256  # the number of activations that share one scale; the same for super-blocks
+MAX_CODE = {8: 127, 16: 32385}  # by bits: the code of the largest activation
 _P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
 
 # Field order and argument types of struct rvm_matmul.
@@ -52,7 +52,7 @@ def _lib() -> C.CDLL:
 
 @functools.cache
 def implementations() -> tuple[str, ...]:
-    """What this machine runs, fastest first."""
+    """Return the implementations that run on this machine, fastest first."""
     names: list[str] = []
     while name := _lib().rvm_matmul_impl_name(len(names)):
         names.append(name.decode())
@@ -61,7 +61,7 @@ def implementations() -> tuple[str, ...]:
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """The functions of one implementation, without the GIL; None: the fastest."""
+    """Return the functions of one implementation (None: the fastest). They run without the GIL."""
     table = _lib().rvm_matmul_impl(impl.encode() if impl else None)
     if not table:
         raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")
@@ -73,19 +73,20 @@ def functions(impl: str | None = None) -> SimpleNamespace:
 
 
 def peak(rounds: int, impl: str | None = None) -> int:
-    """So many rounds of the innermost loop, without memory: products of two numbers that were formed."""
+    """Run the innermost loop `rounds` times without reading memory. Returns how many products of two numbers
+    it formed."""
     return functions(impl).peak(rounds, C.byref(C.c_int32()))
 
 
-def aligned(nbytes: int) -> NDArray[np.uint8]:
-    """uint8 [nbytes] at a multiple of 64 bytes."""
+def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
+    """Return uint8 [nbytes] at an address that is a multiple of 64."""
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + nbytes]
 
 
 class Matrix:
-    """W [rows, cols] in packed form.  weight: as PackedMatrix.plan takes it, or plan_blocks for `blocks`."""
+    """W [rows, cols] in packed form. weight: as in PackedMatrix.plan, or with `blocks` as in plan_blocks."""
 
     def __init__(
         self,
@@ -100,37 +101,40 @@ class Matrix:
             if blocks
             else PackedMatrix.plan(weight, scales, biases, cols)
         )
-        self.memory = aligned(packed.nbytes)
+        self.memory = aligned_bytes(packed.nbytes)
         packed.pack(self.memory)
         spec: Any = packed.spec
         self.kind, self.affine, self.group = int(spec.kind), bool(spec.affine), int(spec.group)
         self.rows, self.cols, self.tiles = int(spec.rows), int(spec.cols), -(-int(spec.rows) // 16)
 
     def __getitem__(self, row: int) -> Array:
-        """Row `row`, dequantised as MLX does: embedding lookup."""
+        """Return row `row`, dequantised as MLX does: the lookup of an embedding."""
         out = np.empty(self.cols, np.float32)
         if row < 0 or _lib().rvm_matrix_row(self.memory.ctypes.data, row, out.ctypes.data) != OK:
             raise IndexError(f"row {row} of a matrix of {self.rows} rows")
         return out
 
     def acts_kind(self, bits: int) -> int:
-        """What activations of so many bits are for this matrix: those of float weights stay float."""
+        """Return the kind of activations that this matrix needs. Float weights need float activations; `bits`
+        is for the others."""
         return _lib().rvm_matrix_acts(self.memory.ctypes.data, bits)
 
 
 def activations(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> NDArray[np.uint8]:
-    """x [T, cols] in the form that matrices of w's kind multiply; bits: 8 or 16 before quantised ones."""
+    """Return x [T, cols] in the form that matrices of w's kind multiply. bits: 8 or 16, for quantised
+    weights."""
     if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] != w.cols or not x.flags.c_contiguous:
         raise ValueError(f"x must be contiguous float32 [T, {w.cols}], got {x.dtype} {list(x.shape)}")
     tokens = len(x)
     kind = w.acts_kind(bits)
-    to = aligned(_lib().rvm_acts_bytes(kind, tokens, w.cols))
+    to = aligned_bytes(_lib().rvm_acts_bytes(kind, tokens, w.cols))
     _done(functions(impl).acts(kind, x.ctypes.data, w.cols, tokens, w.cols, 0, tokens, to.ctypes.data))
     return to
 
 
 def product(w: Matrix, acts: NDArray[np.uint8], y: Array, impl: str | None = None, bits: int = 16) -> Array:
-    """y [T, rows] = W times activations of T tokens and so many bits."""
+    """Write W times the activations of T tokens into y [T, rows] and return y. bits: the bits of the
+    activations."""
     if y.dtype != np.float32 or y.ndim != 2 or y.shape[1] != w.rows or not y.flags.c_contiguous:
         raise ValueError(f"y must be contiguous float32 [T, {w.rows}], got {y.dtype} {list(y.shape)}")
     kind = w.acts_kind(bits)
@@ -142,12 +146,13 @@ def product(w: Matrix, acts: NDArray[np.uint8], y: Array, impl: str | None = Non
 
 
 def matmul(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> Array:
-    """x @ W^T: [T, cols] -> [T, rows]."""
+    """Return x @ W^T: [T, cols] -> [T, rows]."""
     return product(w, activations(w, x, impl, bits), np.empty((len(x), w.rows), np.float32), impl, bits)
 
 
 def dequantise_ref(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int) -> np.ndarray:
-    """MLX's affine form: W[n][k] = scales[n][k // group] * q[n][k] + biases[n][k // group], float64."""
+    """Return MLX's affine form in float64: W[n][k] = scales[n][k // group] * q[n][k] + biases[n][k //
+    group]."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     q = (weight[..., None] >> shifts & np.uint32(2**bits - 1)).reshape(len(weight), -1)
     group = q.shape[1] // scales.shape[1]
@@ -155,7 +160,8 @@ def dequantise_ref(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, b
 
 
 def quantise_ref(x: Array, bits: int, block: int = BLOCK) -> np.ndarray:
-    """What is left of x [T, cols]: d * round(x / d), d = max |x| / MAX_CODE[bits] over `block` columns."""
+    """Return x [T, cols] after rounding: d * round(x / d), d = max |x| / MAX_CODE[bits] over `block`
+    columns."""
     blocks, top = x.reshape(len(x), -1, block), np.float32(MAX_CODE[bits])
     most = np.abs(blocks).max(-1, keepdims=True)
     inverse = np.where(most < 1e-30, 0, top / np.where(most < 1e-30, 1, most)).astype(np.float32)
@@ -163,7 +169,7 @@ def quantise_ref(x: Array, bits: int, block: int = BLOCK) -> np.ndarray:
 
 
 def matmul_ref(w: np.ndarray, x: Array, bits: int | None = None, block: int = BLOCK) -> np.ndarray:
-    """x @ w^T in float64, with w dequantised and x quantised to so many bits, as quantise_ref does."""
+    """Return x @ w^T in float64, with w dequantised. With `bits`, x is first rounded as in quantise_ref."""
     return (quantise_ref(x, bits, block) if bits else x.astype(np.float64)) @ w.astype(np.float64).T
 
 

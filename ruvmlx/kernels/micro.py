@@ -1,12 +1,12 @@
-"""The MicroLoRA kernels over NumPy arrays, each beside its obvious twin.
+"""The MicroLoRA kernels over NumPy arrays, each beside its twin.
 
-float32, C-contiguous, any alignment; nothing is copied and the GIL is released. Shapes: T tokens,
-D hidden, V vocabulary, R rank; lora_a [D, R], lora_b [R, V]. A twin has the signature of its kernel
-(`impl` aside) and computes in float64. Formulas: neon/include/rvm.h.
+Arrays are float32 and C-contiguous, with any alignment. Nothing is copied and the GIL is released. Shapes: T
+tokens, D hidden, V vocabulary, R rank; lora_a [D, R], lora_b [R, V]. A twin has the same parameters as its
+kernel, without `impl`, and computes in float64. The formulas are in neon/include/rvm.h.
 
-`impl` names an implementation ("scalar", "avx2", ...); None is the fastest one of this machine.
-Wrong shapes or types raise ValueError. NaN or Inf raises NotFinite, and then weights and
-accumulators are as they were; head_add and the two of evidence pass it on.
+`impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
+or types raise ValueError. NaN or Inf raises NotFinite, and then weights and accumulators are as they were.
+Only head_add and the two kernels of evidence return NaN and Inf instead of raising.
 """
 
 import ctypes as C
@@ -27,11 +27,11 @@ _byte_at, _address = C.c_char.from_buffer, C.addressof
 
 
 class NotFinite(ArithmeticError):
-    """NaN or Inf came in, or would have come out; nothing was changed."""
+    """The input has NaN or Inf, or the output would have. Nothing was changed."""
 
 
 def all_within(x: Array, most: float, impl: str | None = None) -> bool:
-    """Is every |x| <= most, which is finite? NaN is not."""
+    """Is every |x| <= most? `most` is finite. The answer for NaN is no."""
     rc = functions(impl).all_within(_in(x), x.size, most)
     if rc != NOT_FINITE:
         _done("all_within", rc)
@@ -46,12 +46,12 @@ def all_finite(x: Array, impl: str | None = None) -> bool:
 def micro_update(
     w: Array, velocity: Array | None, grad: Array, eta: float, mu: float = 0.0, impl: str | None = None
 ) -> None:
-    """velocity = mu * velocity + eta * grad; w += velocity. In place; velocity None: w += eta * grad."""
+    """velocity = mu * velocity + eta * grad; w += velocity, in place. velocity None: w += eta * grad."""
     micro_step([(w, velocity, grad)], eta, mu, impl)
 
 
 def micro_step(steps: Sequence[Step], eta: float, mu: float = 0.0, impl: str | None = None) -> None:
-    """micro_update of several arrays as one step: all of them change, or none."""
+    """Run micro_update for several arrays as one step: all of them change, or none."""
     params = (Param * len(steps))()
     for param, (w, velocity, grad) in zip(params, steps, strict=True):
         _shape("grad", grad, w.shape)
@@ -78,7 +78,8 @@ def micro_step_ref(steps: Sequence[Step], eta: float, mu: float = 0.0) -> None:
 def head_add(
     logits: Array, hidden: Array, lora_a: Array, lora_b: Array, s: float, impl: str | None = None
 ) -> None:
-    """logits += s * (hidden @ lora_a) @ lora_b, in place. hidden: [T, D] or [D]; logits: [T, V] or [V]."""
+    """Add s * (hidden @ lora_a) @ lora_b to logits, in place. hidden: [T, D] or [D]; logits: [T, V] or
+    [V]."""
     dim, vocab, rank = _lora(lora_a, lora_b)
     _shape("hidden", hidden, (*hidden.shape[:-1], dim))
     _shape("logits", logits, (*hidden.shape[:-1], vocab))
@@ -103,10 +104,11 @@ def trace_accumulate(
     e_b: Array,
     impl: str | None = None,
 ) -> tuple[float, float]:
-    """Add the eligibility of one generated token y to e_a [D, R] and e_b [R, V], in place.
+    """Add the eligibility of one generated token y to e_a [D, R] and e_b [R, V], in place. Returns log p(y)
+    with the adapter and without it.
 
-    u = lora_a^T h; delta = onehot(y) - softmax(logits); e_b += s u delta^T; e_a += s h (lora_b delta)^T.
-    h: [D]; logits: [V] with the adapter in. Returns log p(y) with and without the adapter.
+    u = lora_a^T h; delta = onehot(y) - softmax(logits); e_b += s u delta^T; e_a += s h (lora_b delta)^T. h:
+    [D]; logits: [V], with the adapter applied.
     """
     dim, vocab, rank = _lora(lora_a, lora_b)
     _shape("h", h, (dim,))
@@ -133,8 +135,8 @@ def trace_work(
     e_b: Array,
     traced: Callable[[float, float], None],
 ) -> ReplyWork:
-    """A trace_accumulate, to be run together with those of other replies; `traced` then receives both
-    logprobs. Shapes are not checked here."""
+    """Return a trace_accumulate as a ReplyWork, to run with those of other replies. `traced` then receives
+    both logprobs. Shapes are not checked here."""
     dim, rank = lora_a.shape
     fields = ReplyStruct(what=TRACE, token=y, scale=s, dim=dim, vocab=logits.size, rank=rank)
     fields.hidden, fields.logits, fields.lora_a, fields.lora_b = _in(h), _in(logits), _in(lora_a), _in(lora_b)
@@ -165,11 +167,13 @@ def trace_accumulate_ref(
 def kl_to_frozen(
     p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None, impl: str | None = None
 ) -> tuple[float, float]:
-    """With new ~ p0 * exp(d), d = s * u @ lora_b: means over M contexts of KL(new || frozen), nats, and of
-    log sum_v p0 exp(d), what each log-probability has lost beside its own d.
+    """Return two means over M contexts, where new ~ p0 * exp(d) and d = s * u @ lora_b. The first is KL(new
+    || frozen) in nats. The second is log sum_v p0 exp(d), which each log-probability loses in exchange for
+    its own d. The absolute error is about 1e-6 nats.
 
-    p0: [M, V] probabilities without this adapter; u: [M, R] = hidden @ lora_a. log_ratio: [M, V] =
-    log(p0 / frozen); None where p0 is the frozen one itself. Absolute error about 1e-6 nats.
+    p0: [M, V], probabilities without this adapter
+    u: [M, R] = hidden @ lora_a
+    log_ratio: [M, V] = log(p0 / frozen); None: p0 is frozen
     """
     contexts, vocab = p0.shape
     rank = lora_b.shape[0]
@@ -199,9 +203,12 @@ def kl_to_frozen_ref(
 def evidence_add(
     held: Array, gradient: Array, information: Array, w: float, kept: float, impl: str | None = None
 ) -> Array:
-    """What all ratings say, with one more of weight w: kept * held + (w g, (w g)^2, |w| f), [3, R, N].
+    """Return the evidence of all ratings, with one more rating of weight w: kept * held + (w g, (w g)^2, |w|
+    f), [3, R, N]. NaN stays NaN.
 
-    held: [3, R, N]: G, S and L; gradient, information: [R, N]. NaN is passed on."""
+    held: [3, R, N]: G, S and L of the earlier ratings
+    gradient, information: [R, N] of the new rating
+    """
     _shape("held", held, (3, *gradient.shape))
     _shape("information", information, gradient.shape)
     out = np.empty_like(held)
@@ -225,10 +232,13 @@ def evidence_push(
     theta: Array,
     impl: str | None = None,
 ) -> None:
-    """theta[:, part] = the weights that the evidence asks for: step * G / (precision + L), shrunk by
-    G^2 / (G^2 + agree * S), and in each reading by `beyond_noise`. Other coordinates stay.
+    """Set theta[:, part] to the weights that follow from the evidence: step * G / (precision + L), times G^2
+    / (G^2 + agree * S), times `beyond_noise` of each reading. Other coordinates do not change. NaN stays NaN.
 
-    evidence: [3, R, N]: G, S and L; precision: [N]; theta: [R, N]. NaN is passed on."""
+    evidence: [3, R, N]: G, S and L
+    precision: [N]
+    theta: [R, N]
+    """
     rank, n = theta.shape
     _shape("evidence", evidence, (3, rank, n))
     _shape("precision", precision, (n,))
@@ -245,7 +255,8 @@ def evidence_push_ref(
 
 
 def beyond_noise(g: Array, s: Array, noise: float) -> NDArray[np.float64]:
-    """How much of [R, N] chance does not explain, for each reading: [R, 1] (James and Stein 1961)."""
+    """Return, for each reading, the share of [R, N] that chance does not explain: [R, 1]. (James and Stein
+    1961)"""
     signal, chance = np.sum(np.square(g), axis=1, keepdims=True), np.sum(s, axis=1, keepdims=True)
     return np.maximum(0, 1 - noise * chance / np.maximum(signal, 1e-12))
 
@@ -259,8 +270,8 @@ def micro_place(
     most: float,
     impl: str | None = None,
 ) -> Array:
-    """c * lora_b [R, V], but of its columns `at` [n] s times the first n of block. For a c of 0 lora_b is not
-    read. NotFinite unless all of c * lora_b and of s * block is within `most`."""
+    """Return c * lora_b [R, V], in which the columns `at` [n] are s times the first n columns of block. If c
+    is 0, lora_b is not read. Raises NotFinite unless all of c * lora_b and of s * block is within `most`."""
     rank, vocab = lora_b.shape
     _shape("block", block, (rank, block.shape[1]))
     if block.shape[1] < at.size:
@@ -286,7 +297,7 @@ def micro_place_ref(
 
 
 def logprobs(logits: Array, y: NDArray[np.int32], impl: str | None = None) -> NDArray[np.float64]:
-    """log p(y_t) = logits[t, y_t] - logsumexp(logits[t]). logits: [T, V]; y: int32 [T]."""
+    """Return log p(y_t) = logits[t, y_t] - logsumexp(logits[t]). logits: [T, V]; y: int32 [T]."""
     tokens, vocab = logits.shape
     _shape("y", y, (tokens,))
     if tokens and (y.min() < 0 or y.max() >= vocab):
@@ -306,7 +317,7 @@ def _log_softmax(z: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _lora(lora_a: Array, lora_b: Array) -> tuple[int, int, int]:
-    """D, V and R of a pair."""
+    """Return D, V and R of a pair."""
     dim, rank = lora_a.shape
     _shape("lora_b", lora_b, (rank, lora_b.shape[-1]))
     if not 1 <= rank <= MAX_RANK:
@@ -320,7 +331,7 @@ def _shape(name: str, x: NDArray, expected: tuple[int, ...]) -> None:
 
 
 def _inout(x: NDArray, dtype: np.dtype = _F32) -> int:
-    """Address of an array that the kernel writes to."""
+    """Return the address of an array that the kernel writes to."""
     if x.dtype != dtype:
         raise ValueError(f"array is {x.dtype}, expected {dtype}")
     try:
@@ -331,7 +342,7 @@ def _inout(x: NDArray, dtype: np.dtype = _F32) -> int:
 
 
 def _in(x: NDArray, dtype: np.dtype = _F32) -> int:
-    """Address of an array that the kernel only reads."""
+    """Return the address of an array that the kernel only reads."""
     if x.flags.writeable:
         return _inout(x, dtype)
     if x.dtype != dtype or not x.flags.c_contiguous:

@@ -1,6 +1,6 @@
-"""Weights in the form that the C matrix kernels read (neon/include/rvm.h, "Matrices").
+"""Packs weights into the form that the C matrix kernels read (neon/include/rvm.h, "Matrices").
 
-w = PackedMatrix.plan(weight, scales, biases)      # how it will be stored, and in how many bytes
+w = PackedMatrix.plan(weight, scales, biases)      # how the weights will be stored, and in how many bytes
 w = PackedMatrix.plan_blocks("Q4_K", raw, cols)    # GGUF's super-blocks
 w.pack(memory)                                     # uint8 [w.nbytes] at a multiple of 64 bytes
 """
@@ -17,7 +17,8 @@ from ruvmlx.kernels.library import OK, _load
 
 ALIGNMENT, TILE_ROWS = 64, 16
 Q4, Q8, F16, BF16, F32 = range(5)
-SUPER_BLOCKS = {"Q4_K": 5, "Q5_K": 6, "Q6_K": 7}  # GGUF types of 256 columns that are packed as they are
+# GGUF types of 256 columns; their blocks are packed without a change
+SUPER_BLOCKS = {"Q4_K": 5, "Q5_K": 6, "Q6_K": 7}
 _KINDS = {"float16": F16, "bfloat16": BF16, "float32": F32}
 _P, _N, _I, _U = C.c_void_p, C.c_size_t, C.c_int, C.c_uint32
 _ROWS_AT_ONCE = 1024
@@ -46,7 +47,7 @@ def _lib() -> C.CDLL:
 
 @dataclass
 class PackedMatrix:
-    """One matrix [out, in] before it is packed; holds its source arrays."""
+    """One matrix [out, in] before it is packed. It holds the source arrays."""
 
     spec: Any
     weight: np.ndarray
@@ -62,7 +63,10 @@ class PackedMatrix:
         biases: np.ndarray | None = None,
         cols: int = 0,
     ) -> "PackedMatrix":
-        """weight: [out, in] of a float type, or uint32 [out, in * bits / 32] with scales, biases and cols."""
+        """Plan the packing of a matrix.
+
+        weight: [out, in] of a float type, or uint32 [out, in * bits / 32] with scales, biases and cols
+        """
         weight = np.ascontiguousarray(weight)
         if scales is None or biases is None:
             kind, cols, group, scale_kind = _KINDS[weight.dtype.name], weight.shape[1], 0, F32
@@ -74,7 +78,8 @@ class PackedMatrix:
 
     @classmethod
     def plan_blocks(cls, kind: str, raw: np.ndarray, cols: int) -> "PackedMatrix":
-        """raw: uint8 [out, bytes of a row], GGUF blocks of a type in SUPER_BLOCKS; all finite."""
+        """Plan the packing of GGUF blocks. kind: a type in SUPER_BLOCKS. raw: uint8 [out, bytes of a row],
+        all finite."""
         bytes_of = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
         if raw.dtype != np.uint8 or raw.shape[1] * 256 != cols * bytes_of:
             raise ValueError(f"rows of {raw.shape[1]} bytes are not {cols} weights of {kind}")
@@ -100,7 +105,8 @@ class PackedMatrix:
         return cls(spec, weight, scales, biases, nbytes)
 
     def pack(self, memory: np.ndarray, threads: Executor | None = None) -> None:
-        """Into uint8 [nbytes] at a multiple of 64 bytes; rows are shared by the threads."""
+        """Write the packed weights into uint8 [nbytes] at a multiple of 64 bytes. The threads share the
+        rows."""
         if memory.nbytes < self.nbytes or memory.ctypes.data % ALIGNMENT:
             raise ValueError(f"packed matrices need {self.nbytes} bytes at a multiple of {ALIGNMENT}")
         rows = len(self.weight)

@@ -14,18 +14,19 @@ FIRST_ROWS = 64
 
 
 def row(address: int, tier: int) -> np.ndarray:
-    """One page as C sees it: [1]."""
+    """Return one page as C sees it: [1]."""
     return np.array([(address, tier, 0)], ROW)
 
 
 class NativePageTable:
-    """A sequence's pages: row i is the one of the tokens 64 i to 64 i + 63, all zero where there is none."""
+    """The pages of a sequence. Row i is the page of the tokens 64 i to 64 i + 63; a row of zeros means no
+    page."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(FIRST_ROWS, ROW)
 
     def set(self, index: int, page: int, tier: int) -> None:
-        """page: its address."""
+        """Set a row. page: the page's address."""
         if index >= len(self.rows):
             longer = np.zeros(max(2 * len(self.rows), index + 1), ROW)
             longer[: len(self.rows)] = self.rows
@@ -36,20 +37,21 @@ class NativePageTable:
         self.rows[index] = 0, 0, 0
 
     def share(self, other: "NativePageTable") -> None:
-        """Nothing lies outside the pages."""
+        """Do nothing: all tokens are in pages."""
 
     def flush(self) -> None:
-        """What is appended is in its page at once."""
+        """Do nothing: appended tokens are in their pages at once."""
 
     def pointer(self, tokens: int) -> int:
-        """Address of row 0. ValueError if the table ends before so many tokens: C does not know where."""
+        """Return the address of row 0. Raises ValueError if the table is too short for this many tokens,
+        because C does not know its length."""
         if tokens > PAGE * len(self.rows):
             raise ValueError(f"a page table of {len(self.rows)} rows is too short for {tokens} tokens")
         return self.rows.ctypes.data
 
     @property
     def nbytes(self) -> int:
-        """Of the rows in use."""
+        """The bytes of the rows in use."""
         return ROW.itemsize * int(np.count_nonzero(self.rows["data"]))
 
 
@@ -69,7 +71,7 @@ class PageMemory(int):
 
     @classmethod
     def make(cls, nbytes: int) -> "PageMemory":
-        """Zeros, straight from the system. RuvmlxError if there is no memory."""
+        """Return a new page, filled with zeros. Raises RuvmlxError if there is no memory."""
         address = _lib().rvm_page_make(nbytes)
         if not address:
             raise RuvmlxError("no memory left for the KV cache; end this chat or close other programs.")

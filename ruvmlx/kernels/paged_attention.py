@@ -1,7 +1,7 @@
-"""The C library's pages and attention for a model whose matrix products are computed elsewhere.
+"""The C library's pages and attention, for a model whose matrix products are computed elsewhere.
 
-Positions enter by `turn`: float32 [n, head_dim], the cosines of each token's head_dim / 2 angles, then their
-sines (layers.turns). Twin: layers.attend_ref.
+Positions are given by `turn`: float32 [n, head_dim], the cosines of each token's head_dim / 2 angles, then
+their sines (layers.turns). Twin: layers.attend_ref.
 """
 
 import ctypes as C
@@ -17,12 +17,12 @@ from .layers import Array, _Attention, functions
 from .library import OK, _load
 from .page_table import NativePageTable
 
-SHARED = 1 << 15  # queries times tokens from which threads share the heads
+SHARED = 1 << 15  # from this number of queries times tokens on, threads share the heads
 F32 = np.dtype(np.float32)
 
 
 def head_page_bytes(tier: int, head_dim: int) -> int:
-    """Bytes of one layer and head's page in the library's own order; a multiple of 64."""
+    """Return the bytes of the page of one layer and head in the library's own order; a multiple of 64."""
     size = _load().rvm_head_page_bytes
     size.restype, size.argtypes = C.c_size_t, [C.c_int, C.c_size_t]
     if n := int(size(tier, head_dim)):
@@ -31,11 +31,13 @@ def head_page_bytes(tier: int, head_dim: int) -> int:
 
 
 class PagedAttention:
-    """Layers of one shape; H query heads, K key/value heads, D numbers a head.
+    """Layers of one shape: H query heads, K key/value heads, D numbers per head.
 
-    A page holds 64 tokens of all layers and key/value heads, as neon/include/rvm.h says. ValueError for a
-    head_dim that the library refuses: odd ones, and those over 512. threads: that share the heads of a long
-    prompt; None: the physical cores that this process may use.
+    A page holds 64 tokens of all layers and key/value heads, as neon/include/rvm.h says. Raises ValueError
+    for a head_dim that the library refuses: odd numbers, and numbers over 512.
+
+    threads: how many threads share the heads of a long prompt; None: the physical cores that this process may
+        use
     """
 
     def __init__(
@@ -53,16 +55,17 @@ class PagedAttention:
         return self._head_pages * self._head_bytes[tier]
 
     def demote(self, source: int, tier: int, target: int, lower: int) -> None:
-        """Fill the page at address `target`, of tier `lower`, from the full page at `source`."""
+        """Fill the page at address `target`, of tier `lower`, from the full page at address `source`."""
         _done(self._functions.demote(tier, source, lower, target, self._head_pages, self.head_dim))
 
     def run(
         self, layer: int, table: NativePageTable, offset: int, qkv: Array, turn: Array, window: int = 0
     ) -> Array:
-        """Append n tokens behind `offset` others, and attend from each to itself and to those before it.
+        """Append n tokens after `offset` others. Each new token attends to itself and to the tokens before
+        it. Returns [n, H D].
 
-        qkv: float32 [n, (H + 2 K) D], contiguous, not turned -> [n, H D]. The new tokens' pages are hot.
-        window: tokens that a token sees at most, itself included; 0: all.
+        qkv: float32 [n, (H + 2 K) D], contiguous, not rotated; the pages of the new tokens are hot
+        window: the number of tokens that a token sees, itself included; 0: all
         """
         n, total = len(qkv), offset + len(qkv)
         pages = table.pointer(total)
@@ -102,7 +105,7 @@ class PagedAttention:
         out: Array,
         head: int,
     ) -> None:
-        """One key/value head with its queries."""
+        """Run one key/value head with its queries."""
         n, d, group = len(qkv), self.head_dim, self.n_heads // self.n_kv_heads
         scratch = np.empty(self._functions.scratch(n * group, d), F32)
         place = 4 * head * group * d

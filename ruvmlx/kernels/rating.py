@@ -1,10 +1,12 @@
-"""What a rating asks for and how far that leads, over NumPy arrays, each beside its obvious twin.
+"""Computes the weights that ratings ask for, and how far those weights move the model. Each kernel is beside
+its twin.
 
-Kernels of micro.py in a row, in one call: after a reply no cache holds what they read, nor the code of an
-interpreter that would go from one to the next. Shapes: A tokens that ratings may move, k features of them,
-R rank, M contexts, V columns. Twins compute in float64. Formulas: neon/include/rvm.h, "A rating".
+One call runs several kernels of micro.py. After a reply no CPU cache holds their data, nor the interpreter's
+code, so separate calls from Python would take longer. Shapes: A tokens that ratings may move, k features of
+each, R rank, M contexts, V columns. Twins compute in float64. The formulas are in neon/include/rvm.h, "A
+rating".
 
-`impl` as in micro.py. Wrong shapes or types raise ValueError, NaN or Inf raises NotFinite.
+`impl` is as in micro.py. Wrong shapes or types raise ValueError, NaN or Inf raises NotFinite.
 """
 
 import ctypes as C
@@ -27,7 +29,7 @@ _GROUPS = 3
 
 @dataclass(frozen=True)
 class Push:
-    """How evidence becomes weights (micro.evidence_push)."""
+    """How evidence becomes weights. The fields are the parameters of micro.evidence_push."""
 
     step: float
     agree: float
@@ -36,8 +38,13 @@ class Push:
 
 @dataclass(frozen=True)
 class Rule:
-    """How evidence becomes the weights of tokens, and those along features of them; cap: KL in answers, nats,
-    down to about which all is scaled that does not end a reply."""
+    """How evidence becomes weights.
+
+    tokens: for the weights of single tokens
+    along: for the weights along features of tokens
+    cap: KL in answers (nats); if a change exceeds the cap, all tokens except those that end a reply are
+        scaled down to about the cap
+    """
 
     tokens: Push
     along: Push
@@ -90,15 +97,15 @@ def _lib() -> C.CDLL:
 
 @functools.cache
 def _tables(impl: str | None) -> tuple[int, int]:
-    """Addresses of the kernels and of the matrix kernels of an implementation."""
-    functions(impl)  # refuses an unknown one
+    """Return the addresses of an implementation's kernels and of its matrix kernels."""
+    functions(impl)  # raises an error for an unknown implementation
     kernels = _lib().rvm_impl(impl.encode() if impl else None)
     matrices = matmul._lib().rvm_matmul_impl(impl.encode() if impl == "scalar" else None)
     return C.addressof(kernels.contents), C.addressof(matrices.contents)
 
 
 class KLContexts:
-    """Contexts of neutral text, in groups: the first in answers, the others in prose."""
+    """Contexts of neutral text, in groups: the first group is in answers, the others are in prose."""
 
     def __init__(
         self,
@@ -110,10 +117,17 @@ class KLContexts:
         rest: Array | None = None,
         slope: Array | None = None,
     ):
-        """p0: [M, V] probabilities without the adapter; log_ratio: [M, V] log(p0 / frozen), None where p0 is
-        the frozen one itself; u: [M, R] readings; following: [M], the column of the token that follows.
-        groups: how many contexts are in each, and what share of the prose each stands for: 0 for answers.
-        rest, slope: [R, V] by which the rise grows beside what contexts say of it."""
+        """Keep the contexts in the form that the kernels read.
+
+        p0: [M, V], probabilities without the adapter
+        log_ratio: [M, V] = log(p0 / frozen); None: p0 is frozen
+        u: [M, R], readings
+        following: [M], the column of the token that follows
+        groups: (number of contexts, share of the prose that they stand for) of each group; the share of
+            answers is 0
+        rest: [R, V]; the rise of prose also grows by its dot product with the change
+        slope: [R, V]; its dot product with lora_b is the slope of the rise
+        """
         contexts, vocab = p0.shape
         sizes = [n for n, _ in groups]
         ends, shares = np.cumsum([*sizes, *[0] * _GROUPS])[:_GROUPS], [s for _, s in groups]
@@ -139,12 +153,13 @@ class KLContexts:
         )  # fmt: skip
 
     def read_as(self, u: Array) -> "KLContexts":
-        """The same contexts with other readings; of them nothing is known but what they say."""
+        """Return the same contexts with other readings, without `rest` and `slope`."""
         return KLContexts(self.p0, self.log_ratio, u, self.following, self.groups)
 
     def distance(self, lora_b: Array, s: float, impl: str | None = None) -> tuple[float, float, float]:
-        """Of an adapter that moves by s * lora_b [R, V]: mean KL to the frozen model in answers; rise of the
-        mean negative log-likelihood of prose, nats; and its slope by s, where s is 0, if that is known."""
+        """Return what an adapter with the change s * lora_b [R, V] does: the mean KL to the frozen model in
+        answers (nats), the rise of the mean negative log-likelihood of prose (nats), and the slope of this
+        rise by s at s = 0. The slope is 0 if it is unknown."""
         _shape("lora_b", lora_b, self._size)
         out = (C.c_double * 3)()
         _done("distance", _lib().rvm_distance(_tables(impl)[0], C.byref(self._spec), _in(lora_b), s, out))
@@ -170,13 +185,13 @@ class KLContexts:
 
 
 class EvidenceSolver:
-    """Who asks evidence [3, R, A + k] what it says of A tokens and k features of them: a block [R, A + 1]. Of
-    all other tokens together, its last column, it says 0."""
+    """Turns evidence [3, R, A + k] into a block of weights [R, A + 1], for A tokens and k features of each.
+    The last column, for all other tokens together, is 0."""
 
     def __init__(
         self, precision: Array, features: matmul.Matrix, rank: int, ends: NDArray[np.int32] | None = None
     ):
-        """precision: [A + k]; features: [A, k]; ends: which of the tokens end a reply."""
+        """precision: [A + k]. features: [A, k]. ends: the tokens that end a reply."""
         a, n_ends = features.rows, 0 if ends is None else ends.size
         _shape("precision", precision, (a + features.cols,))
         if ends is not None and n_ends and not 0 <= ends.min() <= ends.max() < a:
@@ -195,8 +210,10 @@ class EvidenceSolver:
         scale: float = 1.0,
         impl: str | None = None,
     ) -> Array:
-        """What the evidence asks for; answers: text that reads a block times `scale`, to keep to the rule's
-        cap, or None for no cap."""
+        """Return the block of weights that follows from the evidence.
+
+        answers: the contexts in which `scale` times the block must keep to the rule's cap; None: no cap
+        """
         _shape("evidence", evidence, (3, *self._said))
         block, scratch = np.empty(self._block, np.float32), np.empty(self._scratch, np.uint8)
         text = None if answers is None else C.byref(answers._spec)
@@ -209,7 +226,7 @@ class EvidenceSolver:
         )  # fmt: skip
         return block
 
-    def rated(
+    def add_rating(
         self,
         held: Array,
         gradient: Array,
@@ -223,10 +240,14 @@ class EvidenceSolver:
         most: float,
         impl: str | None = None,
     ) -> tuple[Array, Array]:
-        """The evidence with one more rating of this weight, older ones times `kept` (micro.evidence_add); and
-        what all ask for, plus the rest. gradient, information: [R, A + k]; rest: a block.
+        """Return the evidence with one more rating, and the block of weights that follows from all ratings,
+        plus `rest`. Raises NotFinite unless all of the block is within `most` and all of the evidence within
+        its square.
 
-        NotFinite unless all of the block is within `most`, and all of the evidence within its square."""
+        gradient, information: [R, A + k], of the new rating at weight 1
+        kept: the factor of the older evidence (micro.evidence_add)
+        rest: a block
+        """
         _shape("evidence", held, (3, *self._said))
         _shape("gradient", gradient, self._said)
         _shape("information", information, self._said)
@@ -246,7 +267,7 @@ class EvidenceSolver:
 
 
 class EvidenceSolverRef:
-    """EvidenceSolver, slowly: with features [A, k] as an array."""
+    """EvidenceSolver's twin: features [A, k] is an array."""
 
     def __init__(self, precision: Array, features: np.ndarray, ends: Sequence[int] = ()):
         self.precision, self.features, self.ends = precision, features, list(ends)
@@ -263,16 +284,15 @@ class EvidenceSolverRef:
             others = np.setdiff1d(np.arange(a), self.ends)
             said, share = np.zeros(block.shape, np.float32), 1.0
             said[:, others] = block[:, others]
-            for _ in range(
-                2
-            ):  # the KL is nearly a parabola in the share: the second step is for what it is not
+            # The KL is nearly a parabola in `share`; the second step corrects the difference.
+            for _ in range(2):
                 if (kl := answers.distance_ref(said, share * scale)[0]) <= rule.cap:
                     break
                 share *= math.sqrt(rule.cap / kl)
             block[:, others] *= share
         return block
 
-    def rated(
+    def add_rating(
         self,
         held: Array,
         gradient: Array,

@@ -3,7 +3,7 @@
 import ctypes as C
 from collections.abc import Callable
 
-DRAW, TRACE = 0, 1  # ReplyStruct.what: draw a token, or add one to a trace
+DRAW, TRACE = 0, 1  # ReplyStruct.what: draw a token, or add one token to a trace
 
 _P, _N, _D = C.c_void_p, C.c_size_t, C.c_double
 
@@ -30,8 +30,12 @@ class ReplyStruct(C.Structure):
 
 
 class ReplyWork:
-    """One such call. fields: its arguments. done: called with the fields after the call; raises if the call
-    failed. held: arrays that the fields point to, kept alive."""
+    """One kernel call.
+
+    fields: its arguments
+    done: called with the fields after the call; raises an exception if the call failed
+    held: arrays that the fields point to; they are kept alive
+    """
 
     def __init__(self, fields: ReplyStruct, done: Callable[[ReplyStruct], None], *held: object):
         self.fields, self.done, self._held = fields, done, held

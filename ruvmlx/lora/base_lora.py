@@ -1,4 +1,4 @@
-"""BaseLoRA: low-rank changes of any linear layers, trained by the background loop.
+"""BaseLoRA: low-rank changes of any linear layers. The background loop trains them.
 
 y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
 """
@@ -17,15 +17,16 @@ from ..errors import AdapterMismatch, CorruptFile
 from ..models.model import ModelConfig, ModelShape
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-Place = tuple[str, int]  # module, layer; the layer of lm_head is 0
+Place = tuple[str, int]  # module, layer; lm_head has layer 0
 Pair = tuple[np.ndarray, np.ndarray]  # lora_a [in, rank], lora_b [rank, out]; float32, contiguous
-Squares = tuple[np.ndarray, np.ndarray]  # sums of a matrix's squared elements per input [in], output [out]
+# a matrix's squared elements, summed for each input [in] and each output [out]
+Squares = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class BaseLoRA:
-    """pairs: lora_a and lora_b of each changed linear layer. With scale 1, alpha is part of the factors, so
-    ranks may differ between layers.
+    """lora_a and lora_b of each changed linear layer. With scale 1, alpha is a part of the factors, so layers
+    may have different ranks.
 
     Arrays are never written after construction.
     """
@@ -35,12 +36,12 @@ class BaseLoRA:
 
     @property
     def rank(self) -> int:
-        """The largest rank of a layer."""
+        """The largest rank of any layer."""
         return max((a.shape[1] for a, _ in self.pairs.values()), default=0)
 
     @cached_property
     def of_keys(self) -> str:
-        """Hash of the changes below the output head, on which keys and values depend; "": there are none."""
+        """Hash of the changes below the output head: keys and values depend on these. "": there are none."""
         named = hashlib.blake2b(np.float32(self.scale).tobytes(), digest_size=16)
         below = [place for place in sorted(self.pairs) if place[0] != "lm_head"]
         for place in below:
@@ -62,7 +63,7 @@ class BaseLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "BaseLoRA":
-        """Deserialise; CorruptFile if damaged."""
+        """Deserialise an adapter. Raises CorruptFile if the data is damaged."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: np.ascontiguousarray(f[k], np.float32) for k in f.files}
@@ -77,11 +78,12 @@ class BaseLoRA:
         return cls(pairs, scale)
 
     def shrunk(self, factor: float) -> "BaseLoRA":
-        """The same change times `factor`; the scale is rounded to float32, as it is stored."""
+        """Return the same change times `factor`. The scale is rounded to float32, because it is stored in
+        float32."""
         return BaseLoRA(self.pairs, float(np.float32(self.scale * factor)))
 
     def check(self, config: ModelShape) -> None:
-        """AdapterMismatch unless every pair fits a linear layer of the model and is finite."""
+        """Raise AdapterMismatch unless every pair fits a linear layer of the model and is finite."""
         for (module, layer), (a, b) in self.pairs.items():
             shape = place_shape(config, module, layer)
             if shape != (a.shape[0], b.shape[1]) or a.shape[1] != b.shape[0]:
@@ -97,7 +99,7 @@ class BaseLoRA:
 
 
 def place_shape(config: ModelShape, module: str, layer: int) -> tuple[int, int] | None:
-    """(in, out) of a linear layer; None if the model has no such layer."""
+    """Return (in, out) of a linear layer, or None if the model has no such layer."""
     c, d = config, config.hidden_size
     if module == "lm_head":
         return (d, c.vocab_size) if layer == 0 else None

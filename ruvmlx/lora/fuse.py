@@ -1,10 +1,10 @@
-"""Fuse: a model with its adapter written into the weights, as a folder that any tool loads.
+"""Fuse: writes a model with its adapter in the weights, as a folder that other tools can load.
 
     W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
 
-Matrices without a change keep their stored form, also 4-bit ones (MLX's affine layout, which rounds GGUF's
-Q2_K, Q3_K and Q6_K to 8 bits). Changed matrices are not quantised again, because that would round most of the
-change away. A changed head is untied: the embedding keeps its own weights.
+Matrices without a change keep their stored form, 4-bit ones too. (They are in MLX's affine layout, which
+rounds GGUF's Q2_K, Q3_K and Q6_K to 8 bits.) Changed matrices are not quantised again, because that would
+round most of the change away. A changed head is no longer tied: the embedding keeps its own weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,38 +27,44 @@ from .interchange import full_name
 from .merge import HEAD
 
 DTYPES = ("float16", "bfloat16", "float32")
-_ROWS = 4096  # rows computed at a time, to bound the memory for a large head
+_ROWS = 4096  # rows computed at a time, so that a large head does not need much memory
 _EMBEDDING = "model.embed_tokens"
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A model's weights, the changes, and the dtype and form in which they are written."""
+    """A model's weights, the changes, and the form in which they are written.
+
+    pairs: lora_a and lora_b by the matrix's full name
+    dtype: of matrices that are not quantised
+    dequantise: whether all quantised matrices are expanded
+    """
 
     model: Model
     weights: Weights
-    pairs: Mapping[str, Pair]  # by full name
+    pairs: Mapping[str, Pair]
     scale: float
     dtype: np.dtype
     dequantise: bool
 
     def parts(self, module: str) -> list[str]:
-        """Names of the arrays that store a matrix."""
+        """Return the names of the arrays that store a matrix."""
         if self.keeps(module):
             return [f"{module}.{kind}" for kind in ("weight", "scales", "biases")]
         return [f"{module}.weight"]
 
     def keeps(self, module: str) -> bool:
-        """Whether the matrix stays quantised."""
+        """Does the matrix stay quantised?"""
         return f"{module}.scales" in self.weights and not self.dequantise and module not in self.pairs
 
 
 def fuse(
     model: Model, change: BaseLoRA, folder: Path, dtype: str | None = None, dequantise: bool = False
 ) -> None:
-    """Write the folder. dtype: of matrices that are not quantised; None: the model's own.
+    """Write the folder.
 
-    dequantise: expand all quantised matrices, for tools that do not read MLX's layout.
+    dtype: of the matrices that are not quantised; None: the model's own
+    dequantise: expand all quantised matrices, for tools that cannot read MLX's layout
     """
     if folder.exists():
         raise UsageError(f"{folder} exists; name a new folder.")
@@ -66,7 +72,7 @@ def fuse(
     pairs = {full_name(place): pair for place, pair in change.pairs.items()}
     kind = _dtype(dtype or _own_dtype(weights))
     source = _Source(model, weights, pairs, change.scale, kind, dequantise)
-    try:  # the folder appears whole or not at all
+    try:  # the folder appears complete or not at all
         with folder_beside(folder) as fresh:
             _write(source, fresh)
             sync_folder(fresh)
@@ -101,8 +107,8 @@ def _arrays(source: _Source, modules: Mapping[str, tuple[int, int]]) -> Iterator
 
 
 def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """An array of a quantised matrix as it is written. Scales that bfloat16 holds exactly are written as
-    bfloat16 again, because tools compute in the dtype of the scales."""
+    """Return an array of a quantised matrix as it is written. Scales that bfloat16 holds exactly are written
+    as bfloat16, because tools compute in the dtype of the scales."""
     if array.dtype != np.float32 or dtype.name != "bfloat16":
         return array
     short = array.astype(dtype)
@@ -110,7 +116,7 @@ def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _fused_matrix(source: _Source, module: str, n_in: int) -> np.ndarray:
-    """The matrix [out, in] with the adapter's change, computed a block of rows at a time."""
+    """Return the matrix [out, in] with the adapter's change. It is computed in blocks of rows."""
     origin = module if f"{module}.weight" in source.weights else _EMBEDDING  # a tied head
     n_out, float32 = _reader(source.weights, origin, n_in)
     out = np.empty((n_out, n_in), source.dtype)
@@ -125,7 +131,7 @@ def _fused_matrix(source: _Source, module: str, n_in: int) -> np.ndarray:
 
 
 def _reader(weights: Weights, module: str, n_in: int) -> tuple[int, Callable[[slice], np.ndarray]]:
-    """How many rows a matrix has, and some of them as float32."""
+    """Return the number of a matrix's rows, and a function that returns some rows as float32."""
     if stored := rounded_matrix(weights, module):
         return stored.shape[0], stored.dequantise
     parts = [weights[f"{module}.weight"]]
@@ -155,7 +161,7 @@ def _dtype(name: str) -> np.dtype:
 
 
 def _own_dtype(weights: Weights) -> str:
-    """The dtype of the embedding; for a quantised model the dtype of its stored scales."""
+    """Return the dtype of the embedding; for a quantised model, the dtype of its stored scales."""
     found = weights[f"{_EMBEDDING}.weight"]
     if f"{_EMBEDDING}.scales" not in weights:
         return found.dtype.name
@@ -164,7 +170,8 @@ def _own_dtype(weights: Weights) -> str:
 
 
 def _quantization(source: _Source, modules: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """config.json's "quantization": the most common format as default, other formats by matrix."""
+    """Return the "quantization" of config.json: the most common format as default, other formats by
+    matrix."""
     formats: dict[str, Any] = {}
     for module, (_, n_in) in modules.items():
         formats[module] = _format(source, module, n_in) if source.keeps(module) else False

@@ -1,4 +1,4 @@
-"""Adapters as other tools write them: mlx-lm's adapter folder and Hugging Face PEFT's.
+"""Reads and writes the adapter files of other tools: mlx-lm's folder and Hugging Face PEFT's folder.
 
     mlx-lm  adapters.safetensors       model.layers.3.self_attn.q_proj .lora_a [in, r], .lora_b [r, out]
     PEFT    adapter_model.safetensors  base_model.model.<same> .lora_A.weight [r, in], .lora_B.weight [out, r]
@@ -6,11 +6,11 @@
 Both have an adapter_config.json. Matrices have Hugging Face's layout, as everywhere in this project after
 loading (the loader reorders GGUF's interleaved q and k rows).
 
-The language model of a model for images has a prefix there: language_model. in mlx-lm, and in PEFT's names
-model.language_model. in place of model. .
+In a model for images, the names of the language model have a prefix: `language_model.` in mlx-lm, and
+`model.language_model.` instead of `model.` in PEFT.
 
-PEFT can change lm_head of any model. mlx-lm can only if the embedding is not tied: with a tied embedding its
-model has no lm_head, and it refuses the file, so such a file is not written.
+PEFT can change lm_head of any model. mlx-lm can do so only if the embedding is not tied. With a tied
+embedding its model has no lm_head and it refuses such a file, so this module does not write one.
 """
 
 import os
@@ -41,7 +41,7 @@ FILES = {"mlx-lm": "adapters.safetensors", "peft": "adapter_model.safetensors"}
 PACKED = "adapters-4bit.safetensors"
 _STAGE = ".new"
 _OWN = {CONFIG, PACKED, *FILES.values()}
-_LEFTOVERS = {_STAGE, *(f".{name}.new" for name in _OWN)}  # of runs that were killed
+_LEFTOVERS = {_STAGE, *(f".{name}.new" for name in _OWN)}  # files of processes that were killed
 _PEFT_PREFIX = "base_model.model."
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -52,14 +52,15 @@ def full_name(place: Place) -> str:
 
 
 def _short_name(module: str) -> str:
-    """mlx-lm's name of a module within its layer: "self_attn.q_proj"."""
+    """Return mlx-lm's name of a module in its layer, for example "self_attn.q_proj"."""
     if module == "lm_head":
         return module
     return f"{'self_attn' if module in _ATTENTION else 'mlp'}.{module}"
 
 
 def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
-    """Full name -> place and (in, out), for every layer that an adapter of this model can change."""
+    """Return {full name: (place, (in, out))} of every linear layer that an adapter of this model can
+    change."""
     found: dict[str, tuple[Place, tuple[int, int]]] = {}
     for name, (n_out, n_in) in matrices(config) if isinstance(config, ModelConfig) else ():
         if name.startswith("model.layers."):
@@ -68,11 +69,12 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
     return found | {"lm_head": (HEAD, (config.hidden_size, config.vocab_size))}
 
 
-# base and micro as one change, and back -------------------------------------------------------------
+# Base and micro as one change, and the reverse ----------------------------------------------------
 
 
 def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
-    """Base and micro as one adapter: their factors of the output head are concatenated, without rounding."""
+    """Return base and micro as one adapter. Their factors of the output head are concatenated, without
+    rounding."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
     if base is None or not base.pairs:
@@ -85,10 +87,10 @@ def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
 
 
 def divide_adapter(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
-    """The opposite of `combined`: a change of the head alone, of a rank that fits, becomes a MicroLoRA;
-    anything else becomes a base and the fresh micro.
+    """Reverse `combine_adapter`. A change of the head alone whose rank fits becomes a MicroLoRA. Any other
+    change becomes a base, with the fresh micro beside it.
 
-    Columns of lora_a beyond the change's rank are the fresh micro's, with zero rows in lora_b.
+    Columns of lora_a beyond the change's rank are those of the fresh micro; their rows of lora_b are zero.
     """
     if set(change.pairs) != {HEAD} or change.rank > fresh.rank:
         return (change if change.pairs else None), fresh
@@ -110,9 +112,12 @@ def export(
     name: str = "",
     wrapped: bool = False,
 ) -> None:
-    """Write an adapter folder. kind: "mlx-lm" or "peft". bits: 32, or 4, which only `adapters import` reads.
+    """Write an adapter folder.
 
-    name: the model's, for people. wrapped: its folder holds a model for images around it.
+    kind: "mlx-lm" or "peft"
+    bits: 32, or 4, which only `adapters import` reads
+    name: the model's name, for people
+    wrapped: whether the model's folder holds a model for images around the language model
     """
     if not change.pairs:
         raise UsageError("the adapter changes nothing yet; rate some replies first.")
@@ -134,8 +139,8 @@ def export(
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of `folder` in one step in the end. Until then an adapter that
-    `folder` holds stays as it is."""
+    """Yield a new folder. At the end it replaces `folder` in one step. Until then an adapter in `folder`
+    stays as it is."""
     folder = folder.resolve()
     try:
         for old in folder.iterdir() if folder.exists() else ():
@@ -154,8 +159,8 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def _move_into(folder: Path, fresh: Path) -> None:
-    """Replace the files one by one, where the system cannot exchange folders. The settings say which of the
-    other files counts, so they come after the new ones, and the old ones go last."""
+    """Replace the files one by one, where the system cannot exchange folders. The settings decide which other
+    file counts. So the new files come first, then the settings, and the old files are removed last."""
     written = sorted((file.name for file in fresh.iterdir()), key=lambda name: name == CONFIG)
     for name in written:
         os.replace(fresh / name, folder / name)
@@ -165,7 +170,8 @@ def _move_into(folder: Path, fresh: Path) -> None:
 
 
 def _named_pairs(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
-    """(full name, pair) in order, padded with zeros to the largest rank, because a file has only one rank."""
+    """Yield (full name, pair) in order. Pairs are padded with zeros to the largest rank, because a file has
+    only one rank."""
     for place in sorted(change.pairs, key=lambda p: (p[1], p[0])):
         a, b = change.pairs[place]
         more = change.rank - a.shape[1]
@@ -182,8 +188,8 @@ def _write_mlx_lm(change: BaseLoRA, config: ModelShape, folder: Path, wrapped: b
 
 
 def _mlx_lm_config(change: BaseLoRA, config: ModelShape, prefix: str = "") -> dict[str, Any]:
-    """mlx-lm's adapter_config.json. `keys` names a module by its path within a layer, and the output head by
-    its full path."""
+    """Return mlx-lm's adapter_config.json. `keys` names a module by its path in a layer, and the output head
+    by its full path."""
     modules = {module for module, _ in change.pairs}
     keys = sorted(prefix + m if m == HEAD[0] else _short_name(m) for m in modules)
     parameters = {"rank": change.rank, "scale": change.scale, "dropout": 0.0, "keys": keys}
@@ -216,7 +222,8 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str, wrapped: bool) -> Non
         "r": change.rank,
         "lora_alpha": change.scale * change.rank,
         "lora_dropout": 0.0,
-        "target_modules": sorted(named if wrapped else modules),  # what reads images has a q_proj, too
+        # the part that reads images has a q_proj too
+        "target_modules": sorted(named if wrapped else modules),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
@@ -225,7 +232,7 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str, wrapped: bool) -> Non
 
 
 def _in_transformers(name: str) -> str:
-    """The name that a language model's module has inside transformers' vision model."""
+    """Return the name that a language model's module has inside transformers' vision model."""
     return re.sub(r"^model\.", "model.language_model.", name)
 
 
@@ -233,7 +240,7 @@ def _in_transformers(name: str) -> str:
 
 
 def load(folder: Path, config: ModelShape) -> BaseLoRA:
-    """Read an adapter folder of mlx-lm, PEFT or `export` and check it against the model."""
+    """Read an adapter folder of mlx-lm, PEFT or `export`, and check it against the model."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; an adapter is a folder with {CONFIG} in it.")
     settings = read_object(folder / CONFIG, missing_ok=False)
@@ -246,7 +253,8 @@ def load(folder: Path, config: ModelShape) -> BaseLoRA:
 
 
 def _meant_by(settings: Mapping[str, Any]) -> str:
-    """The file that the settings belong to: a killed export may have left another beside it."""
+    """Return the name of the file that the settings belong to. A killed export may have left another file
+    beside it."""
     if "peft_type" in settings:
         return FILES["peft"]
     return PACKED if "quantization" in settings else FILES["mlx-lm"]
@@ -255,7 +263,7 @@ def _meant_by(settings: Mapping[str, Any]) -> str:
 def _read_mlx_lm(folder: Path, settings: Mapping[str, Any], config: ModelShape) -> BaseLoRA:
     scale = _mlx_lm_scale(folder, settings)
     halves = _halves(folder / FILES["mlx-lm"], ".lora_a", ".lora_b")
-    return _checked(halves, scale, config, folder)
+    return _check_layers(halves, scale, config, folder)
 
 
 def _mlx_lm_scale(folder: Path, settings: Mapping[str, Any]) -> float:
@@ -278,7 +286,8 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _halves(path: Path, a: str, b: str, prefix: str = "") -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Layer name -> its two LoRA factors, whose names in the file end in `a` and `b`; float32."""
+    """Return {layer name: its two LoRA factors, float32}. The factors' names in the file end in `a` and
+    `b`."""
     arrays, found = _arrays(path), {}
     for name, array in arrays.items():
         if name.startswith(prefix) and name.endswith(a) and name.removesuffix(a) + b in arrays:
@@ -297,8 +306,9 @@ def _f32(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, np.float32)
 
 
-def _checked(named: Mapping[str, Pair], scale: float, config: ModelShape, folder: Path) -> BaseLoRA:
-    """The named pairs as a BaseLoRA; AdapterMismatch if the model lacks a layer or has another size."""
+def _check_layers(named: Mapping[str, Pair], scale: float, config: ModelShape, folder: Path) -> BaseLoRA:
+    """Return the named pairs as a BaseLoRA. Raises AdapterMismatch if the model has no such layer or another
+    size."""
     known, pairs = places(config), {}
     for long_name, (a, b) in named.items():
         if (name := text_name(long_name)) not in known:
@@ -327,7 +337,7 @@ def _read_packed(folder: Path, settings: Mapping[str, Any], config: ModelShape) 
         n_in, n_out = known[name][1]
         a, b = _packed_matrix(arrays, f"{name}.lora_a", n_in), _packed_matrix(arrays, f"{name}.lora_b", n_out)
         named[name] = unpack_pair(a, b)
-    return _checked(named, scale, config, folder)
+    return _check_layers(named, scale, config, folder)
 
 
 def _packed_matrix(arrays: Mapping[str, np.ndarray], name: str, n: int) -> Packed:
@@ -358,13 +368,13 @@ def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelShape) ->
         )
     halves = _halves(folder / FILES["peft"], ".lora_A.weight", ".lora_B.weight", _PEFT_PREFIX)
     named = {name: (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)) for name, (a, b) in halves.items()}
-    return _checked(
+    return _check_layers(
         {n: _scale_pair(folder, settings, n, pair) for n, pair in named.items()}, 1.0, config, folder
     )
 
 
 def _scale_pair(folder: Path, settings: Mapping[str, Any], name: str, pair: Pair) -> Pair:
-    """A pair times its own alpha / r (or alpha / sqrt(r)): PEFT lets both differ from layer to layer."""
+    """Return a pair times its own alpha / r (or alpha / sqrt(r)). In PEFT both may differ between layers."""
     patterns = settings.get("alpha_pattern") or {}
     if not isinstance(patterns, dict) or not all(map(_PLAIN_NAME.fullmatch, patterns)):
         raise UnsupportedModel(f"{folder.name}/{CONFIG}: alpha_pattern holds more than plain names.")

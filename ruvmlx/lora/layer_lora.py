@@ -2,10 +2,10 @@
 
     y = W x + lora_b (lora_a . x)
 
-lora_a [in] is calibrated once and never changes: on average lora_a . x is 1 in replies and 0 in plain prose
+lora_a [in] is calibrated once and never changes. On average lora_a . x is 1 in replies and 0 in plain prose
 (sona/optional/layer_gradients.py), so lora_b [out] is added to the states of replies. A random lora_a would
 mostly respond to the topic of a reply. lora_b of all changed matrices is one vector of n = sum of out
-numbers, so that an update takes a few vector operations.
+numbers. So an update takes only a few vector operations.
 """
 
 import io
@@ -20,10 +20,11 @@ import numpy as np
 from ..errors import AdapterMismatch, CorruptFile
 from ..models.model import ModelShape
 from .base_lora import BaseLoRA, Pair, Place, place_shape
-from .merge import merged
+from .merge import merge_changes
 from .micro_lora import MicroLoRA
 
-CURVATURE = 60.0  # until it is measured: matrices act together, so KL is far more than the sum over them
+# the value before the first measurement: matrices act together, so KL is much more than a sum over them
+CURVATURE = 60.0
 _ARRAYS = ("lora_a", "lora_b", "evidence", "fisher")
 _OF_PLACES = ("starts", "counts", "frame")
 _PREFIX = "body."
@@ -31,13 +32,18 @@ _PREFIX = "body."
 
 @dataclass(frozen=True)
 class LayerLoRA:
-    """places: the changed matrices; widths: (in, out) of each. lora_a [sum of in], lora_b [n], float32.
+    """A rank-1 change. Arrays are never written after construction. sona/optional/layer_update.py explains
+    the terms.
 
-    evidence [2, n]: G and S of the ratings so far. tokens: weighted sum N over the rated replies. fisher [n]:
-    Fisher information of the untouched model's answers, per token. gain: factor from theta to lora_b.
-    curvature: last measured KL / its estimate `energy` (all as in sona/optional/layer_update.py).
-
-    Arrays are never written after construction.
+    places: the changed matrices
+    widths: (in, out) of each matrix
+    lora_a: [sum of in], float32
+    lora_b: [n], float32
+    evidence: [2, n]: G and S of the ratings so far
+    fisher: [n], the Fisher information of the untouched model's answers, per token
+    tokens: N, the weighted sum over the rated replies
+    gain: the factor from theta to lora_b
+    curvature: the last measured KL divided by its estimate `energy`
     """
 
     places: tuple[Place, ...]
@@ -52,7 +58,8 @@ class LayerLoRA:
 
     @classmethod
     def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "LayerLoRA":
-        """A layer LoRA that changes nothing yet. reads: lora_a [in] by place; fisher: [out] by place."""
+        """Return a layer LoRA that changes nothing yet. reads: lora_a [in] by place. fisher: [out] by
+        place."""
         widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
         n = sum(out for _, out in widths)
         a, f = (_concatenate(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
@@ -60,27 +67,27 @@ class LayerLoRA:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Index in lora_b at which each matrix's part begins."""
+        """The index in lora_b at which each matrix's part begins."""
         return np.cumsum([0, *(out for _, out in self.widths)])[:-1]
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Length of each matrix's part of lora_b."""
+        """The length of each matrix's part of lora_b."""
         return np.array([out for _, out in self.widths])
 
     @cached_property
     def frame(self) -> int:
-        """Checksum of places and lora_a: a gradient fits only adapters of the same frame."""
+        """A checksum of places and lora_a. A gradient fits only adapters with the same frame."""
         return zlib.crc32(self.lora_a.tobytes(), zlib.crc32(repr(self.places).encode()))
 
     @cached_property
     def moves(self) -> bool:
-        """Does it change anything?"""
+        """Does this LoRA change anything?"""
         return bool(self.lora_b.any())
 
     @cached_property
     def energy(self) -> float:
-        """1/2 sum F lora_b^2, nats: KL per token if all elements of lora_b acted independently."""
+        """1/2 sum F lora_b^2 (nats): KL per token if all elements of lora_b acted independently."""
         return 0.5 * float(np.dot(self.lora_b * self.fisher, self.lora_b))
 
     @property
@@ -95,25 +102,28 @@ class LayerLoRA:
         return {place: (a[:, None], b[None]) for place, a, b in parts}
 
     def flat(self, grads: Mapping[Place, Pair], scale: float) -> np.ndarray:
-        """Gradient by lora_b [n], from gradients by `joined` pairs, where lora_b / scale is the last row."""
+        """Return the gradient by lora_b [n], from gradients by `combine_loras` pairs. In such a pair lora_b /
+        scale is the last row."""
         return _concatenate([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
-    def changed(self, **new) -> "LayerLoRA":
-        """Replace fields other than places, widths and lora_a; values cached from those three are kept."""
+    def replace_fields(self, **new) -> "LayerLoRA":
+        """Replace fields other than places, widths and lora_a. Values that are cached from those three are
+        kept."""
         found = replace(self, **new)
         vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
         return found
 
     def with_zero_b(self) -> "LayerLoRA":
-        """A copy with lora_b = 0, for after its change was folded into the base. The evidence stays."""
-        return self.changed(lora_b=np.zeros_like(self.lora_b), gain=1.0)
+        """Return a copy with lora_b = 0, for use after its change was folded into the base. The evidence
+        stays."""
+        return self.replace_fields(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
     def shrunk(self, factor: float) -> "LayerLoRA":
-        """A copy with lora_b and gain times factor."""
-        return self.changed(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
+        """Return a copy with lora_b and gain times `factor`."""
+        return self.replace_fields(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
-    def extended(self, other: "LayerLoRA") -> "LayerLoRA":
-        """A copy with the places of `other`, which was never rated, appended."""
+    def with_places_of(self, other: "LayerLoRA") -> "LayerLoRA":
+        """Return a copy with the places of `other` appended. `other` was never rated."""
         arrays = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
@@ -122,7 +132,7 @@ class LayerLoRA:
     # -- storage ---------------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Arrays to store beside those of a MicroLoRA, in one file."""
+        """Return the arrays to store in one file with those of a MicroLoRA."""
         found = {name: getattr(self, name) for name in _ARRAYS}
         found["places"] = np.array([f"{layer}.{module}" for module, layer in self.places])
         found["widths"] = np.array(self.widths, np.int64).reshape(-1, 2)
@@ -131,8 +141,8 @@ class LayerLoRA:
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelShape) -> "LayerLoRA | None":
-        """Deserialise; None if no layer LoRA is stored. CorruptFile if damaged, AdapterMismatch if of another
-        shape."""
+        """Deserialise a layer LoRA; None if the file has none. Raises CorruptFile if the data is damaged, and
+        AdapterMismatch if the shapes differ."""
         found = {k.removeprefix(_PREFIX): x for k, x in stored.items() if k.startswith(_PREFIX)}
         if not found:
             return None
@@ -165,13 +175,13 @@ class LayerLoRA:
                 )
 
 
-def packed(micro: MicroLoRA, layer_lora: LayerLoRA | None) -> bytes:
+def pack_adapter(micro: MicroLoRA, layer_lora: LayerLoRA | None) -> bytes:
     """Serialise an adapter's micro and layer LoRA into one file."""
     return micro.to_bytes(**(layer_lora.arrays() if layer_lora else {}))
 
 
-def unpacked_layers(data: bytes, config: ModelShape) -> LayerLoRA | None:
-    """The layer LoRA in an adapter's state, if it has one; CorruptFile, AdapterMismatch."""
+def unpack_layers(data: bytes, config: ModelShape) -> LayerLoRA | None:
+    """Return the layer LoRA of an adapter's state, or None. Raises CorruptFile and AdapterMismatch."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as f:
             stored = {name: f[name] for name in f.files if name.startswith(_PREFIX)}
@@ -190,9 +200,10 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
 def combine_loras(
     base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False
 ) -> BaseLoRA | None:
-    """Both as one LoRA, without rounding: their factors are concatenated.
+    """Return both as one LoRA: their factors are concatenated, without rounding.
 
-    Returns the base itself if the layer LoRA changes nothing, unless `empty`, which gradients need.
+    If the layer LoRA changes nothing, the base itself is returned. With `empty`, which gradients need, the
+    factors are concatenated anyway.
     """
     if layer_lora is None or not (layer_lora.moves or empty):
         return base
@@ -206,7 +217,7 @@ def combine_loras(
 
 
 def base_part(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
-    """The base's part of the gradients of a `joined` LoRA."""
+    """Return the base's part of the gradients by a `combine_loras` LoRA."""
     ranks = {place: a.shape[1] for place, (a, _) in base.pairs.items()}
     return {p: (a[:, : ranks[p]], b[: ranks[p]]) for p, (a, b) in grads.items() if p in ranks}
 
@@ -214,10 +225,11 @@ def base_part(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
 def fold_layers(
     base: BaseLoRA, layer_lora: LayerLoRA | None, most: int, pause: Callable[[], None] = lambda: None
 ) -> BaseLoRA:
-    """The base with the layer LoRA's change folded in.
+    """Return the base with the layer LoRA's change folded in.
 
-    Ranks grow by one, up to `most`; beyond that the smallest singular direction is lost. `pause` is called
-    after each pair and may raise to stop.
+    Ranks grow by one, up to `most`. At that rank the smallest singular direction is lost.
+
+    pause: called after each pair; it may raise an exception to stop
     """
     if layer_lora is None or not layer_lora.moves:
         return base
@@ -226,7 +238,8 @@ def fold_layers(
         if not b.any():
             continue
         old = pairs.get(place, (np.zeros((a.shape[0], 0), np.float32), np.zeros((0, b.shape[1]), np.float32)))
-        kept = merged(old, base.scale, (a, b), 1.0, max(old[0].shape[1], min(most, old[0].shape[1] + 1))).kept
+        rank = old[0].shape[1]
+        kept = merge_changes(old, base.scale, (a, b), 1.0, max(rank, min(most, rank + 1))).kept
         pairs[place] = kept[0], np.ascontiguousarray(kept[1] / np.float32(base.scale))
         pause()
     return replace(base, pairs=pairs)

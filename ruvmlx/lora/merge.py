@@ -1,10 +1,10 @@
-"""Consolidation: two low-rank changes of one matrix become one change of a given rank and a remainder.
+"""Consolidation: two low-rank changes of one matrix become one change of a given rank, and a remainder.
 
     alpha A B + beta a b  =  [alpha A | beta a] [B; b]  =  Qa (Ra Rb^T) Qb^T  =  (Qa U) S (Qb V)^T
 
-QR of both sides leaves a core of (r + q) x (r + q), so the SVD of the whole change is cheap. The first
-singular directions are the nearest change of that rank (Eckart and Young 1936). Adding the factors, A + a and
-B + b, would be wrong: the cross terms A b + a B are larger than the update.
+QR of both sides leaves a core of (r + q) x (r + q), so the SVD of the whole change costs little. The first
+singular directions are the nearest change of that rank (Eckart and Young 1936). The sum of the factors, A + a
+and B + b, would be wrong: its cross terms A b + a B are larger than the update.
 """
 
 from dataclasses import dataclass, replace
@@ -16,15 +16,17 @@ from .base_lora import BaseLoRA, Pair
 from .micro_lora import MicroLoRA
 
 HEAD = ("lm_head", 0)
-_NOTHING = 1e-12  # singular values below this share of the largest are rounding
+_NOTHING = 1e-12  # singular values below this share of the largest one are rounding errors
 
 
 @dataclass(frozen=True)
 class Merged:
-    """kept + tail is the requested sum, up to an error of `lost`.
+    """kept + tail equals the requested sum, up to an error of `lost`.
 
-    kept: [in, r], [r, out]; tail: [in, t], [t, out], t may be 0; float32, contiguous, unscaled. lost:
-    Frobenius norm of the error.
+    kept: [in, r], [r, out]
+    tail: [in, t], [t, out]; t may be 0
+    lost: the Frobenius norm of the error
+    All factors are float32, contiguous and unscaled.
     """
 
     kept: Pair
@@ -32,9 +34,9 @@ class Merged:
     lost: float
 
 
-def merged(one: Pair, alpha: float, other: Pair, beta: float, rank: int, tail_rank: int = 0) -> Merged:
-    """alpha * one + beta * other, split into its best approximation of `rank`, the next `tail_rank`
-    directions, and the norm of the rest."""
+def merge_changes(one: Pair, alpha: float, other: Pair, beta: float, rank: int, tail_rank: int = 0) -> Merged:
+    """Return alpha * one + beta * other, split into three parts: the best approximation of `rank`, the next
+    `tail_rank` directions, and the norm of the rest."""
     left, values, right = _svd(one, alpha, other, beta)
     used = int(np.sum(values > _NOTHING * values[0])) if values.size else 0
     middle, end = min(rank, used), min(rank + tail_rank, used)
@@ -43,7 +45,7 @@ def merged(one: Pair, alpha: float, other: Pair, beta: float, rank: int, tail_ra
 
 
 def _svd(one: Pair, alpha: float, other: Pair, beta: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """SVD of the sum, float64: left [in, n], singular values [n], right [n, out]."""
+    """Return the SVD of the sum in float64: left [in, n], singular values [n], right [n, out]."""
     a = np.hstack([alpha * one[0].astype(np.float64), beta * other[0].astype(np.float64)])
     b = np.vstack([one[1], other[1]]).astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -55,23 +57,24 @@ def _svd(one: Pair, alpha: float, other: Pair, beta: float) -> tuple[np.ndarray,
 
 
 def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, last: int) -> Pair:
-    """Singular directions first ... last - 1 as two factors of equal norm, so that both train alike."""
+    """Return the singular directions first ... last - 1 as two factors of equal norm, so that both train
+    alike."""
     root = np.sqrt(values[first:last])
     a, b = left[:, first:last] * root, root[:, None] * right[first:last]
     return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
 
 
 def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, MicroLoRA]:
-    """Move the head's change from micro into the base, at most `rank` directions; the tail stays in micro.
+    """Move the head's change from micro into the base, at most `rank` directions. The tail stays in micro.
 
     The model's output does not change, unless the two together have more than rank + micro.rank directions.
     Without a tail, micro keeps lora_a and its evidence: later ratings add to the change that the base now
-    has. With a tail, lora_a changes, so the evidence is discarded; columns of lora_a that the tail does not
-    need are kept as far as they are orthogonal to it, with zero rows in lora_b.
+    has. With a tail, lora_a changes, so the evidence is discarded. Columns of lora_a that the tail does not
+    need are kept if they are orthogonal to the tail; their rows of lora_b are zero.
     """
     d, v = micro.lora_a.shape[0], micro.lora_b.shape[1]
     old = base.pairs.get(HEAD, (np.zeros((d, 0), np.float32), np.zeros((0, v), np.float32)))
-    found = merged(old, base.scale, (micro.lora_a, micro.lora_b), micro.scale, rank, micro.rank)
+    found = merge_changes(old, base.scale, (micro.lora_a, micro.lora_b), micro.scale, rank, micro.rank)
     pairs = {place: pair for place, pair in base.pairs.items() if place != HEAD}
     if found.kept[0].shape[1]:
         pairs[HEAD] = (found.kept[0], np.ascontiguousarray(found.kept[1] / np.float32(base.scale)))
@@ -79,8 +82,8 @@ def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, M
 
 
 def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
-    """A MicroLoRA of the tail alone. Columns of lora_a get the mean length of micro's columns, so that a
-    rating's step keeps its size."""
+    """Return a MicroLoRA of the tail alone. The columns of lora_a get the mean length of micro's columns, so
+    that a rating's step keeps its size."""
     if tail[0].shape[1] == 0:
         return replace(micro, lora_b=np.zeros_like(micro.lora_b))
     a, b = (w.astype(np.float64) for w in tail)
@@ -95,7 +98,8 @@ def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
 
 
 def _unused_directions(directions: np.ndarray, taken: np.ndarray, count: int) -> np.ndarray:
-    """`count` orthonormal columns [D, count]: the main part of `directions` [D, r] orthogonal to `taken`."""
+    """Return `count` orthonormal columns [D, count]: the main part of `directions` [D, r] that is orthogonal
+    to `taken`."""
     if taken.shape[1]:
         q = np.linalg.qr(taken)[0]
         directions = directions - q @ (q.T @ directions)

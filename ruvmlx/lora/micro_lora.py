@@ -1,8 +1,8 @@
-"""MicroLoRA: a rank-2 change of the output head, small enough to be updated by one rating.
+"""MicroLoRA: a rank-2 change of the output head, small enough for one rating to update it.
 
     z = W h + scale * lora_b^T (lora_a^T h)        scale = alpha / rank       (Hu et al. 2021)
 
-Only the head is changed, so keys and values stay valid after a rating.
+Only the head changes, so keys and values stay valid after a rating.
 """
 
 import io
@@ -20,14 +20,17 @@ ALPHA = 4.0
 
 @dataclass(frozen=True)
 class MicroLoRA:
-    """lora_a [D, r], lora_b [r, V]; float32, contiguous.
+    """A rank-2 change of the output head. sona/instant.py explains evidence, gain and trend.
 
-    evidence [3, r, A + k]: sums over the ratings so far; gain: factor by which their update was scaled down;
-    trend: whether the latest ratings confirm the older ones (all as in sona/instant.py). taste [A]: part of
-    lora_b's first row at a gain of 1 (sona/taste_push.py); empty: none.
+    lora_a: [D, r], float32, contiguous
+    lora_b: [r, V], float32, contiguous
+    evidence: [3, r, A + k], sums over the ratings so far
+    gain: the factor by which their update was scaled down
+    trend: whether the latest ratings confirm the older ones
+    taste: [A], a part of lora_b's first row at a gain of 1 (sona/taste_push.py); empty: none
 
-    Arrays are never written after construction: an update makes a new MicroLoRA, so that a reply in progress
-    keeps the weights it started with.
+    Arrays are never written after construction. An update makes a new MicroLoRA, so a reply in progress keeps
+    the weights with which it started.
     """
 
     lora_a: np.ndarray
@@ -40,7 +43,8 @@ class MicroLoRA:
 
     @classmethod
     def fresh(cls, directions: np.ndarray, vocab_size: int, alpha: float = ALPHA) -> "MicroLoRA":
-        """A new adapter with lora_a = directions [D, r]. It changes nothing yet: lora_b is zero."""
+        """Return a new adapter with lora_a = directions [D, r]. It changes nothing yet, because lora_b is
+        zero."""
         a = np.ascontiguousarray(directions, np.float32)
         b = np.zeros((a.shape[1], vocab_size), np.float32)
         return cls(a, b, alpha=alpha)
@@ -59,21 +63,21 @@ class MicroLoRA:
 
     @property
     def norm(self) -> float:
-        """Frobenius norm of scale * A B, without building the product."""
+        """The Frobenius norm of scale * A B, computed without the product."""
         gram_a = self.lora_a.astype(np.float64).T @ self.lora_a
         gram_b = self.lora_b.astype(np.float64) @ self.lora_b.T
         return self.scale * float(np.sqrt(max(0.0, np.sum(gram_a * gram_b))))
 
     def add_to_logits(self, logits: np.ndarray, hidden: np.ndarray) -> None:
-        """logits [V] or [T, V] += scale * (hidden @ lora_a) @ lora_b, in place."""
+        """Add scale * (hidden @ lora_a) @ lora_b to logits [V] or [T, V], in place."""
         kernels.head_add(logits, hidden, self.lora_a, self.lora_b, self.scale)
 
     def shrunk(self, factor: float) -> "MicroLoRA":
-        """A copy with lora_b and gain times factor."""
+        """Return a copy with lora_b and gain times `factor`."""
         return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def to_bytes(self, **more: np.ndarray) -> bytes:
-        """Serialise. more: arrays to store beside its own, under names that contain a dot."""
+        """Serialise the adapter. more: arrays to store in the same file; their names contain a dot."""
         out = io.BytesIO()
         np.savez(
             out,
@@ -90,7 +94,8 @@ class MicroLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes, hidden_size: int, vocab_size: int) -> "MicroLoRA":
-        """Deserialise; CorruptFile if damaged, AdapterMismatch if made for a model of another shape."""
+        """Deserialise an adapter. Raises CorruptFile if the data is damaged, and AdapterMismatch if the model
+        has another shape."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files if "." not in k}
@@ -118,7 +123,7 @@ class MicroLoRA:
 
 
 def stored_rank(data: bytes) -> int:
-    """Rank of a serialised MicroLoRA, read without its large arrays."""
+    """Return the rank of a serialised MicroLoRA without reading its large arrays."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as f:
             return int(f["lora_a"].shape[1])

@@ -2,11 +2,11 @@
 
     w ~ scale * q + bias     q: 0..15, one scale and bias (float32) per group of 32
 
-Groups run along columns of lora_a and rows of lora_b, so each of the `rank` directions keeps its own range.
-The error of a weight is at most (max - min of its group) / 30, plus float rounding.
+Groups run along the columns of lora_a and the rows of lora_b, so each of the `rank` directions keeps its own
+range. The error of a weight is at most (max - min of its group) / 30, plus float rounding.
 
-Rank 8 at 768: 49,152 bytes in float32, 9,216 here, scales and biases included. On normally distributed
-factors the product A B has a relative error of about 10% (Frobenius): tests/lora/test_quantised.py.
+Rank 8 at 768: 49,152 bytes in float32, 9,216 bytes here, with scales and biases. On normally distributed
+    factors the product A B has a relative error of about 10% (Frobenius): tests/lora/test_quantised.py.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,10 @@ _SHIFTS = np.arange(_PER_WORD, dtype=np.uint32) * BITS
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix [rows, n]. weight: uint32 [rows, 4 g], eight codes each, lowest bits first; scales, biases:
-    float32 [rows, g]. g = ceil(n / 32); codes beyond n in the last group are padding.
+    """A matrix [rows, n]. g = ceil(n / 32); codes beyond n in the last group are padding.
+
+    weight: uint32 [rows, 4 g], eight codes in each, lowest bits first
+    scales, biases: float32 [rows, g]
     """
 
     weight: np.ndarray
@@ -39,7 +41,7 @@ class Packed:
 
 
 def pack(w: np.ndarray) -> Packed:
-    """float32 [rows, n] -> 4 bits per weight. ValueError for NaN and infinity."""
+    """float32 [rows, n] -> 4 bits per weight. Raises ValueError for NaN and infinity."""
     if not np.isfinite(w).all():
         raise ValueError("weights to be packed hold NaN or Inf")
     rows, n = w.shape
@@ -52,7 +54,7 @@ def pack(w: np.ndarray) -> Packed:
 
 
 def unpack(packed: Packed) -> np.ndarray:
-    """-> float32 [rows, n]; CorruptFile if the arrays' shapes do not match."""
+    """Return float32 [rows, n]. Raises CorruptFile if the shapes of the arrays do not match."""
     rows, groups = packed.scales.shape
     sound = packed.weight.shape == (rows, groups * GROUP // _PER_WORD) and packed.biases.shape == (
         rows,

@@ -11,7 +11,11 @@ BUDGET = 256 << 20  # bytes
 
 @dataclass(frozen=True)
 class Resident:
-    """State of one adapter. tier: "hot" | "warm" | "cold"; bytes: in memory, 0 when cold."""
+    """The state of one adapter.
+
+    tier: "hot" | "warm" | "cold"
+    bytes: bytes in memory; 0 when cold
+    """
 
     name: str
     tier: str
@@ -28,7 +32,7 @@ class Residency(Generic[T]):
 
     def __init__(self, load: Callable[[str], T], size: Callable[[T], int], budget: int = BUDGET):
         self._load, self._size, self.budget = load, size, budget
-        self._loaded: OrderedDict[str, T] = OrderedDict()  # the hot one last
+        self._loaded: OrderedDict[str, T] = OrderedDict()  # the hot one is the last
         self._counts: dict[str, list[int]] = {}  # accesses, loads
 
     def get(self, name: str) -> T:
@@ -42,8 +46,8 @@ class Residency(Generic[T]):
         self._evict()
         return found
 
-    def beside(self, name: str) -> T:
-        """Load the adapter if needed; the hot one stays the hot one."""
+    def load_beside(self, name: str) -> T:
+        """Load the adapter if needed. The hot one stays hot."""
         hot = next(reversed(self._loaded), None)
         found = self.get(name)
         if hot is not None and hot in self._loaded:
@@ -57,16 +61,16 @@ class Residency(Generic[T]):
             del self._loaded[coldest], sizes[coldest]
 
     def loaded_adapters(self) -> list[T]:
-        """Adapters in memory, the most recently used last."""
+        """Return the adapters in memory; the most recently used one is the last."""
         return list(self._loaded.values())
 
     def forget(self, name: str) -> None:
-        """Drop an adapter that was deleted or must be loaded again."""
+        """Drop an adapter that was deleted or that must be loaded again."""
         self._loaded.pop(name, None)
         self._counts.pop(name, None)
 
     def tiers(self) -> list[Resident]:
-        """Every adapter that was ever requested, the hot one first."""
+        """Return every adapter that was ever requested, the hot one first."""
         hot = next(reversed(self._loaded), None)
         order = [*reversed(self._loaded), *(name for name in self._counts if name not in self._loaded)]
         return [self._resident(name, hot) for name in order]

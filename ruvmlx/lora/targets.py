@@ -19,8 +19,12 @@ _GROUPS |= {name: (name,) for name in MODULES}
 
 @dataclass(frozen=True)
 class Targets:
-    """head: the output head too. places: matrices of the layers, in the model's order. top: change only so
-    many of them, those with the largest gradients; 0: all."""
+    """The matrices that a rating changes.
+
+    head: whether the output head is one of them
+    places: matrices of the layers, in the model's order
+    top: change only this number of matrices, those with the largest gradients; 0: all
+    """
 
     head: bool = True
     places: tuple[Place, ...] = ()
@@ -28,8 +32,8 @@ class Targets:
 
 
 def parse(text: str, n_layers: int, name: str = "learn_targets") -> Targets:
-    """Parse the setting of this name; UsageError if it is malformed or names a layer that the model does not
-    have."""
+    """Parse the setting of this name. Raises UsageError if the text is wrong or names a layer that the model
+    does not have."""
     if not TARGETS.fullmatch(text):
         raise UsageError(f"{name} = {text!r}: expected {TARGETS_EXPECTED}.")
     found, top = set[Place](), 0

@@ -17,7 +17,7 @@ import numpy as np
 from ..backends.base import Backend, restored, untouched
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
-from ..lora.layer_lora import LayerLoRA, unpacked_layers
+from ..lora.layer_lora import LayerLoRA, unpack_layers
 from ..lora.micro_lora import RANK
 from ..models.model import Model
 from ..pausing import Pause
@@ -165,7 +165,7 @@ class ActiveAdapter:
             return LearnerState(MicroLoRA.fresh(directions, config.vocab_size), 0, 0, 0.0)
         row = self.history.adapter(version)
         micro = MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size)
-        return LearnerState(micro, row.base, version, row.kl, unpacked_layers(row.state, config))
+        return LearnerState(micro, row.base, version, row.kl, unpack_layers(row.state, config))
 
     # -- the backend's LoRA --------------------------------------------------------------------------
 

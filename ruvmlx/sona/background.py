@@ -26,7 +26,7 @@ import numpy as np
 from ..errors import RuvmlxError
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
-from ..lora.layer_lora import base_part, combine_loras, fold_layers, packed
+from ..lora.layer_lora import base_part, combine_loras, fold_layers, pack_adapter
 from ..lora.merge import HEAD, fold_micro
 from ..lora.targets import parse
 from ..models.model import Model, without
@@ -293,7 +293,7 @@ class Background:
             pause()
         for text in texts[max(0, total.parts - len(examples)) :]:
             if text not in self._frozen:
-                self._frozen[text] = trainer.hidden(None, text, pause)
+                self._frozen[text] = trainer.states(None, text, pause)
             hold = total.weight_recorder(lambda kl: self.settings.kl, 1 / len(texts))
             value, grads = trainer.kl(whole, text, self._frozen[text], hold, pause)
             total.add(value, base_part(grads, base))
@@ -334,7 +334,8 @@ class Background:
                     return report
                 base, micro, layer_lora = result.ground.lora, result.micro, learner.layer_lora
                 assert base is not None
-                found = packed(micro, layer_lora and layer_lora.with_zero_b()), result.kl, micro.norm, report
+                state = pack_adapter(micro, layer_lora and layer_lora.with_zero_b())
+                found = state, result.kl, micro.norm, report
                 version = learner.history.promote(parent.version, base, *found, promotion.pause)
                 learner.active.remember(learner.history.base_of(version), result.ground)
                 learner.sync()

@@ -157,7 +157,7 @@ def updated(
         trend = turned(trend, push.weight, push.log_ratio)
     before, stats = held(adapter, probe), given[0].stats
     gradient, information, weight = _evidence_of(given, before, probe)
-    evidence, block = probe.coordinates.solver.rated(
+    evidence, block = probe.coordinates.solver.add_rating(
         before, gradient, information, stats.beside, weight,
         retention_factor(trend), RULE, probe.answered(adapter), adapter.scale, MAX_MAGNITUDE,
     )  # fmt: skip

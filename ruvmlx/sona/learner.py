@@ -16,7 +16,7 @@ from ..errors import AdapterMismatch, NotFound, RuvmlxError, UsageError
 from ..kernels import micro as kernels
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
-from ..lora.layer_lora import LayerLoRA, packed
+from ..lora.layer_lora import LayerLoRA, pack_adapter
 from ..lora.targets import Targets
 from ..models.model import Model
 from ..pausing import Pause
@@ -173,7 +173,7 @@ class Learner:
         new, apply_us = self._apply(base, [(trace, weight)], "rating")
         version = self.history.commit(
             before.version, reply.id, rating, note, weight,
-            packed(new.micro, new.layer_lora), new.kl, new.micro.norm,
+            pack_adapter(new.micro, new.layer_lora), new.kl, new.micro.norm,
         )  # fmt: skip
         self.active.state = replace(new, base=before.base, version=version)
         self.taste_push.rated(before.version, version)
@@ -235,7 +235,7 @@ class Learner:
         weights = self._pair_weights(strength, *traces) if better.teaches and worse.teaches else (0.0, 0.0)
         new, apply_us = self._apply(base, [*zip(traces, weights, strict=True)], "preference")
         row = PreferenceRow(better.id, worse.id, kind, strength, weights[0] - weights[1])
-        state = packed(new.micro, new.layer_lora)
+        state = pack_adapter(new.micro, new.layer_lora)
         version = self.history.pairs.commit(before.version, row, state, new.kl, new.micro.norm)
         self.active.state = replace(new, base=before.base, version=version)
         self.taste_push.rated(before.version, version)

@@ -186,7 +186,8 @@ class PromotionTest:
     def _nll(self, name: str, micro: MicroLoRA | None) -> float:
         """Mean negative log-likelihood of the reference text, answers and prose, nats."""
         texts = self.buffer.reference
-        return -sum(self._measured(name, t, micro) * t.said for t in texts) / sum(t.said for t in texts)
+        total = sum(self._measured(name, t, micro) * t.answer_tokens for t in texts)
+        return -total / sum(t.answer_tokens for t in texts)
 
     def _measured(self, name: str, text: TrainingText, micro: MicroLoRA | None) -> float:
         """`_logprob`, cached by name and text."""
@@ -202,7 +203,7 @@ class PromotionTest:
             total += float(kernels.logprobs(logits, said[at : at + len(part)]).sum())
             at += len(part)
             self.pause()
-        return total / text.said
+        return total / text.answer_tokens
 
 
 def objection(before: float, after: float, found: ModelDrift, now: ModelDrift, rounded: float = 0.0) -> str:

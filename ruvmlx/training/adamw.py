@@ -1,9 +1,10 @@
-"""AdamW over the factors of a BaseLoRA, in a training that can be stored and resumed.
+"""AdamW for the factors of a BaseLoRA, in a training that can be stored and resumed.
 
     m = b1 m + (1 - b1) g      v = b2 v + (1 - b2) g^2
     w -= lr (m' / (sqrt(v') + eps) + decay w),   m' = m / (1 - b1^t),   v' = v / (1 - b2^t)
 
-(Loshchilov & Hutter 2019.) In NumPy and float32: the factors are small, and this serves every backend.
+(Loshchilov & Hutter 2019) It uses NumPy and float32: the factors are small, and so it works with every
+backend.
 """
 
 import io
@@ -23,14 +24,14 @@ Pairs = dict[Place, Pair]
 
 
 def norm(grads: Mapping[Place, Pair]) -> float:
-    """Euclidean norm of all gradients together."""
+    """Return the Euclidean norm of all gradients together."""
     return float(np.sqrt(sum(np.vdot(g, g) for pair in grads.values() for g in pair)))
 
 
 def _next_weights(
     w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, lr: float, step: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights and moments after one step."""
+    """Return the weights and moments after one step."""
     m = m + (1 - BETA1) * (g - m)
     v = v + (1 - BETA2) * (g * g - v)
     mean, square = m / (1 - BETA1**step), v / (1 - BETA2**step)
@@ -39,7 +40,13 @@ def _next_weights(
 
 @dataclass
 class Training:
-    """pairs: the trained factors; mean, square: their moments m, v. facts: the background loop's own data."""
+    """A training in progress.
+
+    pairs: the trained factors
+    step: the number of steps so far
+    facts: the background loop's own data
+    mean, square: the moments m and v of the factors
+    """
 
     pairs: Pairs
     scale: float
@@ -55,15 +62,15 @@ class Training:
 
     @property
     def base(self) -> BaseLoRA:
-        """The trained factors as a copy, which later steps do not change."""
+        """The trained factors as a copy that later steps do not change."""
         return BaseLoRA({p: (a.copy(), b.copy()) for p, (a, b) in self.pairs.items()}, self.scale)
 
     def update(
         self, grads: Mapping[Place, Pair], lr: float, clip: float, pause: Pause = lambda: None
     ) -> None:
-        """One step against `grads`, whose norm is first clipped to `clip`.
+        """Make one step against `grads`, after clipping their norm to `clip`.
 
-        `pause` is called between matrices; if it raises, nothing is changed.
+        pause: called between matrices; if it raises an exception, nothing is changed
         """
         cut, moved = np.float32(min(1.0, clip / max(norm(grads), 1e-12))), {}
         for place, pair in grads.items():
@@ -87,7 +94,7 @@ class Training:
 
     @classmethod
     def from_bytes(cls, data: bytes, pause: Pause = lambda: None) -> "Training | None":
-        """Inverse of `to_bytes`; None if the data is damaged. `pause` may raise to stop."""
+        """Reverse `to_bytes`. Returns None if the data is damaged. `pause` may raise an exception to stop."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from ..backends.mlx import cpu_layers
 from ..platform.mx import mx
 from .slices import Stops, TrainingText
 
-Value = tuple[mx.array, mx.array]  # loss [], and its gradient by logits [n, V] or hidden states [n, D]
+Value = tuple[mx.array, mx.array]  # the loss [], and its gradient by logits [n, V] or by hidden states [n, D]
 Measure = Callable[[mx.array, slice, Stops], Value]  # (logits of some rows, which rows, stages) -> Value
 
 
@@ -42,7 +42,7 @@ def _swiglu_vjp(primals, slope, _):
 
 
 def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
-    """softmax(logits) [n, V] and logsumexp(logits) [n, 1]."""
+    """Return softmax(logits) [n, V] and logsumexp(logits) [n, 1]."""
     top = logits.max(axis=-1, keepdims=True)
     e = cpu_layers.exp(logits - top)
     total = e.sum(axis=-1, keepdims=True)
@@ -50,8 +50,8 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
-    """Mean log p of the answer's tokens, p at a temperature. The Measure returns the sum over some rows, and
-    the mean's gradient by their logits."""
+    """Return a Measure of the mean log p of the answer's tokens, with p at a temperature. For some rows, the
+    Measure returns the sum of their log p, and the gradient of the mean by their logits."""
     tokens = mx.array(text.tokens[text.first :])
 
     def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
@@ -67,9 +67,10 @@ def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
 def divergence(
     head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
 ) -> Value:
-    """Mean KL(frozen || p); a Measure once `head` and `frozen` are given.
+    """Return the mean KL(frozen || p). With `head` and `frozen` given, this is a Measure.
 
-    frozen [N, D]: hidden states of the untouched model. logits [n, V]: of `rows`.
+    frozen: [N, D], the hidden states of the untouched model
+    logits: [n, V], of the positions `rows`
     """
     untouched = head(frozen[rows]).astype(mx.float32)
     stops.add(untouched)
@@ -80,7 +81,7 @@ def divergence(
 
 
 def sums(x: mx.array, g: mx.array) -> tuple[mx.array, mx.array]:
-    """Row sums and column sums of (x^T g)^2: x [T, in], g [T, out] -> [in], [out].
+    """Return the row sums [in] and column sums [out] of (x^T g)^2, for x [T, in] and g [T, out].
 
     For few tokens, G = x^T g [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
     """

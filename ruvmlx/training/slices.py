@@ -1,6 +1,7 @@
-"""Evaluates a pass over a text slice by slice, so that the caller can stop it between slices.
+"""Evaluates a pass over a text slice by slice, so that the caller can pause or stop it between slices.
 
-A slice is a few stages of a layer, or some rows of the head. With and without a pause, slices are the same.
+A slice is a few stages of a layer, or some rows of the head. The slices are the same with and without a
+pause.
 """
 
 from collections import deque
@@ -11,26 +12,32 @@ from itertools import product
 from ..pausing import Pause
 from ..platform.mx import mx
 
-MAX_TOKENS = 512  # longest text: attention scores of every layer are kept for the backward pass
+# the maximum length of a text: the attention scores of every layer are kept for the backward pass
+MAX_TOKENS = 512
 SLICE = 150  # tokens x layers between two pauses: 20 ms with the starter model
 
 
 @dataclass(frozen=True)
 class TrainingText:
-    """tokens [T]; the loss is over those from index `first` on, first >= 1."""
+    """A text to train on.
+
+    tokens: [T]
+    first: the loss is over the tokens from this index on; at least 1
+    """
 
     tokens: tuple[int, ...]
     first: int
 
     @classmethod
     def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "TrainingText":
-        """At most `limit` tokens: the end of the prompt, then the reply or its first `limit` / 2 tokens."""
+        """Return at most `limit` tokens: the end of the prompt, then the reply or its first `limit` / 2
+        tokens."""
         said = said[: max(limit // 2, limit - len(prompt))]
         prompt = prompt[-(limit - len(said)) :]
         return cls((*prompt, *said), len(prompt))
 
     @property
-    def said(self) -> int:
+    def answer_tokens(self) -> int:
         return len(self.tokens) - self.first
 
 
@@ -41,11 +48,11 @@ class Stops:
         self._stages: list[tuple[float, Sequence[mx.array]]] = []
 
     def add(self, *made: mx.array, work: float = SLICE) -> None:
-        """Add a stage, given by its outputs: all arrays that the next stage reads."""
+        """Add a stage. made: its outputs, which are all arrays that the next stage reads."""
         self._stages.append((work, made))
 
     def slices(self) -> Iterator[Sequence[mx.array]]:
-        """Outputs of the last stage of each slice. A yielded stage is no longer referenced here."""
+        """Yield the outputs of the last stage of each slice. A yielded stage is no longer referenced here."""
         held: Sequence[mx.array] = ()
         stages, self._stages, total = deque(self._stages), [], 0.0
         while stages:
@@ -59,14 +66,14 @@ class Stops:
 
 
 def evenly(count: int, most: int) -> Iterator[slice]:
-    """Split 0 ... count - 1 into nearly equal slices of at most `most`."""
+    """Split 0 ... count - 1 into nearly equal slices of at most `most` numbers."""
     parts = -(-count // most)
     for i in range(parts):
         yield slice(count * i // parts, count * (i + 1) // parts)
 
 
 def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
-    """Evaluate the slices in order, and call `pause` after each."""
+    """Evaluate the slices in order. Call `pause` after each."""
     for arrays in slices:
         mx.eval(*arrays)
         if pause is not None:
@@ -74,7 +81,8 @@ def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
 
 
 def stage_work(tokens: int) -> dict[str, float]:
-    """Work of each stage in tokens x layers, by the name of one of its modules; attention is under q_proj."""
+    """Return the work of each stage in tokens x layers, by the name of one of its modules. Attention is under
+    q_proj."""
     return {
         "v_proj": 0.15 * tokens,
         "q_proj": (0.1 + tokens / 1000) * tokens,
@@ -88,7 +96,7 @@ STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_p
 
 
 def from_the_last(grads: Mapping[str, mx.array], text: TrainingText) -> Iterator[list[str]]:
-    """Names of the gradients, slice by slice, in the order of the backward pass."""
+    """Yield the names of the gradients, slice by slice, in the order of the backward pass."""
     of: dict[tuple[int, str], list[str]] = {}
     for name in grads:
         at, module = name.split(".")[:2]

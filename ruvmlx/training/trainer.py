@@ -1,11 +1,10 @@
 """Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The model's weights are frozen.
 
-The head is linear and not trained here, so its part of the chain rule is a formula (losses.py) and one matrix
-product; MLX differentiates the rest. Only positions that predict an answer's token go through the head. On a
-CPU everything is float32.
+The head is linear and is not trained here. So its part of the chain rule is a formula (losses.py) and one
+matrix product; MLX differentiates the rest. Only positions that predict a token of the answer go through the
+head. On a CPU everything is float32.
 
-MLX evaluates lazily: a pass is first built as a graph, then evaluated slice by slice (slices.py), forward and
-backward.
+MLX is lazy: a pass is first built as a graph, then evaluated slice by slice (slices.py).
 """
 
 from collections import OrderedDict
@@ -47,13 +46,13 @@ def _build_graph(model: Model, kind: str, pause: Pause) -> nn.Module:
 
 
 def _unwrap(module: nn.Module) -> nn.Module:
-    """mlx-lm's own module, without the backend's wrappers."""
+    """Return mlx-lm's own module, without the backend's wrappers."""
     module = module.plain if "plain" in module else module
     return module.linear if isinstance(module, ChangedLinear) else module
 
 
 class LayerInput(NamedTuple):
-    """x [T, D]: the input of layer `first`."""
+    """The input x [T, D] of layer `first`."""
 
     first: int
     x: mx.array
@@ -63,7 +62,7 @@ class Trainer:
     """Losses and gradients on one model's graph, with a fixed change of the output head (`set_head`).
 
     backend: if it has the weights in MLX, as on a GPU, its graph is used, without its base LoRA. Otherwise
-    the trainer builds a graph of its own and keeps it until `close`.
+        the trainer builds a graph and keeps it until `close`.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Trainer:
         mx.clear_cache()
 
     def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
-        """Set the change of the output head: the base's and micro's."""
+        """Set the change of the output head: those of the base and of micro."""
         changes = [(micro.lora_a, micro.lora_b * np.float32(micro.scale))] if micro else []
         if base and ("lm_head", 0) in base.pairs:
             a, b = base.pairs["lm_head", 0]
@@ -106,10 +105,8 @@ class Trainer:
     def reply(
         self, base: BaseLoRA, text: TrainingText, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
     ) -> tuple[float, Pairs]:
-        """Mean log-probability of the answer, and its gradient by the base's factors, times weigh(value).
-
-        If the weight is 0, the backward pass is skipped and no gradient returned.
-        """
+        """Return the mean log-probability of the answer, and its gradient by the base's factors, times
+        weigh(value). If the weight is 0, the backward pass is skipped and no gradient is returned."""
         return self._run(base, text, logprob(text), weigh, pause)
 
     def kl(
@@ -120,17 +117,16 @@ class Trainer:
         weigh: Weigh = lambda value: 1.0,
         pause: Pause | None = None,
     ) -> tuple[float, Pairs]:
-        """Mean KL(frozen || p) and its gradient. frozen: hidden states of the untouched model [n, D]."""
+        """Mean KL(frozen || p) and its gradient. frozen: hidden states [n, D] of the untouched model."""
         with mx.stream(self._device):
             known = mx.array(frozen).astype(self._dtype)
         head = partial(graph.head, self._graph)
         return self._run(base, text, partial(divergence, head, known), weigh, pause)
 
     def squares(self, base: BaseLoRA, text: TrainingText, pause: Pause | None = None) -> dict[Place, Squares]:
-        """Squared gradient G of a reply's mean log-probability by each matrix that the base changes; float32.
-
-        G = sum_t x_t g_t^T [in, out], with x_t the matrix's input and g_t the gradient by its output.
-        """
+        """Return the squared gradient G of a reply's mean log-probability by each matrix that the base
+        changes. G = sum_t x_t g_t^T [in, out]; x_t: the matrix's input, g_t: the gradient by its output;
+        float32."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops = Stops()
@@ -149,7 +145,7 @@ class Trainer:
             found = {}
             for names in from_the_last(grads, text):
                 evaluate([[grads[name] for name in names]], pause)
-                for name in names:  # free each output's gradient [T, out] at once
+                for name in names:  # free the gradient [T, out] of each output at once
                     found[name] = sums(inputs.pop(name), grads.pop(name))
                     evaluate([found[name]], pause)
             places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}
@@ -196,8 +192,8 @@ class Trainer:
         temperature: float,
         pause: Pause | None = None,
     ) -> dict[Place, np.ndarray]:
-        """Gradient [rank, out] of the answer's log-probability, at a temperature, by each matrix's lora_b,
-        where all lora_b are 0. lora_a [in, rank] of each matrix."""
+        """Return the gradient [rank, out] of the answer's log-probability, at a temperature, by each matrix's
+        lora_b where all lora_b are 0. lora_a: [in, rank]."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, zero = Stops(), {}
@@ -217,20 +213,20 @@ class Trainer:
             evaluate(stops.slices(), pause)
             evaluate(([grads[name]] for name in reversed(list(grads))), pause)
             return {
-                (module, layer): np.array(grads[f"{layer}.{module}.b"]) * np.float32(text.said)
+                (module, layer): np.array(grads[f"{layer}.{module}.b"]) * np.float32(text.answer_tokens)
                 for module, layer in lora_a
             }
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
-        """Zeros [T, out] to add to each changed matrix's output: the gradient by them is the output's."""
+        """Zeros [T, out] to add to each changed matrix's output. Their gradient is the output's."""
         return {
             f"{layer}.{module}": mx.broadcast_to(mx.zeros((1, 1), self._dtype), (tokens, b.shape[1]))
             for (module, layer), (_, b) in base.pairs.items()
             if module != "lm_head"
         }
 
-    def hidden(self, base: BaseLoRA | None, text: TrainingText, pause: Pause | None = None) -> np.ndarray:
-        """Inputs of the head at the answer's positions [n, D]; base None: of the untouched model."""
+    def states(self, base: BaseLoRA | None, text: TrainingText, pause: Pause | None = None) -> np.ndarray:
+        """Inputs of the head [n, D] at the answer's positions. base None: in the untouched model."""
         with mx.stream(self._device):
             base, stops = base or BaseLoRA({}), Stops()
             layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
@@ -269,7 +265,7 @@ class Trainer:
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
-        """The layers' factors by name ("3.q_proj.a"), with the scale in lora_b."""
+        """Return the layers' factors by name ("3.q_proj.a"). lora_b includes the scale."""
         out = {}
         for (module, layer), (a, b) in base.pairs.items():
             if module != "lm_head":
@@ -286,7 +282,7 @@ class Trainer:
         return out
 
     def _loss_and_slope(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
-        """hidden [n, D] -> the loss, and its gradient by hidden [n, D]; computed some rows at a time."""
+        """hidden [n, D] -> the loss and its gradient by hidden [n, D], computed for some rows at a time."""
 
         def head(h):
             logits = graph.head(self._graph, h)
@@ -318,14 +314,14 @@ class Trainer:
         stops: Stops,
         linear: Callable | None = None,
     ) -> mx.array:
-        """Run the layers from `layer_input` on: hidden states [n, D] that predict the answer's tokens."""
+        """Run the layers from `layer_input` on. Returns the hidden states [n, D] of the answer."""
         layers, x = self._graph.model.layers, layer_input.x
         for i in range(layer_input.first, len(layers)):
             x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
         return self._graph.model.norm(x[text.first - 1 :])
 
     def _layer_input(self, text: TrainingText, first: int, pause: Pause | None) -> "LayerInput":
-        """The input of layer `first`, cached because training does not change it."""
+        """Return the input of layer `first`. It is cached, because training does not change it."""
         layer_input = self._known.pop((text, first), None)
         if layer_input is None:
             x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()
@@ -370,7 +366,7 @@ class Trainer:
 
 
 def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
-    """Several linear layers with their changes, of one input: x [T, in] -> a list of [T, out]."""
+    """Run several linear layers, with their changes, on one input: x [T, in] -> a list of [T, out]."""
     found = [name for name in names if f"{layer}.{name}.a" in factors]
     out = {name: _unwrap(own[name])(x) for name in names}
     if found:
@@ -386,7 +382,7 @@ def _probed_linear(
     probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
     x: mx.array, own: nn.Module, names: Sequence[str],
 ):  # fmt: skip
-    """`_linear` with a probe added to each output; stores each probed layer's x in `inputs`."""
+    """Like `_linear`, with a probe added to each output. Stores the x of each probed layer in `inputs`."""
     out = _linear(factors, layer, x, own, names)
     for i, name in enumerate(names):
         if (key := f"{layer}.{name}") in probes:
@@ -396,5 +392,5 @@ def _probed_linear(
 
 
 def _first(base: BaseLoRA, layers: int) -> int:
-    """The lowest layer that the base changes; `layers` if it changes none."""
+    """Return the lowest layer that the base changes; `layers` if it changes none."""
     return min((layer for module, layer in base.pairs if module != "lm_head"), default=layers)

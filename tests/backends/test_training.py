@@ -61,7 +61,7 @@ def test_values_are_the_oracles(model):
     said = list(TEXT.tokens[TEXT.first :])
     assert trainer.reply(base, TEXT)[0] == pytest.approx(now[np.arange(len(said)), said].mean(), abs=1e-4)
     kl = np.mean(np.sum(np.exp(frozen) * (frozen - now), axis=1))
-    assert trainer.kl(base, TEXT, trainer.hidden(None, TEXT))[0] == pytest.approx(kl, rel=1e-3, abs=1e-4)
+    assert trainer.kl(base, TEXT, trainer.states(None, TEXT))[0] == pytest.approx(kl, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["reply", "neutral"])
@@ -72,7 +72,7 @@ def test_gradients_are_finite_differences(model, monkeypatch, kind, how):
     if how == "as on a gpu":
         trainer._own = False
     trainer.set_head(None, micro(model.config))
-    frozen = trainer.hidden(None, TEXT)
+    frozen = trainer.states(None, TEXT)
     run = trainer.reply if kind == "reply" else functools.partial(trainer.kl, frozen=frozen)
     _, grads = run(base, TEXT)
     assert grads.keys() == base.pairs.keys()
@@ -177,7 +177,7 @@ def test_long_texts_are_cut(prompt, said):
     """To 512 tokens: the end of the prompt, the beginning of the reply, half of it at least."""
     text = TrainingText.cut(list(range(prompt)), list(range(1000, 1000 + said)))
     assert len(text.tokens) == min(512, prompt + said) and text.first >= 1
-    assert text.said >= min(said, 256) and text.tokens[text.first] == 1000
+    assert text.answer_tokens >= min(said, 256) and text.tokens[text.first] == 1000
     assert text.tokens[text.first - 1] == prompt - 1
 
 
@@ -249,7 +249,7 @@ def test_slices_change_nothing(model, monkeypatch):
     training.BLAS.set_threads(1)
     base, trainer = random_base(model.config, modules=TARGETS, size=0.05), Trainer(model, "cpu")
     trainer.set_head(base, micro(model.config))
-    frozen = trainer.hidden(None, TEXT, lambda: None)
+    frozen = trainer.states(None, TEXT, lambda: None)
     runs = [trainer.reply, functools.partial(trainer.kl, frozen=frozen)]
     wanted = [run(base, TEXT) for run in runs]
     for slice_, logits, exact in ((1, training.LOGITS, True), (10**9, 3 * model.config.vocab_size, False)):
@@ -267,11 +267,11 @@ def test_slices_change_nothing(model, monkeypatch):
 
 def test_a_graph_is_built_in_blocks(model, monkeypatch):
     """The same weights, and the caller may leave between tensors and within large ones."""
-    want = Trainer(model, "cpu").hidden(None, TEXT)
+    want = Trainer(model, "cpu").states(None, TEXT)
     monkeypatch.setattr(training.graph, "BLOCK", 1000)
     calls = []
     trainer = Trainer(model, "cpu", pause=lambda: calls.append(1))
-    np.testing.assert_array_equal(trainer.hidden(None, TEXT), want)
+    np.testing.assert_array_equal(trainer.states(None, TEXT), want)
     largest = model.config.vocab_size * model.config.hidden_size
     assert len(calls) > largest // 1000
 

@@ -190,7 +190,7 @@ def test_unaligned_arrays_give_the_same_bits():
 
 def off_by(a, n):
     """A copy of a that starts n bytes past a multiple of 64."""
-    memory = m.aligned(a.nbytes + 64)[n : n + a.nbytes]
+    memory = m.aligned_bytes(a.nbytes + 64)[n : n + a.nbytes]
     memory[:] = np.frombuffer(a.tobytes(), np.uint8)
     return memory.view(a.dtype).reshape(a.shape)
 
@@ -203,7 +203,7 @@ def test_tiles_and_tokens_may_be_split(impl, bits):
     w = m.Matrix(*quantised(rng, 70, 64, 8, 64), 64)
     x, f = rng.normal(size=(20, 64)).astype(np.float32), m.functions(impl)
     want, acts = m.matmul(w, x, impl, bits), m.activations(w, x, impl, bits)
-    parts = m.aligned(acts.nbytes)
+    parts = m.aligned_bytes(acts.nbytes)
     for begin, end in [(17, 20), (0, 5), (5, 17)]:
         assert f.acts(bits, x.ctypes.data, 64, 20, 64, begin, end, parts.ctypes.data) == m.OK
     assert np.array_equal(m.product(w, parts, np.empty_like(want), impl, bits), want)
@@ -239,7 +239,7 @@ def test_bad_shapes_are_refused():
 def test_bad_calls_return_an_error():
     """The C functions themselves: null pointers, ranges past the end, memory that is no matrix."""
     w, f = m.Matrix(np.ones((40, 8), np.float32)), m.functions()
-    memory, acts, kind = w.memory.ctypes.data, m.aligned(256), w.acts_kind(16)
+    memory, acts, kind = w.memory.ctypes.data, m.aligned_bytes(256), w.acts_kind(16)
     x, y = np.zeros((1, 8), np.float32), np.zeros((1, 40), np.float32)
     a, px, py, bad = acts.ctypes.data, x.ctypes.data, y.ctypes.data, m.BAD_ARGUMENT
     assert f.acts(kind, px, 8, 1, 8, 0, 1, a) == m.OK
@@ -271,7 +271,7 @@ def test_a_mapped_matrix_is_checked():
     assert check(w.memory.ctypes.data, w.memory.nbytes - 1) == m.BAD_ARGUMENT
     assert check(w.memory.ctypes.data, 63) == m.BAD_ARGUMENT
     for at, value in [(0, 0), (8, 9), (24, 255), (32, 255), (39, 255)]:
-        other = m.aligned(w.memory.nbytes)
+        other = m.aligned_bytes(w.memory.nbytes)
         other[:] = w.memory
         other[at] = value
         assert check(other.ctypes.data, other.nbytes) == m.BAD_ARGUMENT

@@ -43,7 +43,7 @@ def hot_pages(rng, head_dim):
 
 def native(tier, pages, head_dim):
     size = p.head_page_bytes(tier, head_dim)
-    out = p.aligned(len(pages) * size).reshape(-1, size)
+    out = p.aligned_bytes(len(pages) * size).reshape(-1, size)
     for i, page in enumerate(pages):
         out[i] = p.from_canonical(tier, page, head_dim)
     return out

@@ -79,8 +79,8 @@ def test_one_rating_more(impl, rank, a, k, weight, kept, rng):
     answers, said = some_answers(rng, rank, a), [odd(rng, rank, a + k) for _ in range(2)]
     rest, before = odd(rng, rank, a + 1), held.copy()
     args = held, *said, rest, weight, kept, RULE, answers, 0.3
-    evidence, block = asking.rated(*args, 1e8, impl)
-    want = twin.rated(*args)
+    evidence, block = asking.add_rating(*args, 1e8, impl)
+    want = twin.add_rating(*args)
     np.testing.assert_allclose(evidence, want[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(block, want[1], atol=1e-4 * np.abs(want[1]).max())
     np.testing.assert_array_equal(held, before)
@@ -94,12 +94,12 @@ def test_a_rating_with_what_is_no_number_is_refused(impl, where, bad, rng):
     arrays = {name: odd(rng, 2, n) for name, n in (("gradient", 22), ("information", 22), ("rest", 18))}
     arrays = {"held": held} | arrays | {"information": np.abs(arrays["information"])}
     rest = 1.0, 1.0, RULE, some_answers(rng, 2, 17), 1.0, 1e8, impl
-    asking.rated(*arrays.values(), *rest)
+    asking.add_rating(*arrays.values(), *rest)
     for at in (0, -1):
         known = arrays[where].flat[at]
         arrays[where].flat[at] = bad
         with pytest.raises(micro.NotFinite):
-            asking.rated(*arrays.values(), *rest)
+            asking.add_rating(*arrays.values(), *rest)
         arrays[where].flat[at] = known
 
 
@@ -167,7 +167,7 @@ def test_wrong_shapes_are_named(impl, rng):
 
     def rated(gradient=22, information=22, rest=18):
         said = [odd(rng, 2, n) for n in (gradient, information, rest)]
-        asking.rated(odd(rng, 3, 2, 22), *said, 1.0, 1.0, RULE, some_answers(rng, 2, 17), 1.0, 1e8, impl)
+        asking.add_rating(odd(rng, 3, 2, 22), *said, 1.0, 1.0, RULE, some_answers(rng, 2, 17), 1.0, 1e8, impl)
 
     for broken, expected in (
         (lambda: KLContexts(p, None, odd(rng, 5, 2), at, [(4, 0.0)]), "u has shape"),

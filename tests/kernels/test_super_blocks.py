@@ -85,7 +85,7 @@ def test_activations_of_another_form_are_refused(impl):
     w, y = matrix("Q4_K", 16, 256)[0], np.zeros((1, 16), np.float32)
     scales = np.ones((16, 8), np.float32)
     groups = m.Matrix(np.zeros((16, 32), np.uint32), scales, scales, 256)
-    memory, f = m.aligned(2048), m.functions(impl)
+    memory, f = m.aligned_bytes(2048), m.functions(impl)
     for this, other in [(w, groups), (groups, w)]:
         for bits in (8, 16):
             call = (memory.ctypes.data, 1, 0, 1, y.ctypes.data, 16)

@@ -6,7 +6,7 @@ import pytest
 from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.lora.base_lora import BaseLoRA
-from ruvmlx.lora.merge import HEAD, fold_micro, merged
+from ruvmlx.lora.merge import HEAD, fold_micro, merge_changes
 
 SIZES = [(1, 1), (3, 7), (17, 5), (61, 130)]  # in, out
 
@@ -32,7 +32,7 @@ def a_micro(rng, d, v, rank=2):
 def test_nothing_is_lost_when_the_ranks_suffice(n_in, n_out, r, q):
     rng = np.random.default_rng(n_in + r)
     one, other = a_pair(rng, n_in, n_out, r), a_pair(rng, n_in, n_out, q)
-    found = merged(one, 0.7, other, 2.0, r + 1, max(q - 1, 0))
+    found = merge_changes(one, 0.7, other, 2.0, r + 1, max(q - 1, 0))
     wanted = dense(one, 0.7) + dense(other, 2.0)
     assert found.kept[0].shape[1] <= r + 1 and found.tail[0].shape[1] <= q - 1
     assert found.lost < 1e-10 * np.linalg.norm(wanted)
@@ -44,7 +44,7 @@ def test_what_is_kept_is_the_best_of_its_rank_and_the_loss_is_said():
     rng = np.random.default_rng(1)
     one, other = a_pair(rng, 23, 41, 6), a_pair(rng, 23, 41, 2)
     wanted = dense(one) + dense(other, 3.0)
-    found = merged(one, 1.0, other, 3.0, 4, 2)
+    found = merge_changes(one, 1.0, other, 3.0, 4, 2)
     values = np.linalg.svd(wanted, compute_uv=False)
     assert np.linalg.norm(wanted - dense(found.kept)) == pytest.approx(np.linalg.norm(values[4:]), rel=1e-5)
     assert found.lost == pytest.approx(np.linalg.norm(values[6:]), rel=1e-5)
@@ -65,7 +65,7 @@ def test_nan_and_infinity_are_refused(bad):
     one, other = a_pair(rng, 5, 7, 2), a_pair(rng, 5, 7, 1)
     other[1][0, 3] = bad
     with pytest.raises(NotFinite):
-        merged(one, 1.0, other, 1.0, 2)
+        merge_changes(one, 1.0, other, 1.0, 2)
 
 
 @pytest.mark.parametrize("d,v", [(7, 11), (61, 130)])

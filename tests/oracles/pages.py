@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ruvmlx.kernels import layers, matmul
 from ruvmlx.kernels.library import OK, _load
-from ruvmlx.kernels.matmul import aligned
+from ruvmlx.kernels.matmul import aligned_bytes
 from ruvmlx.kernels.micro import _in
 from ruvmlx.kernels.paged_attention import head_page_bytes
 from ruvmlx.tiers import COLD, HOT, PAGE, WARM
@@ -48,7 +48,7 @@ def canonical(tier: int, page: Bytes, head_dim: int) -> Bytes:
 
 
 def from_canonical(tier: int, data: Bytes, head_dim: int) -> Bytes:
-    page = aligned(head_page_bytes(tier, head_dim))
+    page = aligned_bytes(head_page_bytes(tier, head_dim))
     _size("data", data, canonical_bytes(tier, head_dim))
     _done(_lib().rvm_page_from_canonical(tier, data.ctypes.data, head_dim, page.ctypes.data))
     return page
@@ -60,7 +60,7 @@ def demote(source: int, pages: Bytes, target: int, head_dim: int, impl: str | No
         raise ValueError(f"tier {target} is not below tier {source}")
     n, size = len(pages), head_page_bytes(target, head_dim)
     _size("pages", pages, n * head_page_bytes(source, head_dim))
-    out = aligned(n * size).reshape(n, size)
+    out = aligned_bytes(n * size).reshape(n, size)
     run = layers.functions(impl).demote if impl else _lib().rvm_pages_demote
     _done(run(source, pages.ctypes.data, target, out.ctypes.data, n, head_dim))
     return out

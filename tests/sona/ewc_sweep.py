@@ -94,7 +94,7 @@ class Sweep:
         self.model, self.settings, self.trainer = model, settings, Trainer(model)
         self.first, self.second = self._task(first), self._task(second)
         self.plain = self._texts(replay._plain())
-        self._frozen = [self.trainer.hidden(None, text) for text in self.plain]
+        self._frozen = [self.trainer.states(None, text) for text in self.plain]
 
     def _texts(self, pairs) -> list[TrainingText]:
         context = self.model.config.max_context
@@ -144,7 +144,8 @@ class Sweep:
 
     def found(self, base: BaseLoRA) -> Found:
         def nll(texts) -> float:
-            return -sum(self._value(base, t) * t.said for t in texts) / sum(t.said for t in texts)
+            total = sum(self._value(base, t) * t.answer_tokens for t in texts)
+            return -total / sum(t.answer_tokens for t in texts)
 
         kl = [
             self.trainer.kl(base, t, h, lambda value: 0.0)[0]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ruvmlx.lora.layer_lora import LayerLoRA, packed
+from ruvmlx.lora.layer_lora import LayerLoRA, pack_adapter
 from ruvmlx.sona.optional.layer_update import LayerLimit
 
 WIDE = LayerLimit(10.0, 10.0)
@@ -14,7 +14,7 @@ def held(runtime) -> tuple[bytes, bytes]:
     """Everything that shapes the next reply."""
     runtime.learner.sync()
     lora = runtime.backend.lora
-    return packed(runtime.learner.micro, runtime.learner.layer_lora), lora.to_bytes() if lora else b""
+    return pack_adapter(runtime.learner.micro, runtime.learner.layer_lora), lora.to_bytes() if lora else b""
 
 
 def true_logprob(runtime, reply_id) -> float:

@@ -25,7 +25,7 @@ def test_gradients_are_finite_differences(open_tiny):
     with open_tiny(learn_targets="all") as runtime:
         learner, row = runtime.learner, runtime.store.replies.get(reply(runtime, settle=False))
         base, micro = random_base(runtime.model.config, size=0.05), learner.micro
-        layer_lora = learner.layers.extended(learner.state)
+        layer_lora = learner.layers.extend_layers(learner.state)
         rng = np.random.default_rng(0)
         layer_lora = replace(
             layer_lora, lora_b=0.02 * rng.normal(size=layer_lora.lora_b.size).astype(np.float32)
@@ -39,7 +39,7 @@ def test_gradients_are_finite_differences(open_tiny):
             number, _ = trainer.reply(
                 combine_loras(base, replace(layer_lora, lora_b=lora_b)), text, lambda _: 0.0
             )
-            return number * text.said
+            return number * text.answer_tokens
 
         for start, (_, width) in list(zip(layer_lora.starts, layer_lora.widths, strict=True))[::3]:
             i = int(start) + int(np.argmax(abs(found.values[start : start + width])))

@@ -9,7 +9,7 @@ from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import CorruptFile
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.lora.layer_lora import base_part, combine_loras, fold_layers, packed, unpacked_layers
+from ruvmlx.lora.layer_lora import base_part, combine_loras, fold_layers, pack_adapter, unpack_layers
 from ruvmlx.lora.targets import Targets
 from ruvmlx.sona.optional import layer_update
 from ruvmlx.sona.trace import LayerGradient
@@ -127,15 +127,16 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
 def test_it_is_stored_beside_the_head(tiny):
     micro = MicroLoRA.fresh(np.ones((tiny.config.hidden_size, 2)), tiny.config.vocab_size)
     layer_lora = random_body(tiny.config)
-    data = packed(micro, layer_lora)
-    again = unpacked_layers(data, tiny.config)
-    assert packed(MicroLoRA.from_bytes(data, tiny.config.hidden_size, tiny.config.vocab_size), again) == data
+    data = pack_adapter(micro, layer_lora)
+    again = unpack_layers(data, tiny.config)
+    stored = MicroLoRA.from_bytes(data, tiny.config.hidden_size, tiny.config.vocab_size)
+    assert pack_adapter(stored, again) == data
     assert (again.frame, again.places) == (layer_lora.frame, layer_lora.places)
-    assert unpacked_layers(micro.to_bytes(), tiny.config) is None
+    assert unpack_layers(micro.to_bytes(), tiny.config) is None
     for name in ("lora_a", "lora_b", "evidence", "fisher"):
         broken = replace(layer_lora, **{name: np.full_like(getattr(layer_lora, name), np.nan)})
         with pytest.raises(CorruptFile):
-            unpacked_layers(packed(micro, broken), tiny.config)
+            unpack_layers(pack_adapter(micro, broken), tiny.config)
 
 
 def test_a_top_k_that_changes_gives_up_what_it_leaves(tiny):

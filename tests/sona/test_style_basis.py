@@ -102,7 +102,7 @@ def test_scores_are_the_slope_of_the_log_probability(tiny):
     def total(share: float) -> float:
         """log p of the answer at temperature 0.7, in float64."""
         base = BaseLoRA({p: (lora_a[p], np.float32(share) * change[p]) for p in lora_a})
-        z = np.asarray(graph.head(trainer._graph, mx.array(trainer.hidden(base, text))))
+        z = np.asarray(graph.head(trainer._graph, mx.array(trainer.states(base, text))))
         z = z.astype(np.float64) / 0.7
         z -= z.max(axis=1, keepdims=True)
         said = np.asarray(text.tokens[text.first :])

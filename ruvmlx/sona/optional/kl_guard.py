@@ -6,7 +6,7 @@ reference text under the layer LoRA.
 
 from contextlib import suppress
 
-from ...lora.layer_lora import LayerLoRA, packed
+from ...lora.layer_lora import LayerLoRA, pack_adapter
 from ...pausing import Pause
 from ...store import HeadMoved
 from .. import instant
@@ -42,6 +42,6 @@ def _commit_scaled(active: ActiveAdapter, layers: LayerAdapter, layer_lora: Laye
     micro = instant.rescale_to_caps(state.micro, probe).adapter if layers.targets.head else state.micro
     kl = max(0.0, probe.kl(micro) + layers.added_kl(layer_lora))
     with suppress(HeadMoved):  # another process committed first; its version is measured next
-        active.history.adjust(state.version, packed(micro, layer_lora), kl, micro.norm)
+        active.history.adjust(state.version, pack_adapter(micro, layer_lora), kl, micro.norm)
     active.catch_up()
     active.install()

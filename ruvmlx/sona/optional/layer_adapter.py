@@ -100,7 +100,7 @@ class LayerAdapter:
         """
         added = False
         if self.targets.places:
-            layers = self.extended(state, pause)
+            layers = self.extend_layers(state, pause)
             if trace.layer_gradient is None or trace.layer_gradient.frame != layers.frame:
                 gradient = self.gradients.gradient(base, layers, state.micro, reply, pause)
                 trace.layer_gradient, added = gradient, True
@@ -113,10 +113,10 @@ class LayerAdapter:
         """Change of the reply's mean log-probability since its trace was taken, to first order, nats."""
         if trace.layer_gradient is None:
             return 0.0
-        layers = self.extended(state) if self.targets.places else state.layer_lora
+        layers = self.extend_layers(state) if self.targets.places else state.layer_lora
         return mean_logprob_change(trace.layer_gradient, layers) - trace.carried
 
-    def extended(self, state: LearnerState, pause: Pause | None = None) -> LayerLoRA:
+    def extend_layers(self, state: LearnerState, pause: Pause | None = None) -> LayerLoRA:
         """The state's layer LoRA, extended by the target places that no rating has changed yet."""
         layers = state.layer_lora
         missing = [p for p in self.targets.places if layers is None or p not in layers.places]
@@ -125,7 +125,7 @@ class LayerAdapter:
             return layers
         if self._fresh is None or list(self._fresh.places) != missing:
             self._fresh = self.gradients.fresh(missing, pause)
-        return layers.extended(self._fresh) if layers else self._fresh
+        return layers.with_places_of(self._fresh) if layers else self._fresh
 
     # -- a rating ------------------------------------------------------------------------------------
 
@@ -138,9 +138,9 @@ class LayerAdapter:
         if trace.layer_gradient is None or not weight or not self.targets.places:
             return state.layer_lora
         kept = instant.retention_factor(instant.turned(state.micro.trend, weight, trace.log_ratio))
-        layers = self.extended(state)
+        layers = self.extend_layers(state)
         if self.measured is not None:
-            layers = layers.changed(curvature=self.measured.layer_lora.curvature)
+            layers = layers.replace_fields(curvature=self.measured.layer_lora.curvature)
         known, unasked = self._unasked
         unasked = unasked if known is not None and known is state.layer_lora else None
         gradient, limit = trace.layer_gradient, self.limit(base)

@@ -17,7 +17,7 @@ from ...errors import RuvmlxError
 from ...kernels import micro as kernels
 from ...lora import MicroLoRA
 from ...lora.base_lora import BaseLoRA, Place, place_shape
-from ...lora.layer_lora import LayerLoRA, combine_loras, unpacked_layers
+from ...lora.layer_lora import LayerLoRA, combine_loras, unpack_layers
 from ...models.model import Model
 from ...pausing import Pause
 from ...store import ReplyRow, Store
@@ -68,8 +68,8 @@ class LayerGradients:
         change = combine_loras(base, layer_lora, empty=True)
         assert change is not None
         _, grads = trainer.reply(change, text, pause=pause)
-        values = np.float32(text.said) * layer_lora.flat(grads, change.scale)
-        return LayerGradient(layer_lora.frame, values, text.said)
+        values = np.float32(text.answer_tokens) * layer_lora.flat(grads, change.scale)
+        return LayerGradient(layer_lora.frame, values, text.answer_tokens)
 
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
         """Log-probability of a reply, summed over its tokens, under the base alone, nats: one prefill."""
@@ -112,7 +112,7 @@ class LayerGradients:
             if found is None:
                 _, grads = trainer.reply(zero, text, pause=pause)
                 found = self._done[plain.frame, text] = plain.flat(grads, 1.0)
-            squares += np.float32(text.said) * np.square(found)
+            squares += np.float32(text.answer_tokens) * np.square(found)
         parts = np.split(squares / np.float32(len(answers)), plain.starts[1:])
         fisher = {
             p: f + np.float32(MIN_FISHER_SHARE * f.mean() + 1e-12) for p, f in zip(places, parts, strict=True)
@@ -124,13 +124,13 @@ class LayerGradients:
         self, places: Sequence[Place], texts: Sequence["TrainingText"], pause: Pause | None
     ) -> dict[Place, np.ndarray]:
         """Mean input [in] of each matrix over the predicted tokens of all texts."""
-        sums, tokens = dict[Place, np.ndarray](), sum(text.said for text in texts)
+        sums, tokens = dict[Place, np.ndarray](), sum(text.answer_tokens for text in texts)
         for text in texts:
             found = self._done.get((tuple(places), text))
             if found is None:
                 found = self._done[tuple(places), text] = self._graph(pause).inputs(places, text, pause)
             for place, mean in found.items():
-                sums[place] = sums.get(place, 0) + mean * (text.said / tokens)
+                sums[place] = sums.get(place, 0) + mean * (text.answer_tokens / tokens)
         return sums
 
     def _texts(self) -> tuple[list["TrainingText"], list["TrainingText"]]:
@@ -163,6 +163,6 @@ def _width(model: Model, place: Place) -> int:
 def _known(data: bytes, model: Model) -> LayerLoRA | None:
     """A stored calibration; None if damaged: the caller measures again."""
     try:
-        return unpacked_layers(data, model.config)
+        return unpack_layers(data, model.config)
     except RuvmlxError:
         return None

@@ -103,10 +103,10 @@ def _uncapped_layers(
     unasked_b: np.ndarray | None = None,
 ) -> LayerLoRA:
     """The layer LoRA of this evidence before any cap, at a gain of 1."""
-    new = layer_lora.changed(evidence=evidence, tokens=tokens, gain=1.0)
+    new = layer_lora.replace_fields(evidence=evidence, tokens=tokens, gain=1.0)
     lora_b = evidence_theta(new, targets)
     lora_b += residual_b(layer_lora, targets) if unasked_b is None else unasked_b
-    return new.changed(lora_b=lora_b)
+    return new.replace_fields(lora_b=lora_b)
 
 
 def residual_b(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:

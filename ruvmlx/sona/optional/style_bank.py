@@ -141,7 +141,7 @@ class BasisBuilder:
         chosen = rng.permutation(len(self.bank.replies))[:_INPUT_TEXTS]
         for at in chosen:
             text = self._text(self.bank.replies[at])
-            picks = np.sort(rng.permutation(text.said)[:_INPUT_ROWS])
+            picks = np.sort(rng.permutation(text.answer_tokens)[:_INPUT_ROWS])
             for place, x in trainer.input_rows(self._places(), text, picks, pause).items():
                 rows.setdefault(place, []).append(x)
         return np.stack([leading(np.concatenate(rows[place]), RANK) for place in self._places()])

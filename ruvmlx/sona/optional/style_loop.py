@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...lora.base_lora import BaseLoRA, Pair, Place
-from ...lora.layer_lora import packed
+from ...lora.layer_lora import pack_adapter
 from ...models.model import Model, without
 from ...pausing import Pause, Stopped, stop_when
 from ...store import HeadMoved
@@ -235,7 +235,7 @@ class StyleLoop:
         learner = self._learner
         report = _report(True, reason, **facts)
         assert ground.lora is not None
-        state, micro = packed(update.adapter, learner.layer_lora), update.adapter
+        state, micro = pack_adapter(update.adapter, learner.layer_lora), update.adapter
         version = learner.history.promote(parent, ground.lora, state, update.kl, micro.norm, report)
         learner.active.remember(learner.history.base_of(version), ground)
         learner.sync()
