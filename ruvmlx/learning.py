@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import settings as config
-from .backends.base import Backend, restored
+from .backends.base import Backend, preserve_lora
 from .engine.types import GenerationRequest
 from .errors import NotFound, UsageError
 from .lora.residency import Residency
@@ -119,7 +119,7 @@ class Learning:
             learner = self.learner
         else:
             config.parse("adapter", name, "the request")
-            with restored(self._backend):
+            with preserve_lora(self._backend):
                 learner = self.residency.load_beside(name)
         if learner is not None:
             with self.in_its_place(learner):
@@ -138,7 +138,7 @@ class Learning:
     def in_its_place(self, learner: Learner | None) -> AbstractContextManager[None]:
         """In the block this learner may install its LoRA; unless it is the one in use, the backend has the
         LoRA from before again afterwards."""
-        return contextlib.nullcontext() if learner is self.learner else restored(self._backend)
+        return contextlib.nullcontext() if learner is self.learner else preserve_lora(self._backend)
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
         """Prepare the newest replies for a rating; called while the user reads. watch: as in Learner.settle.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .backends.base import restored
+from .backends.base import preserve_lora
 from .context_window import question_of
 from .engine import Chunk, GenerationResponse
 from .engine.best_of import BestOf
@@ -173,7 +173,7 @@ class StoredReplies:
         chunk = replace(chunk, response=self._with_adapter(chunk.response))
         assert chunk.response is not None
         # The learner may install its LoRA.
-        with restored(self._learner.backend) if self._learner else contextlib.nullcontext():
+        with preserve_lora(self._learner.backend) if self._learner else contextlib.nullcontext():
             self._commit_all(chunk.response)
         return chunk
 

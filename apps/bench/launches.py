@@ -161,7 +161,7 @@ def ours(shape: DecoderSize, batch: int = 1, full: bool = False) -> LaunchCount:
         cache.reserve(CONTEXT)
         cache.advance(CONTEXT)
         cache.reserve(1)
-        mx.eval(*cache.table.opened(CONTEXT)[0].arrays)
+        mx.eval(*cache.table.open_page_at(CONTEXT)[0].arrays)
     mx.eval(*storage.arrays())
 
     change, sampler = HeadChange(some_adapter(config)), MLXSampler(Sampling(0.7 if full else 0.0, seed=1))

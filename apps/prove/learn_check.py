@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from ruvmlx.backends.base import untouched
+from ruvmlx.backends.base import original_model
 from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.errors import NotFound
@@ -128,7 +128,7 @@ def _replies(
 
 
 def _write_untouched(runtime: Runtime, requests: Sequence[GenerationRequest]) -> Iterator[GenerationResponse]:
-    with untouched(runtime.backend):
+    with original_model(runtime.backend):
         yield from generate_many(runtime.engine, requests)
 
 

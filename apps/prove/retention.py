@@ -6,7 +6,7 @@ from importlib import resources
 
 import numpy as np
 
-from ruvmlx.backends.base import Backend, HeadAdapter, untouched
+from ruvmlx.backends.base import Backend, HeadAdapter, original_model
 from ruvmlx.sona.kl_probe import log_softmax_rows
 
 _LIMIT = 1024  # tokens of the neutral text
@@ -19,7 +19,7 @@ class NeutralText:
     def __init__(self, backend: Backend, tokenizer):
         text = resources.files(__package__).joinpath("data/neutral.txt").read_text(encoding="utf-8")
         self._backend, self._tokens = backend, tokenizer.encode(text)[:_LIMIT]
-        with untouched(backend):
+        with original_model(backend):
             self._frozen = backend.hidden_states(self._tokens[:-1])  # [T - 1, D]
 
     def compare(self, adapter: HeadAdapter | None) -> tuple[float, float]:
@@ -31,7 +31,7 @@ class NeutralText:
         said, kl, change = np.asarray(self._tokens[1:]), 0.0, 0.0
         for at in range(0, len(hidden), _ROWS):
             part, index = slice(at, at + _ROWS), said[at : at + _ROWS, None]
-            with untouched(self._backend):
+            with original_model(self._backend):
                 logits = self._backend.head(self._frozen[part])
             old = log_softmax_rows(logits)
             if self._backend.lora is not None:

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ruvmlx.backends.base import Backend, untouched
+from ruvmlx.backends.base import Backend, original_model
 from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.run import EngineParts
@@ -62,7 +62,7 @@ class UntouchedReplies:
     ) -> Iterator[GenerationResponse]:
         if not requests:
             return
-        with untouched(self._backend):
+        with original_model(self._backend):
             yield from generate_many(engine, requests)
 
     def _key(self, engine: EngineParts, request: GenerationRequest) -> bytes:

@@ -1,5 +1,4 @@
-"""What the types of a GGUF file's matrices and of small floats take in memory, by backend; `ruvmlx show`
-prints it."""
+"""The memory that each type of matrix in a model file takes, by backend. `ruvmlx show` prints it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +16,12 @@ _Q6_K = next(row for row in ROWS if row.name == "Q6_K")
 
 @dataclass(frozen=True)
 class MatrixType:
-    """Bits of a weight, scales included. rounded: backends whose weights are not quite the file's."""
+    """One type of matrix.
+
+    matrices: how many matrices have this type
+    file_bits, native_bits, mlx_bits: bits of a weight, with scales, in the file and in each backend
+    rounded: the backends whose weights differ slightly from the file's
+    """
 
     type: str
     matrices: int
@@ -33,8 +37,8 @@ class MatrixType:
 
 
 def matrix_types(model: Model) -> list[MatrixType]:
-    """The types of the model's matrices, the most frequent first; none for a folder of safetensors without
-    small floats."""
+    """Return the types of the model's matrices, the most frequent first. A folder of safetensors without
+    small floats has none."""
     weights = model.load_weights() if model.is_own else {}
     if not isinstance(weights, StoresBlocks):
         return []
@@ -45,7 +49,7 @@ def matrix_types(model: Model) -> list[MatrixType]:
 
 
 def bytes_in_memory(types: Mapping[str, int], backend: str) -> int:
-    """Of weights by type, on "native" or "mlx"."""
+    """Return the bytes of weights, given by type, on the backend "native" or "mlx"."""
     kinds = {row: types[row.name] for row in (*ROWS, *TYPES.values()) if row.name in types}
     wide = any(kind.wide for kind in kinds)
     bits = {kind: native_bits(kind) if backend == "native" else mlx_bits(kind, wide) for kind in kinds}
@@ -66,7 +70,8 @@ def _file_bits(kind: TensorType) -> float:
 
 
 def native_bits(kind: TensorType) -> float:
-    """Super-blocks as in the file; other blocks in 4 or 8 bits, with biases only where there are lows."""
+    """Return the bits of a weight. Super-blocks stay as in the file. Other blocks become 4 or 8 bits, with
+    biases only if the file has them."""
     if kind.block == 1 or kind.name in SUPER_BLOCKS:
         return _file_bits(kind)
     if kind.name == "Q3_K":
@@ -78,7 +83,8 @@ def native_bits(kind: TensorType) -> float:
 
 
 def mlx_bits(kind: TensorType, wide: bool = False) -> float:
-    """On a GPU. wide: whether any matrix of the file needs float32 scales; then all have them."""
+    """Return the bits of a weight on a GPU. wide: whether any matrix of the file needs float32 scales; then
+    all have them."""
     if kind.block == 1 or kind.mode:
         return _file_bits(kind)
     return kind.affine_bits + 2 * (32 if wide or kind.wide else 16) / kind.affine_group

@@ -1,8 +1,9 @@
-"""The oracle: the decoder in NumPy, float32, slow and obvious. No MLX, no cleverness.
+"""The reference backend, for tests: the decoder in NumPy and float32, slow and simple, without MLX.
 
 Layer:  h += o_proj(attention(rms_norm(h)));  h += down(silu(gate(x)) * up(x)), x = rms_norm(h).
-What families change (models/families.py) follows from the configuration alone.
-Norms, softmax and rope angles are computed in float64. (Touvron et al. 2023; Jiang et al. 2023)
+
+What differs between model families (models/families.py) follows from the configuration alone. Norms, softmax
+and RoPE's angles are computed in float64. (Touvron et al. 2023; Jiang et al. 2023)
 """
 
 import copy
@@ -26,7 +27,7 @@ CHUNK = 128  # prompt tokens per prefill step
 
 
 class ReferenceCache:
-    """Every key and value of one sequence, for ever: a sliding window is only a mask here."""
+    """Every key and value of one sequence. Nothing is dropped: a sliding window is only a mask here."""
 
     def __init__(self, config: ModelConfig):
         empty = (config.n_kv_heads, 0, config.head_dim)
@@ -39,7 +40,8 @@ class ReferenceCache:
         return sum(a.nbytes for a in self.keys + self.values)
 
     def append(self, layer: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values behind `offset`; the caller moves `offset` when all layers are done."""
+        """Append keys and values after `offset` tokens. The caller changes `offset` when all layers are
+        done."""
         for held, new in ((self.keys, keys), (self.values, values)):
             held[layer] = np.concatenate([held[layer][:, : self.offset], new], axis=1)
         return self.keys[layer], self.values[layer]
@@ -72,7 +74,7 @@ class ReferenceCache:
         return a.shape[0] * tokens * a.shape[2] * a.itemsize
 
     def fork(self) -> "ReferenceCache":
-        """`append` makes new arrays, so the old ones may be shared."""
+        """Return a second sequence. `append` makes new arrays, so the old ones may be shared."""
         other = copy.copy(self)
         other.keys, other.values = list(self.keys), list(self.values)
         return other
@@ -122,7 +124,7 @@ class ReferenceBackend:
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """The slow twin: one after the other."""
+        """Decode one sequence after the other: this is the slow twin."""
         return [self.decode(*args) for args in zip(tokens, caches, each(adapter, tokens), strict=True)]
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
@@ -159,7 +161,7 @@ class ReferenceBackend:
         return finite(logits)
 
     def _forward(self, tokens: Sequence[int], cache: ReferenceCache) -> np.ndarray:
-        """tokens [T] -> hidden [T, D] after the final norm; the cache holds T more."""
+        """tokens [T] -> hidden [T, D] after the final norm. The cache then holds T more tokens."""
         w, eps = self._weights, self.config.rms_norm_eps
         h = w["model.embed_tokens.weight"][np.asarray(tokens, np.int64)]
         for i in range(self.config.n_layers):
@@ -170,7 +172,7 @@ class ReferenceBackend:
         return rms_norm(h, w["model.norm.weight"], eps)
 
     def _attention(self, layer: int, x: np.ndarray, cache: ReferenceCache) -> np.ndarray:
-        """x [T, D] -> [T, D]. Query head h looks at key/value head h // (n_heads / n_kv_heads)."""
+        """x [T, D] -> [T, D]. Query head h uses key/value head h // (n_heads / n_kv_heads)."""
         c, p = self.config, f"model.layers.{layer}.self_attn"
         q = self._norm_heads(f"{p}.q_norm", _heads(self._linear(f"{p}.q_proj", x), c.n_heads))
         k = self._norm_heads(f"{p}.k_norm", _heads(self._linear(f"{p}.k_proj", x), c.n_kv_heads))
@@ -190,7 +192,7 @@ class ReferenceBackend:
         return self._linear(f"{p}.o_proj", out.swapaxes(0, 1).reshape(len(x), -1))
 
     def _norm_heads(self, name: str, heads: np.ndarray) -> np.ndarray:
-        """Each head by itself, in families that do so: [H, T, d]."""
+        """Apply the norm to each head, in families that have one: [H, T, d]."""
         weight = self._weights.get(f"{name}.weight")
         return heads if weight is None else rms_norm(heads, weight, self.config.rms_norm_eps)
 
@@ -209,7 +211,7 @@ class ReferenceBackend:
         return self._add_lora(y, x, path.rsplit(".", 1)[1], int(path.split(".")[2]))
 
     def _add_lora(self, y: np.ndarray, x: np.ndarray, module: str, layer: int) -> np.ndarray:
-        """y + scale * (x @ lora_a) @ lora_b, where the base changes that module."""
+        """Return y + scale * (x @ lora_a) @ lora_b if the base changes that module, else y."""
         if self.lora is None or (module, layer) not in self.lora.pairs:
             return y
         a, b = self.lora.pairs[module, layer]
@@ -228,7 +230,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def visible(offset: int, n: int, window: int | None) -> np.ndarray:
-    """[n, offset + n] bool: token t sees itself and what is before it, at most `window` tokens in all."""
+    """Return [n, offset + n] bool: token t sees itself and the tokens before it, at most `window` in all."""
     t, s = np.arange(offset, offset + n)[:, None], np.arange(offset + n)[None]
     return (s <= t) & (t - s < (window or offset + n))
 
@@ -242,7 +244,7 @@ def rope(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 
 def unpack_weights(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
-    """All weights as float32 [out, in]."""
+    """Return all weights as float32 [out, in]."""
     out = {}
     for name, value in weights.items():
         path, _, kind = name.rpartition(".")
@@ -257,7 +259,7 @@ def unpack_weights(weights: Weights, config: ModelConfig) -> dict[str, np.ndarra
 
 
 def _width(path: str, config: ModelConfig) -> int:
-    """Inputs of a module."""
+    """Return the number of inputs of a module."""
     if path.endswith("o_proj"):
         return config.n_heads * config.head_dim
     return config.intermediate_size if path.endswith("down_proj") else config.hidden_size

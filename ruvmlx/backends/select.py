@@ -1,6 +1,6 @@
 """Chooses the backend for a model and says why.
 
-`describe` imports MLX only where it has to look for a GPU; `open_backend` loads the weights.
+`describe` imports MLX only if it must look for a GPU. `open_backend` loads the weights.
 """
 
 import gc
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from .mlx.backend import MLXBackend
 
 NAMES = ("auto", "mlx", "native", "reference")
-NOT_BUILT = ("hybrid",)  # known by name, not offered
+NOT_BUILT = ("hybrid",)  # known by name, but not available
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What `open_backend` would open. `why` is one sentence for people."""
+    """What `open_backend` would open. why: one sentence for people."""
 
     name: str  # "mlx" | "native" | "reference"
     device: str  # "metal" | "cuda" | "cpu"
@@ -36,8 +36,8 @@ class Choice:
 
 
 def describe(name: str = "auto", threads: int | None = None) -> Choice:
-    """The choice for a name. "auto" is the first available of: Metal, CUDA, the native decoder, MLX on the
-    CPU."""
+    """Return the choice for a name. "auto" is the first available of: Metal, CUDA, the native decoder, MLX on
+    the CPU."""
     if name in NOT_BUILT:
         raise UsageError(f"backend {name!r} is not built into this version; use {', '.join(NAMES)}")
     if name not in NAMES:
@@ -85,9 +85,10 @@ def _describe_mlx(asked: str = "") -> Choice:
 
 
 def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
-    """The KV cache policy that the user named; None if the user left it to the program.
+    """Return the KV cache policy that the user named; None if the user named none.
 
-    kv: "tiered", "f16", "auto" or None, which means auto. tiers: lengths for tiered, "256,1024".
+    kv: "tiered", "f16", "auto" or None, which means auto
+    tiers: lengths for tiered, for example "256,1024".
     """
     if kv == F16.name:
         return F16
@@ -97,8 +98,8 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
 
 
 def parse_tiers(text: str) -> TierPolicy:
-    """ "256,1024" or "256,all": the policy's lengths in tokens; tiers that are not named are empty.
-    UsageError for others."""
+    """Return the policy from its lengths in tokens, for example "256,1024" or "256,all". Tiers that are not
+    named are empty. Raises UsageError for other texts."""
     try:
         lengths = [EVERYTHING if age == "all" else int(age) for age in text.split(",")]
         return TierPolicy(TIERED.name, filled(lengths))
@@ -110,15 +111,15 @@ def parse_tiers(text: str) -> TierPolicy:
 
 
 def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> TierPolicy | None:
-    """The policy that was asked for; otherwise tiered where the backend has tiers."""
+    """Return the policy that was asked for; otherwise tiered if the backend has tiers."""
     if backend.name == "mlx" and getattr(backend, "pool", None) is None:
-        return None  # only its plain cache works: `caveat` says why
+        return None  # only its plain cache works; `caveat` says why
     default = None if backend.name == "reference" else TIERED
     return asked_policy(kv, tiers) or default
 
 
 def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
-    """The choice for a name, now that the model is known: mlx-lm's own models run on MLX alone."""
+    """Return the choice for a name now that the model is known. mlx-lm's own models run only on MLX."""
     if isinstance(shape, ModelConfig):
         return choice
     if name in ("native", "reference"):
@@ -130,13 +131,15 @@ def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
 def open_backend(
     name: str, model: Model, threads: int | None = None, kv_budget: int = 0, watch: Watch = QUIET
 ) -> Backend:
-    """Load the model's weights into the backend of that name (see `describe`). Use it in this thread only.
+    """Load the model's weights into the backend of that name (see `describe`). Use it only in this thread.
 
     On a GPU the backend uses our kernels if the self-check passes, otherwise MLX's plain KV cache. If not
-    even mlx-lm's own graph runs, "auto" opens the native decoder (MLX on the CPU for models that only mlx-lm
-    runs), and "mlx" raises GPUFailed. `caveat` says which of these happened. threads: CPU threads; by default
-    the physical cores that this process may use. kv_budget: bytes that the tiered KV caches should stay
-    within, 0 for no bound. watch: receives the progress of the self-check and of mlx-lm's loading.
+    even mlx-lm's own graph runs, "auto" opens the native decoder (or MLX on the CPU for models that only
+    mlx-lm runs), and "mlx" raises GPUFailed. `caveat` says which of these happened.
+
+    threads: CPU threads; None: the physical cores that this process may use
+    kv_budget: bytes that the tiered KV caches should stay within; 0: no limit
+    watch: receives the progress of the self-check and of mlx-lm's loading
     """
     backend = _open(name, model, threads, watch)
     pool = getattr(backend, "pool", None)
@@ -172,7 +175,7 @@ def _mlx_on_cpu(model: Model, threads: int | None, watch: Watch) -> "MLXBackend 
 
 
 def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watch: Watch) -> Backend:
-    """Try the GPU; fall back as `open_backend` says."""
+    """Try the GPU. If it fails, do what `open_backend` says."""
     try:
         return _on_gpu(model, device, threads, watch)
     except GPUFailed as error:
@@ -183,7 +186,7 @@ def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watc
 
 
 def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "MLXBackend | AnyBackend":
-    """GPUFailed where MLX raises an error before the first token, or failed in the self-check."""
+    """Raise GPUFailed if MLX raises an error before the first token, or failed in the self-check."""
     from .mlx.any_backend import AnyBackend
     from .mlx.backend import MLXBackend
     from .mlx.check_results import GPU_ERRORS, STARTER, reason
@@ -191,7 +194,8 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
     try:
         if not model.is_own:
-            if why := check(STARTER, watch=watch).graph_fails:  # without our kernels: any shapes tell
+            # without our kernels, any shapes give the answer
+            if why := check(STARTER, watch=watch).graph_fails:
                 raise GPUFailed(why, "auto")
             return AnyBackend(model, device=device, threads=threads, watch=watch)
         backend = MLXBackend(model, device=device, threads=threads, check=partial(check, watch=watch))
@@ -203,8 +207,8 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
 
 def _without_gpu(why: str, model: Model, threads: int | None, watch: Watch) -> Backend:
-    """The native decoder, or MLX on the CPU where the C library is missing or the model is mlx-lm's, with a
-    caveat."""
+    """Return the native decoder with a caveat. If the C library is missing or the model is mlx-lm's own,
+    return MLX on the CPU."""
     from ..platform.gpu import gpu
     from ..platform.mx import mx
     from .native.backend import NativeBackend

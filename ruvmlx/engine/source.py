@@ -131,7 +131,7 @@ class StreamSource:
         self._stream.prefill([token])
 
     def drawn_from(self) -> Iterator[Drawn]:
-        for hidden, logits in adapted_logits(self._adapter, self._stream.hidden(), self._backend.head):
+        for hidden, logits in adapted_logits(self._adapter, self._stream.take_hidden(), self._backend.head):
             yield from zip(hidden, logits, strict=True)
 
 

@@ -123,9 +123,8 @@ def rope_ref(x: Array, turn: Array, traditional: bool = False) -> Array:
     c, s = turn[:, None, :half], turn[:, None, half:]
     a, b = (x[..., ::2], x[..., 1::2]) if traditional else (x[..., :half], x[..., half:])
     y = np.empty_like(x)
-    first, second = (
-        (y[..., ::2], y[..., 1::2]) if traditional else (y[..., :half], y[..., half:])
-    )  # views of y
+    # Views of y.
+    first, second = (y[..., ::2], y[..., 1::2]) if traditional else (y[..., :half], y[..., half:])
     first[...], second[...] = a * c - b * s, a * s + b * c
     return y
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-IQ4_LEVELS = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16
-)  # of four-bit codes that are not evenly spaced
+# Of four-bit codes that are not evenly spaced.
+IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
 FP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice e2m1
 
 

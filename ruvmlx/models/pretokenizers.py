@@ -37,9 +37,8 @@ PATTERNS = {
     "deepseek-r1-qwen": [_QWEN2],
     "tekken": [_TEKKEN],
 }
-WHOLE_WORDS = frozenset(
-    {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
-)  # a word in the vocabulary is not merged up
+# A word in the vocabulary is not merged up.
+WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})
 ADDS_BOS = WHOLE_WORDS  # unless the file says otherwise
 
 

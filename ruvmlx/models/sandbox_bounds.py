@@ -82,9 +82,8 @@ class Budget:
     def check_clock(self) -> None:
         if time.monotonic() < self._deadline:
             return
-        left = MAX_SECONDS - (
-            time.thread_time() - self._started
-        )  # a busy machine is not the template's fault
+        # A busy machine is not the template's fault.
+        left = MAX_SECONDS - (time.thread_time() - self._started)
         if left <= 0:
             raise SecurityError(f"it ran for more than {MAX_SECONDS:g} seconds")
         self._deadline = time.monotonic() + left

@@ -7,10 +7,8 @@ from typing import Any
 
 GUARD = "\ufdd0"  # a noncharacter: marks typed text in rendered chats; the tokenizer takes it out again
 
-THOUGHT_TAGS = {
-    "<think>": "</think>",
-    "[THINK]": "[/THINK]",
-}  # part of a reply's text, whatever their file says
+# Part of a reply's text, whatever their file says.
+THOUGHT_TAGS = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _WORD = re.compile(r"[\w.-]*")
 _NEAR = 256  # characters: of a longer beginning, these decide
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..backends.base import Backend, restored, untouched
+from ..backends.base import Backend, original_model, preserve_lora
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
 from ..lora.layer_lora import LayerLoRA, unpack_layers
@@ -89,13 +89,13 @@ class ActiveAdapter:
         if self._probe is None:
             self._probe = self._stored_probe()  # another process may have measured it
         if self._probe is None:
-            with untouched(self.backend):
+            with original_model(self.backend):
                 self._probe = self._measurement.run(pause, watch)
             self._store.model_data.put_reference_text(self._model.fingerprint, self._probe.to_bytes())
         if self.state.version == 0 and is_blank(self.state.micro):
             self.state = self.load(0)
         if self.base is not None and self.state.base not in self._probed:
-            with restored(self.backend):
+            with preserve_lora(self.backend):
                 self._probed[self.state.base] = self.probe_base(self.base, pause)
 
     @property

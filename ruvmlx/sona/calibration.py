@@ -24,10 +24,8 @@ from .reference_text import Reading
 ACTIVE = 2048  # tokens that ratings may move: the most frequent ones in plain replies
 FEATURES = 256  # directions in which tokens move together
 PROBES = 1024  # of a wider model's dimensions, random combinations of all
-MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = (
-    8.0,
-    0.003,
-)  # range of the standard deviations of the prior of tokens' weights
+# Range of the standard deviations of the prior of tokens' weights.
+MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
 _CONTEXTS = 48, 48, 80  # in answers, in prose with the largest projections, in other prose
 _ROWS = 64  # states per call of the head
 # A model with fewer parameters reads all texts. A larger one begins no further text after so many seconds,

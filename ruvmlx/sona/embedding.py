@@ -26,7 +26,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..backends.base import Backend, untouched
+from ..backends.base import Backend, original_model
 from ..errors import RuvmlxError, UsageError
 from ..models.model import Model, Tokenizer
 from ..pausing import Pause
@@ -136,7 +136,7 @@ def whitening_of(
     stored = store.model_data.whitening(model.fingerprint)
     known = Whitening.from_bytes(stored, model.shape.hidden_size) if stored else None
     if known is None:
-        with untouched(backend):
+        with original_model(backend):
             known = whitening((read or ReadQuestions()).read(backend, model.tokenizer, pause))
         store.model_data.put_whitening(model.fingerprint, known.to_bytes())
     return known
@@ -193,7 +193,7 @@ class TextReader:
                 yield
             part = window[done : done + self._size(len(window) - done)]
             begun = time.perf_counter()
-            with untouched(self._backend):
+            with original_model(self._backend):
                 states.append(self._backend.hidden_states(part, cache=cache))
             self._count(len(part), time.perf_counter() - begun)
             done += len(part)

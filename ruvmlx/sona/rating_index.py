@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..backends.base import Backend, untouched
+from ..backends.base import Backend, original_model
 from ..models.model import Message, Model
 from ..pausing import Pause
 from ..store import ReplyRow, Store
@@ -86,7 +86,7 @@ class RatingIndex:
         if (
             text not in self._questions
         ):  # without the base LoRA, so that vectors stay comparable when it changes
-            with untouched(self._backend):
+            with original_model(self._backend):
                 state = embedding.read_question(self._backend, self._model.tokenizer, text)
             if state is None:
                 return None

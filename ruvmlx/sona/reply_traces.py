@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from ..backends.base import untouched, with_lora
+from ..backends.base import original_model, with_lora
 from ..errors import NotFound
 from ..lora.layer_lora import LayerLoRA
 from ..pausing import Pause
@@ -73,7 +73,7 @@ class ReplyTraces:
         that are known by now: the untouched model's head reads its hidden states."""
         trace = self.held[reply_id]
         if is_blank(trace.adapter):
-            with untouched(self._active.backend):
+            with original_model(self._active.backend):
                 trace = trace.replay(self._active.load(0).micro, 0, self._active.backend.head)
             self.held[reply_id] = trace
         return trace

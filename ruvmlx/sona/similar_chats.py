@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.base import Backend, untouched
+from ..backends.base import Backend, original_model
 from ..errors import UsageError
 from ..models.model import Model
 from ..store import Store
@@ -93,7 +93,7 @@ class _Reader:
 
     def vector(self, text: str) -> np.ndarray | None:
         """The unit vector of a text; None if it is empty."""
-        with untouched(self._backend):
+        with original_model(self._backend):
             state = read_question(self._backend, self._model.tokenizer, text)
         self._known[text] = None if state is None else self._whitening(state)
         return self._known[text]

@@ -28,24 +28,8 @@ _MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # prior variance of a sele
 
 DEGREES = 4.0  # of freedom of the noise
 
-TURN_AGES = (
-    6,
-    8,
-    10,
-    13,
-    16,
-    20,
-    25,
-    32,
-    40,
-    50,
-    63,
-    80,
-    100,
-    160,
-    250,
-    400,
-)  # ratings after a turn: the lengths that are tried
+# Ratings after a turn: the lengths that are tried.
+TURN_AGES = 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 80, 100, 160, 250, 400
 LEAST_OLD = 6  # ratings before it
 REMEMBERED = 200  # ratings before it that say which columns matter to this user
 TURN_COST = 8.0  # log-evidence that a turn must bring

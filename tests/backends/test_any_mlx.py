@@ -124,7 +124,7 @@ def test_a_stream_draws_what_single_steps_draw(opened, kind):
     stream = backend.stream(cache, None, Sampling(temperature=0), 12)
     stream.prefill(TOKENS[:20])
     drawn = [stream.read() for _ in range(10)]
-    hidden = stream.hidden()
+    hidden = stream.take_hidden()
     stream.close()
     assert cache.offset == 29 and hidden.shape == (10, 64)
     again, step = backend.new_cache(), None

@@ -191,23 +191,23 @@ def test_an_open_page_is_empty_or_what_the_pool_holds(storage):
     table, other = storage.new_table(), storage.new_table()
     for i in range(2):
         table.set(i, storage.make(HOT), HOT)
-    pages, index = table.opened(0)
+    pages, index = table.open_page_at(0)
     assert index == 0 and not np.array(pages.arrays[2]).any()
     made = [
         mx.array(np.random.default_rng(i).integers(0, 255, (1, 2, 2, PAGE, 160), np.uint8)) for i in range(3)
     ]
     table.fill(63, OpenPages(made), 0)
-    assert table.opened(5)[0].arrays is made
+    assert table.open_page_at(5)[0].arrays is made
     other.set(0, table.hot_page(0), HOT)
     table.share(other)
-    assert other.opened(5)[0].arrays is made
-    blank, _ = table.opened(64)  # the first page is full
+    assert other.open_page_at(5)[0].arrays is made
+    blank, _ = table.open_page_at(64)  # the first page is full
     assert not np.array(blank.arrays[0]).any()
     for layer in range(3):
         np.testing.assert_array_equal(
             page(storage, layer, table.hot_page(0), HOT), np.array(made[layer]).reshape(2, -1)
         )
-        np.testing.assert_array_equal(table.opened(9)[0].arrays[layer], made[layer])  # after a trim
+        np.testing.assert_array_equal(table.open_page_at(9)[0].arrays[layer], made[layer])  # after a trim
     several = OpenPages([mx.concatenate([x, x + 1]) for x in made])
     np.testing.assert_array_equal(several.of(1)[0], made[0] + 1)
     table.fill(9, several, 1)

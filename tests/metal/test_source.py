@@ -100,7 +100,7 @@ CONSTANT int PAGE = 64;
 )
 def test_a_definition_stays_if_the_body_needs_it(body, kept):
     """Directly or not, with all of a template's specialisations; and every line keeps its number."""
-    found = prune.used(list(prune.definitions("h.h", HEADER)), body)
+    found = prune.prune(list(prune.definitions("h.h", HEADER)), body)
     assert [piece.line for piece in found] == kept
     text = prune.join_definitions(found)
     line = 0

@@ -1,8 +1,8 @@
-"""Runs any architecture that mlx-lm runs, by mlx-lm's own model and caches.
+"""Runs any architecture that mlx-lm runs, with mlx-lm's own model and caches.
 
-Ratings work: MicroLoRA needs the final hidden states and the logits, nothing else. It is added to the logits
-as the model returns them, after the scale or cap that some models have. KV tiers, a base LoRA, training in
-the background and ratings of other matrices than the head need a decoder of our own; they are missing here.
+Ratings work: MicroLoRA needs only the final hidden states and the logits. It is added to the logits that the
+    model returns, after the scale or cap that some models apply. KV tiers, a base LoRA, background training
+    and ratings of other matrices than the head need a decoder of our own. They are not available here.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class AnyBackend(MLXRunner):
     def __init__(
         self, model: Model, device: str | None = None, threads: int | None = None, watch: Watch = QUIET
     ):
-        """watch: receives the progress of loading. A GPU's errors are raised as MLX raises them."""
+        """watch: receives the progress of loading. Errors of a GPU are raised as MLX raises them."""
         kind = device or default_device()
         super().__init__(model.shape, kind, threads)
         self.lora: BaseLoRA | None = None
-        self.streams = kind != "cpu"  # on a CPU a step ahead would compete with the current step for cores
+        self.streams = kind != "cpu"  # on a CPU, a step ahead would compete with the current step for cores
         self.kernels = f"cpu+{BLAS.name}, mlx-lm" if kind == "cpu" else f"{kind}, mlx-lm"
         with mx.stream(self.device), one_line(model, *(() if kind == "cpu" else GPU_ERRORS)):
             loaded = load_graph(model, kind == "cpu", watch)
@@ -57,18 +57,18 @@ class AnyBackend(MLXRunner):
             )
 
     def new_cache(self, policy: TierPolicy | None = None) -> AnyCache:
-        """The model's own caches, whatever the policy."""
+        """Return the model's own caches, whatever the policy."""
         return AnyCache.of(self._graph.model)
 
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """One after the other: mlx-lm's caches of a kind can be joined, but not those of every model."""
+        """Decode one sequence after the other: mlx-lm cannot join the caches of every model."""
         rows = zip(tokens, caches, each(adapter, tokens), strict=True)
         return [self.decode(token, cache, own) for token, cache, own in rows]
 
     def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
-        return self._graph.hidden(tokens, layers)
+        return self._graph.hidden_states(tokens, layers)
 
     def output_head(self, hidden: mx.array) -> mx.array:
         return self._graph.logits(hidden[None])[0]

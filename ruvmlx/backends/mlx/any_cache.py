@@ -1,7 +1,7 @@
-"""The caches that an mlx-lm model makes for itself (KV, sliding, chunked, Mamba states) as one KVCache.
+"""The caches that an mlx-lm model makes for itself (KV, sliding, chunked, Mamba states), as one KVCache.
 
-A sliding window gets our own cache: mlx-lm's cannot forget its newest tokens once it is full, so every turn
-of a long chat would read the whole chat again.
+A sliding window gets our own cache. mlx-lm's cannot remove its newest tokens once it is full, so every turn
+of a long chat would have to compute the whole chat again.
 """
 
 import copy
@@ -17,11 +17,11 @@ from ...platform import mlxlm
 from ...platform.mx import mx, nn
 from .plain_cache import SlidingKVCache
 
-FAR = 1 << 30  # tokens: no limit
+FAR = 1 << 30  # tokens: more than any context has
 
 
 class AnyCache:
-    """One sequence. layers: mlx-lm's own cache objects; make: returns empty ones."""
+    """One sequence. layers: mlx-lm's own cache objects. make: a function that returns empty ones."""
 
     def __init__(self, make: Callable[[], list[Any]]):
         self._make = make
@@ -39,7 +39,7 @@ class AnyCache:
 
     @property
     def room(self) -> int:
-        """Tokens that can be appended and still be retracted; 0 where a state cannot go back."""
+        """Tokens that can be appended and still be retracted; 0 if a state cannot go back."""
         return min((_room(leaf) for leaf in self._leaves()), default=0)
 
     def arrays(self) -> list[mx.array]:
@@ -61,14 +61,14 @@ class AnyCache:
         self.offset -= n
 
     def fork(self) -> "AnyCache":
-        """MLX copies an array when it is first written to while another shares its memory."""
+        """MLX copies an array at the first write while another array shares its memory."""
         other = AnyCache(self._make)
         other.offset = self.offset
         other.layers = [_restore_layer(layer, _copy_state(layer.state)) for layer in self.layers]
         return other
 
     def dump(self) -> Dump:
-        """Each layer's state, in order: arrays as bytes, all else in the facts."""
+        """Return the state of each layer in order: arrays as bytes, all other values in the facts."""
         states = [_describe_state(layer.state) for layer in self.layers]
         parts = (np.array(mx.contiguous(a).reshape(-1).view(mx.uint8)) for a in self.arrays())
         return Dump({"offset": self.offset, "states": states}, self.nbytes, parts)
@@ -80,8 +80,8 @@ class AnyCache:
 
     @contextmanager
     def running(self, n: int) -> Iterator["AnyCache"]:
-        """Context of a step of n tokens. If it fails the cache is empty afterwards: a state may have taken up
-        some of them."""
+        """Context of a step of n tokens. If the step fails, the cache is empty after it, because a state may
+        have included some of the tokens."""
         try:
             yield self
         except BaseException:
@@ -95,14 +95,14 @@ class AnyCache:
 
 
 def _trimmable(layer: Any, caches: Any) -> Any:
-    """The same cache, or ours where it is a sliding window without anything else."""
+    """Return the same cache, or our own if it is a plain sliding window."""
     if type(layer) is caches.RotatingKVCache and not layer.keep:
         return SlidingKVCache(layer.max_size)
     return layer
 
 
 def _room(leaf: Any) -> int:
-    """Tokens that a layer's cache can take and give back again."""
+    """Return the number of tokens that a layer's cache can take and remove again."""
     if isinstance(leaf, SlidingKVCache):
         return leaf.slack
     if not leaf.is_trimmable():
@@ -117,8 +117,8 @@ def _can_trim(leaf: Any, n: int) -> bool:
 
 
 def _restore_layer(layer: Any, state: Any) -> Any:
-    """A cache of the same class in this state."""
-    made = copy.copy(layer)  # with what a class keeps outside of its state
+    """Return a cache of the same class in this state."""
+    made = copy.copy(layer)  # also copies what a class keeps outside of its state
     made.state = state
     return made
 
@@ -127,7 +127,7 @@ def _copy_state(state: Any) -> Any:
     return nn.utils.tree_map(lambda value: mx.array(value) if isinstance(value, mx.array) else value, state)
 
 
-# A state is a tree of lists and tuples; a dump's facts hold it as JSON, with an object for each array.
+# A state is a tree of lists and tuples. The facts of a dump hold it as JSON, with an object for each array.
 
 
 def _describe_state(state: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Any mlx-lm model, split where MicroLoRA needs it: hidden states in, logits out of the output head.
+"""Splits any mlx-lm model where MicroLoRA needs it: hidden states on one side, logits on the other.
 
-mlx-lm's models share one habit: `Model.__call__` calls a submodule that returns the hidden states after the
-final norm, and computes logits from them (a head or the tied embedding, often scaled or capped afterwards).
-That submodule is found by running a few tokens and is wrapped. The wrapper records what the submodule
-returns; to compute logits of given hidden states it returns these instead of running the submodule.
+In mlx-lm's models, `Model.__call__` calls a submodule that returns the hidden states after the final norm.
+Then it computes logits from them, with a head or the tied embedding, often scaled or capped. This module
+finds that submodule by running a few tokens, and wraps it. The wrapper records what the submodule returns. To
+compute logits of given hidden states, the wrapper returns these instead of running the submodule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ PROBE = (0, 1, 2)  # ids that every vocabulary has
 
 
 class _HiddenStates:
-    """Stands in for the submodule that computes hidden states. `given`: returned instead, when set."""
+    """Takes the place of the submodule that computes hidden states. given: returned instead, if set."""
 
     def __init__(self, module: nn.Module):
         self._module = module
@@ -30,15 +30,15 @@ class _HiddenStates:
         self.last = self._module(*args, **kwargs)
         return self.last
 
-    def __getattr__(self, name: str) -> Any:  # Model reads its submodule's layers and embedding, too
+    def __getattr__(self, name: str) -> Any:  # Model also reads its submodule's layers and embedding
         return getattr(self._module, name)
 
 
 class SplitGraph:
-    """An mlx-lm model as two functions. Raises UnsupportedModel where it cannot be split, CorruptFile where
-    its sizes are not those of `shape`.
+    """An mlx-lm model as two functions. Raises UnsupportedModel if the model cannot be split, and CorruptFile
+    if its sizes differ from those of `shape`.
 
-    dtype: of the hidden states.
+    dtype: of the hidden states
     """
 
     def __init__(self, model: nn.Module, shape: ModelShape):
@@ -51,15 +51,15 @@ class SplitGraph:
                 f"{found.sizes[1]} tokens; its config.json says {shape.hidden_size} and {shape.vocab_size}."
             )
 
-    def hidden(self, tokens: mx.array, caches: Sequence[Any] | None) -> mx.array:
-        """tokens [B, L] -> hidden states [B, L, D]; the logits that the model describes, too, are never
-        computed: MLX computes what is asked for."""
+    def hidden_states(self, tokens: mx.array, caches: Sequence[Any] | None) -> mx.array:
+        """tokens [B, L] -> hidden states [B, L, D]. MLX is lazy: the logits, which the model describes too,
+        are never computed."""
         self.model(tokens, cache=caches)
         found, self._body.last = self._body.last, None
         return found
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """[B, L, D] -> [B, L, V], with the scale or cap that the model has on them."""
+        """[B, L, D] -> [B, L, V], with the model's own scale or cap."""
         self._body.given = hidden
         try:
             return _array(self.model(mx.zeros(hidden.shape[:2], mx.uint32)))
@@ -73,7 +73,7 @@ class _Found(NamedTuple):
 
 
 def _split(model: nn.Module, kind: str) -> tuple[_HiddenStates, _Found]:
-    """Wrap the first submodule that carries all of a model's logits."""
+    """Wrap the first submodule that all of the model's logits depend on."""
     whole = _array(model(mx.array([PROBE], mx.uint32)))
     for owner, name, module in _submodules(model):
         body = _HiddenStates(module)
@@ -88,7 +88,7 @@ def _split(model: nn.Module, kind: str) -> tuple[_HiddenStates, _Found]:
 
 
 def _submodules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """The model's direct submodules, then those of its language model, where there is one."""
+    """Yield the model's direct submodules, then those of its language model if there is one."""
     inner = getattr(model, "language_model", None)
     for owner in (model, inner) if isinstance(inner, nn.Module) else (model,):
         for name, child in list(owner.children().items()):
@@ -97,13 +97,13 @@ def _submodules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 
 def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.array | None:
-    """The body's output [1, L, D], if the logits follow from it alone; else None."""
+    """Return the body's output [1, L, D] if the logits depend on it alone; else None."""
     again = _array(model(mx.array([PROBE], mx.uint32)))
     hidden = body.last
     if not isinstance(hidden, mx.array) or hidden.ndim != 3 or hidden.shape[:2] != whole.shape[:2]:
         return None
     if hidden.shape[-1] == whole.shape[-1] and bool(mx.array_equal(hidden, whole)):
-        return None  # a language model inside, its head included: look into it instead
+        return None  # a language model with its head is inside: search there instead
     body.given = hidden
     try:
         other_tokens = mx.zeros(whole.shape[:2], mx.uint32)
@@ -114,5 +114,5 @@ def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.a
 
 
 def _array(output: Any) -> mx.array:
-    """Logits; some models return more beside them."""
+    """Return the logits; some models return other values beside them."""
     return output if isinstance(output, mx.array) else getattr(output, "logits", output[0])

@@ -1,4 +1,4 @@
-"""Lets mlx-lm load a model, and says in one line what went wrong."""
+"""Lets mlx-lm load a model. An error becomes one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,16 @@ from ...platform.mx import mx, nn
 from ...progress import QUIET, Told, Watch
 from . import graph
 
-PIECE = 256 << 20  # bytes that MLX reads at a time, several tensors at once
+PIECE = 256 << 20  # bytes that MLX reads at a time; this may be several tensors
 
 
 def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
-    """mlx-lm's model with its weights, evaluated. float32: all numbers that are not packed become it, because
-    MLX's products in 16 bits are slow on a CPU. watch: is told how many bytes have been read."""
+    """Return mlx-lm's model with its weights, evaluated.
+
+    float32: convert all numbers that are not packed to float32, because MLX's 16-bit products are slow on a
+        CPU
+    watch: receives the number of bytes read so far
+    """
     with one_line(model):
         made, _ = mlxlm.utils().load_model(model.path, lazy=True)
         if float32:
@@ -26,14 +30,14 @@ def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
 
 @contextmanager
 def one_line(model: Model, *through: type[Exception]) -> Iterator[None]:
-    """Any error of mlx-lm's or MLX's becomes an UnsupportedModel, but those of the types `through`."""
+    """Turn any error of mlx-lm or MLX into UnsupportedModel, except the error types `through`."""
     try:
         yield
     except RuvmlxError:
         raise
     except through:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - 120 model files, which raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any of 120 model files may raise anything
         line = " ".join(str(error).split())[:160] or type(error).__name__
         kind = model.shape.model_type
         raise UnsupportedModel(
@@ -42,9 +46,9 @@ def one_line(model: Model, *through: type[Exception]) -> Iterator[None]:
 
 
 def _read(made: nn.Module, count: Told) -> None:
-    """Evaluate the weights piece by piece; the watch may raise in between to stop."""
+    """Evaluate the weights in pieces. The watch may raise an exception in between to stop."""
     arrays = list(graph.parameters(made).values())
-    whole = sum(array.nbytes for array in arrays)  # not the file's bytes, where 16 bits become 32
+    whole = sum(array.nbytes for array in arrays)  # more than the file's bytes if 16 bits become 32
     done = 0
     for piece in _pieces(arrays):
         mx.eval(piece)
@@ -53,7 +57,7 @@ def _read(made: nn.Module, count: Told) -> None:
 
 
 def _pieces(arrays: list[mx.array]) -> Iterator[list[mx.array]]:
-    """Runs of arrays of PIECE bytes or little more."""
+    """Yield lists of arrays of about PIECE bytes."""
     piece: list[mx.array] = []
     size = 0
     for array in arrays:

@@ -1,7 +1,7 @@
-"""Attention of every layer of the MLX graph: mlx-lm's Llama, with what a family adds.
+"""The attention of every layer of the MLX graph: mlx-lm's Llama, with the additions of other families.
 
-q and k of each head may go through a norm, rope may be stretched or left out, and queries may be scaled by
-their position. The module names are mlx-lm's: the cache, LoRA and training rely on them.
+q and k of each head may go through a norm. RoPE may be stretched or left out. Queries may be scaled by their
+position. The module names are mlx-lm's, because the cache, LoRA and training use them.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _base = mlxlm.load("models.base")
 
 
 class MLXRope(nn.Module):
-    """x [B, H, T, d] -> factor * x, turned by the positions offset ... offset + T - 1."""
+    """x [B, H, T, d] -> factor * x, rotated for the positions offset ... offset + T - 1."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -33,14 +33,14 @@ class MLXRope(nn.Module):
 
 
 def query_scales(scale: QueryScale, offset: int | mx.array, n: int) -> mx.array:
-    """float32 [B, 1, n, 1] or [n, 1]: what the queries of n tokens at each offset are multiplied by."""
+    """Return the factors of the queries of n tokens at each offset: float32 [B, 1, n, 1] or [n, 1]."""
     positions = mx.arange(n) + (offset[:, None] if isinstance(offset, mx.array) and offset.ndim else offset)
     scales = 1 + scale.beta * mx.log1p(mx.floor(positions / scale.original_max_position))
     return scales[:, None, :, None] if scales.ndim == 2 else scales[:, None]
 
 
 class Attention(nn.Module):
-    """softmax(q k^T / sqrt(d)) v; H query heads, K key/value heads; x [B, T, D] -> [B, T, D]."""
+    """softmax(q k^T / sqrt(d)) v. H: query heads; K: key/value heads; x [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -72,19 +72,19 @@ class Attention(nn.Module):
         return self.split(self.q_proj(x), self.k_proj(x), self.v_proj(x))
 
     def rows(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """The same, one row a token: q [B, T, H * d], k and v [B, T, K * d]."""
+        """The same with one row per token: q [B, T, H * d], k and v [B, T, K * d]."""
         if "q_norm" not in self:
             return self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = (y.reshape(*x.shape[:-1], -1) for y in self.heads(x))
         return q, k, v
 
     def split(self, q: mx.array, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """The products' outputs [..., T, H * d] as normed heads [..., T, H, d]."""
+        """Return the products' outputs [..., T, H * d] as heads [..., T, H, d] after their norms."""
         q, k, v = (y.reshape(*y.shape[:-1], -1, self.head_dim) for y in (q, k, v))
         return (self.q_norm(q), self.k_norm(k), v) if "q_norm" in self else (q, k, v)
 
     def turned_queries(self, q: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """q [B, H, T, d]; offset: one for all, or [B]."""
+        """q: [B, H, T, d]. offset: one for all sequences, or [B]."""
         q = self.rope(q, offset) if self.turns else q
         if self.query_scale is None:
             return q

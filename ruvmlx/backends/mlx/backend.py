@@ -1,6 +1,6 @@
 """The MLX backend: mlx-lm's Llama graph on Metal, CUDA or the CPU.
 
-MLX's default streams belong to threads, so every call uses the calling thread's stream: a backend and its
+MLX's default streams belong to threads, so every call uses the calling thread's stream. A backend and its
 caches may move from one thread to another, but only one call may run at a time.
 """
 
@@ -48,10 +48,10 @@ class MLXBackend(MLXRunner):
         own_layers: bool = True,
         check: Callable[[Shapes], KernelVerdict] | None = None,
     ):
-        """own_layers: False uses mlx-lm's layers on a CPU too, as on a GPU; slower there.
+        """own_layers: False: use mlx-lm's layers on a CPU too, as on a GPU. This is slower.
 
-        check: called before any computation; returns which kernels work on the device. GPUFailed where not
-        even mlx-lm's own graph works. None: all kernels are assumed to work.
+        check: called before any computation; returns which kernels work on the device. Raises GPUFailed if
+            not even mlx-lm's own graph works. None: all kernels are assumed to work.
         """
         kind = device or default_device()
         super().__init__(model.config, kind, threads, chunk)
@@ -68,13 +68,12 @@ class MLXBackend(MLXRunner):
                 tiered_cpu.install(self._graph)
             else:
                 tiered.install(self._graph, model.config)
-            mx.clear_cache()  # frees temporaries of unpacking and joining
+            mx.clear_cache()  # free the temporary arrays of unpacking and joining
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
         self._own_layers = how.own_layers
         self._forward = cpu_layers.forward if how.own_layers else _forward
-        self.streams = (
-            not how.own_layers
-        )  # on a CPU a step ahead would compete with the current step for cores
+        # On a CPU, a step ahead would compete with the current step for cores.
+        self.streams = not how.own_layers
         own = how.own_layers
         self.pool = tiered_cpu.pool(model.config, threads) if own else PagePool(MLXStorage(model.config))
         self.kernels = f"cpu+{BLAS.name}" if kind == "cpu" else kind
@@ -88,13 +87,13 @@ class MLXBackend(MLXRunner):
         self._head_change: lora_layers.LowRankChange | None = None
 
     def _do_without_kernels(self, caveat: str) -> None:
-        """Use plain KV caches from now on, whatever the policy: the kernels' MLX twins would be slow on a
-        GPU."""
+        """Use plain KV caches from now on, whatever the policy. On a GPU the kernels' MLX twins would be
+        slow."""
         self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
 
     def warm_up(self) -> None:
         """Compile what a reply needs: run a first token through the graph, then the kernels. Errors of the
-        graph are raised; kernels that fail are not used."""
+        graph are raised. Kernels that fail are not used."""
         self._run([0], self.new_cache(), self._last)
         if self.pool is not None:
             from .kernels import selfcheck
@@ -113,11 +112,12 @@ class MLXBackend(MLXRunner):
         self.lora = base
 
     def lent_graph(self) -> nn.Module | None:
-        """mlx-lm's modules with the frozen weights, for training; None where our own layers replace them."""
+        """Return mlx-lm's modules with the frozen weights, for training; None if our own layers replace
+        them."""
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
-        """Without a policy, or with F16: a plain cache in the precision that the backend computes in."""
+        """Without a policy, or with F16, return a plain cache in the precision of the computation."""
         window = self.config.sliding_window
         if policy is None or policy == F16 or self.pool is None:
             return MLXCache(self.config.n_layers, window)
@@ -126,7 +126,7 @@ class MLXBackend(MLXRunner):
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Runs one graph for all caches of a kind."""
+        """Run one graph for all caches of a kind."""
         check_tokens(tokens, self.shape.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
@@ -144,7 +144,7 @@ class MLXBackend(MLXRunner):
         return [steps[i] for i in range(len(tokens))]
 
     def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
-        """logits [B, V], hidden [B, D]; on any failure the caches are as they were."""
+        """Return logits [B, V] and hidden [B, D]. After a failure the caches are as they were."""
         self.adapt_threads()
         with mx.stream(self.device), self.running(caches, 1) as held:
             rows = mx.array(list(tokens), mx.uint32)[:, None]
@@ -153,11 +153,11 @@ class MLXBackend(MLXRunner):
         return [np.array(a, copy=False) for a in outputs]
 
     def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
-        """tokens [B, L] -> hidden states [B, L, D] after the final norm; layers: one cache for each layer."""
+        """tokens [B, L] -> hidden states [B, L, D] after the final norm. layers: one cache for each layer."""
         return self._forward(self._graph, tokens, layers)
 
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Context for a step of n tokens in each cache. Several caches: all of one kind, and n = 1."""
+        """Context of a step of n tokens in each cache. Several caches must be of one kind, with n = 1."""
         if isinstance(caches[0], PagedCache):
             paged = tiered_cpu if self._own_layers else tiered
             return paged.running(cast(Sequence[PagedCache], caches), n, self.config)
@@ -165,7 +165,7 @@ class MLXBackend(MLXRunner):
         return plain[0].running() if len(plain) == 1 else plain_batch.running(plain)
 
     def output_head(self, hidden: mx.array) -> mx.array:
-        """hidden [..., D] -> logits [..., V], the base LoRA's change of the head included."""
+        """hidden [..., D] -> logits [..., V], with the base LoRA's change of the head."""
         logits = graph.head(self._graph, hidden)
         return logits if self._head_change is None else logits + self._head_change(hidden)
 
@@ -185,29 +185,30 @@ def _require_graph(found: KernelVerdict) -> KernelVerdict:
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """ "float16"."""
+    """Return for example "float16"."""
     return str(dtype).rpartition(".")[2]
 
 
 def shapes_of(model: Model) -> Shapes:
-    """The shapes and dtype that a GPU would run the model with."""
+    """Return the shapes and dtype with which a GPU would run the model."""
     return Shapes.of(model.config, dtype_name(_stored_dtype(model.load_weights())))
 
 
 class WeightsPlan(NamedTuple):
     """How a model's weights are stored in memory."""
 
-    dtype: mx.Dtype  # dtype of everything that is not packed
+    dtype: mx.Dtype  # the dtype of everything that is not packed
     unpack: bool
-    own_layers: bool  # cpu_layers instead of mlx-lm's; float32 only
+    own_layers: bool  # whether to use cpu_layers instead of mlx-lm's layers; float32 only
 
 
 def plan(weights: Weights, device: str) -> WeightsPlan:
-    """A GPU keeps what is stored. A CPU unpacks to float32 when that fits a quarter of RAM.
+    """Decide how to store a model's weights. A GPU keeps the stored form. A CPU unpacks to float32 if that
+    fits into a quarter of RAM.
 
-    MLX's packed product on a CPU is slow (starter model: 11 against 60 tok/s), with 16-bit scales 40 times
-    slower still: what stays packed gets float32 scales. Plain 16-bit weights become float32 up to half of
-    RAM.
+    MLX's packed product is slow on a CPU (starter model: 11 against 60 tok/s), and 40 times slower still with
+    16-bit scales. So weights that stay packed get float32 scales. Plain 16-bit weights become float32 if that
+    fits into half of RAM.
     """
     stored = _stored_dtype(weights)
     if device != "cpu":
@@ -220,23 +221,25 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
 
 
 def _stored_dtype(weights: Weights) -> mx.Dtype:
-    """The dtype of the embedding or its scales. Norms of another dtype would convert every product to
-    theirs. float32 where float16 would round the scales of any matrix."""
+    """Return the dtype of the embedding or of its scales: norms of another dtype would convert every product
+    to theirs. Return float32 if float16 would round the scales of any matrix."""
     modules = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
     types = {m: tensor.type for m in modules if (tensor := stored_tensor(weights, m))}
     if any(kind.wide for kind in types.values()):
         return mx.float32
     if (embedding := types.get("model.embed_tokens")) and embedding.mode:
-        return mx.bfloat16  # what MLX makes of it
+        return mx.bfloat16  # MLX's dtype for such weights
     table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)
 
 
 def _numbers(weights: Weights, name: str) -> int:
-    """Numbers in a tensor; packed ones count as 4 bits each, an upper bound for wider formats."""
+    """Return the number of numbers in a tensor. Packed ones count as 4 bits each, an upper bound for wider
+    formats."""
     module, _, kind = name.rpartition(".")
-    if kind != "bias" and (tensor := stored_tensor(weights, module)):  # known without converting it
+    # the format is known without converting the tensor
+    if kind != "bias" and (tensor := stored_tensor(weights, module)):
         return tensor.elements if kind == "weight" else 0
     value = weights[name]
     return value.size * 8 if value.dtype == np.uint32 else value.size

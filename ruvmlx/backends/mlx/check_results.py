@@ -1,25 +1,25 @@
-"""Results of the GPU kernels' self-check: one for each kernel, and the verdict over all of them."""
+"""Results of the GPU kernels' self-check: one for each kernel, and the verdict on all of them."""
 
 from dataclasses import dataclass
 
 from ...models.model import ModelConfig
 from ...text import one_line
 
-GRAPH = "mlx"  # name of the check of mlx-lm's own graph, without our kernels
+GRAPH = "mlx"  # the name of the check of mlx-lm's own graph, without our kernels
 SKIPPED = "not checked: the check ended before it"
-GPU_ERRORS = RuntimeError, ValueError, MemoryError  # what MLX raises where a GPU cannot compute
-MAX_REASON_CHARACTERS, MAX_CHAT_REASON_CHARACTERS = (
-    160,
-    70,
-)  # longest reason, in characters: in a row of `doctor`, in the chat's line
-ERROR_LINES = 3  # of a compiler that are shown, each of at most MAX_REASON_CHARACTERS
-WHOLE = 20_000  # longest message that is kept for the report, in characters
+GPU_ERRORS = RuntimeError, ValueError, MemoryError  # what MLX raises if a GPU cannot compute
+# Longest reason, in characters: in a row of `doctor`, in the chat's line.
+MAX_REASON_CHARACTERS, MAX_CHAT_REASON_CHARACTERS = 160, 70
+ERROR_LINES = 3  # lines of a compiler that are shown, each of at most MAX_REASON_CHARACTERS
+WHOLE = 20_000  # characters: the maximum length of a message that is kept for the report
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The properties of a model that decide how a kernel is compiled and run. dtype: "float16", "bfloat16" or
-    "float32"."""
+    """The properties of a model that decide how a kernel is compiled and run.
+
+    dtype: "float16", "bfloat16" or "float32".
+    """
 
     head_dim: int
     n_heads: int
@@ -36,10 +36,11 @@ STARTER = Shapes(64, 9, 3, "float16")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result for one kernel.
+    """The result for one kernel.
 
-    why: what is wrong, on one line. ratio: its time divided by plain MLX's, None where it was not timed.
-    message: the whole error that `why` is made of, for the report; a compiler's has many lines.
+    why: what is wrong, on one line
+    ratio: its time divided by plain MLX's; None: it was not timed
+    message: the complete error, for the report; a compiler's error has many lines
     """
 
     name: str
@@ -50,7 +51,7 @@ class CheckResult:
 
     @classmethod
     def of_error(cls, name: str, message: str, otherwise: str = "failed without a message") -> "CheckResult":
-        """A failure with this message. otherwise: the reason where the message is empty."""
+        """Return a failure with this message. otherwise: the reason if the message is empty."""
         return cls(name, False, reason(message) or otherwise, message=message[:WHOLE])
 
     @property
@@ -62,7 +63,8 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """Results of all kernels. told: the check really ran, so the verdict may be kept for later starts."""
+    """The results of all kernels. told: whether the check really ran; only then the verdict is kept for later
+    starts."""
 
     results: tuple[CheckResult, ...]
     seconds: float = 0.0
@@ -70,19 +72,19 @@ class KernelVerdict:
 
     @property
     def graph_fails(self) -> str:
-        """Why mlx-lm's own graph cannot run on the GPU; empty when it can, or when that is unknown."""
+        """Why mlx-lm's own graph cannot run on the GPU; "" if it can, or if that is unknown."""
         return next((r.why for r in self.results if r.name == GRAPH and not r.ok), "")
 
     @property
     def kernels_work(self) -> bool:
-        """Whether all kernels work: a tiered cache needs each of them. False also where no kernel exists for
-        the shapes."""
+        """Do all kernels work? A tiered cache needs each of them. False if no kernel exists for the
+        shapes."""
         kernels = [r for r in self.results if r.name != GRAPH]
         return bool(kernels) and all(r.ok for r in kernels)
 
     @property
     def caveat(self) -> str:
-        """One line for the user; "" where nothing failed."""
+        """One line for the user; "" if nothing failed."""
         wrong = next((r for r in self.results if not r.ok), None)
         if wrong is None:
             return ""
@@ -94,9 +96,10 @@ class KernelVerdict:
 
 
 def reason(text: str) -> str:
-    """An error's message on one line, made of lines of at most MAX_REASON_CHARACTERS.
+    """Return an error's message on one line, made of lines of at most MAX_REASON_CHARACTERS.
 
-    A compiler says what is wrong in its `error:` lines: the first three of them. Without any, the first line.
+    A compiler says what is wrong in its `error:` lines: the first three of them are used. If there is none,
+    the first line is used.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line][:ERROR_LINES]

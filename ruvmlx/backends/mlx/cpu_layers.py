@@ -1,8 +1,8 @@
 """The CPU's attention and MLP: the same sums as mlx-lm's, in fewer and cheaper MLX operations.
 
-On a CPU stream every MLX operation costs 2-5 us, and MLX's exp runs one number at a time (9 ns each). So
-q, k and v (gate and up) are one product, rope's angles are made once per step for all layers, the
-attention scale sits in q's weights, and large arrays go through `exp` below, which is built from
+On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). So
+q, k and v are one product, and gate and up are one product. RoPE's angles are computed once per step for all
+layers. The attention scale is multiplied into q's weights. Large arrays use `exp` below, which is built from
 operations that the compiler vectorised. float32 only. Twin: mlx-lm's modules (tests/backends).
 """
 
@@ -15,13 +15,13 @@ from ...models.model import ModelConfig
 from ...models.rope import query_scales, rope
 from ...platform.mx import mx, nn
 
-LARGE = 8192  # elements from which our exp beats MLX's
+LARGE = 8192  # from this number of elements on, our exp is faster than MLX's
 HAND_OVER = 4  # layers
-TILE = 1 << 17  # attention scores in flight: half a megabyte
+TILE = 1 << 17  # attention scores computed at a time: half a megabyte
 
 
 def install(graph: nn.Module, config: ModelConfig) -> None:
-    """Replace attention and MLP of every layer, in place; the old weights are freed layer by layer."""
+    """Replace attention and MLP of every layer, in place. The old weights are freed layer by layer."""
     shared = Positions(config)
     for layer in graph.model.layers:
         layer.self_attn = CPUAttention(layer.self_attn, shared)
@@ -32,8 +32,8 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
 def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
     """tokens [1, L] -> hidden [1, L, D] after the final norm.
 
-    Every few layers the work so far is handed to MLX, which computes while Python describes the rest: a tenth
-    off a decode step of the starter model.
+    After every few layers the work so far is given to MLX, which computes while Python describes the rest.
+    This makes a decode step of the starter model a tenth faster.
     """
     h = graph.model.embed_tokens(tokens)
     for i, (layer, cache) in enumerate(zip(graph.model.layers, caches, strict=True), 1):
@@ -44,9 +44,9 @@ def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
 
 
 class Positions:
-    """What all layers of one step share: rope's cosines and sines, the queries' scale, and the causal mask.
+    """What all layers of one step share: RoPE's cosines and sines, the queries' scale, and the causal mask.
 
-    Angle of pair i at position t: t * f_i. Cosines and sines are multiplied by rope's factor.
+    The angle of pair i at position t is t * f_i. Cosines and sines are multiplied by RoPE's factor.
     """
 
     def __init__(self, config: ModelConfig):
@@ -59,7 +59,8 @@ class Positions:
         self._mask: tuple = (None, None)
 
     def angles(self, offset: int, n: int) -> tuple[mx.array, mx.array]:
-        """cos [n, 1, 1, d/2] and (-sin, +sin) [n, 1, 2, d/2] of positions offset ... offset + n - 1."""
+        """Return cos [n, 1, 1, d/2] and (-sin, +sin) [n, 1, 2, d/2] of the positions offset ... offset + n -
+        1."""
         if self._angles[0] != (offset, n):
             t = mx.arange(offset, offset + n, dtype=mx.float32)[:, None, None, None]
             angle = t * self.frequencies
@@ -70,7 +71,7 @@ class Positions:
         return self._angles[1], self._angles[2]
 
     def angles_at(self, offsets: Sequence[int]) -> tuple[mx.array, mx.array]:
-        """As `angles`, of positions that do not follow each other."""
+        """Like `angles`, for positions that do not follow each other."""
         if len(offsets) == 1:
             return self.angles(offsets[0], 1)
         angle = np.asarray(offsets, np.float32)[:, None] * self.on_cpu
@@ -78,24 +79,24 @@ class Positions:
         return mx.array(cos), mx.array(np.concatenate([-sin, sin], axis=2))
 
     def turns(self, at: Sequence[int]) -> np.ndarray:
-        """float32 [len(at), head_dim]: cosines of each position's angles, then their sines."""
+        """Return float32 [len(at), head_dim]: the cosines of each position's angles, then their sines."""
         angles = np.asarray(at, np.float32)[:, None] * self.on_cpu
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.factor)
 
     def still(self, at: Sequence[int]) -> np.ndarray:
-        """`turns` of a layer without rope."""
+        """Return `turns` for a layer without RoPE."""
         row = np.concatenate([np.ones_like(self.on_cpu), np.zeros_like(self.on_cpu)])
         return np.tile(row, (len(at), 1))
 
     def query_scales(self, at: Sequence[int]) -> np.ndarray | None:
-        """float32 [len(at)]; None where queries are not scaled by position, or only by 1."""
+        """Return float32 [len(at)]; None if queries are not scaled by position, or only by 1."""
         if self.query_scale is None:
             return None
         scales = query_scales(self.query_scale, np.asarray(at))
         return None if (scales == 1).all() else scales
 
     def mask(self, n: int, total: int) -> mx.array:
-        """[n, total]: 0 where the last n of `total` tokens may look, -inf elsewhere."""
+        """Return [n, total]: 0 where the last n of `total` tokens may look, -inf elsewhere."""
         if self._mask[0] != (n, total):
             t, s = mx.arange(total - n, total)[:, None], mx.arange(total)[None]
             seen = (s <= t) & (t - s < (self.window or total))
@@ -104,13 +105,13 @@ class Positions:
 
 
 class CPUAttention(nn.Module):
-    """softmax(q k^T / sqrt(d)) v, grouped heads; H query heads, K key/value heads, G = H / K."""
+    """softmax(q k^T / sqrt(d)) v with grouped heads. H: query heads; K: key/value heads; G = H / K."""
 
     def __init__(self, attention: nn.Module, positions: Positions):
         super().__init__()
         self.n_heads, self.n_kv_heads = attention.n_heads, attention.n_kv_heads
         self.head_dim, self.scale = attention.head_dim, attention.scale
-        norms = "q_norm" in attention  # a norm would undo a scale in front of it
+        norms = "q_norm" in attention  # a norm would undo a scale before it
         products = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv = Joined(products, [1.0 if norms else attention.scale, 1.0, 1.0])
         self._eps = attention.q_norm.eps if norms else 0.0
@@ -120,7 +121,7 @@ class CPUAttention(nn.Module):
         self._positions = positions
 
     def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
-        """x [1, L, D] -> [1, L, D]. The mask follows from the cache; mlx-lm's is not needed."""
+        """x [1, L, D] -> [1, L, D]. The mask follows from the cache; mlx-lm's mask is not used."""
         q, k, v = self._project(x, cache.offset)
         k, v = cache.update_and_fetch(k, v)
         n, total = x.shape[1], k.shape[2]
@@ -135,7 +136,7 @@ class CPUAttention(nn.Module):
     def _project_rotated(
         self, x: mx.array, angles: tuple[mx.array, mx.array] | None, at: Sequence[int]
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """`_project` by each token's own angles; None: no rope. at: the tokens' positions."""
+        """Like `_project`, with each token's own angles (None: no RoPE). at: the positions of the tokens."""
         n, h, g, d = x.shape[1], self.n_heads, self.n_kv_heads, self.head_dim
         qkv = self.project_normed(x).reshape(n, h + 2 * g, 2, d // 2)
         qk = qkv[:, : h + g]
@@ -150,9 +151,11 @@ class CPUAttention(nn.Module):
         return q.reshape(1, g, h // g, n, d), qk[None, h:], v[None]
 
     def project_normed(self, x: mx.array) -> mx.array:
-        """x [1, L, D] -> q (scaled), k and v before rope, each head normed where the family does so.
+        """x [1, L, D] -> q (scaled), k and v before RoPE; each head has gone through its norm if the family
+        has one.
 
-        The L rows of H + 2 K heads are one axis or two: every operation costs as much as a small product.
+        The L rows of H + 2 K heads are kept in one or two axes, because every operation costs as much as a
+        small product.
         """
         if self._norm is None:
             return self.qkv(x)
@@ -162,7 +165,7 @@ class CPUAttention(nn.Module):
 
 
 def _joined_norms(attention: nn.Module) -> mx.array:
-    """The weights of all heads' norms, with the attention scale in those of q: [H + K, d]."""
+    """Return the weights of all heads' norms [H + K, d]. Those of q include the attention scale."""
     q = mx.broadcast_to(attention.q_norm.weight * attention.scale, (attention.n_heads, attention.head_dim))
     k = mx.broadcast_to(attention.k_norm.weight, (attention.n_kv_heads, attention.head_dim))
     return mx.concatenate([q, k])
@@ -171,8 +174,9 @@ def _joined_norms(attention: nn.Module) -> mx.array:
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
     """softmax(q k^T + mask) v: q [1, K, G, L, d] (scaled), k and v [1, K, 1, T, d] -> [1, K, G, L, d].
 
-    Queries go in blocks of about TILE scores, each against the keys before its end: the scores stay in the
-    cache and the masked half is never computed (256 queries over 1,100 keys: 37 -> 14 ms).
+    Queries are computed in blocks of about TILE scores, each block against the keys before its end. So the
+    scores stay in the CPU cache, and the masked half is never computed (256 queries over 1,100 keys: 37 -> 14
+    ms).
     """
     n, total = q.shape[3], k.shape[3]
     rows = max(8, TILE // (q.shape[1] * q.shape[2] * total))
@@ -213,9 +217,9 @@ class CPUMLP(nn.Module):
 
 
 class Joined(nn.Module):
-    """Linear maps of one input as one product; packed (quantised) ones stay apart.
+    """Linear maps of one input as one product. Packed (quantised) maps stay separate.
 
-    change: what a BaseLoRA adds to all of them, [..., in] -> [..., sum of widths].
+    change: what a BaseLoRA adds to all of them, [..., in] -> [..., sum of widths]
     """
 
     def __init__(self, linears: Sequence[nn.Module], scales: Sequence[float] | None = None):
@@ -239,7 +243,8 @@ class Joined(nn.Module):
         return y if self.change is None else y + self.change(x)
 
     def split(self, x: mx.array) -> list[mx.array]:
-        """One [1, L, width] per map. Rows of many tokens are kept contiguous: one product each."""
+        """Return one [1, L, width] per map. Rows of many tokens are kept contiguous, with one product for
+        each map."""
         stops = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
         if self.joined and x.shape[1] == 1:
             return list(mx.split(self(x), stops, axis=-1))
@@ -249,7 +254,7 @@ class Joined(nn.Module):
         return [y + d for y, d in zip(parts, mx.split(self.change(x), stops, axis=-1), strict=True)]
 
     def _parts(self, x: mx.array, stops: list[int]) -> list[mx.array]:
-        """Each map's own product."""
+        """Compute each map's own product."""
         if not self.joined:
             return [m(x) * s if s != 1.0 else m(x) for m, s in zip(self.linears, self.factors, strict=True)]
         parts = [x @ w.T for w in mx.split(self.weight, stops)]
@@ -265,7 +270,7 @@ def _joined_bias(linears: Sequence[nn.Module], scales: Sequence[float], weight: 
     return mx.concatenate([m.get("bias", z) * s for m, z, s in zip(linears, zero, scales, strict=True)])
 
 
-# 2^f on [-1/2, 1/2], lowest power first; the relative error ripples evenly at 8e-8.
+# 2^f on [-1/2, 1/2], lowest power first. The relative error is at most 8e-8.
 POWERS = (
     1.0000000716546569,
     0.6931469670638644,
@@ -277,10 +282,11 @@ POWERS = (
 
 
 def exp(x: mx.array) -> mx.array:
-    """e^x, float32, relative error under (3 + |x|) * 1e-7 for -87 <= x <= 88; beyond, the value at the bound.
+    """Return e^x in float32, with a relative error under (3 + |x|) * 1e-7 for -87 <= x <= 88. Outside this
+    range, the value at its bound.
 
-    x / ln 2 = n + f with n whole: adding 1.5 * 2^23 leaves n in the low bits of the float, from where a
-    shift by 23 puts it into the exponent of 2^f.
+    x / ln 2 = n + f with whole n. Adding 1.5 * 2^23 leaves n in the low bits of the float. A shift by 23
+    moves n into the exponent of 2^f.
     """
     t = mx.clip(x, -87.0, 88.0) * (1.0 / math.log(2.0))
     shifted = t + 12582912.0

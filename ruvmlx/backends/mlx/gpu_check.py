@@ -1,6 +1,6 @@
 """Runs the GPU kernels' self-check in a child process and keeps the result.
 
-A bad kernel may hang, and a Metal error may end its process; neither may happen to the user's process. The
+A bad kernel may hang, and a Metal error may end its process. Neither may happen in the user's process. The
 child (kernels/selfcheck.py) writes a line of JSON before and after each kernel, so the parent knows which
 kernel never returned.
 """
@@ -19,19 +19,20 @@ from typing import IO, Any
 
 from ...progress import QUIET, TICK, Progress, Watch
 from .check_results import SKIPPED, CheckResult, KernelVerdict, Shapes
-from .verdict import keep, kept, key
+from .verdict import keep, key, stored_verdict
 
-# -P: do not import a file of the user's working folder in place of ours.
+# -P: do not import a file of the user's working folder instead of ours.
 COMMAND = [sys.executable or "python3", "-P", "-m", "ruvmlx.backends.mlx.kernels.selfcheck"]
-TIME_LIMIT = 120.0  # seconds, less than selfcheck.LIFETIME; the check takes a few
-LEAVING = 5.0  # seconds to wait for a killed child: a hung GPU can delay its end
+TIME_LIMIT = 120.0  # seconds; less than selfcheck.LIFETIME; the check takes a few seconds
+LEAVING = 5.0  # seconds to wait for a killed child, because a hung GPU can delay its end
 WHAT = "Checking the GPU kernels (once)"
 
 
 def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> KernelVerdict:
-    """The stored verdict for this machine and these shapes; without one, or if `fresh`, run the check."""
+    """Return the stored verdict for this machine and these shapes. If there is none, or with `fresh`, run the
+    check."""
     wanted = key(shapes)
-    found = None if fresh else kept(wanted)
+    found = None if fresh else stored_verdict(wanted)
     if found is None:
         found = ask(shapes, watch)
         if found.told:
@@ -52,8 +53,8 @@ def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
 
 
 def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelVerdict:
-    """The verdict from the child's JSON lines. ended: why the child failed, with its output; empty if it did
-    not."""
+    """Return the verdict from the child's JSON lines. ended: why the child failed, with its output; "": it
+    did not fail."""
     names: list[str] = next((event["cases"] for event in events if "cases" in event), [])
     results = {
         event["result"]["name"]: CheckResult(**event["result"]) for event in events if "result" in event
@@ -69,8 +70,7 @@ def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelV
 
 
 def _run(shapes: Shapes, out: IO[bytes], err: IO[bytes], watch: Watch) -> str:
-    """Wait for the child to end; returns why it failed, or an empty string. The child never outlives this
-    call."""
+    """Wait for the child to end. Returns why it failed, or "". The child never runs longer than this call."""
     child = subprocess.Popen(
         [*COMMAND, json.dumps(asdict(shapes))],
         stdin=subprocess.DEVNULL,
@@ -112,7 +112,8 @@ def _signal_name(number: int) -> str:
 
 
 def _why(ended: str, said: str) -> str:
-    """How the child ended, with its output; of a traceback only the error, which may have several lines."""
+    """Return how the child ended, with its output. Of a traceback only the error is kept; it may have several
+    lines."""
     lines = [line for line in said.splitlines() if line.strip()]
     if not ended or not lines:
         return ended
@@ -122,7 +123,7 @@ def _why(ended: str, said: str) -> str:
 
 
 def _events(out: IO[bytes]) -> list[dict[str, Any]]:
-    """The child's JSON lines. Other output of libraries is skipped, and so is an incomplete last line."""
+    """Return the child's JSON lines. Other output of libraries and an incomplete last line are skipped."""
     found = []
     for line in _text(out).splitlines():
         with contextlib.suppress(ValueError):

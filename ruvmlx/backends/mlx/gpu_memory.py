@@ -1,8 +1,9 @@
-"""Limits for GPU memory while a model is loaded: what macOS must keep wired, and what MLX may keep for reuse.
+"""Limits for GPU memory while a model is loaded: what macOS must keep in memory, and what MLX may keep for
+reuse.
 
-Without a wired limit macOS pages a large model out in a pause and reads it back at the next token. mlx-lm
-sets the limit to the recommended working set; beyond that macOS can panic, so we never set more. The old
-limits are restored when the model is closed.
+Without a wired limit, macOS pages a large model out during a pause and reads it back at the next token.
+mlx-lm sets the limit to the recommended working set. Above that macOS can panic, so we never set more. The
+old limits are restored when the model is closed.
 """
 
 import weakref
@@ -11,18 +12,18 @@ from typing import Any
 from ...platform.mx import mx
 from ...text import size
 
-SPARE = 0.05  # of the working set: buffers that MLX may keep for reuse
+SPARE = 0.05  # the share of the working set that MLX may keep as buffers for reuse
 LEAST_SPARE = 512 << 20
 
 
 class GPUMemory:
     """Sets the limits for the lifetime of its owner.
 
-    why_not: one line for people if the model's memory is not wired, or does not fit; else empty.
+    why_not: for people, one line if the model's memory is not wired or does not fit; else "".
     """
 
     def __init__(self, holder: Any, nbytes: int, metal: Any = mx):
-        """nbytes: of the model's weights. metal: MLX, or what stands in for it in tests."""
+        """nbytes: bytes of the model's weights. metal: MLX, or its replacement in tests."""
         self.why_not = ""
         self._metal = metal
         self._old: dict[str, int] = {}
@@ -34,7 +35,7 @@ class GPUMemory:
         weakref.finalize(holder, self.restore)
 
     def restore(self) -> None:
-        """Restore the old limits; a second call does nothing."""
+        """Restore the old limits. A second call does nothing."""
         if self._old:
             self._metal.synchronize()
         while self._old:
@@ -43,7 +44,7 @@ class GPUMemory:
 
     def _wire(self, most: int, nbytes: int) -> str:
         if not most:
-            return ""  # the GPU does not report a limit: there is nothing to set
+            return ""  # the GPU does not report a limit, so there is nothing to set
         try:
             self._set("set_wired_limit", most)
         except (RuntimeError, ValueError) as e:  # before macOS 15

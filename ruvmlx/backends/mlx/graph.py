@@ -1,6 +1,6 @@
 """Builds mlx-lm's Llama graph with a model's weights.
 
-What the model's family changes (models/families.py) follows from the configuration.
+What differs between model families (models/families.py) follows from the configuration.
 """
 
 import math
@@ -27,9 +27,11 @@ _llama = mlxlm.load("models.llama")
 def build(
     config: ModelConfig, weights: Weights, dtype: mx.Dtype, dequantise: bool, pause: Pause = lambda: None
 ) -> nn.Module:
-    """The graph, evaluated. `dtype` is what all but packed numbers become; `dequantise` unpacks those.
+    """Return the graph, evaluated.
 
-    `pause` is called after every few million numbers and may raise to leave.
+    dtype: of all numbers that are not packed
+    dequantise: whether packed numbers are unpacked
+    pause: called after every few million numbers; it may raise an exception to stop
     """
     graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
     adapt(graph.model, config)
@@ -46,7 +48,7 @@ def build(
 
 
 def model_args(config: ModelConfig) -> dict:
-    """Our ModelConfig as mlx-lm's ModelArgs, but for what `adapt` adds."""
+    """Return our ModelConfig as mlx-lm's ModelArgs, without what `adapt` adds."""
     return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
@@ -79,7 +81,7 @@ def slide(model: nn.Module) -> None:
     """Give every layer the sliding window.
 
     mlx-lm 0.32 applies a window only to the layers that `layer_types` names, and refuses a model without one
-    full layer, so a Mistral config (a window, no layer types) would attend to everything.
+    full layer. So with a Mistral config (a window, no layer types) it would attend to everything.
     """
     for layer in model.layers:
         layer.use_sliding = True
@@ -90,14 +92,14 @@ Format = dict[str, Any]  # "bits", "group_size", and "mode" if it is not affine
 
 
 def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Format]:
-    """{module path: format} of the packed tensors, derived from their shapes."""
+    """Return {module path: format} of the packed tensors, computed from their shapes."""
     paths = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     return {path: _format(path, weights, shapes) for path in paths}
 
 
 def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Format:
     """in = shape[-1];  bits = 32 * packed / in;  group_size = in / n_scales."""
-    if tensor := stored_tensor(weights, path):  # known without converting it
+    if tensor := stored_tensor(weights, path):  # the format is known without converting the tensor
         if mode := tensor.type.mode:
             group, bits = MODES[mode]
             return {"bits": bits, "group_size": group, "mode": mode}
@@ -115,7 +117,7 @@ def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) 
 def _convert(
     weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype, dequantise: bool, pause: Pause
 ) -> dict[str, mx.array]:
-    """NumPy weights -> MLX arrays under the graph's names, evaluated."""
+    """Return the MLX arrays, evaluated, under the graph's names."""
     formats = quantised_formats(weights, shapes)
     out: dict[str, mx.array] = {}
     for name in weights:
@@ -132,7 +134,7 @@ def _convert(
 
 
 def _as_mlx_has_it(path: str, weights: Weights) -> dict[str, mx.array]:
-    """A matrix in one of the formats that MLX calls a mode."""
+    """Return a matrix in one of the formats that MLX calls a mode."""
     stored = stored_matrix(weights, path)
     assert isinstance(stored, FloatMatrix)
     arrays = {f"{path}.{part}": _array(value, None) for part, value in stored.as_mlx_has_it().items()}
@@ -166,7 +168,7 @@ def _whole(value: np.ndarray, dtype: mx.Dtype | None, pause: Pause) -> mx.array:
 def _by_blocks(
     block: Callable[[slice], mx.array], shape: tuple[int, ...], dtype: mx.Dtype, pause: Pause
 ) -> mx.array:
-    """An array assembled from the results of `block` for some rows at a time."""
+    """Return an array assembled from what `block` returns for some rows at a time."""
     step = max(1, BLOCK * shape[0] // max(1, math.prod(shape)))
     if step >= shape[0]:
         whole = block(slice(None))
@@ -178,13 +180,13 @@ def _by_blocks(
     for start in range(0, shape[0], step):
         pause()
         whole[start : start + step] = block(slice(start, start + step))
-        mx.eval(whole)  # updated in place: no other reference exists
+        mx.eval(whole)  # updated in place, because no other reference exists
     pause()
     return whole
 
 
 def _array(value: np.ndarray, dtype: mx.Dtype | None) -> mx.array:
-    """NumPy (bfloat16 as ml_dtypes) -> MLX, which does not know ml_dtypes: the bits are reinterpreted."""
+    """Convert NumPy to MLX. MLX does not know ml_dtypes' bfloat16, so the bits are reinterpreted."""
     if value.dtype.name == "bfloat16":
         array = mx.array(value.view(np.uint16)).view(mx.bfloat16)
     else:
@@ -197,7 +199,7 @@ def parameters(graph: nn.Module) -> dict[str, mx.array]:
 
 
 def _check(arrays: Mapping[str, mx.array], wanted: Mapping[str, mx.array]) -> None:
-    """Every parameter is present with its shape, and there are no others."""
+    """Check that every parameter is present with its shape, and that there are no others."""
     missing, surplus = sorted(wanted.keys() - arrays.keys()), sorted(arrays.keys() - wanted.keys())
     if missing or surplus:
         what = f"{missing[0]} is missing" if missing else f"{surplus[0]} is not part of it"
@@ -210,7 +212,7 @@ def _check(arrays: Mapping[str, mx.array], wanted: Mapping[str, mx.array]) -> No
 
 
 def head(graph: nn.Module, hidden: mx.array) -> mx.array:
-    """Frozen output head: [..., D] -> [..., V]."""
+    """Run the frozen output head: [..., D] -> [..., V]."""
     if hasattr(graph, "lm_head"):
         return graph.lm_head(hidden)
     return graph.model.embed_tokens.as_linear(hidden)

@@ -1,6 +1,6 @@
-"""Installs a BaseLoRA in the MLX graph: wraps mlx-lm's modules, and sets `change` of our joined CPU products.
+"""Installs a BaseLoRA in the MLX graph: wraps mlx-lm's modules, or sets `change` of our joined CPU products.
 
-The factors have the graph's dtype; the scale is multiplied into lora_b.
+The factors have the graph's dtype. lora_b includes the scale.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ class ChangedLinear(nn.Module):
 
 
 def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> LowRankChange | None:
-    """Replace the installed base LoRA; returns the change of the output head."""
+    """Replace the installed base LoRA. Returns the change of the output head."""
     scale = np.float32(base.scale if base else 1.0)
     pairs = {place: (a, b * scale) for place, (a, b) in base.pairs.items()} if base else {}
     for i, layer in enumerate(graph.model.layers):
@@ -48,7 +48,7 @@ def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> LowRank
 
 
 def _places(block: nn.Module) -> Iterator[tuple[nn.Module, str, Sequence[str]]]:
-    """(owner, attribute, the modules that it computes)."""
+    """Yield (owner, attribute, the modules that the attribute computes)."""
     if isinstance(block, CPUAttention):
         yield block, "qkv", ("q_proj", "k_proj", "v_proj")
         yield block, "o_proj", ("o_proj",)
@@ -73,7 +73,7 @@ def _set(owner: nn.Module, name: str, pairs: Sequence[Pair | None], dtype: mx.Dt
 def _join_pairs(
     pairs: Sequence[Pair | None], widths: Sequence[int], factors: Sequence[float], dtype: mx.Dtype
 ) -> LowRankChange | None:
-    """Several low-rank maps of one input as one: lora_a side by side, lora_b block-diagonal."""
+    """Join several low-rank maps of one input into one: lora_a side by side, lora_b block-diagonal."""
     there = [p for p in pairs if p is not None]
     if not there:
         return None

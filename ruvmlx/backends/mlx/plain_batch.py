@@ -1,6 +1,6 @@
 """One decode step of B sequences with plain caches.
 
-The weights are read once for all sequences; each sequence attends over its own cache.
+The weights are read once for all sequences. Each sequence attends over its own cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,13 @@ _base = mlxlm.load("models.base")
 
 
 class LayerBatch:
-    """One layer's plain caches of B sequences, passed to the attention module in place of one cache."""
+    """One layer's plain caches of B sequences. The attention module receives this instead of one cache."""
 
     def __init__(self, caches: Sequence[Any]):
         self._caches, self._offsets = caches, [cache.offset for cache in caches]
 
     def make_mask(self, *args, **options) -> None:
-        """No mask: a single token sees everything that its cache returns."""
+        """Return no mask: a single token sees everything that its cache returns."""
 
     def attend(self, own: nn.Module, x: mx.array) -> mx.array:
         """x [B, 1, D] -> [B, 1, n_heads * head_dim], by mlx-lm's projections."""
@@ -65,7 +65,7 @@ class Batch:
 
 @contextmanager
 def running(caches: Sequence[MLXCache]) -> Iterator[Batch]:
-    """Context of a step; if it fails half way, all caches go back to their old offsets."""
+    """Context of a step. If the step fails, all caches go back to their old offsets."""
     with ExitStack() as stack:
         for cache in caches:
             stack.enter_context(cache.running())

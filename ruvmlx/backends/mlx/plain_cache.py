@@ -20,9 +20,9 @@ _base = mlxlm.load("models.base")
 class SlidingKVCache:
     """The last `window` tokens, in order, in a buffer that is shifted when it is full.
 
-    mlx-lm's RotatingKVCache overwrites its oldest token, so it cannot forget the newest ones again once it
-    has wrapped. Here `slack` older tokens stay behind the window: speculation and an edited last message
-    may trim that many. A token sees itself and the window - 1 tokens before it.
+    mlx-lm's RotatingKVCache overwrites its oldest token, so after it has wrapped it cannot remove its newest
+    tokens. Here `slack` older tokens stay behind the window. Speculation and an edited last message may trim
+    that many. A token sees itself and the window - 1 tokens before it.
     """
 
     def __init__(self, window: int, slack: int = 256):
@@ -34,7 +34,7 @@ class SlidingKVCache:
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None, int, int]:
-        """Everything but the sizes, as mlx-lm's caches have it."""
+        """All values except the sizes, in the form of mlx-lm's caches."""
         return self.keys, self.values, self.offset, self.end
 
     @state.setter
@@ -42,8 +42,10 @@ class SlidingKVCache:
         self.keys, self.values, self.offset, self.end = value
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None):
-        """The mask that mlx-lm's graph applies to n new tokens; None and "causal" need no array. window_size:
-        the layer's own window, where it is narrower than the cache's."""
+        """Return the mask that mlx-lm's graph applies to n new tokens. None and "causal" need no array.
+
+        window_size: the layer's own window, if it is narrower than the cache's
+        """
         past = min(self.end, self.window - 1)
         window = min(window_size or self.window, self.window)
         if past + n <= window and not (return_array and n > 1):
@@ -51,7 +53,7 @@ class SlidingKVCache:
         return _base.create_causal_mask(n, past, window_size=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append T tokens; return what they may look at: at most window - 1 + T tokens."""
+        """Append T tokens. Returns the tokens that they may look at: at most window - 1 + T."""
         n = keys.shape[2]
         past = min(self.end, self.window - 1)
         all_keys, all_values = self._make_room(keys, values)
@@ -62,7 +64,7 @@ class SlidingKVCache:
         return all_keys[..., stop - n - past : stop, :], all_values[..., stop - n - past : stop, :]
 
     def _make_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """The buffers; a full one is replaced, its newest window + slack tokens moved to the front."""
+        """Return the buffers. A full one is replaced, with its newest window + slack tokens at the front."""
         n = keys.shape[2]
         if self.keys is None or self.values is None or self.end + n > self.keys.shape[2]:
             keep, room = min(self.end, self.window + self.slack), max(n, self.slack)
@@ -72,7 +74,7 @@ class SlidingKVCache:
         return self.keys, self.values
 
     def can_trim(self, n: int) -> bool:
-        """After n tokens are removed the window must still be complete, or reach back to the start."""
+        """Is the window still complete, or does it reach back to the start, after n tokens are removed?"""
         left = self.end - n
         return n <= self.offset and left >= min(self.offset - n, self.window - 1)
 
@@ -87,14 +89,14 @@ class SlidingKVCache:
 
 
 def _shift_tokens(old: mx.array | None, start: int, stop: int, room: int, like: mx.array) -> mx.array:
-    """old[start:stop] with `room` empty tokens behind it."""
+    """Return old[start:stop] followed by `room` empty tokens."""
     b, h, _, d = like.shape
     empty = mx.zeros((b, h, room, d), like.dtype)
     return empty if old is None else mx.concatenate([old[..., start:stop, :], empty], axis=2)
 
 
 class MLXCache:
-    """Keys and values of one sequence, over all layers. Belongs to the thread of its backend."""
+    """The keys and values of one sequence, for all layers. It belongs to the thread of its backend."""
 
     def __init__(self, n_layers: int, sliding_window: int | None):
         make = (lambda: SlidingKVCache(sliding_window)) if sliding_window else _cache.KVCache
@@ -105,14 +107,14 @@ class MLXCache:
         return self.layers[-1].offset
 
     def fork(self) -> "MLXCache":
-        """MLX copies an array when it is first written to while another shares its memory."""
+        """MLX copies an array at the first write while another array shares its memory."""
         other = copy.copy(self)
         other.layers = [_fork_layer(layer) for layer in self.layers]
         return other
 
     def dump(self) -> Dump:
-        """Keys, then values, of one layer after the other: the tokens that are held, without empty places."""
-        some, held = self.layers[0].keys, self._held
+        """Return the keys, then the values, of one layer after the other: only the stored tokens."""
+        some, held = self.layers[0].keys, self._stored_tokens
         shape = [some.shape[1], held, some.shape[3]] if some is not None else [0, 0, 0]
         dtype = str(some.dtype) if some is not None else ""
         parts = (_bytes(a[0, :, :held]) for a in self.arrays())
@@ -131,15 +133,15 @@ class MLXCache:
                 layer.end = shape[1]
 
     @property
-    def _held(self) -> int:
+    def _stored_tokens(self) -> int:
         last = self.layers[-1]
         return last.end if isinstance(last, SlidingKVCache) else last.offset
 
     @property
     def room(self) -> int:
-        """As in PagedCache: here, tokens until the buffers grow or a sliding window is shifted."""
+        """As in PagedCache. Here: the tokens until the buffers grow or a sliding window is shifted."""
         keys = self.layers[-1].keys
-        return 0 if keys is None else keys.shape[2] - self._held
+        return 0 if keys is None else keys.shape[2] - self._stored_tokens
 
     def retract(self, n: int) -> None:
         """As in PagedCache."""
@@ -148,7 +150,7 @@ class MLXCache:
 
     def stats(self) -> KVStats:
         plain = 2 * sum(a.size for a in self.arrays())
-        return KVStats.all_f16(F16.name, self._held, self.nbytes, plain)
+        return KVStats.all_f16(F16.name, self._stored_tokens, self.nbytes, plain)
 
     @property
     def nbytes(self) -> int:
@@ -163,7 +165,7 @@ class MLXCache:
 
     @contextmanager
     def running(self) -> Iterator["MLXCache"]:
-        """Context of a step; if it fails half way, all layers go back to the old offset."""
+        """Context of a step. If the step fails, all layers go back to the old offset."""
         start = self.offset
         try:
             yield self

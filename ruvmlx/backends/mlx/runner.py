@@ -19,15 +19,15 @@ CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill s
 
 
 def default_device() -> str:
-    """ "metal", "cuda" or "cpu"."""
+    """Return "metal", "cuda" or "cpu"."""
     return gpu.kind or "cpu"
 
 
 class MLXRunner(ABC):
-    """Implements the computing half of base.Backend. A subclass provides the graph and its caches."""
+    """Implements the computing part of base.Backend. A subclass provides the graph and its caches."""
 
     def __init__(self, shape: ModelShape, kind: str, threads: int | None, chunk: int = 0):
-        """kind: the device, as `default_device` names it. chunk: prompt tokens per step; 0: the usual."""
+        """kind: the device, as `default_device` names it. chunk: prompt tokens per step; 0: the default."""
         self.shape, self.chunk = shape, chunk or CHUNK[kind]
         self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
         self._on_cpu = kind == "cpu"
@@ -52,7 +52,7 @@ class MLXRunner(ABC):
 
     @abstractmethod
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Context for a step of n tokens in each cache."""
+        """Context of a step of n tokens in each cache."""
 
     @abstractmethod
     def compute_dtype(self) -> mx.Dtype:
@@ -67,7 +67,7 @@ class MLXRunner(ABC):
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
-        """tokens [T] -> the Step after the last; only that position goes through the output head."""
+        """tokens [T] -> the Step after the last token. Only that position goes through the output head."""
         check_tokens(tokens, self.shape.vocab_size)
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
@@ -81,7 +81,7 @@ class MLXRunner(ABC):
     def stream(
         self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
     ) -> MLXTokenStream:
-        """base.Streaming"""
+        """Implements base.Streaming."""
         with mx.stream(self.device):
             change = self._micro.of(adapter)
         return MLXTokenStream(self, cast(StreamCache, cache), change, sampling, limit)
@@ -91,7 +91,7 @@ class MLXRunner(ABC):
         return _step(self._run([token], cache, self._last), adapter)
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
-        """tokens [T] -> logits [T, V]: what follows each of them."""
+        """tokens [T] -> logits [T, V] after each token."""
         check_tokens(tokens, self.shape.vocab_size)
         parts = [
             self._run(tokens[i : i + self.chunk], cache, self._all) for i in range(0, len(tokens), self.chunk)
@@ -111,7 +111,7 @@ class MLXRunner(ABC):
         cache, states = cache or self.new_cache(), []
         size = min(self.chunk, PAUSED) if pause else self.chunk
         for start in range(0, len(tokens), size):
-            states.append(self._run(tokens[start : start + size], cache, self._hidden)[0])
+            states.append(self._run(tokens[start : start + size], cache, self._hidden_alone)[0])
             if pause:
                 pause()
         return np.concatenate(states)
@@ -125,7 +125,7 @@ class MLXRunner(ABC):
         return self.hidden_states(tokens).mean(axis=0)
 
     def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
-        """Append tokens to the cache and evaluate; on any failure the cache is as it was."""
+        """Append tokens to the cache and evaluate. After a failure the cache is as it was."""
         self.adapt_threads()
         with mx.stream(self.device), self.running([cache], len(tokens)) as held:
             hidden = self.forward(mx.array([list(tokens)], mx.uint32), held.layers)[0]
@@ -148,7 +148,7 @@ class MLXRunner(ABC):
     def _all(self, hidden: mx.array) -> list[mx.array]:
         return [self.output_head(hidden).astype(mx.float32), hidden.astype(mx.float32)]
 
-    def _hidden(self, hidden: mx.array) -> list[mx.array]:
+    def _hidden_alone(self, hidden: mx.array) -> list[mx.array]:
         return [hidden.astype(mx.float32)]
 
     def _none(self, hidden: mx.array) -> list[mx.array]:

@@ -1,7 +1,7 @@
-"""The engine's sampler (sampling.py) as MLX operations: the host reads nothing.
+"""The engine's sampler (sampling.py) as MLX operations: the host reads nothing from the device.
 
-The candidates, their order, the uniforms of a seed and the inverse CDF are the same, so a seed draws the same
-tokens up to rounding: sums of probabilities are float32 here.
+The candidates, their order, the uniform numbers of a seed and the inverse CDF are the same. So a seed draws
+the same tokens, up to rounding: here, sums of probabilities are float32.
 """
 
 from collections.abc import Iterator
@@ -11,18 +11,19 @@ import numpy as np
 from ...platform.mx import mx
 from ...sampling import Distribution, Sampling, check_sampling, filters_of
 
-BLOCK = 64  # uniforms made at a time
-ROW = 256  # probabilities that are added up one after the other
-BELOW_ONE = 1 - 2.0**-24  # the largest float32 under 1: with u = 1 no sum of probabilities would be over u
-COLD = 0.01  # temperature under which logits are shifted first: logits / temperature loses too many digits
-MAX_INVERSE_TEMPERATURE = 3e38  # 1 / temperature, at most: a float32
+BLOCK = 64  # uniform numbers made at a time
+ROW = 256  # probabilities that are added one after the other
+BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1: with u = 1, no sum of probabilities would exceed u
+# below this temperature logits are shifted first, because logits / temperature would lose too many digits
+COLD = 0.01
+MAX_INVERSE_TEMPERATURE = 3e38  # the maximum of 1 / temperature, as a float32
 
 
 class MLXSampler:
     """Draws the tokens of one reply. logits [1, V] float32 -> token [1] uint32, not evaluated yet."""
 
     def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None):
-        """numbers: one from 0 to BELOW_ONE for each token; those of the seed by default."""
+        """numbers: one number from 0 to BELOW_ONE for each token; the default is the numbers of the seed."""
         check_sampling(sampling)
         self.sampling = sampling
         self._numbers = numbers or uniforms(np.random.default_rng(sampling.seed))
@@ -31,14 +32,14 @@ class MLXSampler:
         if self.sampling.temperature == 0:
             return mx.argmax(logits, axis=-1)
         ids, kept = candidates(logits, self.sampling)
-        at = drawn(kept, self.sampling.temperature, next(self._numbers))
+        at = draw_index(kept, self.sampling.temperature, next(self._numbers))
         return at if ids is None else mx.take_along_axis(ids, at[:, None], axis=-1)[:, 0]
 
 
 def candidates(logits: mx.array, sampling: Sampling) -> tuple[mx.array | None, mx.array]:
-    """logits [1, V] -> (ids [1, n] in the order of the draw, or None for all ids in their order; their logits
-    [1, n], -inf where an id may not be drawn). Equal logits keep the order of their ids where MLX's sort is
-    stable."""
+    """logits [1, V] -> (ids, their logits [1, n]). ids: [1, n] in the order of the draw, or None for all ids
+    in their order. The logit is -inf if an id may not be drawn. Equal logits keep the order of their ids if
+    MLX's sort is stable."""
     ids, kept, k = None, logits, sampling.top_k
     by_rank = filters_of(sampling, sorts=True)
     if by_rank or k > 0:
@@ -55,12 +56,12 @@ def _softmax(logits: mx.array) -> mx.array:
 
 
 def _before(p: mx.array) -> mx.array:
-    """[1, n] -> [1, n]: the sum of those before each, as a share of all."""
+    """[1, n] -> [1, n]: for each number, the sum of those before it, as a share of the total."""
     sums = _sums(p)
     return (sums - p) / sums[:, -1:]
 
 
-def drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
+def draw_index(logits: mx.array, temperature: float, u: float) -> mx.array:
     """logits [1, n] -> [1]: the first index at which the cumulative probability exceeds u times the total."""
     if temperature < COLD:
         logits = logits - logits.max(axis=-1, keepdims=True)
@@ -70,10 +71,11 @@ def drawn(logits: mx.array, temperature: float, u: float) -> mx.array:
 
 
 def _sums(p: mx.array) -> mx.array:
-    """p [1, n] -> [1, n]: the sums of the first 1, 2 ... n.
+    """p [1, n] -> [1, n]: the sums of the first 1, 2 ... n numbers.
 
-    By rows, each after the sum of those before it: a float32 to which 49,152 small numbers are added one by
-    one is off by 1e-4 in the end, and every fifth draw from a flat distribution would be another.
+    They are added in rows, then the sum of the earlier rows is added. If 49,152 small numbers were added to
+    one float32 one by one, the error would reach 1e-4. Then every fifth draw from a flat distribution would
+    differ.
     """
     n = p.shape[1]
     if n <= ROW:
@@ -86,6 +88,6 @@ def _sums(p: mx.array) -> mx.array:
 
 
 def uniforms(rng: np.random.Generator) -> Iterator[float]:
-    """The uniform numbers that the NumPy sampler draws from this generator, one for each token."""
+    """Yield the uniform numbers that the NumPy sampler draws from this generator, one for each token."""
     while True:
         yield from np.minimum(rng.random(BLOCK), BELOW_ONE).tolist()

@@ -1,10 +1,10 @@
 """KV pages as MLX arrays.
 
-Each tier has one pool for each layer; a page has the same number in the pools of all layers. Pools are
-changed by slice updates, which MLX does in place if no other reference to the array exists. A step on a GPU
-holds what it reads until it ends, so decoding there never writes to pools: the page that is being filled is a
-separate array (`OpenPages`) and is copied into its pool when it is full. Lazy operations are evaluated
-together with the step.
+Each tier has one pool for each layer. A page has the same number in the pools of all layers. Pools are
+changed by slice updates. MLX makes such an update in place if no other reference to the array exists. On a
+GPU, a step holds what it reads until it ends. So decoding there never writes to pools: the page that is being
+filled is a separate array (`OpenPages`). When it is full, it is copied into its pool. Lazy operations are
+evaluated together with the step.
 """
 
 import heapq
@@ -23,9 +23,8 @@ from .kernels.demote import demote
 from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
 
-MIN_GROWTH_PAGES = tuple(
-    64 // tier.bits for tier in TIERS
-)  # a pool grows by at least this many pages, by tier
+# A pool grows by at least this many pages, by tier.
+MIN_GROWTH_PAGES = tuple(64 // tier.bits for tier in TIERS)
 SPARE = 0.25  # ... and by at least this share of its pages
 
 
@@ -33,29 +32,29 @@ SPARE = 0.25  # ... and by at least this share of its pages
 class OpenPages:
     """The hot pages that B sequences are filling.
 
-    arrays: by layer, uint8 [B, n_kv_heads, 2, 64, 2 * head_dim]; immutable, each step makes new ones.
+    arrays: by layer, uint8 [B, n_kv_heads, 2, 64, 2 * head_dim]; immutable: each step makes new ones
     """
 
     arrays: list[mx.array]
 
     def of(self, index: int) -> list[mx.array]:
-        """The open page of one sequence: [1, n_kv_heads, 2, 64, 2 * head_dim]."""
+        """Return the open page of one sequence: [1, n_kv_heads, 2, 64, 2 * head_dim]."""
         return [array[index : index + 1] if len(array) > 1 else array for array in self.arrays]
 
 
 class MLXStorage:
     layout = "shared"  # metal_kernels/README.md
-    background = False  # demotions are part of the step that needs them: nothing may run in parallel to it
+    # a demotion is a part of the step that needs it; nothing may run in parallel to the step
+    background = False
 
     def __init__(self, config: ModelConfig):
         self.n_layers, self.n_kv_heads, self.head_dim = config.n_layers, config.n_kv_heads, config.head_dim
         # uint8 [pages, n_kv_heads, head_page_bytes]; None: no page yet
         self._layers: list[list[mx.array | None]] = [[None] * self.n_layers for _ in MIN_GROWTH_PAGES]
-        self._as_read: list[list[mx.array] | None] = [
-            None
-        ] * self.n_layers  # result of `pools`; cleared when a pool is replaced
+        # The result of `pools`; cleared when a pool is replaced.
+        self._as_read: list[list[mx.array] | None] = [None] * self.n_layers
         self._capacity = [0] * len(TIERS)
-        self._free: list[list[int]] = [[] for _ in TIERS]  # heaps of free numbers: low ones are used first
+        self._free: list[list[int]] = [[] for _ in TIERS]  # heaps of free numbers: low numbers are used first
         self._blank: OpenPages | None = None
         self.limit = 0
 
@@ -69,11 +68,12 @@ class MLXStorage:
         return missing > 0 and self._room() < missing * self.page_bytes(tier)
 
     def _room(self) -> float:
-        """Bytes by which the pools may grow."""
+        """Return the bytes by which the pools may grow."""
         return self.limit - self.nbytes if self.limit else math.inf
 
     def _spare(self, tier: int, pages: int) -> int:
-        """Unused pages beside so many that are in use, to grow rarely; fewer near the limit."""
+        """Return the number of unused pages to keep for this many used ones, so that the pool grows rarely.
+        Near the limit it is smaller."""
         wanted = max(MIN_GROWTH_PAGES[tier], int(SPARE * pages))
         return int(max(0, min(wanted, self._room() // self.page_bytes(tier))))
 
@@ -86,7 +86,7 @@ class MLXStorage:
             old = self._capacity[tier]
             new = old + max(missing, self._spare(tier, old))
             self._resize(tier, list(range(old)), new)
-            self._free[tier] += range(old, new)  # larger than all others: still a heap
+            self._free[tier] += range(old, new)  # larger than all others, so this is still a heap
 
     def make(self, tier: int) -> int:
         self.prepare(tier, 1)
@@ -96,7 +96,7 @@ class MLXStorage:
         heapq.heappush(self._free[tier], page)
 
     def copy(self, page: int) -> int:
-        """Copies the bytes of one page; a view of the page would prevent updates of the pool in place."""
+        """Copies the bytes of one page. A view of the page would prevent updates of the pool in place."""
         to = self.make(HOT)
         copies = [mx.array(np.array(pool[page])) for pool in self._pools(HOT)]
         for pool, copied in zip(self._pools(HOT), copies, strict=True):
@@ -104,7 +104,7 @@ class MLXStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Described at once; computed with the next evaluation."""
+        """Describe the demotion now; it is computed with the next evaluation."""
         self.prepare(tier - 1, len(pages))
         to = [self.make(tier - 1) for _ in pages]
         for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
@@ -112,11 +112,11 @@ class MLXStorage:
             for start, stop in _runs(to):
                 target[to[start] : to[start] + stop - start] = made[start:stop]
             if len(pages) > 1 and not on_gpu(self.head_dim):
-                mx.eval(target)  # the kernels' twins unpack to float32: one layer at a time saves memory
+                mx.eval(target)  # the kernels' twins unpack to float32, so one layer at a time saves memory
         return lambda: to
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """All layers, one after the other."""
+        """Return the bytes of all layers, one after the other."""
         return np.array(mx.concatenate([pool[page].reshape(-1) for pool in self._pools(tier)]))
 
     def load(self, data: bytes, tier: int) -> int:
@@ -130,8 +130,7 @@ class MLXStorage:
         return MLXTable(self)
 
     def compact(self, tier: int) -> dict[int, int]:
-        """Shrink a pool that is far larger than needed; returns the new numbers of its pages by the old
-        ones."""
+        """Shrink a pool that is much larger than needed. Returns {old number: new number} of its pages."""
         used = sorted(set(range(self._capacity[tier])) - set(self._free[tier]))
         wanted = len(used) + self._spare(tier, len(used))
         if self._capacity[tier] < 1.5 * wanted and not (wanted == len(used) < self._capacity[tier]):
@@ -143,8 +142,10 @@ class MLXStorage:
     # What the attention needs -------------------------------------------------------------------
 
     def write(self, layer: int, pages: Sequence[int], at: int, rows: mx.array) -> None:
-        """rows: uint8 [n_kv_heads, 2, T, 2 * head_dim], float16 keys and values, into hot pages: the first of
-        them from row `at` on."""
+        """Write rows into hot pages; into the first page from row `at` on.
+
+        rows: uint8 [n_kv_heads, 2, T, 2 * head_dim], float16 keys and values
+        """
         heads, _, tokens, width = rows.shape
         pool = self._pools(HOT)[layer].reshape(-1, heads, 2, PAGE, width)
         first = min(PAGE - at, tokens) if at or tokens < PAGE else 0
@@ -161,17 +162,17 @@ class MLXStorage:
         self._as_read[layer] = None
 
     def write_page(self, page: int, arrays: Sequence[mx.array]) -> None:
-        """Copy an open page into its hot page: by layer, [1, n_kv_heads, 2, 64, 2 * head_dim]."""
+        """Copy an open page into its hot page. arrays: by layer, [1, n_kv_heads, 2, 64, 2 * head_dim]."""
         mx.synchronize()  # a GPU releases what a step has read only when the whole step has ended
         for pool, array in zip(self._pools(HOT), arrays, strict=True):
             pool[page] = array.reshape(pool.shape[1:])
         mx.eval(*self._pools(HOT))
 
     def open_page(self, page: int | None) -> OpenPages:
-        """The contents of a hot page that will be filled further, or an empty page."""
+        """Return the contents of a hot page that will be filled further, or an empty page."""
         if page is not None:
             shape = (1, self.n_kv_heads, 2, PAGE, 2 * self.head_dim)
-            # A copy: the view would keep the pool from changing in place.
+            # A copy: a view would prevent changes of the pool in place.
             return OpenPages(
                 [(pool[page] | mx.array(0, mx.uint8)).reshape(shape) for pool in self._pools(HOT)]
             )
@@ -182,7 +183,7 @@ class MLXStorage:
         return self._blank
 
     def pools(self, layer: int) -> list[mx.array]:
-        """The pools of a layer by tier, as the kernels take them."""
+        """Return the pools of a layer by tier, in the kernels' form."""
         found = self._as_read[layer]
         if found is None:
             held = [tier[layer] for tier in self._layers]
@@ -195,12 +196,12 @@ class MLXStorage:
 
     @property
     def in_use(self) -> int:
-        """Number of pages in use, all tiers."""
+        """The number of pages in use, in all tiers."""
         return sum(self._capacity) - sum(map(len, self._free))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pools: pages in use and spare ones."""
+        """The bytes of the pools: used pages and spare ones."""
         return sum(pool.nbytes for pool in self.arrays())
 
     # Inside -------------------------------------------------------------------------------------
@@ -209,13 +210,13 @@ class MLXStorage:
         return [pool for pool in self._layers[tier] if pool is not None]
 
     def _resize(self, tier: int, kept: list[int], capacity: int) -> None:
-        """Make pools of so many pages, the kept pages first, with one evaluation for all layers. The old
-        pools are removed from MLX's buffer cache, which could not reuse buffers of their size."""
+        """Make pools of `capacity` pages, with the kept pages first, in one evaluation for all layers. The
+        old pools are removed from MLX's buffer cache, which could not reuse buffers of their size."""
         pools, size = self._layers[tier], layout.page_bytes(tier, self.head_dim)
         alone = self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes
         for layer in range(self.n_layers):
             pools[layer] = _resize_pool(pools[layer], kept, capacity, (self.n_kv_heads, size))
-            if alone:  # near the limit: then the old pools and the new ones are never there together
+            if alone:  # near the limit: the old pools and the new ones must not exist together
                 mx.eval(pools[layer])
                 mx.clear_cache()
         self._as_read = [None] * self.n_layers
@@ -224,7 +225,7 @@ class MLXStorage:
         self._capacity[tier] = capacity
 
     def _drop_pools(self) -> None:
-        """No page is in use: free the memory of a long conversation."""
+        """Free the memory of a long conversation when no page is in use."""
         if any(self._capacity):
             self._as_read = [None] * self.n_layers
             for tier in range(len(TIERS)):
@@ -238,12 +239,12 @@ class MLXTable:
 
     def __init__(self, storage: MLXStorage) -> None:
         self._storage = storage
-        self._rows: list[
-            tuple[int, int] | None
-        ] = []  # number and tier; None: dropped behind the sliding window
+        # Number and tier; None: the page is behind the sliding window and was dropped.
+        self._rows: list[tuple[int, int] | None] = []
         self._tiers: tuple[list[int], ...] | None = None
-        self._open: tuple[OpenPages, int] | None = None  # index of this sequence in the open pages
-        self._open_at = -1  # index of the open page; its place in the pool is out of date
+        # the open pages, and the index of this sequence in them
+        self._open: tuple[OpenPages, int] | None = None
+        self._open_at = -1  # the index of the open page; its copy in the pool is out of date
 
     def set(self, index: int, page: int, tier: int) -> None:
         self._rows += [None] * (index + 1 - len(self._rows))
@@ -257,8 +258,8 @@ class MLXTable:
         self._tiers = None
 
     def share(self, other: "MLXTable") -> None:
-        """Let a fork continue from the same open page: arrays are immutable, so each makes its own next
-        one."""
+        """Let a fork continue from the same open page. Arrays are immutable, so each sequence makes its own
+        next one."""
         other._open, other._open_at = self._open, self._open_at
 
     def flush(self) -> None:
@@ -268,8 +269,8 @@ class MLXTable:
             self._storage.write_page(self._hot(self._open_at), pages.of(index))
         self._open, self._open_at = None, -1
 
-    def opened(self, position: int) -> tuple[OpenPages, int]:
-        """The open page for the token at this position, and the index of this sequence in it."""
+    def open_page_at(self, position: int) -> tuple[OpenPages, int]:
+        """Return the open page for the token at this position, and the index of this sequence in it."""
         at = position // PAGE
         if self._open is None or self._open_at != at:
             if self._open_at == at - 1:
@@ -285,7 +286,7 @@ class MLXTable:
 
     @property
     def nbytes(self) -> int:
-        return 4 * len(self._rows)  # as the kernels read it
+        return 4 * len(self._rows)  # in the kernels' form
 
     def hot_page(self, position: int) -> int:
         return self._hot(position // PAGE)
@@ -297,7 +298,7 @@ class MLXTable:
         return row[0]
 
     def view(self, n_tokens: int, first: int = 0) -> SequencePages:
-        """The first n_tokens as the kernels read them; tokens before `first` are not read."""
+        """Return the first n_tokens in the kernels' form. Tokens before `first` are not read."""
         if self._tiers is None:
             self._tiers = self._by_tier()
         *lower, hot = self._tiers
@@ -305,8 +306,8 @@ class MLXTable:
         return SequencePages([*lower, hot[: pages - sum(map(len, lower))]], n_tokens, first)
 
     def _by_tier(self) -> tuple[list[int], ...]:
-        """Page numbers by tier. A dropped page gets the number of the first page that exists; it is never
-        read."""
+        """Return the page numbers by tier. A dropped page gets the number of the first page that exists. It
+        is never read."""
         held = [row for row in self._rows if row is not None]
         rows = [row or (0, held[0][1]) for row in self._rows]
         return tuple([number for number, tier in rows if tier == t] for t in range(len(TIERS)))
@@ -320,6 +321,6 @@ def _resize_pool(pool: mx.array | None, kept: list[int], capacity: int, page: tu
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Stretches [start, stop) of a list in which the numbers are consecutive."""
+    """Return the ranges [start, stop) of a list in which the numbers are consecutive."""
     cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
     return list(zip([0, *cuts], [*cuts, len(numbers)], strict=True)) if len(numbers) else []

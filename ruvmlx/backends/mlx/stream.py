@@ -1,9 +1,10 @@
-"""A reply's tokens on MLX, one step ahead of their reader: the device has work while the host reads a token.
+"""A reply's tokens on MLX, computed one step ahead of the reader: the device has work while the host reads a
+token.
 
     step k       feeds token k - 1, draws token k
     read() = k   submits step k + 1 (token k is not evaluated yet), then waits for token k
 
-Sampling and the head's adapter are part of the step. The host reads the token, and one number that tells
+Sampling and the head's adapter are part of the step. The host reads only the token, and one number that tells
 whether the logits were finite.
 """
 
@@ -39,14 +40,14 @@ class HeadChange:
 
 
 class HeldChange:
-    """Caches the device's copy of the adapter that was used last, as long as that adapter lives."""
+    """Caches the device's copy of the last used adapter, as long as that adapter lives."""
 
     def __init__(self) -> None:
         self._of: weakref.ref[HeadAdapter] | None = None
         self._change: HeadChange | None = None
 
     def of(self, adapter: HeadAdapter | None) -> HeadChange | None:
-        """Adapters are immutable: the same object has the same numbers."""
+        """Return the device's copy. Adapters are immutable, so the same object has the same numbers."""
         if adapter is None:
             return None
         if self._of is None or self._of() is not adapter:
@@ -59,7 +60,7 @@ class HeldChange:
 
 
 class StreamCache(KVCache, Protocol):
-    """What a stream needs of its cache. room: tokens that can be appended and taken back one by one."""
+    """What a stream needs of its cache. room: tokens that can be appended and removed one by one."""
 
     @property
     def room(self) -> int: ...
@@ -84,11 +85,11 @@ class StepRunner(Protocol):
 
 
 class Drawn(NamedTuple):
-    """Output of a step; it may not be evaluated yet."""
+    """The output of a step. It may not be evaluated yet."""
 
     token: mx.array  # [1]
-    total: mx.array  # sum of the logits: NaN or infinite when one of them is
-    hidden: mx.array  # [1, D]: the token was drawn from it
+    total: mx.array  # the sum of the logits: NaN or infinite if one of them is
+    hidden: mx.array  # [1, D]: the hidden state from which the token was drawn
 
 
 class MLXTokenStream:
@@ -106,9 +107,9 @@ class MLXTokenStream:
         self._sampler = MLXSampler(sampling)
         self._left, self._count = limit, 0
         self._prompt: mx.array | None = None  # [1, D] after the last token of the prompt
-        self._last: mx.array | None = None  # [1]: the token read last
-        self._ahead: Drawn | None = None  # of the step ahead
-        self._states: list[mx.array] = []  # [1, D] of tokens that were read, until `hidden` takes them
+        self._last: mx.array | None = None  # [1]: the last token that was read
+        self._ahead: Drawn | None = None  # the output of the step that runs ahead
+        self._states: list[mx.array] = []  # [1, D] of each token that was read, until `take_hidden`
         self.prefilled_at = time.perf_counter()
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
@@ -120,7 +121,7 @@ class MLXTokenStream:
             self._prompt = self._run(mx.array([list(part)], mx.uint32), lambda hidden: hidden[-1:])
             if before is not None:
                 mx.eval(before)
-                mx.clear_cache()  # a step's buffers fit no step of another size
+                mx.clear_cache()  # the buffers of a step do not fit a step of another size
             if progress:
                 progress(start + len(part))
 
@@ -137,7 +138,7 @@ class MLXTokenStream:
             mx.clear_cache()
         return token
 
-    def hidden(self) -> np.ndarray:
+    def take_hidden(self) -> np.ndarray:
         if not self._states:
             return np.zeros((0, self._backend.shape.hidden_size), np.float32)
         with mx.stream(self._backend.device):
@@ -151,7 +152,7 @@ class MLXTokenStream:
             self._cache.retract(1)
 
     def _submit_next(self) -> Drawn:
-        """Submit a step that is not submitted yet: the first one, and one that had to wait for its token."""
+        """Submit a step that is not submitted yet: the first one, or one that had to wait for its token."""
         if self._last is not None:
             return self._feed_token(self._last)
         assert self._prompt is not None  # `prefill` comes first
@@ -174,14 +175,14 @@ class MLXTokenStream:
         return made
 
     def _draw(self, hidden: mx.array) -> Drawn:
-        """hidden [1, D] -> the token that follows."""
+        """hidden [1, D] -> the next token."""
         logits = self._backend.output_head(hidden).astype(mx.float32)
         if self._change is not None:
             logits = self._change(logits, hidden)
         return Drawn(self._sampler(logits), logits.sum(), hidden)
 
     def _token(self, drawn: Drawn) -> int:
-        """Wait for a token: the host reads only the token and the sum of the logits."""
+        """Wait for a token. The host reads only the token and the sum of the logits."""
         if not self._count:
             mx.eval(self._prompt)
             self.prefilled_at = time.perf_counter()
@@ -192,6 +193,6 @@ class MLXTokenStream:
 
 
 def _number(array: mx.array) -> float:
-    """The value of an array with one element. While tokens are drawn, the host reads from the device only
-    here."""
+    """Return the value of an array with one element. While tokens are drawn, this is the only place where the
+    host reads from the device."""
     return cast(float, array.item())

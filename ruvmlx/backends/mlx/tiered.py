@@ -1,8 +1,8 @@
 """Attention over the pages of tiered caches, in mlx-lm's graph.
 
-The attention module of every layer is wrapped. With a plain cache it runs unchanged; in a step over tiered
-caches only its projections are used, and our kernels do the rest. RoPE is applied to keys in float32; they
-are stored as f16, whatever dtype the graph computes in. tiered_cpu.py does the same for the CPU layers.
+The attention module of every layer is wrapped. With a plain cache it runs unchanged. In a step over tiered
+caches only its projections are used, and our kernels do the rest. RoPE is applied to keys in float32. Keys
+are stored as f16, whatever the dtype of the graph is. tiered_cpu.py does the same for the CPU layers.
 
 A `PromptStep` appends n tokens of one sequence, a `DecodeStep` one token to each of B sequences.
 """
@@ -48,7 +48,7 @@ class PromptStep:
         self.storage.write(layer, self._pages, self.offset % PAGE, rows)
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
-        """x [1, n, D] -> [1, n, n_heads * head_dim], by the layer's products and MLX's fused attention."""
+        """x [1, n, D] -> [1, n, n_heads * head_dim], with the layer's products and MLX's fused attention."""
         q, k, v = own.heads(x)
         rows = append.append(k[0], v[0], self._turns.of(own, positions))
         self.write(layer, rows)
@@ -69,9 +69,9 @@ class DecodeStep:
     def __init__(self, caches: Sequence[PagedCache], config: ModelConfig):
         self.storage, self.offsets = _storage(caches), [cache.offset for cache in caches]
         self._tables = [cache.table for cache in caches]
-        self._opened = _join_open_pages([c.table.opened(c.offset) for c in caches])
+        self._opened = _join_open_pages([c.table.open_page_at(c.offset) for c in caches])
         self._made: list[mx.array] = []  # by layer, the open pages with the new rows
-        self.views = [_seen(cache) for cache in caches]
+        self.views = [_view_of_next(cache) for cache in caches]
         self._shape = config.n_heads, config.n_kv_heads, config.head_dim
 
     @cached_property
@@ -83,7 +83,7 @@ class DecodeStep:
         return Turns(self.offsets)
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
-        """x [B, 1, D] -> [B, 1, n_heads * head_dim], by the layer's products and our kernels."""
+        """x [B, 1, D] -> [B, 1, n_heads * head_dim], with the layer's products and our kernels."""
         q, k, v = own.rows(x)
         scales = self._turns.query_scales(positions)
         if scales is not None:
@@ -103,15 +103,15 @@ class DecodeStep:
             table.fill(offset, pages, i)
 
 
-def _seen(cache: PagedCache) -> SequencePages:
-    """Of the next token, itself included."""
+def _view_of_next(cache: PagedCache) -> SequencePages:
+    """Return the pages that the next token sees, itself included."""
     end = cache.offset + 1
     return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
 
 
 def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
-    """The open pages of all sequences in one object; unchanged if the same sequences were joined last
-    time."""
+    """Return the open pages of all sequences in one object; the same object if the same sequences were joined
+    last time."""
     pages = opened[0][0]
     together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
     if together and len(pages.arrays[0]) == len(opened):
@@ -122,9 +122,9 @@ def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 
 class Turns:
-    """What rope and the queries' scale need of a step's positions, made at the first layer for all of them.
+    """What RoPE and the queries' scale need of a step's positions. Made at the first layer, for all layers.
 
-    On the CPU: a few hundred numbers are not worth a GPU launch.
+    It is made on the CPU, because a few hundred numbers are not worth a GPU launch.
     """
 
     def __init__(self, at: Sequence[int]):
@@ -133,15 +133,15 @@ class Turns:
         self._scales: list[mx.array | None] = []
 
     def of(self, own: nn.Module, positions: Positions) -> mx.array:
-        """float32 [n, head_dim]: cosines of the layer's head_dim / 2 angles at each position, then their
-        sines."""
+        """Return float32 [n, head_dim]: the cosines of the layer's head_dim / 2 angles at each position, then
+        their sines."""
         if own.turns not in self._made:
             make = positions.turns if own.turns else positions.still
             self._made[own.turns] = mx.array(make(self._at))
         return self._made[own.turns]
 
     def query_scales(self, positions: Positions) -> mx.array | None:
-        """float32 [n]; None where queries are not scaled."""
+        """Return float32 [n]; None if queries are not scaled."""
         if not self._scales:
             scales = positions.query_scales(self._at)
             self._scales.append(None if scales is None else mx.array(scales))
@@ -149,27 +149,27 @@ class Turns:
 
 
 class LayerPages:
-    """A step and a layer number, passed to the attention module in place of a cache."""
+    """A step and a layer number. The attention module receives this instead of a cache."""
 
     def __init__(self, step: Any, layer: int):
         """step: PromptStep or DecodeStep."""
         self.step, self.layer = step, layer
 
     def make_mask(self, *args, **options) -> None:
-        """mlx-lm asks for a mask; our kernels apply it themselves."""
+        """mlx-lm asks for a mask. Our kernels apply it themselves, so this returns None."""
 
 
 class RunningStep(NamedTuple):
     """Caches during a step."""
 
     layers: Sequence[LayerPages]
-    arrays: Callable[[], Sequence[mx.array]]  # arrays to evaluate with the step
+    arrays: Callable[[], Sequence[mx.array]]  # returns the arrays to evaluate with the step
 
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[RunningStep]:
-    """Reserve room for n more tokens in each cache (n > 1: one cache). They count when the block has
-    succeeded."""
+    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, the tokens
+    count."""
     storage = _storage(caches)
     try:
         with room_for(caches, n):
@@ -178,9 +178,8 @@ def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterat
             step.finish()
     except BaseException:
         with suppress(Exception):
-            mx.eval(
-                *storage.arrays()
-            )  # leftovers of this thread's stream: another thread could not evaluate them
+            # Leftovers of this thread's stream, which another thread could not evaluate.
+            mx.eval(*storage.arrays())
         raise
 
 

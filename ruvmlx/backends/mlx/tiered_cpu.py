@@ -1,8 +1,8 @@
-"""Tiered caches for the CPU layers: MLX computes the matrix products; between them the C library's paged
-attention (kernels/paged_attention.py) runs.
+"""Tiered caches for the CPU layers. MLX computes the matrix products. The C library computes the paged
+attention between them (kernels/paged_attention.py).
 
-MLX on a CPU unpacks pages with single operations: 512 tokens of a layer took 0.7 ms there, and take 0.1 ms
-here, including the copy of q, k and v to the host. No other work is queued that this copy would delay.
+MLX on a CPU unpacks pages with single operations. For 512 tokens of a layer this took 0.7 ms; here it takes
+0.1 ms, with the copy of q, k and v to the host. This copy delays no other work, because none is queued.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from .plain_batch import LayerBatch
 
 
 def pool(config: ModelConfig, threads: int | None = None) -> PagePool | None:
-    """None where the C library is missing, or has no pages for this head_dim."""
+    """Return None if the C library is missing or has no pages for this head_dim."""
     try:
         shape = config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim
         return PagePool(NativeStorage(PagedAttention(*shape, threads)))
@@ -63,7 +63,8 @@ class CPUStep:
         return mx.array(out.reshape(*x.shape[:2], -1))
 
     def _turns(self, own: CPUAttention) -> np.ndarray:
-        """Cosines and sines of the layer's angles, [n, head_dim]; the same for all layers with rope."""
+        """Return the cosines and sines of the layer's angles, [n, head_dim]. They are the same for all layers
+        with RoPE."""
         if not own.turns:
             return own._positions.still(self._at)
         if self._turn is None:
@@ -71,12 +72,12 @@ class CPUStep:
         return self._turn
 
     def _parts(self) -> Iterator[slice]:
-        """The rows of each sequence."""
+        """Yield the rows of each sequence."""
         return (slice(i * self._n, (i + 1) * self._n) for i in range(len(self._sequences)))
 
 
 class CPULayerPages:
-    """A step and a layer number, passed to the attention module in place of a cache."""
+    """A step and a layer number. The attention module receives this instead of a cache."""
 
     def __init__(self, step: CPUStep, layer: int):
         self.step, self.layer = step, layer
@@ -89,14 +90,14 @@ class CPURunningStep:
         self.layers = [CPULayerPages(step, layer) for layer in range(n_layers)]
 
     def arrays(self) -> Sequence[mx.array]:
-        """Arrays to evaluate with the step: none, because pages are not MLX arrays."""
+        """Return the arrays to evaluate with the step: none, because pages are not MLX arrays."""
         return ()
 
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[CPURunningStep]:
-    """Reserve room for n more tokens in each cache (n > 1: one cache). They count when the block has
-    succeeded."""
+    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, the tokens
+    count."""
     with room_for(caches, n):
         yield CPURunningStep(CPUStep(caches, n), config.n_layers)
 
@@ -108,7 +109,7 @@ def install(graph: nn.Module) -> None:
 
 
 class CPUTiered(nn.Module):
-    """The CPU layers' attention over either kind of cache; x [B, L, D] -> [B, L, D]."""
+    """The CPU layers' attention over both kinds of cache; x [B, L, D] -> [B, L, D]."""
 
     def __init__(self, attention: CPUAttention):
         super().__init__()

@@ -1,8 +1,8 @@
 """Keeps the verdicts of the GPU kernels' self-check, so that it runs once for each machine and model.
 
 A verdict belongs to a key: the GPU, the build of its compiler, the versions of MLX and mlx-lm, our kernels'
-sources, and the model's shapes. The file is a convenience: damaged, missing or not writable, it only costs
-another check. Format of DATA/gpu_check.json, the newest verdict last:
+    sources, and the model's shapes. The file is optional: if it is damaged, missing or not writable, the
+    check runs again. Format of DATA/gpu_check.json, the newest verdict last:
 
     {"format": 1, "verdicts": [
         {"key": {"gpu": "Apple M3", ...}, "seconds": 2.1, "made": "2026-01-31T12:00:00Z",
@@ -25,14 +25,15 @@ from ...platform.gpu import gpu
 from .check_results import CheckResult, KernelVerdict, Shapes
 from .kernels import source
 
-FORMAT, MAX_VERDICTS = 1, 16  # verdicts: one for each kind of model that was opened last
+# version of the file; maximum number of verdicts, one for each kind of model that was opened last
+FORMAT, MAX_VERDICTS = 1, 16
 
 
 # What a verdict depends on --------------------------------------------------------------------------
 
 
 def key(shapes: Shapes) -> dict[str, Any]:
-    """What a verdict depends on."""
+    """Return all that a verdict depends on."""
     return {
         "device": gpu.kind,
         "gpu": gpu.name,
@@ -51,7 +52,7 @@ def _version(package: str) -> str:
 
 
 def sources_hash() -> str:
-    """Hash of the kernels' bodies and headers, and of the Python code that launches them."""
+    """Return a hash of the kernels' bodies and headers, and of the Python code that launches them."""
     found = hashlib.sha256()
     for folder, kinds in ((source.folder(), (".metal", ".h")), (Path(source.__file__).parent, (".py",))):
         for file in sorted(f for f in folder.iterdir() if f.suffix in kinds):
@@ -67,17 +68,17 @@ def path() -> Path:
     return settings.home() / "gpu_check.json"
 
 
-def kept(wanted: dict[str, Any]) -> KernelVerdict | None:
-    """The stored verdict for this key, if there is a readable one."""
+def stored_verdict(wanted: dict[str, Any]) -> KernelVerdict | None:
+    """Return the stored verdict for this key, or None."""
     for entry in reversed(_entries()):
         with suppress(KeyError, TypeError, ValueError):
             if entry["key"] == wanted:
-                return _checked(entry)
+                return _read_entry(entry)
     return None
 
 
 def keep(wanted: dict[str, Any], verdict: KernelVerdict) -> None:
-    """Store the verdict. Where the folder cannot be written, the next start checks again."""
+    """Store the verdict. If the folder cannot be written, the next start checks again."""
     entry = {
         "key": wanted,
         "seconds": round(verdict.seconds, 2),
@@ -99,8 +100,8 @@ def _entries() -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _checked(entry: dict[str, Any]) -> KernelVerdict:
-    """The verdict of an entry; ValueError, TypeError or KeyError where the entry is damaged."""
+def _read_entry(entry: dict[str, Any]) -> KernelVerdict:
+    """Return the verdict of an entry. Raises ValueError, TypeError or KeyError if the entry is damaged."""
     results: Sequence[dict[str, Any]] = entry["results"]
     made = tuple(CheckResult(**result) for result in results)
     if not made or not all(isinstance(r.ok, bool) and isinstance(r.name, str) for r in made):
@@ -109,7 +110,7 @@ def _checked(entry: dict[str, Any]) -> KernelVerdict:
 
 
 def _write(whole: dict[str, Any]) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one."""
+    """Write beside the target, then rename: a reader sees either the old file or the new one."""
     fresh = path().with_suffix(f".{os.getpid()}.new")
     try:
         path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The native backend: the C decoder of neon/ on the CPU's vector units.
 
-Weights are packed once. Activations are quantised to 8 bits before products with 4-bit and 8-bit weights;
-otherwise they stay float32. Keys and values are float16; older ones of a tiered cache are 8 and 4 bits.
+Weights are packed once. Before products with 4-bit and 8-bit weights, activations are quantised to 8 bits;
+otherwise they stay float32. Keys and values are float16. In a tiered cache the older ones have 8 and 4 bits.
 """
 
 import ctypes as C
@@ -28,12 +28,12 @@ from .weights import packed_weights
 
 CHUNK = 256  # prompt tokens per call
 POLL_SECONDS = 0.05
-# A call with fewer multiply-adds than this is too short to be worth interrupting.
+# A call with fewer multiply-adds than this is too short to be interrupted.
 SHORT_CALL = 8e9
 
 
 class NativeBackend:
-    """Runs one model. One call at a time, from any thread."""
+    """Runs one model. It may be called from any thread, one call at a time."""
 
     name = "native"
     caveat = ""
@@ -72,7 +72,7 @@ class NativeBackend:
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
-        """tokens [T] -> the Step after the last; only that position goes through the output head.
+        """tokens [T] -> the Step after the last token. Only that position goes through the output head.
 
         While a long chunk runs, `progress` is also called at intervals, with an unchanged number.
         """
@@ -96,7 +96,7 @@ class NativeBackend:
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decodes at most `chunk` rows in each call; a call reads the weights once for all of its rows."""
+        """Decode at most `chunk` rows in each call. A call reads the weights once for all of its rows."""
         check_tokens(tokens, self.config.vocab_size)
         steps: list[Step] = []
         for part, held in zip(_parts(tokens, self.chunk), _parts(caches, self.chunk), strict=True):
@@ -108,7 +108,7 @@ class NativeBackend:
         return steps
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
-        """tokens [T] -> logits [T, V]: what follows each of them."""
+        """tokens [T] -> logits [T, V] after each token."""
         check_tokens(tokens, self.config.vocab_size)
         start = cache.offset
         try:
@@ -136,7 +136,7 @@ class NativeBackend:
         return np.concatenate(states)
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """As Together.together."""
+        """Implements Together.together."""
         if some:
             self.decoder.together(some)
 
@@ -159,7 +159,7 @@ class NativeBackend:
         head: bool = True,
         waiting: Callable[[], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """One call of the decoder; on any failure the cache is as it was."""
+        """Run one call of the decoder. After a failure the cache is as it was."""
         held = cast(PagedCache, cache)
         with room_for([held], len(tokens)):
             return self._call(
@@ -171,7 +171,7 @@ class NativeBackend:
             )
 
     def _step(self, tokens: Sequence[int], caches: Sequence[PagedCache]) -> tuple[np.ndarray, np.ndarray]:
-        """As `_run`, for the next token of several sequences: hidden [B, D], logits [B, V]."""
+        """Like `_run`, for the next token of several sequences. Returns hidden [B, D] and logits [B, V]."""
         tables, offsets = [c.table for c in caches], [c.offset for c in caches]
         with room_for(caches, 1):
             return self._call(
@@ -192,7 +192,7 @@ class NativeBackend:
 
 
 def describe_kernels(threads: int, matmul: str | None = None) -> str:
-    """ "native avx512vnni, 2 threads" """
+    """Return for example "native avx512vnni, 2 threads"."""
     name = matmul or matmul_implementations()[0]
     return f"native {name}, {threads} thread{'s' if threads > 1 else ''}"
 
@@ -217,15 +217,16 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
 
 
 def _parts(items: Sequence[Any], n: int) -> Iterator[Sequence[Any]]:
-    """Consecutive slices of at most n items."""
+    """Yield consecutive slices of at most n items."""
     return (items[i : i + n] for i in range(0, len(items), n))
 
 
 def _interruptible(call: Callable[[C.c_int | None], Any], waiting: Callable[[], None] | None) -> Any:
-    """Run a long call in a thread of its own, so that signals and `waiting` (which may raise) can stop it.
+    """Run a long call in its own thread, so that signals and `waiting` can stop it. `waiting` may raise an
+    exception.
 
-    Python runs signal handlers in its main thread only, and only between two of its own instructions: a
-    main thread inside C would not notice Ctrl-C.
+    Python runs signal handlers only in its main thread, and only between two of its own instructions. A main
+    thread inside C would not notice Ctrl-C.
     """
     cancel, result = C.c_int(0), Future[Any]()
     worker = threading.Thread(target=_settle, args=(result, call, cancel), name="ruvmlx-native", daemon=True)
@@ -256,7 +257,7 @@ def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -
 
 
 def _adapt(adapter: HeadAdapter | None, logits: np.ndarray, hidden: np.ndarray) -> None:
-    """Add the adapter's part in place; without an adapter, C has checked that the logits are finite."""
+    """Add the adapter's part in place. Without an adapter, C has checked that the logits are finite."""
     if adapter is not None:
         adapter.add_to_logits(logits, hidden)
         if not all_finite(logits):
@@ -264,7 +265,7 @@ def _adapt(adapter: HeadAdapter | None, logits: np.ndarray, hidden: np.ndarray) 
 
 
 def _runs(items: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """(first, end) of each longest stretch of the same object."""
+    """Yield (first, end) of each longest range of the same object."""
     first = 0
     for end in range(1, len(items) + 1):
         if end == len(items) or items[end] is not items[first]:

@@ -1,4 +1,4 @@
-"""KV pages in the C library's format. The number of a page is its address."""
+"""KV pages in the C library's format. A page's number is its address."""
 
 import ctypes as C
 import threading
@@ -18,13 +18,14 @@ class PageKernels(Protocol):
     def page_bytes(self, tier: int) -> int: ...
 
     def demote(self, source: int, tier: int, target: int, lower: int) -> None:
-        """Takes addresses and tiers; may run in parallel to attention that reads `source`."""
+        """Demote a page, given by addresses and tiers. It may run in parallel to attention that reads
+        `source`."""
 
 
 class NativeStorage:
     layout = "librvm"
     background = True
-    limit = 0  # no page is unused
+    limit = 0  # there are no unused pages
 
     def __init__(self, pages: PageKernels):
         self.pages = pages
@@ -36,7 +37,7 @@ class NativeStorage:
         return False
 
     def prepare(self, tier: int, n: int) -> None:
-        """Nothing to do: each page is an allocation of its own."""
+        """Do nothing: each page is a separate allocation."""
 
     def compact(self, tier: int) -> dict[int, int]:
         return {}
@@ -54,7 +55,7 @@ class NativeStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Runs in a thread of its own, in parallel to the decoder's."""
+        """Convert the pages in a thread that runs in parallel to the decoder's."""
         made: list[int] = []
         try:
             for _ in pages:
@@ -66,7 +67,7 @@ class NativeStorage:
         return Demotion(self.pages, pages, made, tier).result
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """The memory itself, without a copy."""
+        """Return the memory itself, without a copy."""
         return np.ctypeslib.as_array((C.c_uint8 * self.page_bytes(tier)).from_address(page))
 
     def load(self, data: bytes, tier: int) -> int:
@@ -79,7 +80,7 @@ class NativeStorage:
 
 
 class Demotion:
-    """A conversion in progress: pages of `tier` are copied to `to`, pages of the next lower tier."""
+    """A conversion in progress: pages of `tier` are copied to the pages `to` of the next lower tier."""
 
     def __init__(self, kernels: PageKernels, pages: Sequence[int], to: Sequence[int], tier: int):
         self._kernels, self._tier, self._to = kernels, tier, to
@@ -94,8 +95,8 @@ class Demotion:
             del self._todo[0]
 
     def result(self) -> Sequence[int]:
-        """The new pages. The caller converts the remaining pages itself after a fork of the process, which
-        does not copy the thread, and when the thread failed; the exception is then raised here."""
+        """Return the new pages. The caller converts the remaining pages itself if the thread failed (then the
+        exception is raised here), or after a fork of the process, which does not copy the thread."""
         self._thread.join()
         self._run()
         return self._to

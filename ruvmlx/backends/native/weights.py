@@ -1,7 +1,7 @@
-"""Model -> the packed weights of the C decoder, one tensor at a time.
+"""Packs a model's weights for the C decoder, one tensor at a time.
 
-The packed copy is the only one that stays: sources that are views of the model's file are given back to the
-system behind us, converted ones are dropped.
+Only the packed copy stays in memory. Sources that are views of the model's file are returned to the system.
+Converted sources are dropped.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # GGUF types that are packed from the file's b
 
 
 def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:
-    """Every tensor checked against the configuration and packed."""
+    """Check every tensor against the configuration and pack it."""
     _check_names(weights, config)
     shapes, found = dict(matrices(config)), {}
     memory = _Memory()
@@ -69,7 +69,8 @@ def _layer(found: Arrays, vector: Arrays, layer: int, config: ModelConfig) -> La
 
 
 class _Memory:
-    """Aligned pieces of large mappings that cost only what is written to; huge pages where there are some."""
+    """Aligned pieces of large mappings. Memory is used only where it is written. Huge pages are used if the
+    system has them."""
 
     SEGMENT = 64 << 20
 
@@ -92,7 +93,7 @@ def _map_memory(nbytes: int) -> np.ndarray:
             f"no memory for the model's weights ({error.strerror}); close other programs"
         ) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             made.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(made, np.uint8)
 
@@ -123,7 +124,7 @@ def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix
 
 
 def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> AffineArrays:
-    """GGUF codes of 5 bits: there are kernels for 4 and 8."""
+    """Return GGUF codes of 5 bits as 8 bits: there are kernels only for 4 and 8."""
     stored = stored_matrix(weights, module)
     assert isinstance(stored, StoredMatrix)
     arrays = stored.eight_bits()
@@ -133,7 +134,7 @@ def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> Affine
 
 
 def _blocks(weights: Weights, module: str, shape: tuple[int, int]) -> tuple[str, np.ndarray]:
-    """GGUF blocks that have kernels of their own; Q3_K in the form of Q6_K."""
+    """Return GGUF blocks that have their own kernels; Q3_K in the form of Q6_K."""
     stored = stored_matrix(weights, module)
     assert isinstance(stored, StoredMatrix)
     raw, kind = stored.raw, stored.type
@@ -157,7 +158,7 @@ def _check(name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
 
 
 def _check_names(weights: Weights, config: ModelConfig) -> None:
-    """Everything is there, and nothing else is."""
+    """Check that every tensor is there, and that there are no others."""
     wanted = {f"{m}.weight" for m, _ in matrices(config)} | {name for name, _ in vectors(config)}
     scales = {name for name in weights if name.endswith((".scales", ".biases"))}
     missing = sorted(wanted - set(weights)) + sorted(_missing_partners(scales))

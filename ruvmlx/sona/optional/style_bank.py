@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...backends.base import Backend, untouched
+from ...backends.base import Backend, original_model
 from ...lora.base_lora import Place
 from ...models.model import Message, Model
 from ...pausing import Pause
@@ -108,7 +108,7 @@ class BasisBuilder:
         for i in range(len(self.bank.replies) // REPLIES, len(self._questions)):
             progress("replies to learn your style from", i * REPLIES, len(self._questions) * REPLIES)
             prompt = self._model.tokenizer.encode_chat([Message("user", self._questions[i])])
-            with untouched(self._backend):
+            with original_model(self._backend):
                 found = self._sample_question(prompt, np.random.default_rng([i, 31]), pause)
             self.bank.replies += [(i, ids, ended) for ids, ended in found]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...backends.base import Backend, KVCache, untouched
+from ...backends.base import Backend, KVCache, original_model
 from ...engine.perplexity import kl_divergence
 from ...engine.types import GenerationResponse
 from ...kv.policy import EVERYTHING, F16, TIERED, TierPolicy
@@ -267,7 +267,7 @@ class KVLoop:
         started, stop = time.perf_counter(), ""
         done: list[str] = []
         try:
-            with untouched(self._backend):
+            with original_model(self._backend):
                 self._measure_some(stop_when(cancel), done)
         except Stopped:
             stop = "stopped; the next review continues it"

@@ -1,4 +1,5 @@
-"""GPU kernels, one module each: a factory over metal_kernels/NAME.metal, a plain-MLX twin, a dispatcher.
+"""GPU kernels, one module each: a factory for metal_kernels/NAME.metal, a plain-MLX twin, a dispatcher.
 
-`pages` holds the formats that they share, `source` makes Metal and CUDA of a body.
+`pages` holds the page formats that they share. `source` makes Metal and CUDA code from a kernel's body. No
+module here may import the backend; start with `demote.py`, the shortest kernel.
 """

@@ -1,4 +1,5 @@
-"""A prompt's new keys, turned by RoPE, and its values as rows of hot pages. One new token: rope_append.py."""
+"""Writes a prompt's new keys, rotated by RoPE, and its values as rows of hot pages. For one token:
+rope_append.py."""
 
 from functools import lru_cache
 from itertools import product
@@ -20,9 +21,10 @@ APPEND = Kernel(
 
 
 def append(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:
-    """k, v: [T, n_kv_heads, D], not yet turned; turn: float32 [T, D] -> rows uint8 [n_kv_heads, 2, T, 2 * D].
+    """k, v: [T, n_kv_heads, D], not yet rotated; turn: float32 [T, D] -> rows uint8
+    [n_kv_heads, 2, T, 2 * D].
 
-    turn: the cosines of a position's D/2 angles, then their sines.
+    turn: the cosines of a position's D/2 angles, then their sines
     """
     run = append_gpu if on_gpu(k.shape[-1]) else append_ops
     return run(k, v, turn, traditional)
@@ -37,7 +39,7 @@ def append_gpu(k: mx.array, v: mx.array, turn: mx.array, traditional: bool, run=
 
 @lru_cache(8)
 def _params(n_kv: int, tokens: int) -> mx.array:
-    """Once a step, not once a layer."""
+    """Made once per step, not once per layer."""
     return mx.array(params_of(KV_HEADS=n_kv, N_NEW=tokens), mx.int32)
 
 
@@ -48,7 +50,7 @@ def append_ops(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = Fal
 
 
 def rope(x: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:
-    """Pairs (x_i, x_{i + D/2}), or (x_2i, x_2i+1) if traditional, turned.  x: [T, heads, D]; turn: [T, D]"""
+    """Rotate pairs (x_i, x_{i + D/2}), or (x_2i, x_2i+1) if traditional. x: [T, heads, D]; turn: [T, D]."""
     dim = x.shape[-1]
     cosine, sine = turn[:, None, : dim // 2], turn[:, None, dim // 2 :]
     x = x.astype(mx.float32)

@@ -1,7 +1,7 @@
 """Demotion of whole pages to the next lower tier.
 
 Every implementation gives the same bytes: float32, divisions, ties to even (metal_kernels/quantise.h).
-Outputs are fresh pages uint8 [n, n_kv_heads, page_bytes]; the cache places them in its pool.
+Outputs are new pages uint8 [n, n_kv_heads, page_bytes]. The cache copies them into its pool.
 """
 
 from functools import lru_cache
@@ -25,7 +25,7 @@ DEMOTE = Kernel(
 
 
 def demote(pool: mx.array, ids: list[int], head_dim: int, to: int) -> mx.array:
-    """Pages `ids` of the pool of tier `to` + 1 as pages of tier `to`."""
+    """Return the pages `ids` of the pool of tier `to` + 1 as pages of tier `to`."""
     if on_gpu(head_dim):
         return demote_gpu(pool, ids, head_dim, to)
     return demote_ops(pool[mx.array(ids)], head_dim, to)
@@ -40,7 +40,7 @@ def demote_gpu(pool: mx.array, ids: list[int], head_dim: int, to: int, run=Kerne
 
 @lru_cache(4)
 def _arguments(ids: tuple[int, ...], n_kv: int) -> tuple[mx.array, mx.array]:
-    """Made once for all layers: ids and params."""
+    """Return ids and params. They are made once for all layers."""
     return mx.array([*ids, *[0] * 8], mx.int32), mx.array(params_of(KV_HEADS=n_kv), mx.int32)
 
 
@@ -76,7 +76,7 @@ def _four_bits(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def _to_f16(x: mx.array) -> mx.array:
-    """f16, and +0 for -0: which zero is the least would depend on the order."""
+    """Return f16, with +0 instead of -0: otherwise the order would decide which zero is the minimum."""
     half = x.astype(mx.float16)
     return mx.where(half == 0, mx.array(0, mx.float16), half)
 
@@ -87,14 +87,16 @@ def _join(like: mx.array, parts: list[mx.array]) -> mx.array:
 
 
 def hadamard_block(head_dim: int) -> int:
-    """The largest power of two that divides head_dim, 128 at most."""
+    """Return the largest power of two that divides head_dim, at most 128."""
     return min(head_dim & -head_dim, 128)
 
 
 def rotate(x: mx.array) -> mx.array:
-    """x: [..., D] times a block-diagonal orthonormal Hadamard matrix: rotated keys, and queries for them.
+    """Return x [..., D] times a block-diagonal orthonormal Hadamard matrix, for rotated keys and their
+    queries.
 
-    For h = 1, 2, 4 .. B/2 the pair (x_i, x_{i+h}) becomes (sum, difference); then all times 1 / sqrt(B).
+    For h = 1, 2, 4 .. B/2 the pair (x_i, x_{i+h}) becomes (sum, difference). Then all numbers are multiplied
+    by 1 / sqrt(B).
     """
     shape, block, h = x.shape, hadamard_block(x.shape[-1]), 1
     x = x.astype(mx.float32)

@@ -1,8 +1,8 @@
-"""The Metal source of every kernel, for each of its template values, as files. Needs no GPU.
+"""Writes the Metal source of every kernel, for each of its template values, to files. Needs no GPU.
 
-MLX makes the text when it traces a call: header, signature, body and the template's instantiation.
-Before that it puts a preamble of its own, metal::utils(), which Python cannot see; PREAMBLE stands in for it,
-so that a file compiles by itself:  xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
+MLX makes the text when it traces a call: header, signature, body and the template's instantiation. Before
+    that it puts a preamble of its own, metal::utils(), which Python cannot see. PREAMBLE replaces it, so that
+    a file can be compiled alone:  xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from ruvmlx.platform.mx import mx
 from . import append, decode, demote, gather, rope_append
 from .source import Kernel, Template, for_metal
 
-# What Metal runs. Each declares its template values where it is defined: Kernel.values.
+# The kernels that Metal runs. Each declares its template values in Kernel.values.
 KERNELS = (
     *(rope_append.ROPE_APPEND, decode.ATTEND, decode.MERGE, append.APPEND, gather.GATHER),
     demote.DEMOTE,
@@ -33,7 +33,7 @@ typedef bfloat bfloat16_t;
 
 
 def export(folder: Path) -> list[Path]:
-    """Write all sources into `folder`, which is made if it is missing; the paths of the files."""
+    """Write all sources into `folder`, which is made if it does not exist. Returns the paths of the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write_kernel(folder, kernel, chosen) for kernel, chosen in sources()]
@@ -44,7 +44,7 @@ def export(folder: Path) -> list[Path]:
 
 
 def sources() -> Iterator[tuple[Kernel, tuple[Template, ...]]]:
-    """Each kernel with each of its template values."""
+    """Yield each kernel with each of its template values."""
     return ((kernel, chosen) for kernel in KERNELS for chosen in kernel.values)
 
 
@@ -56,13 +56,14 @@ def _write_kernel(folder: Path, kernel: Kernel, chosen: tuple[Template, ...]) ->
 
 
 def title(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
-    """attend_decode-D64-G3, append-D64-TRADITIONAL0-Tfloat16"""
+    """Return for example attend_decode-D64-G3 or append-D64-TRADITIONAL0-Tfloat16."""
     values = (str(value).removeprefix("mlx.core.") for value in chosen)
     return "-".join([kernel.name, *map("".join, zip(kernel.templates, values, strict=True))])
 
 
 def source(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
-    """What MLX would hand to Metal's compiler after its preamble. Sizes do not matter from 8 on."""
+    """Return the text that MLX passes to Metal's compiler after its preamble. Sizes from 8 on do not change
+    the text."""
     inputs = [mx.zeros(64, kernel.dtypes(chosen)[c_type]) for _, c_type in kernel.inputs]
     shapes = [(64,)] * len(kernel.outputs)
     found: list[str] = []

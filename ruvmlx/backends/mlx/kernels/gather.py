@@ -1,7 +1,7 @@
 """Attention of a prompt's new tokens over older pages and, causally, over themselves.
 
-Older pages are dequantised into the same array as the new rows, a few KV heads at a time; MLX's own fused
-attention, which uses matrix units, does the rest. Without older pages the new rows are used as they are.
+Older pages are dequantised into the same array as the new rows, a few KV heads at a time. MLX's own fused
+attention, which uses matrix units, does the rest. Without older pages the new rows are used directly.
 """
 
 from dataclasses import dataclass, replace
@@ -36,12 +36,12 @@ BLOCK = 64 << 20  # bytes of dequantised keys and values at a time
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """n new tokens of one sequence, after the tokens of `table`'s only view. Made once a step, for all
+    """n new tokens of one sequence, after the tokens of the only view in `table`. Made once per step for all
     layers."""
 
     table: GPUPageTable
     tokens: int
-    window: int = 0  # tokens that a query sees at most, itself included; 0: all
+    window: int = 0  # the number of tokens that a query sees, itself included; 0: all
 
     @cached_property
     def first(self) -> int:
@@ -52,12 +52,12 @@ class PromptChunk:
 
     @cached_property
     def total(self) -> int:
-        """Number of keys: gathered ones and new ones."""
+        """The number of keys, gathered and new."""
         return self.table.views[0].n_tokens - self.first + self.tokens
 
     @cached_property
     def heads(self) -> int:
-        """KV heads processed at a time, so that their keys and values in f16 take at most BLOCK bytes."""
+        """The KV heads processed at a time, so that their keys and values in f16 take at most BLOCK bytes."""
         return max(1, min(self.table.n_kv_heads, BLOCK // (4 * self.table.head_dim * self.total)))
 
     @cached_property
@@ -70,7 +70,7 @@ class PromptChunk:
         return (seen <= token) & (seen > token - self.window)
 
     def params(self, head: int) -> mx.array:
-        """Kernel parameters for the KV heads from `head` on."""
+        """Return the kernel parameters for the KV heads from `head` on."""
         return self._params[head]
 
     @cached_property
@@ -94,10 +94,10 @@ def chunk(
 
 
 def attend(q: mx.array, pools: Pools, fresh: mx.array, new: PromptChunk) -> mx.array:
-    """q: [1, n_heads, n, D], RoPE applied; fresh: rows from `append`, uint8 [n_kv_heads, 2, n, 2 * D] ->
-    shape of q.
+    """q: [1, n_heads, n, D], after RoPE -> the same shape. fresh: rows from `append`, uint8
+    [n_kv_heads, 2, n, 2 * D].
 
-    16-bit queries are converted to float16, the cache's type: bfloat16 would cost every key three bits.
+    16-bit queries are converted to float16, the cache's type. With bfloat16 every key would lose three bits.
     """
     kind = mx.float32 if q.dtype == mx.float32 else mx.float16
     wide, scale = q.astype(kind), new.table.head_dim**-0.5
@@ -114,7 +114,7 @@ def attend(q: mx.array, pools: Pools, fresh: mx.array, new: PromptChunk) -> mx.a
 def keys_and_values(
     pools: Pools, fresh: mx.array, new: PromptChunk, head: int = 0
 ) -> tuple[mx.array, mx.array]:
-    """K, V: float16 [heads, total, D] of the KV heads from `head` on."""
+    """Return K and V: float16 [heads, total, D] of the KV heads from `head` on."""
     if new.total == new.tokens:
         rows = fresh[head : head + new.heads].view(mx.float16)
         return rows[:, 0], rows[:, 1]

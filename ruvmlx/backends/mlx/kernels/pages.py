@@ -1,4 +1,4 @@
-"""KV pages as the kernels see them; bit layouts in metal_kernels/README.md.
+"""KV pages as the kernels see them. The bit layouts are in metal_kernels/README.md.
 
 A page is 64 tokens of one layer and one KV head. A pool is uint8 [pages, n_kv_heads, bytes of a page].
 """
@@ -18,14 +18,15 @@ from ruvmlx.tiers import HOT, PAGE, TIERS, Tier
 from .source import on_gpu
 
 PARAMS = 16
-MAX_SHARED = 8  # query heads that one threadgroup serves
+MAX_SHARED = 8  # the maximum number of query heads of one threadgroup
 THREADGROUPS, LEAST_SPLIT = 320, 12
 Pools = Sequence[mx.array]  # by tier; an empty tier may be any array of at least 8 bytes
 POOLS = tuple((tier.name, "uchar") for tier in TIERS)  # the kernels' arguments for them
 
 
 class KernelParam(IntEnum):
-    """Where a kernel's parameters lie, as in pages.h; before them the number of pages of each tier."""
+    """The index of each kernel parameter, as in pages.h. Before these come the numbers of pages of each
+    tier."""
 
     @staticmethod
     def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
@@ -45,7 +46,7 @@ class KernelParam(IntEnum):
 
 
 def params_of(**values: int) -> list[int]:
-    """A row of parameters by their names; others are 0."""
+    """Return a row of parameters from their names. The others are 0."""
     row = [0] * PARAMS
     for name, value in values.items():
         row[KernelParam[name]] = value
@@ -53,7 +54,7 @@ def params_of(**values: int) -> list[int]:
 
 
 def has_bias(tier: Tier) -> bool:
-    """4-bit codes have a bias as well as a scale."""
+    """Does the tier have a bias as well as a scale? Only 4-bit codes have one."""
     return tier.bits == 4
 
 
@@ -65,11 +66,11 @@ def page_bytes(tier: int, head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class SequencePages:
-    """The pages of one sequence, the same in every layer. by_tier: page ids of each tier, which hold the
-    oldest tokens in the lowest tier.
+    """The pages of one sequence, the same in every layer.
 
-    All pages but the last are full; the last is hot and holds the rest of n_tokens. Tokens before `first` are
-    not read; pages that hold only such tokens may be gone (any id will do).
+    by_tier: the page ids of each tier; the lowest tier holds the oldest tokens
+    n_tokens: the number of tokens; all pages except the last are full, and the last is hot
+    first: tokens before this one are not read; pages with only such tokens may be gone (any id will do)
     """
 
     by_tier: Sequence[Sequence[int]]
@@ -84,7 +85,7 @@ class SequencePages:
 
     @property
     def visible_cost(self) -> int:
-        """Cost of attention over the visible pages, in units of one cold page."""
+        """The cost of attention over the visible pages, in units of one cold page."""
         return self._cost_before(len(self.ids())) - self._cost_before(self.first // PAGE)
 
     def _cost_before(self, page: int) -> int:
@@ -95,7 +96,7 @@ class SequencePages:
         return cost
 
     def visible(self) -> list[tuple[int, int, list[int]]]:
-        """(tier, first token, page ids) of the tiers that hold a visible page, oldest first."""
+        """Return (tier, first token, page ids) of the tiers that hold a visible page, oldest first."""
         skip, starts = self.first // PAGE, accumulate(self.counts(), initial=0)
         found = []
         for tier, (start, ids) in enumerate(zip(starts, self.by_tier, strict=False)):
@@ -117,10 +118,10 @@ def check(view: SequencePages) -> SequencePages:
 
 
 class GPUPageTable:
-    """The pages of several sequences (`views`) in the kernels' format, made once a step for all layers.
+    """The pages of several sequences (`views`) in the kernels' format, made once per step for all layers.
 
-    split: work of one threadgroup, in cold pages. A larger split leaves fewer parts to merge, a smaller one
-    keeps more threadgroups busy. The default makes about THREADGROUPS of them.
+    split: the work of one threadgroup, in cold pages. A larger split leaves fewer parts to merge, a smaller
+        one keeps more threadgroups busy. The default makes about THREADGROUPS of them.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class GPUPageTable:
     ):
         self.views = [check(view) for view in views]
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
-        self.on_gpu = on_gpu(head_dim)  # asked once a step, not three times a layer
+        self.on_gpu = on_gpu(head_dim)  # asked once per step, not three times per layer
         self.shared = shared_heads(n_heads // n_kv_heads, head_dim)
         costs = [view.visible_cost for view in self.views]
         split = split or max(LEAST_SPLIT, -(-sum(costs) * n_heads // self.shared // THREADGROUPS))
@@ -164,9 +165,10 @@ def softmax_scale(head_dim: int) -> float:
 
 
 def shared_heads(group: int, head_dim: int) -> int:
-    """Query heads to a threadgroup: all of a group, or its largest divisor within MAX_SHARED.
+    """Return the query heads of a threadgroup: all of a group, or the largest divisor of the group within
+    MAX_SHARED.
 
-    Within half of that for heads of 256: eight would need more than 32 KB of threadgroup memory.
+    For heads of 256 the limit is half of that: eight would need more than 32 KB of threadgroup memory.
     """
     most = MAX_SHARED if head_dim <= 128 else MAX_SHARED // 2
     return max(n for n in range(1, most + 1) if group % n == 0)

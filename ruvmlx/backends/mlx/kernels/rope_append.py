@@ -1,8 +1,9 @@
-"""One new token of each of B sequences: its queries turned by RoPE, its key and value in the open page.
+"""For one new token of each of B sequences: rotates its queries by RoPE and writes its key and value to the
+open page.
 
-The open page is the hot page that is being filled. It lies apart from the pool, because a kernel cannot write
-into an array that exists: it makes a new page of 64 rows, 32 KB a head for D = 128. Rows behind the new one
-are zeros: what the memory of an array held before must not reach a file.
+The open page is the hot page that is being filled. It is separate from the pool, because a kernel cannot
+write into an existing array. The kernel makes a new page of 64 rows, 32 KB a head for D = 128. Rows after the
+new one are zeros, because old memory contents must not reach a file.
 """
 
 from itertools import product
@@ -38,16 +39,16 @@ class Turned(NamedTuple):
     """What decode attention needs of the new tokens."""
 
     q: mx.array  # float32 [B, n_heads, D]
-    q_rotated: mx.array  # the same, rotated as rotated keys are
+    q_rotated: mx.array  # the same queries, rotated like the rotated keys
     open: mx.array  # uint8 [B, n_kv_heads, 2, 64, 2 * D]: the open pages with the new rows
 
 
 def rope_append(
     q: mx.array, k: mx.array, v: mx.array, turn: mx.array, opened: mx.array, table: GPUPageTable
 ) -> Turned:
-    """q: [B, n_heads * D]; k, v: [B, n_kv_heads * D], not yet turned; turn: float32 [B, D], as for `append`.
+    """q: [B, n_heads * D]; k, v: [B, n_kv_heads * D], not yet rotated; turn: float32 [B, D], as for `append`.
 
-    opened: uint8 [B, n_kv_heads, 2, 64, 2 * D]; the new token of a sequence is the last that `table` counts.
+    opened: uint8 [B, n_kv_heads, 2, 64, 2 * D]; a sequence's new token is the last one that `table` counts
     """
     run = rope_append_gpu if table.on_gpu else rope_append_ops
     return run(q, k, v, turn, opened, table)
@@ -65,7 +66,7 @@ def rope_append_gpu(
 ) -> Turned:
     b, heads, dim = opened.shape[0], table.n_heads, table.head_dim
     shapes = [(b, heads, dim), (b, heads, dim), opened.shape]
-    simdgroups, blocks = ROPE_APPEND.threads // 32, -(-dim // 128)  # of 128 numbers, by head
+    simdgroups, blocks = ROPE_APPEND.threads // 32, -(-dim // 128)  # blocks: of 128 numbers, for each head
     groups = (-(-heads * blocks // simdgroups) + table.n_kv_heads, b, 1)
     inputs = [q, k, v, turn, opened, table.params]
     return Turned(*run(ROPE_APPEND, inputs, shapes, groups, (dim, int(traditional), q.dtype)))

@@ -1,10 +1,10 @@
-"""`python -m ruvmlx.backends.mlx.kernels.selfcheck SHAPES`: does every GPU kernel of the KV path work here?
+"""`python -m ruvmlx.backends.mlx.kernels.selfcheck SHAPES` checks every GPU kernel of the KV path on this
+machine.
 
-Each kernel runs on a small random cache with pages in all three tiers. Its result is compared with the result
-of its plain-MLX twin on the CPU; then it is timed against plain MLX on the GPU. SHAPES is
-`check_results.Shapes` as JSON. The output is JSON lines: one with the names of all cases, one before and one
-after each case; gpu_check.py reads them. To add a kernel, write one function that makes a `Case` and add it
-to `cases`.
+Each kernel runs on a small random cache with pages in all three tiers. Its result is compared with that of
+its plain-MLX twin on the CPU. Then it is timed against plain MLX on the GPU. SHAPES is `check_results.Shapes`
+as JSON. The output is JSON lines: one with the names of all cases, then one before and one after each case.
+gpu_check.py reads them. To add a kernel, write one function that makes a `Case` and add it to `cases`.
 """
 
 import json
@@ -29,15 +29,16 @@ from . import append, decode, demote, gather, pages, rope_append
 from .pages import SequencePages, unpack
 from .source import HEAD_DIMS
 
-# Attention is one of about 17 dispatches of a layer's step in mlx-lm, so at three times its time a token
-# takes an eighth longer: what half the memory of a long chat is worth. One that spills its registers, or runs
-# on an emulated GPU, is far beyond that.
+# Attention is one of about 17 dispatches of a layer's step in mlx-lm. At three times its time, a token takes
+# an eighth longer: half the memory of a long chat is worth that. A kernel that spills its registers, or runs
+# on an emulated GPU, is far slower.
 MAX_SLOWNESS = 3.0
-RACES, REPEATS = 5, 16  # races that the median is of; calls to an evaluation, so that its overhead is shared
-RACE_SECONDS = 0.02  # seconds of calls in a race: a slow kernel is called less often
-LONG, BRIEF = 2048, 256  # tokens of the caches that attention is timed on
-LIFETIME = 150  # seconds after which the system ends the check, should nobody wait for it any more
-MAX_ROUNDED_SHARE = 0.001  # share of numbers that may lie a rounding apart
+# races of which the median is taken; calls in one evaluation, so that they share its overhead
+RACES, REPEATS = 5, 16
+RACE_SECONDS = 0.02  # seconds of calls in a race; a slow kernel is called less often
+LONG, BRIEF = 2048, 256  # tokens of the caches on which attention is timed
+LIFETIME = 150  # seconds after which the system ends the check if no process waits for it
+MAX_ROUNDED_SHARE = 0.001  # the share of numbers that may differ by one rounding
 
 Arrays = Sequence[mx.array]
 Run = Callable[[], Arrays]
@@ -45,11 +46,14 @@ Run = Callable[[], Arrays]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel. `run` goes through the function that the backend calls; `twin` is plain MLX.
+    """One kernel. `run` calls the function that the backend calls; `twin` is plain MLX.
 
-    tolerance: by the largest number of the twin's array. step: what one number in a thousand may be off by,
-    where a rounding decides between two codes. race: what is timed, against plain MLX; None: run and twin.
-    slowest: the kernel fails where it takes so many times as long as plain MLX; inf: its time is only told.
+    tolerance: the maximum error, relative to the largest number of the twin's array
+    step: one number in a thousand may be wrong by this much, where a rounding decides between two codes
+    race: the two functions that are timed against each other; None: run and twin
+    timed: whether the kernel is timed
+    slowest: the kernel fails if its time divided by plain MLX's is larger than this; inf: the time is only
+        reported
     """
 
     name: str
@@ -63,8 +67,8 @@ class Case:
 
 
 class Sample:
-    """A random cache made by the twins: two pages in each lower tier, the others hot, the last one partly
-    filled, NaN behind its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D]; turn: [T, D]."""
+    """A random cache made by the twins: two pages in each lower tier, the others hot. The last page is partly
+    filled, with NaN after its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D]; turn: [T, D]."""
 
     tokens, fresh = (2 * HOT + 2) * PAGE + 37, 9
 
@@ -78,13 +82,13 @@ class Sample:
         self.turn = mx.array(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
 
     def numbers(self, tokens: int, heads: int) -> mx.array:
-        """In the model's type; some channels far off centre, as keys have them."""
+        """Return random numbers in the model's type. Some channels are far from zero, as in real keys."""
         x = self._rng.normal(size=(tokens, heads, self.dim)) * self._rng.uniform(0.3, 2, self.dim)
         return mx.array(x.astype(np.float32)).astype(getattr(mx, self.shapes.dtype))
 
     @cached_property
     def hot(self) -> mx.array:
-        """uint8 [pages, n_kv_heads, bytes]: all tokens"""
+        """uint8 [pages, n_kv_heads, bytes]: all tokens."""
         rows = append.append_ops(self.k, self.v, self.turn)
         free = mx.full((*rows.shape[:2], -self.tokens % PAGE, rows.shape[3]), 255, mx.uint8)
         whole = mx.concatenate([rows, free], axis=2).reshape(*rows.shape[:2], -1, PAGE, rows.shape[3])
@@ -92,9 +96,10 @@ class Sample:
 
     @cached_property
     def pools(self) -> list[mx.array]:
-        """By tier, two pages in each but the hot one."""
+        """By tier, two pages in each tier except the hot one."""
         found = [self.hot]
-        for to in reversed(range(HOT)):  # the newest two of a tier's pages stay, the others go on
+        # the newest two pages stay in the tier, the others go to the next one
+        for to in reversed(range(HOT)):
             found.append(demote.demote_ops(found[-1][: 2 * to + 2], self.dim, to))
         found = [pool[-2:] for pool in found[:0:-1]] + [self.hot]
         mx.eval(*found)
@@ -105,7 +110,8 @@ class Sample:
         return SequencePages([[1, 0]] * HOT + [[2 * HOT, 2 * HOT + 1, 2 * HOT + 2]], self.tokens)
 
     def view_of(self, tokens: int) -> SequencePages:
-        """So many tokens: the full pages over and over, as many of each tier; fewer in the lower ones."""
+        """Return a view of this many tokens: the full pages are repeated, with as many of each tier; fewer in
+        the lower tiers."""
         pairs = tokens // PAGE // 2
         n = pairs // len(TIERS)
         hot = [2 * HOT, 2 * HOT + 1] * (pairs - n * HOT)
@@ -117,7 +123,7 @@ class Sample:
 
     @property
     def tolerance(self) -> float:
-        """bfloat16 has 8 bits, and the matrix units of CUDA 11."""
+        """The tolerance for the dtype: bfloat16 has 8 bits, and CUDA's matrix units have 11."""
         return 0.02 if self.shapes.dtype == "bfloat16" else 0.005
 
 
@@ -125,7 +131,7 @@ class Sample:
 
 
 def cases(shapes: Shapes) -> list[Case]:
-    """mlx-lm's own graph first; then the kernels, where there are any for these heads."""
+    """Return mlx-lm's own graph first, then the kernels, if there are any for these heads."""
     if shapes.head_dim not in HEAD_DIMS:
         return [graph_case(shapes)]
     with mx.stream(mx.cpu):
@@ -145,7 +151,7 @@ def append_case(s: Sample) -> Case:
 
 
 def rope_append_case(s: Sample) -> Case:
-    """The open page's other rows hold no token yet: zeros here, for NaN cannot be compared."""
+    """The open page's other rows hold no token yet. They are zeros here, because NaN cannot be compared."""
     q, k, v = (x[:1].reshape(1, -1) for x in (s.q, s.k, s.v))
     table, turn = pages.GPUPageTable([s.view], *s.heads), s.turn[s.tokens - 1 :]
     opened = mx.zeros((1, s.shapes.n_kv_heads, 2, PAGE, 2 * s.dim), mx.uint8)
@@ -162,8 +168,8 @@ def rope_append_case(s: Sample) -> Case:
 
 
 def demote_case(to: int) -> Callable[[Sample], Case]:
-    """Pages of the next higher tier as pages of tier `to`, compared as numbers: which bytes they are is the
-    tests' matter. A rounding may decide between two codes: a step, by the largest key."""
+    """Demote pages of the next higher tier to tier `to` and compare the numbers (the tests compare the
+    bytes). A rounding may decide between two codes: the step is relative to the largest key."""
 
     def case(s: Sample) -> Case:
         ids, source = [1, 0, 1], s.pools[to + 1]
@@ -182,7 +188,7 @@ def demote_case(to: int) -> Callable[[Sample], Case]:
 
 
 def decode_case(s: Sample) -> Case:
-    """attend_decode and attend_merge. Timed against MLX's own attention over as many tokens."""
+    """attend_decode and attend_merge, timed against MLX's own attention over the same number of tokens."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-1:])
     table, long = (pages.GPUPageTable([view], *s.heads) for view in (s.view, s.view_of(LONG)))
@@ -197,8 +203,8 @@ def decode_case(s: Sample) -> Case:
 
 
 def short_decode_case(s: Sample) -> Case:
-    """The same over few tokens, where launches and idle simdgroups count. No kernel is given up for its time
-    there."""
+    """The same over few tokens, where launches and idle simdgroups matter. Here a kernel never fails because
+    of its time."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-2:-1])
     table = pages.GPUPageTable([s.view_of(BRIEF)], *s.heads)
@@ -214,7 +220,7 @@ def short_decode_case(s: Sample) -> Case:
 
 
 def own_attention(s: Sample, tokens: int) -> Run:
-    """MLX's own attention of one query over so many tokens."""
+    """Return MLX's own attention of one query over this many tokens."""
     query = s.q[:1].swapaxes(0, 1)[None]  # [1, n_heads, 1, D]
     k, v = (s.numbers(tokens, s.shapes.n_kv_heads).swapaxes(0, 1)[None] for _ in range(2))
     k, v = mx.contiguous(k), mx.contiguous(v)
@@ -222,7 +228,7 @@ def own_attention(s: Sample, tokens: int) -> Run:
 
 
 def gather_case(s: Sample) -> Case:
-    """A prompt behind pages of all tiers: keys and values in one piece, for MLX's own attention."""
+    """A prompt after pages of all tiers: keys and values in one array, for MLX's own attention."""
     rows = append.append_ops(s.k[: s.fresh], s.v[: s.fresh], s.turn[: s.fresh])
     new = gather.chunk(s.view, s.fresh, *s.heads)
     return Case(
@@ -238,7 +244,7 @@ CASES = append_case, rope_append_case, *DEMOTIONS, decode_case, short_decode_cas
 
 
 def graph_case(shapes: Shapes) -> Case:
-    """One random layer of mlx-lm's, its feed-forward part in 4 bits: 5 tokens, then one more."""
+    """One random layer of mlx-lm's, with its feed-forward part in 4 bits: 5 tokens, then one more."""
     from ruvmlx.backends.mlx import graph
     from ruvmlx.models.layout import matrices, vectors
 
@@ -270,7 +276,8 @@ def graph_case(shapes: Shapes) -> Case:
         return [model(mx.array([ids]), cache.layers) for ids in ([3, 1, 4, 1, 5], [9])]
 
     def twin() -> Arrays:
-        """Uncompiled: MLX would fuse operations for a CPU with a C++ compiler, which users need not have."""
+        """Not compiled: for compiled functions on a CPU, MLX needs a C++ compiler, which users may not
+        have."""
         mx.disable_compile()
         try:
             return run()
@@ -284,11 +291,11 @@ def graph_case(shapes: Shapes) -> Case:
 
 
 def run_case(case: Case) -> CheckResult:
-    """Run, compared, timed; whatever goes wrong is the result."""
+    """Run, compare and time a case. Any error becomes the result."""
     try:
         why = difference(_numbers(case.run, gpu.device), _numbers(case.twin, mx.cpu), case)
         ratio = None if why or not case.timed else slowness(*(case.race or (case.run, case.twin)))
-    except Exception as error:  # noqa: BLE001 - the check is there to meet them
+    except Exception as error:  # noqa: BLE001 - the check exists to catch such errors
         return CheckResult.of_error(case.name, str(error), type(error).__name__)
     if ratio is not None and not ratio <= case.slowest:
         why = f"takes {ratio:.1f} times as long as plain MLX; {case.slowest:g} times is the limit"
@@ -303,7 +310,7 @@ def _numbers(run: Run, device: mx.Device | mx.DeviceType) -> list[np.ndarray]:
 
 
 def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray], case: Case) -> str:
-    """What is wrong with the numbers; "" if nothing is."""
+    """Return what is wrong with the numbers; "" if nothing is."""
     for a, b in zip(got, want, strict=True):
         if a.shape != b.shape:
             return f"gives an array {list(a.shape)} instead of {list(b.shape)}"
@@ -318,7 +325,7 @@ def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray], case: Case
 
 
 def slowness(ours: Run, rival: Run) -> float:
-    """Median of the times of `ours` by those of `rival`, on the GPU, by turns."""
+    """Return the median time of `ours` divided by that of `rival`, on the GPU, in turns."""
     with mx.stream(gpu.device):
         once = max(gpu.seconds(ours), gpu.seconds(rival), 1e-9)  # compiled and warm after this
         calls = max(1, min(REPEATS, int(RACE_SECONDS / once)))
@@ -335,7 +342,7 @@ def _many(run: Run, calls: int) -> list[mx.array]:
 
 
 def warm_up(shapes: Shapes) -> None:
-    """Run each kernel once, so that nothing is left to be compiled during the first reply."""
+    """Run each kernel once, so that nothing is compiled during the first reply."""
     with mx.stream(gpu.device):
         for case in cases(shapes):
             if case.name != GRAPH:
@@ -349,7 +356,7 @@ def main(shapes: Shapes) -> None:
     for case in to_check:
         _say(begun=case.name)
         _say(result=asdict(run_case(case)))
-    os._exit(0)  # what MLX does while Python ends is no part of the check
+    os._exit(0)  # what MLX does while Python ends is not part of the check
 
 
 def _say(**event: object) -> None:

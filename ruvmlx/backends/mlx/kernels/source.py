@@ -1,7 +1,7 @@
-"""Kernel bodies -> what mx.fast.metal_kernel and mx.fast.cuda_kernel want.
+"""Turns kernel bodies into the arguments of mx.fast.metal_kernel and mx.fast.cuda_kernel.
 
-A `Kernel` names a file of metal_kernels/ and its arguments once; Metal, CUDA and the tests' simulator
-are all built from that. metal_kernels/README.md describes the dialect that the bodies are written in.
+A `Kernel` names a file of metal_kernels/ and its arguments once. Metal, CUDA and the tests' simulator are all
+built from that. metal_kernels/README.md describes the dialect of the bodies.
 """
 
 import re
@@ -14,9 +14,9 @@ from typing import Any
 from ruvmlx.platform.gpu import Template, gpu
 from ruvmlx.platform.mx import mx
 
-from .prune import Definition, definitions, join_definitions, used
+from .prune import Definition, definitions, join_definitions, prune
 
-# One line, so that the lines after it keep their numbers.
+# This is one line, so that the lines after it keep their numbers.
 START = (
     "const uint3 group_at = threadgroup_position_in_grid; "
     "const uint thread_at = thread_index_in_threadgroup; "
@@ -28,12 +28,13 @@ _PACKAGE = Path(__file__).resolve().parents[3]
 
 @cache
 def folder() -> Path:
-    """Where the bodies are: inside the installed package, or at the top of a checkout."""
+    """Return the folder of the bodies: inside the installed package, or at the top of a checkout."""
     inside = _PACKAGE / "metal_kernels"
     return inside if inside.is_dir() else _PACKAGE.parent / "metal_kernels"
 
 
-# Literals are matched first, so that a `//` in one is no comment. Numbers too: 1'000 opens no character.
+# Literals are matched first, so that `//` in a literal is not a comment. Numbers too: 1'000 does not open a
+# character.
 _TOKEN = re.compile(
     r"""(?P<kept>"(?:\\.|[^"\\\n])*" | \b\d(?:'?\w)* | '(?:\\.|[^'\\\n])+')
     | //(?:\\\n|[^\n])* | /\*.*?\*/""",
@@ -42,7 +43,8 @@ _TOKEN = re.compile(
 
 
 def without_comments(code: str) -> str:
-    """C or Metal without comments and the spaces at both ends of lines; each line keeps its number."""
+    """Return C or Metal code without comments and without spaces at the ends of lines. Each line keeps its
+    number."""
 
     def short(match: re.Match[str]) -> str:
         return match["kept"] or "\n" * match[0].count("\n") or " "
@@ -52,7 +54,8 @@ def without_comments(code: str) -> str:
 
 @cache
 def text(name: str) -> str:
-    """A file without comments: MLX hashes the whole text at every call. Compilers still name its lines."""
+    """Return a file without comments, because MLX hashes the whole text at every call. Compilers still report
+    its lines."""
     code = without_comments((folder() / name).read_text())
     first = len(code) - len(code.lstrip("\n"))
     return f'#line {first + 1} "{name}"\n{code.strip()}\n'
@@ -60,7 +63,7 @@ def text(name: str) -> str:
 
 @cache
 def pieces(name: str) -> tuple[Definition, ...]:
-    """The definitions of a header."""
+    """Return the definitions of a header."""
     return tuple(definitions(name, without_comments((folder() / name).read_text())))
 
 
@@ -68,22 +71,22 @@ def pieces(name: str) -> tuple[Definition, ...]:
 class Kernel:
     """One .metal body and its arguments.
 
-    Arrays have at least 8 elements: MLX passes smaller ones in another address space.
+    Arrays must have at least 8 elements: MLX passes smaller ones in another address space.
     """
 
     name: str
     inputs: tuple[tuple[str, str], ...]  # (name, C type)
     outputs: tuple[tuple[str, str], ...]
-    templates: tuple[str, ...]  # int parameters; "T" is a type: of the arrays whose C type is "T"
-    threads: int  # of a threadgroup
+    templates: tuple[str, ...]  # int parameters; "T" is the type of the arrays whose C type is "T"
+    threads: int  # threads of a threadgroup
     headers: tuple[str, ...] = ("pages.h",)
-    values: tuple[tuple[Template, ...], ...] = ((),)  # of the templates, all that the backends may ask for
+    values: tuple[tuple[Template, ...], ...] = ((),)  # all values of the templates that the backends may use
 
     def header(self, dialect: str) -> str:
-        """What the body needs of its headers."""
+        """Return the definitions of its headers that the body needs."""
         every = [piece for name in (f"dialect_{dialect}.h", *self.headers) for piece in pieces(name)]
-        # Starts a line: what MLX puts before it may not end in one.
-        return "\n" + join_definitions(used(every, self.body()))
+        # The text starts a line, because MLX's text before it may not end with one.
+        return "\n" + join_definitions(prune(every, self.body()))
 
     def body(self) -> str:
         return text(f"{self.name}.metal")
@@ -92,7 +95,7 @@ class Kernel:
         return self.body().replace("KERNEL_START", START)
 
     def dtypes(self, templates: Sequence[Template]) -> dict[str, mx.Dtype]:
-        """MLX's types by the C types of the arguments, under these template values."""
+        """Return {C type of an argument: MLX's dtype} for these template values."""
         chosen = zip(self.templates, templates, strict=True)
         return DTYPES | {name: value for name, value in chosen if isinstance(value, mx.Dtype)}
 
@@ -103,7 +106,7 @@ class Kernel:
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
-        """Run on the GPU: `groups` threadgroups in x, y, z; fresh outputs of `shapes`."""
+        """Run on the GPU: `groups` threadgroups in x, y, z. Returns new outputs of `shapes`."""
         return gpu.run(self, inputs, shapes, groups, templates)
 
     def launch(
@@ -113,7 +116,7 @@ class Kernel:
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
-        """What `gpu.run` does on a real device."""
+        """Start the kernel; `gpu.run` calls this on a real device."""
         return _compiled_kernel(self)(**self.arguments(inputs, shapes, groups, templates))
 
     def arguments(
@@ -123,7 +126,7 @@ class Kernel:
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> dict[str, Any]:
-        """Of `launch`, as MLX's kernel functions take them."""
+        """Return the arguments of `launch` in the form that MLX's kernel functions take."""
         x, y, z = groups
         if (self, templates) not in _CHECKED:
             self._check(inputs)
@@ -136,13 +139,14 @@ class Kernel:
         }
 
     def _check(self, inputs: Sequence[mx.array]) -> None:
-        """At the first launch with some template values: later ones differ by the length of a page table."""
+        """Called at the first launch with some template values. Later launches differ only in the length of a
+        page table."""
         for (name, _), array in zip(self.inputs, inputs, strict=True):
             if array.size < 8:
                 raise ValueError(f"[{self.name}] {name} has {array.size} elements, must have at least 8")
 
     def names(self) -> tuple[str, list[str], list[str]]:
-        """Of the kernel, its inputs and its outputs, as MLX wants them."""
+        """Return the names of the kernel, its inputs and its outputs, as MLX needs them."""
         return f"ruvmlx_{self.name}", [name for name, _ in self.inputs], [name for name, _ in self.outputs]
 
 
@@ -152,7 +156,7 @@ DTYPES = {"float": mx.float32, "int": mx.int32, "uchar": mx.uint8, "ushort": mx.
 
 @cache
 def _fixed_arguments(kernel: Kernel, templates: tuple[Template, ...]) -> dict[str, Any]:
-    """What is the same in all calls of a kernel with these template values."""
+    """Return the arguments that are the same in all calls of a kernel with these template values."""
     kinds = kernel.dtypes(templates)
     return {
         "template": list(zip(kernel.templates, templates, strict=True)),
@@ -180,10 +184,10 @@ def for_metal(kernel: Kernel) -> Any:
     )
 
 
-HEAD_DIMS = 64, 80, 128, 256  # numbers of a head that the attention and demotion kernels are made for
-FLOATS = mx.float32, mx.float16, mx.bfloat16  # types that a graph may compute in
+HEAD_DIMS = 64, 80, 128, 256  # the head sizes for which the attention and demotion kernels are made
+FLOATS = mx.float32, mx.float16, mx.bfloat16  # the types in which a graph may compute
 
 
 def on_gpu(head_dim: int = 64) -> bool:
-    """Do operations of this thread run on a device that runs the kernels, and do the heads fit them?"""
+    """Do this thread's operations run on a device that runs the kernels, and do the heads fit the kernels?"""
     return head_dim in HEAD_DIMS and gpu.kind != "" and mx.default_device() == gpu.device
