@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet, finalize
@@ -109,22 +109,23 @@ ending = threading.Event()  # set while this process ends: every request gets Pr
 
 
 class _Child:
-    """One process, with the socket to it. owner: the id of the process that started it."""
+    """One process, with the socket to it, and one over which nothing is sent: it tells the child of this
+    process's end. owner: the id of the process that started it."""
 
     def __init__(self, command: list[str]):
         self.owner = os.getpid()
-        self._socket, its = socket.socketpair()
+        (self._socket, its), (self._life, watched) = socket.socketpair(), socket.socketpair()
         one = dict.fromkeys(("RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
-        with its:
+        with its, watched:
             self._process = subprocess.Popen(
                 command,
                 stdin=its.fileno(),
-                stdout=subprocess.DEVNULL,
+                stdout=watched.fileno(),
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, **one, "TOKENIZERS_PARALLELISM": "false"},  # each thread reserves memory
                 start_new_session=True,  # the parent handles Ctrl+C
             )
-        self.close = finalize(self, _end, self.owner, self._process, self._socket)
+        self.close = finalize(self, _end, self.owner, self._process, self._socket, self._life)
         self.kill = self._process.kill
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -163,8 +164,9 @@ class _Child:
         return int(found.stdout.strip() or 0) * 1024
 
 
-def _end(owner: int, process: subprocess.Popen, connection: socket.socket) -> None:
-    connection.close()
+def _end(owner: int, process: subprocess.Popen, *connections: socket.socket) -> None:
+    for connection in connections:
+        connection.close()
     if owner == os.getpid():  # a forked process has no such child
         process.kill()
         process.wait()
@@ -176,38 +178,32 @@ def _end(owner: int, process: subprocess.Popen, connection: socket.socket) -> No
 def answer_requests(answer: Callable[[Any], Any]) -> None:
     """Answer requests until the parent closes the connection. Does not return."""
     start = _address_space()
-    connection = os.dup(0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    connection, life, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    _end_with_parent(life)
     with contextlib.suppress(OSError):
         while True:
             size = int.from_bytes(_read(connection, 4), "big")
             request = json.loads(_read(connection, size).decode("utf-8", "surrogatepass"))
             _limit(request["seconds"], start + request["memory"])
-            with _end_with_parent(connection):
-                said = _answer_request(answer, request["request"])
+            said = _answer_request(answer, request["request"])
             signal.setitimer(signal.ITIMER_PROF, 0)
             data = json.dumps(said).encode()
             _write(connection, len(data).to_bytes(4, "big") + data)
     os._exit(0)  # no destructor of a broken library runs
 
 
-@contextlib.contextmanager
-def _end_with_parent(connection: int) -> Iterator[None]:
-    """On Linux the end of the parent ends the block and this process, whatever library runs: SIGIO comes when
-    the socket closes, and nothing else arrives there meanwhile. A parent that has ended before sends no SIGIO
-    and is found by reading. Elsewhere only the limit of time ends the block."""
+def _end_with_parent(life: int) -> None:
+    """On Linux the end of the parent ends this process from now on, whatever library runs: SIGIO comes when
+    the socket closes. It would also come for data, at any time, so nothing is ever sent here. A parent that
+    has ended before sends no SIGIO and is found by reading. Elsewhere only the limit of time ends it."""
     if sys.platform != "linux":
-        yield
         return
-    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
-    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
-    try:
-        if select.select([connection], [], [], 0)[0]:
-            raise ConnectionError
-        yield
-    finally:
-        fcntl.fcntl(connection, fcntl.F_SETFL, flags)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([life], [], [], 0)[0]:
+        os._exit(0)
 
 
 def _answer_request(answer: Callable[[Any], Any], request: Any) -> dict[str, Any]:
