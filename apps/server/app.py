@@ -22,6 +22,7 @@ from . import (
     page,
     ratings,
     responses,
+    stored_responses,
 )
 from .access import Access
 from .dispatch import Dispatcher
@@ -38,6 +39,7 @@ ENDPOINTS: list[Endpoint] = [
     *completions.ENDPOINTS,
     *messages.ENDPOINTS,
     *responses.ENDPOINTS,
+    *stored_responses.ENDPOINTS,
     *embeddings.ENDPOINTS,
     *ratings.ENDPOINTS,
     *models.ENDPOINTS,
@@ -53,12 +55,26 @@ ENDPOINTS: list[Endpoint] = [
 def make_app(models: ModelPool, access: Access, sockets: Sequence[WebSocketRoute] = ()) -> Gate:
     """Build the ASGI application. sockets: routes of WebSockets, which carry terminals (apps/attach/)."""
     endpoints, serving = [*ENDPOINTS, openapi.endpoint(ENDPOINTS)], models.first.serving
-    routes = [Route(e.path, Dispatcher(models, e), methods=[e.method]) for e in endpoints]
+    by_path: dict[str, dict[str, Dispatcher]] = {}
+    for e in endpoints:
+        by_path.setdefault(e.path, {})[e.method] = Dispatcher(models, e)
+    routes = [Route(path, _Methods(apps), methods=[*apps]) for path, apps in by_path.items()]
     router = Starlette(
         routes=[*routes, *sockets], exception_handlers={HTTPException: _not_routed(serving, endpoints)}
     )
     router.router.redirect_slashes = False
     return Gate(router, serving, access, endpoints)
+
+
+class _Methods:
+    """The endpoints of one path, by method."""
+
+    def __init__(self, apps: Mapping[str, Dispatcher]):
+        self._apps = apps
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await self._apps[method](scope, receive, send)
 
 
 def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:

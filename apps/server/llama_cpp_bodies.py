@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 Model = Annotated[
     str | None, Meta(description="NAME, as GET /v1/models lists it; null: the server's first model.")
 ]
-MOST_CHARACTERS = 2**20  # of a text to tokenize: about a second of work
+MOST_CHARACTERS = 2**18  # of a text to tokenize: others wait for the tokenizer meanwhile
 MOST_TOKENS = 2**18
 
 

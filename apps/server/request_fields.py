@@ -167,7 +167,7 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
     },
     EmbeddingBody: {"dimensions": "a vector has all dimensions of the model"},
     ResponsesBody: {
-        "conversation": "conversations are not kept; send all of it as input",
+        "conversation": "give previous_response_id",
         "moderation": "this server moderates nothing",
         "prompt": "prompts are not kept; send the text as input",
         "top_logprobs": "give logprobs to /v1/chat/completions",

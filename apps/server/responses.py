@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer form, which Codex speaks. Responses are not kept."""
+"""POST /v1/responses: OpenAI's newer form, which Codex speaks."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -23,6 +23,7 @@ from .responses_bodies import ReasoningOptions, ResponsesBody, conversation, rep
 from .responses_items import OpenCall, OpenText
 from .responses_tools import TextOptions, form_of, grouped_names, tool_use
 from .splitting import CallPiece, NewCalls
+from .stored_responses import SHOW_LINK, keep_response, stored_items
 from .tool_bodies import FreeText
 from .writing import ReplyPart, reply_parts, requests_for
 
@@ -35,21 +36,27 @@ async def responses(call: Call) -> Answer:
     tokenizer = call.serving.runtime.model.tokenizer
     tag = tag_of(tokenizer.chat_template)
     use = tool_use(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    prompt = await chat_prompt(call, conversation(body, tag), use, form_of(body.text))
+    before = await stored_items(call, body.previous_response_id)
+    prompt = await chat_prompt(call, conversation(body, tag, before), use, form_of(body.text))
     fields = {**prompt.fields, "thinking": wants_thought(body, tag)}
     [request] = await requests_for(call, reply_body(body), body.max_output_tokens, 0, [fields])
     writing = ResponseWriter(body, request, tokenizer)
     if body.stream:
-        return EventStream(_events(call, request, prompt.new_calls, writing), Waiting(writing.failed))
+        return EventStream(_events(call, body, request, prompt.new_calls, writing), Waiting(writing.failed))
     async with aclosing(reply_parts(call, [request], new_calls=prompt.new_calls)) as parts:
         async for part in parts:
             for _ in writing.add(part):
                 pass
+    await keep_response(call, body, writing.answer)
     return writing.answer
 
 
 async def _events(
-    call: Call, request: GenerationRequest, new_calls: NewCalls, writing: "ResponseWriter"
+    call: Call,
+    body: ResponsesBody,
+    request: GenerationRequest,
+    new_calls: NewCalls,
+    writing: "ResponseWriter",
 ) -> AsyncGenerator[bytes, None]:
     begun = False
     async with aclosing(reply_parts(call, [request], new_calls=new_calls)) as parts:
@@ -58,7 +65,10 @@ async def _events(
                 begun = True
                 for event in writing.begin():
                     yield named_event(event)
-            for event in writing.add(part):
+            events = list(writing.add(part))
+            if part.response is not None:  # before the client is told of the end: it may go on at once
+                await keep_response(call, body, writing.answer)
+            for event in events:
                 yield named_event(event)
 
 
@@ -85,6 +95,8 @@ class ResponseWriter:
             tool_choice=body.tool_choice or "auto",
             parallel_tool_calls=body.parallel_tool_calls is not False,
             user=body.user,
+            previous_response_id=body.previous_response_id,
+            store=body.store is not False,
         )
 
     def begin(self) -> Iterator[Struct]:
@@ -188,6 +200,6 @@ ENDPOINTS = [
     Endpoint(
         "POST", "/v1/responses", responses, "Answer a conversation, in the form of OpenAI's Responses.",
         answers.ResponseAnswer, body=ResponsesBody, event=answers.ResponseEvent, statuses=(404, 409),
-        waiting=lambda body: Waiting(_failed_early) if body.stream else None,
+        waiting=lambda body: Waiting(_failed_early) if body.stream else None, links=[SHOW_LINK],
     )
 ]  # fmt: skip

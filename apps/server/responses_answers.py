@@ -120,8 +120,8 @@ class ResponseAnswer(Struct, kw_only=True):
     tools: Sequence[ResponseTool]
     tool_choice: FunctionChoice
     parallel_tool_calls: bool
-    previous_response_id: None = None
-    store: bool = False
+    previous_response_id: str | None = None
+    store: bool = True
     background: bool = False
     truncation: Literal["disabled"] = "disabled"
     user: str | None = None

@@ -96,10 +96,12 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     text: TextOptions | None = None
     metadata: Annotated[dict[str, str] | None, Meta(description="Comes back in the answer.")] = None
     user: Annotated[str | None, Meta(description="KV caches are not shared between users.")] = None
-    store: Off | None = None
+    store: Annotated[bool | None, Meta(description="false: the response is not kept for later requests.")] = (
+        None
+    )
     background: Off | None = None
     previous_response_id: Annotated[
-        None, Meta(description="Responses are not kept: send the whole conversation as input.")
+        str | None, Meta(description="A stored response that this one goes on from.")
     ] = None
     truncation: Literal["disabled"] | None = None
     tools: Annotated[list[ResponseTool], Meta(max_length=MOST_TOOLS)] | None = None
@@ -109,7 +111,6 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 def reply_body(body: ResponsesBody) -> ReplyBody:
     """What the body asks of a reply, in the fields that all endpoints share."""
-    refuse_true(body.store, "store")
     refuse_true(body.background, "background")
     return ReplyBody(
         model=body.model,
@@ -120,17 +121,22 @@ def reply_body(body: ResponsesBody) -> ReplyBody:
     )
 
 
-def conversation(body: ResponsesBody, tag: str | None) -> list[Message]:
+def items_of(body: ResponsesBody) -> list[InputItem]:
+    """The input, as items."""
+    return [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+
+
+def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputItem] = ()) -> list[Message]:
     """The conversation as the engine takes it. tag: begins a thought; None: the model does not think first.
+    before: items of the responses that it goes on from.
 
     Turns of one role in a row become one turn.
     """
     instructions = without_nonces(body.instructions or "")
     found = [Message("system", instructions)] if instructions else []
-    items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     names: dict[str, str] = {}  # of the functions called so far, by the call's id
     thought = ""
-    for at, item in enumerate(items):
+    for at, item in enumerate([*before, *items_of(body)], -len(before)):
         _check(item, f"input[{at}]")
         if item.type == "reasoning":
             thought = _joined_parts(item.content)

@@ -15,6 +15,7 @@ from .messages import MessageRow
 from .preferences import PreferenceLabel, PreferenceRow
 from .ratings import RatedReply, RatingRow
 from .replies import ReplyRow, ReplyWords
+from .responses import ResponseRow
 from .routes import RatedRoute, RouteRow
 from .search import ChatHit
 from .signals import SignalRow
@@ -39,6 +40,7 @@ __all__ = [
     "RatingRow",
     "ReplyRow",
     "ReplyWords",
+    "ResponseRow",
     "RouteRow",
     "SessionRow",
     "SignalRow",

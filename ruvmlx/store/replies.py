@@ -199,15 +199,30 @@ class Replies:
 
     def erase(self, *reply_ids: str) -> None:
         """Delete replies. A reply with a rating or a preference loses only its words, tokens and notes. Other
-        replies whose prompts showed one of these as an example lose their prompts. Call inside a
-        transaction."""
+        replies whose prompts showed one of these as an example, or went on from one as a response, lose
+        their prompts. Call inside a transaction."""
+        after = self._went_on_from(reply_ids)
         for reply_id in reply_ids:
             self._erase(reply_id)
         gone = set(reply_ids)
+        for reply_id in after - gone:
+            self._forget_prompt(reply_id)
         shown = self._db.rows("SELECT id, examples FROM replies WHERE examples != ''") if gone else []
         for reply_id in [row["id"] for row in shown if not gone.isdisjoint(row["examples"].split())]:
-            self._traces.delete(reply_id)
-            self._db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply_id)
+            self._forget_prompt(reply_id)
+
+    def _forget_prompt(self, reply_id: str) -> None:
+        self._traces.delete(reply_id)
+        self._db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply_id)
+
+    def _went_on_from(self, reply_ids: Sequence[str]) -> set[str]:
+        """Responses whose prompts have the words of these, at any distance."""
+        found, new = set[str](), set(reply_ids)
+        while new:
+            select = "SELECT id FROM responses WHERE previous = ?"
+            new = {row["id"] for each in new for row in self._db.rows(select, each)} - found
+            found |= new
+        return found
 
     def outside_chats(self) -> list[str]:
         """Return the ids of the replies that no chat shows and that still have words, oldest first."""
@@ -228,6 +243,7 @@ class Replies:
     def _erase(self, reply_id: str) -> None:
         self._traces.delete(reply_id)
         self._routes.delete(reply_id)
+        self._db.execute("DELETE FROM responses WHERE id = ?", reply_id)
         self._db.execute(
             "DELETE FROM replies WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM ratings WHERE reply_id = ?1)"
             " AND NOT EXISTS (SELECT 1 FROM preferences WHERE better = ?1 OR worse = ?1)",

@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 10
+VERSION = 11
 
 # Token ids are little-endian int32. Vectors and matrices are little-endian float32.
 _V1 = """
@@ -190,7 +190,14 @@ INSERT INTO index_cleaning VALUES (0, 0);
 CREATE INDEX messages_by_reply ON messages(reply_id) WHERE reply_id IS NOT NULL;
 CREATE INDEX replies_with_examples ON replies(id, examples) WHERE examples != '';
 """
-_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10)  # from each version to the next
+_V11 = """
+CREATE TABLE responses (  -- see responses.py; bytes: of input and answer
+  id TEXT PRIMARY KEY REFERENCES replies(id) ON DELETE CASCADE, previous TEXT, tenant TEXT NOT NULL,
+  bytes INTEGER NOT NULL, created REAL NOT NULL, input BLOB NOT NULL, answer BLOB NOT NULL
+);
+CREATE INDEX responses_by_previous ON responses(previous);
+"""
+_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10, _V11)  # from each version to the next
 
 
 def statements(version: int, before: int = 0) -> list[str]:

@@ -23,6 +23,7 @@ from .model_data import ModelData
 from .preferences import Preferences
 from .ratings import Ratings
 from .replies import Replies
+from .responses import Responses
 from .routes import Routes
 from .search import Search
 from .search_index import SearchIndex
@@ -50,6 +51,7 @@ class Store:
         self.routes = Routes(db, self.witness)
         self.traces = Traces(db)
         self.replies = Replies(db, self.witness, self.messages, self.kv, self.routes, self.traces)
+        self.responses = Responses(db)
         self.drafts = Drafts(db, self.replies)
         self.chats = Chats(db, self.messages, self.replies, self.search_index)
         self.search = Search(db, self.chats)

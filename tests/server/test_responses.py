@@ -47,7 +47,7 @@ def test_a_whole_response(codex, asked, shared):
     assert done.usage.output_tokens == 8 and done.usage.input_tokens > 5
     assert done.usage.total_tokens == done.usage.input_tokens + 8
     assert done.usage.output_tokens_details.reasoning_tokens == 0
-    assert done.metadata == {"a": "b"} and done.parallel_tool_calls is False and done.store is False
+    assert done.metadata == {"a": "b"} and done.parallel_tool_calls is False and done.store is True
     assert (done.temperature, done.max_output_tokens, done.tools) == (0, 8, [])
 
 
@@ -133,8 +133,7 @@ def test_a_rating(serve):
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [
-        ("store", True, "store"),
-        ("previous_response_id", "resp_1", "previous_response_id"),
+        ("store", "yes", "store"),
         ("background", True, "background"),
         ("conversation", "c", "conversation"),
         ("tools", [{"type": "function"}], "tools[0].name"),

@@ -1,0 +1,105 @@
+"""Responses that are kept, so that later requests go on from them: GET and DELETE /v1/responses/ID.
+
+They are in the store of the chats. Deletion takes the words out of all its files, and out of the KV caches.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from ruvmlx import soft_delete
+from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.kv.owners import REQUESTS
+from ruvmlx.runtime import Runtime
+from ruvmlx.store import ResponseRow
+
+from . import responses_answers as answers
+from .endpoint import Answer, Call, Endpoint
+from .errors import ApiError
+from .responses_bodies import InputItem, ResponsesBody, items_of
+
+SHOW_LINK = {"operationId": "show_response", "parameters": {"id": "$response.body#/id"}}
+DELETE_LINK = {**SHOW_LINK, "operationId": "delete_response"}
+
+
+class ResponseDeleted(Struct):
+    """The response's words are deleted."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class _StoredOutput(Struct):
+    """What a later request reads of an answer."""
+
+    output: list[InputItem]
+
+
+async def keep_response(call: Call, body: ResponsesBody, answer: answers.ResponseAnswer) -> None:
+    """Store what this request sent, and its answer, unless the request says not to."""
+    if not answer.store:
+        return
+    sent = msgspec.json.encode(items_of(body))
+    row = ResponseRow(answer.id, body.previous_response_id, call.salt, sent, msgspec.json.encode(answer))
+    await call.serving.host.call_between(lambda runtime: runtime.store.responses.add(row))
+
+
+async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:
+    """The items of a response and of all that it went on from. ApiError, 404, if one of them is gone."""
+    if response_id is None:
+        return []
+    field, most = "previous_response_id", call.serving.limits.body
+
+    def read(runtime: Runtime) -> list[ResponseRow]:
+        return runtime.store.responses.conversation(response_id, call.salt, most)
+
+    try:
+        rows = await call.serving.host.call_between(read)
+    except NotFound as error:
+        raise ApiError(404, f"{field}: {error}", field, "previous_response_not_found") from None
+    except UsageError as error:
+        raise ApiError(400, f"{field}: {error}", field, "context_length_exceeded") from None
+    found: list[InputItem] = []
+    for row in rows:
+        found += msgspec.json.decode(row.input, type=list[InputItem])
+        found += msgspec.json.decode(row.answer, type=_StoredOutput).output
+    return found
+
+
+async def show_response(call: Call) -> Answer:
+    """A stored response, as it was answered."""
+    return msgspec.Raw((await _stored_row(call)).answer)
+
+
+async def _stored_row(call: Call) -> ResponseRow:
+    """The row; ApiError, 404, also for one of another API key."""
+    id = call.names["id"]
+    try:
+        async with call.models.using_any() as serving:
+            return await serving.host.call_between(lambda runtime: runtime.store.responses.get(id, call.salt))
+    except NotFound as error:
+        raise ApiError(404, f"id: {error}", "id", "not_found") from None
+
+
+async def delete_response(call: Call) -> Answer:
+    """Delete a response and its words. Responses that went on from it cannot be continued any more."""
+    row = await _stored_row(call)
+    for model in call.models.open_models:
+        await call.models.look(model, lambda runtime: runtime.engine.sessions.drop(REQUESTS))
+    async with call.models.using_any() as serving:
+        await serving.host.call_between(lambda runtime: soft_delete.forget(runtime.store, [row.id]))
+    return ResponseDeleted(row.id)
+
+
+ENDPOINTS = [
+    Endpoint(
+        "GET", "/v1/responses/{id}", show_response, "Show a stored response.", answers.ResponseAnswer,
+        links=[DELETE_LINK], statuses=(404,),
+    ),
+    Endpoint(
+        "DELETE", "/v1/responses/{id}", delete_response, "Delete a stored response and its words.",
+        ResponseDeleted, statuses=(404,),
+    ),
+]  # fmt: skip

@@ -1,0 +1,83 @@
+"""Responses that a program goes on from: what each request sent, and what it was answered."""
+
+import time
+from dataclasses import dataclass
+
+from ..errors import NotFound, UsageError
+from .database import Database
+
+KEEP_RESPONSES, KEEP_BYTES = 10_000, 256_000_000  # the newest ones stay
+MOST_LINKS = 1_000  # responses of one conversation
+
+
+@dataclass(frozen=True)
+class ResponseRow:
+    """One response. id: of its reply. previous: the response that its request went on from. input, answer:
+    JSON, without what came before. tenant: as in `ReplyRow`."""
+
+    id: str
+    previous: str | None
+    tenant: str
+    input: bytes
+    answer: bytes
+
+
+class Responses:
+    """The table `responses`. `Replies` erases a response with its reply."""
+
+    def __init__(self, db: Database):
+        self._db = db
+
+    def add(self, row: ResponseRow) -> None:
+        """Commit a response; the oldest ones beyond KEEP_RESPONSES or KEEP_BYTES go. Nothing is committed if
+        its reply is gone."""
+        with self._db.transaction():
+            if self._db.row("SELECT 1 FROM replies WHERE id = ?", row.id) is None:
+                return
+            self._db.insert(
+                "responses",
+                id=row.id,
+                previous=row.previous,
+                tenant=row.tenant,
+                input=row.input,
+                answer=row.answer,
+                bytes=len(row.input) + len(row.answer),
+                created=time.time(),
+            )
+            self._trim()
+
+    def get(self, response_id: str, tenant: str) -> ResponseRow:
+        """NotFound if there is none, or it is another tenant's."""
+        rows = self._db.rows(
+            "SELECT id, previous, tenant, input, answer FROM responses WHERE id = ? AND tenant = ?",
+            response_id,
+            tenant,
+        )
+        if not rows:
+            raise NotFound("there is no such response: it was not stored, or it was deleted.")
+        return ResponseRow(**rows[0])
+
+    def conversation(self, response_id: str, tenant: str, most_bytes: int) -> list[ResponseRow]:
+        """A response and all that it went on from, the first one first. NotFound if one of them is gone,
+        UsageError if they have more bytes or links than are allowed."""
+        found: list[ResponseRow] = []
+        left, wanted = most_bytes, response_id
+        while True:
+            row = self.get(wanted, tenant)
+            found.append(row)
+            left -= len(row.input) + len(row.answer)
+            if left < 0 or len(found) > MOST_LINKS:
+                raise UsageError(
+                    f"the conversation has more than {most_bytes} bytes or {MOST_LINKS} responses; "
+                    "begin a new one."
+                )
+            if row.previous is None:
+                return found[::-1]
+            wanted = row.previous
+
+    def _trim(self) -> None:
+        while True:
+            count, size = self._db.rows("SELECT count(*), coalesce(sum(bytes), 0) FROM responses")[0]
+            if count <= KEEP_RESPONSES and size <= KEEP_BYTES:
+                return
+            self._db.execute("DELETE FROM responses WHERE rowid = (SELECT min(rowid) FROM responses)")

@@ -1,0 +1,154 @@
+"""Responses that later requests go on from: stored, shown, deleted with all their words."""
+
+import asyncio
+
+import pytest
+
+from ruvmlx.store import responses as stored
+from tests.store.test_privacy import SECRET, forms
+
+openai = pytest.importorskip("openai", reason="the dependency group `clients` is not installed")
+KEYS = ["a" * 20, "b" * 20]
+FUNCTION = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+
+
+def post(running, text, key="", **fields):
+    asked = {"model": running.model, "input": text, "max_output_tokens": 6, "temperature": 0, **fields}
+    return running.ask("POST", "/v1/responses", asked, **bearer(key))
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def path(answer):
+    return f"/v1/responses/{answer.json['id']}"
+
+
+def text(answer):
+    assert answer.status == 200, answer.json
+    return answer.json["output"][0]["content"][0]["text"]
+
+
+def after(answer):
+    return {"previous_response_id": answer.json["id"]}
+
+
+def in_runtime(running, work):
+    return asyncio.run_coroutine_threadsafe(running.serving.host.call_between(work), running.loop).result(20)
+
+
+def test_a_response_goes_on_from_another(serve):
+    """The model reads what it would read if the client had sent everything; also after a restart."""
+    running = serve()
+    first = post(running, "hello")
+    second = post(running, "and you?", **after(first))
+    whole = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": text(first)},
+        {"role": "user", "content": "and you?"},
+    ]
+    same = post(running, whole)
+    assert text(second) == text(same)
+    assert second.json["usage"]["input_tokens"] == same.json["usage"]["input_tokens"]
+    assert second.json["previous_response_id"] == first.json["id"] and second.json["store"] is True
+    again = serve()
+    third = post(again, "now?", **after(second))
+    more = [*whole, {"role": "assistant", "content": text(second)}, {"role": "user", "content": "now?"}]
+    assert text(third) == text(post(again, more))
+    other = post(again, "and now?", **after(first))  # a branch
+    assert other.json["usage"]["input_tokens"] < third.json["usage"]["input_tokens"]
+
+
+def test_with_openais_client(serve):
+    """Stream, continue, retrieve, delete."""
+    running = serve()
+    asked = {"model": running.model, "max_output_tokens": 6}
+    with openai.OpenAI(base_url=running.url, api_key="none-needed", max_retries=0, timeout=60) as client:
+        with client.responses.stream(**asked, input="hello") as stream:
+            first = list(stream)[-1].response
+        second = client.responses.create(**asked, input="more", previous_response_id=first.id)
+        assert client.responses.retrieve(first.id).output == first.output
+        assert client.responses.retrieve(second.id).previous_response_id == first.id
+        client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(first.id)
+        with pytest.raises(openai.NotFoundError, match="previous_response_id"):
+            client.responses.create(**asked, input="more", previous_response_id=second.id)
+
+
+def test_calls_and_results_are_part_of_it(roomy, calls_first):
+    """The result of a stored response's call needs no more than its call_id."""
+    seen = calls_first("look", FUNCTION["parameters"])
+    first = post(roomy, "hello", tools=[FUNCTION], max_output_tokens=300)
+    [item] = first.json["output"]
+    result = [{"type": "function_call_output", "call_id": item["call_id"], "output": "noon"}]
+    second = post(roomy, result, tools=[FUNCTION], **after(first))
+    assert second.status == 200, second.json
+    asked, called, returned = seen[-1].messages[-3:]  # the template has no place for tools: they are text
+    assert asked.content == "hello" and "look" in called.content and "noon" in returned.content
+    alone = post(roomy, result, tools=[FUNCTION])
+    assert alone.status == 400 and alone.error["param"] == "input[0].call_id"
+
+
+def test_what_is_not_stored(shared):
+    """`store: false`, and an id of nobody."""
+    first = post(shared, "hello", store=False)
+    assert first.json["store"] is False and shared.ask("GET", path(first)).status == 404
+    for known in (first.json["id"], "", "nonsense"):
+        refused = post(shared, "more", previous_response_id=known)
+        assert refused.status == 404 and refused.error["code"] == "previous_response_not_found"
+        assert refused.error["param"] == "previous_response_id"
+
+
+def test_it_belongs_to_one_key(serve):
+    """For another API key there is no such response."""
+    running = serve(keys=KEYS)
+    first = post(running, "hello", KEYS[0])
+    assert post(running, "more", KEYS[1], **after(first)).status == 404
+    for method in ("GET", "DELETE"):
+        assert running.ask(method, path(first), **bearer(KEYS[1])).status == 404
+    assert running.ask("GET", path(first), **bearer(KEYS[0])).json == first.json
+    assert post(running, "more", KEYS[0], **after(first)).status == 200
+
+
+def test_deletion_takes_the_words(serve, tiny, home):
+    """Of the response, and of all prompts that went on from it; a rating stays. No file has them."""
+    running = serve(kv_disk=10)
+    first = post(running, f"{SECRET} is what I ask about")
+    second = post(running, "more", **after(first))
+    third = post(running, "even more", **after(second))
+    rated = running.ask("POST", "/v1/ratings", {"id": first.json["id"], "rating": "up"})
+    assert rated.json["applied"]
+    assert running.ask("DELETE", path(first)).json == {
+        "id": first.json["id"], "object": "response", "deleted": True,
+    }  # fmt: skip
+    assert running.ask("GET", path(first)).status == running.ask("DELETE", path(first)).status == 404
+    assert running.ask("GET", path(second)).status == 200
+    kept = in_runtime(
+        running, lambda runtime: [runtime.store.replies.get(a.json["id"]) for a in (first, second, third)]
+    )
+    assert [row.prompt_ids for row in kept] == [[], [], []] and not kept[0].text and kept[1].text
+    running.stop()
+    words = forms(tiny)
+    for file in filter(lambda found: found.is_file(), home.rglob("*")):
+        assert not any(word in file.read_bytes() for word in words), file
+
+
+def test_the_newest_ones_stay(serve, monkeypatch):
+    """The oldest go when there are too many, or too many bytes; a conversation has its own limit."""
+    running = serve()
+    monkeypatch.setattr(stored, "KEEP_RESPONSES", 2)
+    first = post(running, "hello")
+    second = post(running, "more", **after(first))
+    third = post(running, "and more", **after(second))
+    assert [running.ask("GET", path(each)).status for each in (first, second, third)] == [404, 200, 200]
+    monkeypatch.setattr(stored, "KEEP_BYTES", 2 * len(third.body))
+    fourth = post(running, "hello")
+    assert [running.ask("GET", path(each)).status for each in (second, third)] == [404, 404]
+    monkeypatch.undo()
+    monkeypatch.setattr(stored, "MOST_LINKS", 1)
+    fifth = post(running, "more", **after(fourth))
+    assert fifth.status == 200
+    refused = post(running, "more", **after(fifth))
+    assert refused.status == 400 and refused.error["code"] == "context_length_exceeded"
