@@ -52,6 +52,10 @@ class TerminalLine:
         else:
             self._write_over(one_line(progress.line))
 
+    def show_at_once(self, text: str) -> None:
+        """Show a line now, without patience; the next one overwrites it."""
+        self._write_over(text)
+
     def say(self, *lines: str) -> None:
         self.erase()
         self._sink.write("".join(f"{line}\n" for line in lines))

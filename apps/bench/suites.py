@@ -1,13 +1,14 @@
 """Runs suites and collects their rows, facts about the machine, and whether it kept its speed."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ruvmlx.models.load import load_model
+from ruvmlx.progress import duration
 
 from . import chat, energy, kernels, kv, learning, load, machine, model, serving
 from .machine import Limits, Thermometer
@@ -20,7 +21,12 @@ CONTEXTS = {"quick": (256,), "whole": (256, 1024, 4096, 8000)}
 LONG = {"quick": 1024, "whole": 4096}
 ROUNDS = {"quick": 8, "whole": 12}
 
+QUICK_SECONDS = {  # of a quick run of the starter on two idle cores, about
+    "kernels": 4, "model": 10, "kv": 22, "serving": 28, "learning": 33, "load": 4, "chat": 9,
+}  # fmt: skip
+
 Log = Callable[[str], None]
+Show = Callable[[Sequence[Mapping[str, Any]]], None]
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,9 @@ class BenchPlan:
         return "quick" if self.quick else "whole"
 
 
-def run(plan: BenchPlan, say: Log) -> dict[str, Any]:
-    """The report: rows by suite, machine, limits, drift, seconds. say: takes each line of progress."""
+def run(plan: BenchPlan, say: Log, show: Show = lambda rows: None) -> dict[str, Any]:
+    """The report: rows by suite, machine, limits, drift, seconds. say: takes each line of progress. show:
+    takes the rows of each suite when they are there."""
     started, warmth = time.monotonic(), Thermometer()
 
     def log(line: str) -> None:
@@ -53,13 +60,21 @@ def run(plan: BenchPlan, say: Log) -> dict[str, Any]:
     warmth.read()
     log(f"the machine reads {limits.memory / 1e9:.1f} GB/s and multiplies {limits.products / 1e9:.0f} G/s")
     rows: list[dict[str, Any]] = []
+    if plan.quick:
+        log(f"{duration(sum(QUICK_SECONDS[name] for name in plan.suites))} on an idle machine; on this one:")
+    begun = time.monotonic()
     with peers(plan.wanted, plan.model, plan.threads) as others:
-        for name in plan.suites:
+        for place, name in enumerate(plan.suites):
             log(f"{name}:")
             limits = limits.or_more(machine.limits(plan.threads))
             found = _SUITES[name](plan, limits, others, log)
-            rows += [{"suite": name, **refuse_impossible(row).facts} for row in found]
+            new = [{"suite": name, **refuse_impossible(row).facts} for row in found]
+            rows += new
+            show(new)
             warmth.read()
+            done, left = plan.suites[: place + 1], plan.suites[place + 1 :]
+            if plan.quick and left:
+                log(f"about {duration(seconds_left(done, left, time.monotonic() - begun))} left")
     return {
         "rows": rows,
         "machine": machine.facts(plan.threads),
@@ -72,6 +87,12 @@ def run(plan: BenchPlan, say: Log) -> dict[str, Any]:
         "quick": plan.quick,
         "seconds": round(time.monotonic() - started, 1),
     }
+
+
+def seconds_left(done: Sequence[str], left: Sequence[str], seconds: float) -> float:
+    """Of a quick run, at the pace of this machine: the suites that are done took `seconds`."""
+    pace = seconds / sum(QUICK_SECONDS[name] for name in done)
+    return pace * sum(QUICK_SECONDS[name] for name in left)
 
 
 def _kernels(plan: BenchPlan, limits: Limits, others: Peers, log: Log) -> list[Row]:

@@ -11,11 +11,16 @@ WIDTH = 40  # of the longest bar
 _SIGNS = {"faster": "+", "slower": "-", "same": "="}
 
 
-def lines(report: Mapping[str, Any]) -> Iterator[str]:
-    for suite, rows in groupby(report["rows"], lambda row: row["suite"]):
+def row_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The rows, suite by suite."""
+    for suite, of_suite in groupby(rows, lambda row: row["suite"]):
         yield f"{suite}"
-        yield from (_row(row) for row in rows)
+        yield from (_row(row) for row in of_suite)
         yield ""
+
+
+def end_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """What is said once all suites are measured."""
     yield from _bars(by_context(report["rows"]))
     yield from footer(report)
 

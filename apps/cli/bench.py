@@ -1,6 +1,7 @@
 """`ruvmlx bench`: measures this machine against the design's targets, its own limits and other runtimes."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat"
 @click.argument("reports", nargs=-1, type=click.Path())
 @click.option("--vs", default="", help="Also measure llama.cpp or mlx-lm, in turns (both: llama.cpp,mlx-lm).")
 @click.option(
-    "--quick", is_flag=True, help="Under two minutes instead of ten: fewer turns, contexts, ratings."
+    "--quick", is_flag=True, help="Fewer turns, contexts, ratings: two minutes on an idle machine, not ten."
 )
 @click.option("--report", type=click.Path(), help="Write the report to FILE.html (with charts) or FILE.md.")
 @click.option("--rounds", type=click.IntRange(min=3), help="Turns of each runtime.")
@@ -66,13 +67,18 @@ def bench(
         rounds,
         contexts or None,
     )
-    found = suites.run(plan, log)
+
+    def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+        for line in terminal.row_lines(rows):
+            show(line)
+
+    found = suites.run(plan, log, (lambda rows: None) if as_json else show_rows)
     if report is not None:
         _write(Path(report), found, suite, vs, quick)
     if as_json:
         print_json(found)
         return
-    for line in terminal.lines(found):
+    for line in terminal.end_lines(found):
         show(line)
 
 

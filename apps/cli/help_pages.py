@@ -333,7 +333,7 @@ PAGES = {
     ),
     "bench": _page(
         "Measure speed, memory and learning",
-        ("bench --quick", "a few minutes"),
+        ("bench --quick", "two minutes on an idle machine; it says how long here"),
         ("bench model --vs llama.cpp --report speed.html", "one part, beside another program"),
     ),
     "completion": _page(

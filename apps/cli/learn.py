@@ -1,8 +1,6 @@
 """`learn`: what was learned from ratings, and the ways back."""
 
-import sys
 import threading
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +21,7 @@ from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, r
 from .output import json_option, print_json, show
 from .text_output import count, say
 from .text_output import facts as table_of_facts
+from .training_line import training_line
 from .verb import VerbGroup
 
 
@@ -182,25 +181,17 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
 def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -> dict[str, Any]:
     from ruvmlx.sona.background import TrainingSettings
 
-    show_step = _progress("step")
-    progress = show_step and (lambda done, total, loss: show_step(done, total, f", loss {loss:+.4f}"))
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = TrainingSettings(targets=runtime.settings.base_targets, **chosen) if chosen else None
-    return runtime.consolidate(progress, cancel, settings)
+    with training_line("steps") as line:
+        return runtime.consolidate(line and line.step, cancel, settings)
 
 
 def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     """The deep loop promotes and refuses nothing, so those fields are None."""
-    return {"promoted": None, "ppl_change": None} | runtime.learning.loops.deepen(_progress("reply"), cancel)
-
-
-def _progress(what: str) -> Callable[..., None] | None:
-    """A function that shows progress on one line of stderr; None without a terminal."""
-    if not sys.stderr.isatty():
-        return None
-    return lambda done, total, more="": click.echo(
-        f"\r{what} {done} of {total}{more} " + ("\n" if done == total else ""), err=True, nl=False
-    )
+    with training_line("replies") as line:
+        report = runtime.learning.loops.deepen(line and line.step, cancel)
+    return {"promoted": None, "ppl_change": None} | report
 
 
 @learn.command()

@@ -14,6 +14,7 @@ keeps the promotion test's measurements; another process resumes after the last 
 tests/sona/pauses.py measures the time between two pauses.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -75,7 +76,7 @@ class TrainingSettings:
         return self.lr * min(1.0, (step + 1) / self.warmup) * fall
 
 
-Progress = Callable[[int, int, float], None]  # steps done, steps, loss
+Progress = Callable[[int, int, float], None]  # steps done, steps, loss; NaN before the first step
 
 
 class Background:
@@ -244,6 +245,8 @@ class Background:
         self._opened_trainer(pause)
         self._standing = {p: pair for p, pair in self._untrained_pairs(training).items() if p != HEAD}
         self._anchors = self._learner.anchors.load() if self.settings.ewc else []
+        if progress is not None:
+            progress(training.step, self.settings.steps, math.nan)
         while training.step < self.settings.steps:
             loss, grads = self._gradients(training, buffer, promotion, pause)
             if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):

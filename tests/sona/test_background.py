@@ -72,7 +72,13 @@ def rated(open_tiny, monkeypatch):
 def consolidate(runtime, settings=QUICK, cancel=None):
     losses = []
     report = runtime.consolidate(lambda done, total, loss: losses.append(loss), cancel, settings)
-    return report, losses
+    return report, [loss for loss in losses if not np.isnan(loss)]
+
+
+def test_progress_begins_before_the_first_step(rated):
+    seen = []
+    rated.consolidate(lambda done, total, loss: seen.append((done, total, np.isnan(loss))), None, QUICK)
+    assert seen == [(done, 4, done == 0) for done in range(5)]
 
 
 def test_it_trains_and_promotes(rated, monkeypatch):

@@ -1,0 +1,46 @@
+"""Progress of training on one line of stderr, from the first moment on."""
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ruvmlx.progress import Progress
+
+from ..progress import TerminalLine
+
+PREPARING = "Preparing: reading your ratings, and the model's weights for training"
+TESTING = "Testing the result on ratings that it did not see"
+
+
+class TrainingLine:
+    """what: the unit that is counted, "steps"."""
+
+    def __init__(self, line: TerminalLine, what: str):
+        self._line, self._what = line, what
+        self._began: tuple[float, int] | None = None  # time of the first step that was seen, and its number
+        line.show_at_once(f"{PREPARING} …")
+
+    def step(self, done: int, total: int, loss: float | None = None) -> None:
+        """`done` of `total` are finished. loss: NaN before the first step; None where there is none."""
+        now = time.monotonic()
+        since, first = self._began = self._began or (now, done)
+        rate = (done - first) / (now - since) if done > first and now > since else 0.0
+        more = "" if loss is None or math.isnan(loss) else f", loss {loss:+.4f}"
+        self._line.show_at_once(Progress("Training", done, total, rate, self._what).line + more)
+        if done == total and loss is not None:
+            self._line.show_at_once(f"{TESTING} …")
+
+
+@contextmanager
+def training_line(what: str) -> Iterator[TrainingLine | None]:
+    """None without a terminal. The line is gone afterwards."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    line = TerminalLine(sys.stderr)
+    try:
+        yield TrainingLine(line, what)
+    finally:
+        line.erase()
