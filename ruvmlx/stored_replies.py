@@ -14,7 +14,7 @@ from .engine.best_of import BestOf
 from .engine.run import Run
 from .engine.tickets import Sink
 from .engine.types import GenerationRequest
-from .errors import StoreBusy, StoreError
+from .errors import PromptTooLong, StoreBusy, StoreError
 from .lora.base_lora import BaseLoRA
 from .models.model import Model
 from .sona.learner import Learner
@@ -93,12 +93,13 @@ class ReplyArchive:
         """Record in the witness log that a request got no reply. The error's text may quote words, so its
         class alone is recorded. A store that cannot be written does not hide the error itself."""
         prompt = request.input_ids or request.encoded
+        refused = error.tokens if isinstance(error, PromptTooLong) else None
         facts = {
             "request": request.request_id,
             "model": self._model.fingerprint,
             "adapter": None if request.untouched else request.adapter_id,
             "error": type(error).__name__,
-            "prompt_tokens": None if prompt is None else len(prompt),
+            "prompt_tokens": len(prompt) if prompt is not None else refused,
         }
         with contextlib.suppress(StoreError):
             self.store.witness.note("failure", facts)

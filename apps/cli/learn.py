@@ -96,11 +96,12 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
 @json_option
 def status(details: bool, as_json: bool, **flags: Any) -> None:
     """Show ratings, version, and how far the model is from the original one."""
-    from ruvmlx.sona.adapter_history import other_adapters
+    from ruvmlx.sona.adapter_history import other_adapters, signal_groups
 
     history = _history(flags)
     facts = _facts(history.status()) | {"targets": resolve(flags).learn_targets, "taste": _taste(history)}
     facts |= {"adapter": history.name, "others": other_adapters(history)}
+    facts["signals"] = [asdict(group) for group in signal_groups(history)]
     if resolve(flags).router:
         facts["router"] = _router(flags).status().facts
     _show_facts(facts, as_json)

@@ -37,7 +37,20 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("distance", f"KL {facts['kl']:.4f} of {facts['kl_cap']:g} nats per token"),
         ("weights", f"norm of the change {facts['micro_norm']:.3g}"),
         ("trainings", f"{facts['consolidations']} in use; waiting: {_ratings(facts['pending'])}"),
+        *((_signal_name(group), _signal_line(group)) for group in facts["signals"]),
     ]
+
+
+def _signal_name(group: dict[str, Any]) -> str:
+    return "rated replies" if group["kind"] == "explicit" else "what you did"
+
+
+def _signal_line(group: dict[str, Any]) -> str:
+    """One group of signals: how good the replies were, and how much of that their speed takes."""
+    return (
+        f"{group['count']:,} in a context of {group['context']} tokens: quality {group['quality']:.2f}, "
+        f"with speed {group['reward']:.2f}; {group['latency_ratio']:.2f} of the usual time"
+    )
 
 
 def rating_line(result: "RatingResult") -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import NotFound
 from ..lora.base_lora import BaseLoRA
-from ..store import Attempt, RatedReply, RatingRow, ReplyWords, Store, VersionRow
+from ..store import Attempt, RatedReply, RatingRow, ReplyWords, SignalGroup, Store, VersionRow
 from .deep_history import DeepHistory
 from .instant import KL_CAP
 from .pair_history import PairHistory
@@ -231,6 +231,11 @@ class AdapterHistory:
             last=attempts[-1] if attempts else None,
             preferences=pairs,
         )
+
+
+def signal_groups(history: AdapterHistory) -> list[SignalGroup]:
+    """What signals say of the replies of an adapter's model, by kind, model size and context length."""
+    return history._store.signals.groups(history._key[0])
 
 
 def other_adapters(history: AdapterHistory) -> dict[str, int]:

@@ -3,8 +3,8 @@
     reward = quality * max(0, 2 - latency_ratio)
 
 quality is 0 to 1; latency_ratio is 1 at the usual speed, 2 at half of it. This reward counts speed, so it
-serves statistics and the router. It does not train the adapter, because no change of weights makes a reply
-faster; the DRO weight (objective.py) does, which uses quality alone.
+serves statistics (`learn status --details`) and the router. It does not train the adapter, because no change
+of weights makes a reply faster; the DRO weight (objective.py) does, which uses quality alone.
 
 Implicit feedback (regenerated, copied, ...) is a weak hint and may mean something else. It is recorded only
 if `implicit_feedback` is on; then it counts as a small part of a rating, and only until there is a rating.

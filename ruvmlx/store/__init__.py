@@ -18,7 +18,7 @@ from .replies import ReplyRow, ReplyWords
 from .responses import ResponseRow
 from .routes import RatedRoute, RouteRow
 from .search import ChatHit
-from .signals import SignalRow
+from .signals import SignalGroup, SignalRow
 from .store import Store
 from .versions import HeadMoved, VersionRow
 
@@ -43,6 +43,7 @@ __all__ = [
     "ResponseRow",
     "RouteRow",
     "SessionRow",
+    "SignalGroup",
     "SignalRow",
     "Store",
     "VersionRow",

@@ -22,6 +22,19 @@ class SignalRow:
     context_tokens: int
 
 
+@dataclass(frozen=True)
+class SignalGroup:
+    """Signals of one kind about replies of one model size and context length. Means over the group."""
+
+    kind: str
+    tier: int
+    context: str  # tokens of prompt and reply: "under 512", "512 to 2047" or "2048 and more"
+    count: int
+    quality: float
+    reward: float
+    latency_ratio: float
+
+
 class Signals:
     """The tables `signals` and `signals_dropped`. Their size is limited; deleted signals are counted."""
 
@@ -51,6 +64,23 @@ class Signals:
             kind,
         )
         return [SignalRow(**row) for row in rows]
+
+    def groups(self, fingerprint: str) -> list[SignalGroup]:
+        """Means of the signals about a model's replies, by kind, model size and context length. Of several
+        signals of a kind about one reply, the newest counts."""
+        context = (
+            "CASE WHEN context_tokens < 512 THEN 'under 512' WHEN context_tokens < 2048"
+            " THEN '512 to 2047' ELSE '2048 and more' END"
+        )
+        rows = self._db.rows(
+            f"SELECT s.kind, s.tier, {context} AS context, count(*) AS count, avg(s.quality) AS quality,"
+            " avg(s.reward) AS reward, avg(s.latency_ratio) AS latency_ratio"
+            " FROM signals s JOIN replies r ON r.id = s.reply_id WHERE r.fingerprint = ? AND s.id ="
+            " (SELECT max(id) FROM signals WHERE reply_id = s.reply_id AND kind = s.kind)"
+            " GROUP BY s.kind, s.tier, context ORDER BY s.kind, s.tier, min(context_tokens)",
+            fingerprint,
+        )
+        return [SignalGroup(**row) for row in rows]
 
     def count(self) -> int:
         return self._db.value("SELECT count(*) FROM signals")

@@ -9,7 +9,8 @@ import pytest
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.sona import objective, signal
-from ruvmlx.store import SignalRow
+from ruvmlx.sona.adapter_history import signal_groups
+from ruvmlx.store import SignalGroup, SignalRow
 from ruvmlx.store import signals as store_module
 
 
@@ -155,3 +156,29 @@ def test_a_deleted_chat_takes_its_signals_along(open_tiny):
         assert runtime.store.signals.count() == 0 and runtime.store.signals.dropped_count() == 0
         runtime.store.signals.add([SignalRow("gone", "implicit", "copied", 1, 1, 1, 0, 5)])
         assert runtime.store.signals.count() == 0
+
+
+def test_signals_are_summed_up_by_kind_and_context(open_tiny):
+    """Means of every column. A rating that was changed counts once, other models' replies not at all."""
+    with open_tiny() as runtime:
+        ids = [reply(runtime) for _ in range(5)]
+        model, signals = runtime.model.fingerprint, runtime.store.signals
+        signals.add(
+            [
+                SignalRow(ids[0], "explicit", "down", 0.0, 0.0, 1.0, 2, 511),
+                SignalRow(ids[0], "explicit", "up", 1.0, 1.0, 1.0, 2, 511),
+                SignalRow(ids[1], "explicit", "up", 1.0, 0.5, 1.5, 2, 100),
+                SignalRow(ids[2], "explicit", "down", 0.0, 0.0, 1.2, 2, 512),
+                SignalRow(ids[3], "implicit", "copied", 0.9, 0.9, 1.0, 2, 2048),
+                SignalRow(ids[4], "explicit", "up", 1.0, 1.0, 1.0, 2, 100),
+            ]
+        )
+        with runtime.store.transaction():
+            runtime.store.db.execute("UPDATE replies SET fingerprint = 'other' WHERE id = ?", ids[4])
+        assert signals.groups(model) == [
+            SignalGroup("explicit", 2, "under 512", 2, 1.0, 0.75, 1.25),
+            SignalGroup("explicit", 2, "512 to 2047", 1, 0.0, 0.0, 1.2),
+            SignalGroup("implicit", 2, "2048 and more", 1, 0.9, 0.9, 1.0),
+        ]
+        assert signals.groups("none") == []
+        assert signal_groups(runtime.learner.history) == signals.groups(model)
