@@ -162,6 +162,10 @@ COMMANDS = {
         "/system [TEXT|none]", "show or change the system prompt", models.system,
         title="System prompt of this chat", takes_argument=True, asks=True,
     ),
+    "as": CommandSpec(
+        "/as [NAME|save NAME]", "answer in a role: reviewer, teacher, your own", models.answer_as,
+        title="Roles: system prompts by name", takes_argument=True, asks=True,
+    ),
     "prompt": CommandSpec(
         "/prompt", "show what the model really reads", models.prompt, title="Prompt that the model reads"
     ),

@@ -17,6 +17,7 @@ from textual.widgets import Static
 from ruvmlx.ratings import RATINGS, REASONS
 from ruvmlx.text import sanitize
 
+from . import roles
 from .commands import COMMANDS, help_of
 from .glossary import WORDS
 from .steps.settings import NAMES as SETTINGS
@@ -47,8 +48,8 @@ def suggestions(typed: str, is_first_line: bool, files: UserFiles) -> list[Sugge
     command, word = _COMMAND.fullmatch(typed), _WORD.fullmatch(typed)
     if command and is_first_line:
         return _commands(command[1].lower())
-    if word and is_first_line and word[1] in _WORDS:
-        known, at = _WORDS[word[1]], word.start(2)
+    if word and is_first_line and word[1] in (*_WORDS, "as"):
+        known, at = (roles.names() if word[1] == "as" else _WORDS[word[1]]), word.start(2)
         return [Suggestion(w, at, goes_on=word[1] == "set") for w in known if w.startswith(word[2])]
     at = typed.rfind("@")
     begun = typed[at + 1 :]
@@ -74,10 +75,10 @@ def _files(begun: str, start: int, quoted: bool, files: UserFiles) -> list[Sugge
         return []
     folder, _, head = begun.rpartition("/")
     prefix = begun[: len(begun) - len(head)]
-    found = []
+    found: list[str] = []
     with suppress(OSError, RuntimeError, ValueError):
         found = _names(os.scandir(files.path(prefix or folder or ".")), head)
-    rows = []
+    rows = list[Suggestion]()
     for name in found:
         whole = prefix + name
         spaced = quoted or " " in whole
@@ -87,7 +88,7 @@ def _files(begun: str, start: int, quoted: bool, files: UserFiles) -> list[Sugge
 
 
 def _names(entries: "Iterable[os.DirEntry[str]]", head: str) -> list[str]:
-    found = []
+    found = list[str]()
     for entry in entries:
         if entry.name.startswith(head) and (head or not entry.name.startswith(".")):
             found.append(entry.name + ("/" if entry.is_dir() else ""))

@@ -185,13 +185,13 @@ def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = TrainingSettings(targets=runtime.settings.base_targets, **chosen) if chosen else None
     with training_line("steps") as line:
-        return runtime.consolidate(line and line.step, cancel, settings)
+        return runtime.consolidate(line.step if line else None, cancel, settings)
 
 
 def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     """The deep loop promotes and refuses nothing, so those fields are None."""
     with training_line("replies") as line:
-        report = runtime.learning.loops.deepen(line and line.step, cancel)
+        report = runtime.learning.loops.deepen(line.step if line else None, cancel)
     return {"promoted": None, "ppl_change": None} | report
 
 

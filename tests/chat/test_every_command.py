@@ -38,6 +38,7 @@ ARGUMENTS = {
     "explain": "adapter",
     "rewrite": "My own words.",
     "why": "long",
+    "as": "reviewer",
 }
 BEFORE = {"why": ["/down"], "next": ["/again"], "prev": ["/again"], "undo": ["/up"], "restore": ["/delete"]}
 BEFORE |= {"choose": ["/compare A question"], "compare": [], "import": ["/export earlier.json"]}

@@ -6,7 +6,7 @@ from ruvmlx.errors import RuvmlxError, error_line
 from ruvmlx.text import sanitize
 
 from .. import editor
-from ..completion import suggestions
+from ..completion import Suggestion, suggestions
 from ..context import ChatContext
 from ..prompt import MAX_MESSAGE_CHARACTERS
 from .select import SelectActions
@@ -22,7 +22,7 @@ class DraftActions:
         prompt, shown = self._chat.prompt, self._chat.suggestions
         if shown.rows and prompt.line_start == self._put:
             return
-        found = []
+        found: list[Suggestion] = []
         if self._chat.editing is None:
             is_first = prompt.cursor_location[0] == 0
             found = suggestions(prompt.line_start, is_first, self._chat.state.options.files)

@@ -2,7 +2,7 @@
 
 from ruvmlx.runtime import Runtime
 
-from .. import describe, models
+from .. import describe, models, roles
 from ..state import ChatState, Outcome, told
 from .settings import value_lines
 
@@ -40,6 +40,18 @@ def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
         runtime.chats.set_system(state.session, prompt)
         state.system = prompt
     return told(describe.system_prompt(state.system, "" if state.system else runtime.chats.template_system()))
+
+
+def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Without an argument, list the roles; "NAME" takes its system prompt; "save NAME" makes a role of this
+    chat's."""
+    word, _, name = argument.partition(" ")
+    if not word:
+        return told("\n".join(roles.lines()))
+    if word == "save":
+        file = roles.save(name.strip(), state.system or "")
+        return told(f"Kept as the role {file.stem}, in {file}")
+    return system(runtime, state, word if word == "none" else roles.text(argument))
 
 
 def prompt(runtime: Runtime, state: ChatState, _: str) -> Outcome:

@@ -1,0 +1,87 @@
+"""Roles: system prompts under names. Some are built in; the user's own are files, `roles/NAME.md` in the data
+folder."""
+
+import re
+from pathlib import Path
+
+from ruvmlx import settings
+from ruvmlx.chat_file import read_bytes
+from ruvmlx.errors import NotFound, StoreError, UsageError
+from ruvmlx.platform.files import replacing
+from ruvmlx.text import did_you_mean, one_line, sanitize
+
+MAX_BYTES = 1 << 20  # bytes of a role's file
+SHOWN = 60  # characters of a role that the list shows
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+
+BUILT_IN = {
+    "brief": "Answer in one or two short sentences. Leave out everything that was not asked for.",
+    "teacher": "Explain step by step in plain words, with one small example. End with one question that "
+    "checks whether the reader understood.",
+    "reviewer": "You review what you are given. Name each problem with its place, why it is one, and a "
+    "change that mends it; the worst first. Praise nothing that needs no change.",
+    "editor": "You edit texts. Return the text with better wording and the same meaning, tone and length, "
+    "and nothing else.",
+    "translator": "You translate. Return the translation into English, or of an English text into German, "
+    "and nothing else.",
+}
+
+
+def folder() -> Path:
+    return settings.home() / "roles"
+
+
+def names() -> list[str]:
+    """The user's own roles, and the built-in ones."""
+    own = [file.stem for file in sorted(folder().glob("*.md")) if _NAME.fullmatch(file.stem)]
+    return [*own, *(name for name in BUILT_IN if name not in own)]
+
+
+def text(name: str) -> str:
+    """The system prompt of a role; NotFound for a name that none has."""
+    name = name.lower()
+    file = folder() / f"{name}.md"
+    if _NAME.fullmatch(name) and file.is_file():
+        try:
+            found = sanitize(read_bytes(file, MAX_BYTES).decode("utf-8")).strip()
+        except UnicodeDecodeError as e:
+            raise UsageError(f"the role {name} ({file}) is not UTF-8 text (byte {e.start}).") from e
+        if not found:
+            raise UsageError(f"the role {name} is empty; write its system prompt into {file}")
+        return found
+    if name not in BUILT_IN:
+        raise NotFound(f"there is no role {name[:40]!r}.{did_you_mean(name, names())} /as lists them")
+    return BUILT_IN[name]
+
+
+def save(name: str, prompt: str) -> Path:
+    """Keep a system prompt as the user's own role, in place of one of this name."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"a role's name has small letters, digits, - and _, got {name[:40]!r}")
+    if not prompt.strip():
+        raise UsageError("this chat has no system prompt to keep; /system TEXT sets one")
+    file = folder() / f"{name}.md"
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(file) as fresh:
+            fresh.write(prompt.strip().encode() + b"\n")
+    except OSError as e:
+        raise StoreError(f"cannot write the role {name} ({file}): {e.strerror}.") from e
+    return file
+
+
+def lines() -> list[str]:
+    """What /as prints: each role, and how it begins."""
+    known = names()
+    width = max(map(len, known))
+    rows = []
+    for name in known:
+        try:
+            begin = one_line(text(name))
+        except UsageError as e:
+            begin = f"({e})"
+        rows.append(f"{name:<{width}}  {begin[:SHOWN].rstrip()}{'…' if len(begin) > SHOWN else ''}")
+    return [
+        *rows,
+        "/as NAME answers as one, /as none as before; /as save NAME keeps this chat's system prompt.",
+    ]

@@ -1,0 +1,81 @@
+"""/as: system prompts under names, in both modes."""
+
+import io
+
+import pytest
+from ruvmlx.apps.chat import roles
+from ruvmlx.apps.chat.completion import suggestions
+from ruvmlx.apps.chat.options import ChatOptions
+from ruvmlx.apps.chat.plain import PlainChat
+from ruvmlx.apps.chat.user_files import HERE
+
+from ruvmlx.errors import NotFound, UsageError
+
+from .helpers import ask, chatting, screen_text, until
+from .scripted import ScriptedRuntime
+
+
+def plain(runtime, *lines):
+    sink = io.StringIO()
+    lines = io.StringIO("".join(f"{line}\n" for line in lines))
+    code = PlainChat(runtime, ChatOptions(max_new_tokens=4), lines, sink).run()
+    return code, sink.getvalue()
+
+
+def test_a_role_is_the_system_prompt_of_the_chat(open_tiny, home):
+    """Listed, taken, replaced by none; the next chat has none."""
+    with open_tiny() as runtime:
+        code, said = plain(runtime, "/as", "/as reviewer", "Hello", "/prompt", "/as none", "/system")
+    assert code == 0 and "reviewer    You review what you are given." in said
+    assert said.count(roles.BUILT_IN["reviewer"]) == 2  # said, and in the prompt
+    assert said.rstrip().endswith("No system prompt.")
+
+
+def test_a_chats_own_prompt_becomes_a_role(open_tiny, home):
+    """It is a file that only the user can read, and comes before a built-in role of its name."""
+    with open_tiny() as runtime:
+        code, said = plain(runtime, "/system Answer in rhymes.", "/as save brief", "/new", "/as brief", "/as")
+    assert code == 0 and said.count("Answer in rhymes.") == 3
+    file = home / "roles" / "brief.md"
+    assert file.read_text() == "Answer in rhymes.\n" and file.stat().st_mode & 0o077 == 0
+    assert roles.names()[0] == "brief" and roles.names().count("brief") == 1
+    assert [row.text for row in suggestions("/as br", True, HERE)] == ["brief"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("/as reviwer", "Did you mean 'reviewer'?"),
+        ("/as ../../etc/passwd", "there is no role"),
+        ("/as save mine", "has no system prompt to keep"),
+        ("/as save ../mine", "a role's name has small letters"),
+    ],
+)
+def test_a_wrong_role_is_one_line(open_tiny, home, capsys, typed, said):
+    with open_tiny() as runtime:
+        plain(runtime, typed)
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_a_damaged_role_is_told_and_does_not_hide_the_others(home):
+    (home / "roles").mkdir(parents=True)
+    (home / "roles" / "odd.md").write_bytes(b"\xff")
+    (home / "roles" / "empty.md").write_text("\n")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        roles.text("odd")
+    with pytest.raises(UsageError, match="is empty"):
+        roles.text("empty")
+    with pytest.raises(NotFound):
+        roles.text("nope")
+    assert len(roles.lines()) == len(roles.BUILT_IN) + 3
+
+
+async def test_the_app_answers_in_a_role(home):
+    runtime = ScriptedRuntime(["Fine."])
+    async with chatting(runtime) as (app, pilot):
+        app.chat.prompt.text = "/as teacher"
+        await pilot.press("enter")
+        await until(pilot, lambda: "Explain step by step" in screen_text(app))
+        await ask(app, pilot)
+        assert runtime.turns(app.chat.state.session)[0].content == roles.BUILT_IN["teacher"]
