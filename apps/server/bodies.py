@@ -175,6 +175,25 @@ class EmbeddingBody(Struct, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64"] | None = None
 
 
+class RankedDocument(Struct, forbid_unknown_fields=True):
+    """A text to rank."""
+
+    text: Words
+
+
+class RerankBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/rerank. return_documents: the answer repeats the texts."""
+
+    model: str
+    query: Words
+    documents: Annotated[
+        list[Words | RankedDocument],
+        Meta(min_length=1, max_length=1000, description="Each may have at most 8,192 tokens."),
+    ]
+    top_n: Annotated[int, Meta(ge=1, description="How many to return; null: all.")] | None = None
+    return_documents: bool | None = None
+
+
 class RatingBody(Struct, forbid_unknown_fields=True):
     """The body of POST /v1/ratings: a rating, or the text that the reply should have been."""
 

@@ -43,6 +43,14 @@ async def embeddings(call: Call) -> Answer:
     body: EmbeddingBody = call.body
     await call.serving.adapter_of(body.model, None, call.salt)
     texts = [body.input] if isinstance(body.input, str) else body.input
+    vectors, tokens = await vectors_of(call, texts)
+    written = (_encode_vector(vector, body.encoding_format) for vector in vectors)
+    rows = [EmbeddingRow("embedding", i, vector) for i, vector in enumerate(written)]
+    return Embeddings("list", rows, body.model, EmbeddingUsage(tokens, tokens))
+
+
+async def vectors_of(call: Call, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
+    """One unit vector [dimensions] for each text, and the tokens of all. Replies go on meanwhile."""
     host, letters = call.serving.host, sum(map(len, texts))
     ids = await host.encode(lambda runtime: _encode_texts(runtime, texts), letters)
     vectors = await host.call_in_slices(
@@ -50,9 +58,7 @@ async def embeddings(call: Call) -> Answer:
     )
     tokens = sum(map(len, ids))
     call.facts["prompt_tokens"] = tokens
-    written = (_encode_vector(vector, body.encoding_format) for vector in vectors)
-    rows = [EmbeddingRow("embedding", i, vector) for i, vector in enumerate(written)]
-    return Embeddings("list", rows, body.model, EmbeddingUsage(tokens, tokens))
+    return vectors, tokens
 
 
 def _encode_texts(runtime: Runtime, texts: Sequence[str]) -> list[list[int]]:

@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from .anthropic_bodies import CountBody, MessagesBody
 from .bodies import ChatBody, CompletionBody, EmbeddingBody
+from .llama_cpp_bodies import InfillBody
 from .ollama_bodies import OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
 from .responses_bodies import ResponsesBody
 
@@ -149,6 +150,15 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "options": Unused(dict[str, Any], "They are for replies."),
         "truncate": Unused(bool, "The maximum is stated."),
     },
+    InfillBody: {
+        "cache_prompt": Unused(bool, _CACHES),
+        "id_slot": Unused(int, "Any slot has every cache."),
+        "n_indent": Unused(int, "Lines are as the model writes them."),
+        "response_fields": Unused(list[str], "The answer has all its fields."),
+        "samplers": Unused(list[str], "top_k, top_p and min_p apply together."),
+        "t_max_predict_ms": Unused(int, "n_predict is the limit."),
+        "t_max_prompt_ms": Unused(int, "n_predict is the limit."),
+    },
     CountBody: _ANTHROPIC_HINTS,
     MessagesBody: {**_ANTHROPIC_HINTS, **_MESSAGES_HINTS},
 }
@@ -180,6 +190,7 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
         **dict.fromkeys(("height", "steps", "width"), "this server makes no images"),
     },
     OllamaEmbedBody: {"dimensions": "a vector has all dimensions of the model"},
+    InfillBody: {"grammar": "give stop", "json_schema": "give stop", "n_probs": "ask /v1/completions"},
     CountBody: {"mcp_servers": "this server calls no other servers", "thread": "threads are not kept"},
     MessagesBody: {
         "compaction": "this server makes no summaries",

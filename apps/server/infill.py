@@ -1,0 +1,150 @@
+"""POST /infill: the text between two others, in the form of llama.cpp's server, for models that know gaps."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from ruvmlx.engine.types import GenerationResponse
+from ruvmlx.models.model import Tokenizer
+from ruvmlx.runtime import Runtime
+
+from .bodies import ReplyBody
+from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
+from .errors import ApiError
+from .llama_cpp_bodies import InfillBody
+from .openai_answers import RATE_LINK, ReplyId, event, failed_event
+from .writing import Requests, reply_parts, requests_for, written
+
+# What stands before the text ahead of the gap, before the text behind it, and before what fills it.
+GAP_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+)
+FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # begins another file
+
+
+class InfillTimings(Struct):
+    """Tokens read and written, and the time of both in milliseconds."""
+
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+
+
+class InfillAnswer(Struct):
+    """The text, or a piece of it: then `stop` is false, and only `content` counts. id: what POST /v1/ratings
+    takes. stop_type: eos, the model ended it; limit; or word, one of `stop`, which is stopping_word."""
+
+    content: str
+    stop: bool
+    model: str
+    id: ReplyId
+    stop_type: Literal["eos", "limit", "word"] | UnsetType = UNSET
+    stopping_word: str | UnsetType = UNSET
+    tokens_predicted: int | UnsetType = UNSET
+    tokens_evaluated: int | UnsetType = UNSET
+    tokens_cached: int | UnsetType = UNSET
+    truncated: bool | UnsetType = UNSET
+    timings: InfillTimings | UnsetType = UNSET
+
+
+async def infill(call: Call) -> Answer:
+    """Write what fits between two texts, whole or as a stream."""
+    body: InfillBody = call.body
+    texts = [body.input_prefix, body.input_suffix, body.prompt or ""]
+    letters = sum(map(len, texts)) + sum(len(extra.text) for extra in body.input_extra or ())
+    ids = await call.serving.host.encode(lambda runtime: _prompt_ids(runtime, body), letters)
+    limit = body.n_predict if body.n_predict and body.n_predict > 0 else None
+    requests = await requests_for(call, _reply_body(call, body), limit, 0, [{"input_ids": ids}])
+    if body.stream:
+        return EventStream(_pieces(call, requests), Waiting(failed_event))
+    [reply] = await written(call, requests)
+    return _last(call, reply.response.text, reply.response)
+
+
+def _reply_body(call: Call, body: InfillBody) -> ReplyBody:
+    return ReplyBody(
+        model=body.model or call.serving.model_name,
+        stop=body.stop,
+        seed=None if body.seed == -1 else body.seed,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+    )
+
+
+def _prompt_ids(runtime: Runtime, body: InfillBody) -> list[int]:
+    """The ids that a model with gaps reads. Typed text makes no special token."""
+    tokenizer, most = runtime.model.tokenizer, runtime.model.context
+    special = tokenizer.special_tokens
+    gap = next((names for names in GAP_TOKENS if all(name in special for name in names)), None)
+    if gap is None:
+        message = f"model: {runtime.model.name} has no tokens for a gap in a text (FIM); ask a code model."
+        raise ApiError(400, message, "model", "no_fim_tokens")
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_bos=False, most=most)
+
+    prefix, suffix, middle = (special[name] for name in gap)
+    before, after = encode(body.input_prefix + (body.prompt or "")), encode(body.input_suffix)
+    others = _extra_ids(tokenizer, body, most)
+    return [*tokenizer.encode(""), *others, prefix, *before, suffix, *after, middle]
+
+
+def _extra_ids(tokenizer: Tokenizer, body: InfillBody, most: int) -> list[int]:
+    """Other files, each behind the model's own mark if it has one. most: tokens that there is room for."""
+    special, ids = tokenizer.special_tokens, list[int]()
+    mark = [special[name] for name in FILE_TOKENS if name in special][:1]
+    for extra in body.input_extra or ():
+        text = f"{extra.filename}\n{extra.text}" if extra.filename else extra.text
+        ids += [*mark, *tokenizer.encode(f"{text}\n", add_bos=False, most=most)]
+        if len(ids) > most:
+            break
+    return [*ids, *mark] if ids else []
+
+
+async def _pieces(call: Call, requests: Requests) -> AsyncGenerator[bytes, None]:
+    async with aclosing(reply_parts(call, requests, raw=True)) as parts:
+        async for part in parts:
+            if part.response is not None:
+                yield event(_last(call, part.text, part.response))
+            elif part.text:
+                yield event(InfillAnswer(part.text, False, call.serving.model_name, requests[0].request_id))
+
+
+def _last(call: Call, text: str, response: GenerationResponse) -> InfillAnswer:
+    is_full = response.finish_reason == "length"
+    read, written_tokens = response.prompt_tokens - response.cached_tokens, response.generation_tokens
+    decoding = max(0.0, response.latency_ms - response.ttft_ms)
+    return InfillAnswer(
+        text,
+        True,
+        call.serving.model_name,
+        response.request_id,
+        "limit" if is_full else "word" if response.stopped_by else "eos",
+        response.stopped_by or "",
+        written_tokens,
+        response.prompt_tokens,
+        response.cached_tokens,
+        False,
+        InfillTimings(
+            read, response.ttft_ms, response.prompt_tps, written_tokens, decoding, response.generation_tps
+        ),
+    )
+
+
+ENDPOINTS = [
+    Endpoint(
+        "POST", "/infill", infill, "Write what fits between two texts.", InfillAnswer, body=InfillBody,
+        event=InfillAnswer, statuses=(404,), links=[RATE_LINK],
+        waiting=lambda body: Waiting(failed_event) if body.stream else None,
+    )
+]  # fmt: skip

@@ -1,0 +1,53 @@
+"""POST /v1/rerank: texts by their likeness to a question, in the form of Jina and Cohere."""
+
+import numpy as np
+from msgspec import UNSET, Struct, UnsetType
+
+from .bodies import RankedDocument, RerankBody
+from .embeddings import EmbeddingUsage, vectors_of
+from .endpoint import Answer, Call, Endpoint
+
+
+class RankedText(Struct):
+    """index: in the request. relevance_score: from 0, about something else, to 1, the same text."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | UnsetType = UNSET
+
+
+class Ranking(Struct):
+    """The texts, the most relevant first. method: what compared them."""
+
+    model: str
+    results: list[RankedText]
+    usage: EmbeddingUsage
+    method: str
+
+
+async def rerank(call: Call) -> Answer:
+    """Rank texts by the likeness of their embeddings to the query's. Replies go on meanwhile."""
+    body: RerankBody = call.body
+    await call.serving.adapter_of(body.model, None, call.salt)
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    vectors, tokens = await vectors_of(call, [body.query, *texts])
+    likeness = np.stack(vectors[1:]) @ vectors[0]
+    best = np.argsort(-likeness, kind="stable")[: body.top_n]
+    results = [
+        RankedText(
+            int(i),
+            float(np.clip(likeness[i], 0, 1)),
+            RankedDocument(texts[i]) if body.return_documents else UNSET,
+        )
+        for i in best
+    ]
+    method = f"cosine of embeddings by {call.serving.model_name}; there is no model for ranking alone"
+    return Ranking(body.model, results, EmbeddingUsage(tokens, tokens), method)
+
+
+ENDPOINTS = [
+    Endpoint(
+        "POST", "/v1/rerank", rerank, "Rank texts by their likeness to a question.", Ranking,
+        body=RerankBody, statuses=(404,),
+    )
+]  # fmt: skip
