@@ -165,9 +165,11 @@ def test_a_child_ends_with_its_parent(child, tmp_path, what):
 @pytest.mark.skipif(sys.platform != "linux", reason="only the limit of time ends the child elsewhere")
 def test_a_child_whose_parent_ended_before_the_work_does_not_begin_it(child):
     """The request waits in the socket when its sender is gone: no signal can come any more."""
-    ours, its = socket.socketpair()
+    (ours, its), (life, watched) = socket.socketpair(), socket.socketpair()
     data = json.dumps({"request": ["spin", None], "seconds": 1e5, "memory": MEMORY}).encode()
     ours.sendall(len(data).to_bytes(4, "big") + data)
     ours.close()
-    with its:
-        assert subprocess.run([sys.executable, "-m", "a_child"], stdin=its, timeout=60).returncode == 0
+    life.close()
+    with its, watched:
+        done = subprocess.run([sys.executable, "-m", "a_child"], stdin=its, stdout=watched, timeout=60)
+    assert done.returncode == 0
