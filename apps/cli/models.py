@@ -175,12 +175,12 @@ def show_model(name: str, memory: bool, as_json: bool) -> None:
         return
     from ruvmlx.backends.matrix_types import matrix_types
     from ruvmlx.models.load import load_model
-    from ruvmlx.models.model import without
+    from ruvmlx.models.model import missing_features
 
     model = load_model(name)
     fit, types = _fit(model), matrix_types(model)
     facts = _facts(model) | {"fingerprint": model.fingerprint}
-    note = {} if model.is_own else {"note": without(model.shape)}
+    note = {} if model.is_own else {"note": missing_features(model.shape)}
     if as_json:
         facts |= {"config": _config_facts(model.shape)} | note
         print_json(facts | {"fit": _fit_facts(fit), "matrix_types": [vars(kind) for kind in types]})
@@ -236,13 +236,13 @@ def remove_model(name: str) -> None:
     """Delete a fetched model (owner/name) from the Hugging Face cache."""
     from huggingface_hub import scan_cache_dir
 
-    from ruvmlx.models.hub import cached, hub_cache
+    from ruvmlx.models.hub import cached_files, hub_cache
     from ruvmlx.models.resolve import REPO
 
     asked = REPO.fullmatch(name)
     if asked and asked["repo"] != name:
         raise UsageError(f"rm deletes a repository with all its files: `ruvmlx rm {asked['repo']}`.")
-    if "/" not in name or cached(name) is None:
+    if "/" not in name or cached_files(name) is None:
         raise UsageError(f"{name!r} was not fetched by ruvmlx pull; only such models are deleted here.")
     cache = scan_cache_dir(hub_cache())
     revisions = [v.commit_hash for r in cache.repos if r.repo_id == name for v in r.revisions]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
 from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
-from ..models.model import Model, ModelConfig, ModelShape, without
+from ..models.model import Model, ModelConfig, ModelShape, missing_features
 from ..platform import cpu
 from ..progress import QUIET, Watch
 from ..tiers import EXAMPLE, LENGTHS, PAGE, filled
@@ -123,7 +123,7 @@ def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
     if isinstance(shape, ModelConfig):
         return choice
     if name in ("native", "reference"):
-        raise UsageError(f"--backend {name}: {without(shape)}. Leave --backend out, or choose mlx.")
+        raise UsageError(f"--backend {name}: {missing_features(shape)}. Leave --backend out, or choose mlx.")
     found = _describe_mlx()
     return replace(found, why=f"mlx-lm's own code for {shape.model_type}; {found.why}")
 

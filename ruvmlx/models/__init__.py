@@ -1,6 +1,10 @@
-"""Model name -> local files -> validated weights -> Model + tokenizer.
+"""Models on this machine: from a model's name to its files, checked weights, a `Model` and its tokenizer.
 
 from ruvmlx.models import find_model, list_local_models, load_model
+
+The package reads files that it does not trust and checks every size in them. It may import `platform`, `text`
+and `errors`, but no backend and nothing that computes with weights. Start with `load.py`, then `model.py`
+(what a loaded model is) and `families.py` (what differs between architectures).
 """
 
 from typing import Any
@@ -10,7 +14,7 @@ _HOMES = {"load_model": "load", "list_local_models": "local", "find_model": "res
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when asked for: start-up time counts."""
+    """Import a name at its first use, because start-up time counts."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..errors import CorruptFile
 
-ROWS = 1 << 10  # converted at a time
+ROWS = 1 << 10  # rows converted at a time
 
 
 def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width: int) -> np.ndarray:
@@ -33,8 +33,8 @@ def codes(packed: np.ndarray, bits: int) -> np.ndarray:
 def as_eight_bits(
     packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same weights with codes of 8 bits. Biases of -2^(bits - 1) scales become -128 scales, so that
-    kernels still see that there are none."""
+    """Return the same weights with codes of 8 bits. If all biases are -2^(bits - 1) scales, they become -128
+    scales. So kernels still see that the weights have no biases of their own."""
     wide = np.empty((len(packed), packed.shape[1] * 8 // bits), np.uint32)
     middle = 1 << bits - 1
     symmetric = bool((biases == -middle * scales).all())

@@ -1,4 +1,4 @@
-"""Weights that call back after each tensor is read, so that loading can be counted and stopped."""
+"""Weights that call functions while they are read, so that loading can be counted and stopped."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -15,8 +15,11 @@ from .stored import StoredMatrix, stored_matrix, stored_tensor
 
 
 class AskingWeights(Mapping[str, np.ndarray]):
-    """looked(name) is called after each read of a tensor, pause() during long conversions; both may raise to
-    stop the loading."""
+    """Weights that report each read. Both functions may raise an exception to stop the loading.
+
+    looked: called with the name of each tensor after it was read
+    pause: called during long conversions
+    """
 
     def __init__(self, weights: Weights, looked: Callable[[str], None], pause: Callable[[], None]):
         self._weights, self._looked = weights, looked
@@ -28,7 +31,7 @@ class AskingWeights(Mapping[str, np.ndarray]):
         self._looked(name)
         return found
 
-    def stored(self, module: str) -> StoredMatrix | FloatMatrix | None:
+    def blocks_of(self, module: str) -> StoredMatrix | FloatMatrix | None:
         found = stored_matrix(self._weights, module)
         if found is not None:
             self._looked(f"{module}.weight")
@@ -48,7 +51,8 @@ class AskingWeights(Mapping[str, np.ndarray]):
 
 
 def watched_weights(model: Model, watch: Watch) -> Weights:
-    """The model's weights; the watch is told how many bytes have been read for the first time."""
+    """Return the model's weights. The watch receives the number of bytes that were read for the first
+    time."""
     shapes = {f"{module}.weight": rows * columns for module, (rows, columns) in matrices(model.config)}
     left = shapes | {name: size for name, (size,) in vectors(model.config)}
     each = model.bytes / model.parameters

@@ -1,11 +1,12 @@
-"""GPT-2's mapping of bytes to printable characters, in which byte-level vocabularies are written."""
+"""GPT-2's mapping of bytes to printable characters. Byte-level vocabularies are written in these
+characters."""
 
 from functools import cache
 
 
 @cache
 def byte_chars() -> str:
-    """The character of each byte value: printable Latin-1 as itself, the others from U+0100 up."""
+    """Return the character of each byte value: printable Latin-1 as itself, the others from U+0100 on."""
     kept = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return "".join(chr(b) if b in kept else chr(next(others)) for b in range(256))
@@ -17,7 +18,7 @@ def _values() -> dict[str, int]:
 
 
 def piece_to_bytes(piece: str) -> bytes:
-    """ "Ġhé" -> b" h\\xe9"; a character outside the mapping stands for its own UTF-8."""
+    r""" "Ġhé" -> b" h\\xe9". A character outside the mapping becomes its own UTF-8 bytes."""
     values = _values()
     try:
         return bytes([values[char] for char in piece])

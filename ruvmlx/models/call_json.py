@@ -1,4 +1,4 @@
-"""JSON that arrives in pieces: where a value ends, and an object that calls a function."""
+"""JSON that arrives in pieces: finds where a value ends, and reads an object that calls a function."""
 
 import json
 
@@ -14,7 +14,7 @@ class JSONSpan:
         self.over = False
 
     def feed(self, text: str) -> int:
-        """Number of characters of `text` that belong to the value."""
+        """Return how many characters of `text` belong to the value."""
         for i, c in enumerate(text):
             if self._plain and c in ",]}" + SPACE:  # a number, true, false or null has ended
                 self.over = True
@@ -42,16 +42,19 @@ class JSONSpan:
 
 
 class CallObject:
-    """Reads {"name": ..., "arguments": {...}} as it arrives, its keys in any order.
+    """Reads {"name": ..., "arguments": {...}} while it arrives. The keys may have any order.
 
-    name: once it is known. bad: this is no call. begun: for the caller. raw: what was read.
+    name: the function's name, as soon as it is known
+    bad: whether this is not a call
+    begun: for the caller's own use
+    raw: all text that was read
     """
 
     def __init__(self) -> None:
         self._whole = JSONSpan()
-        self._value: JSONSpan | None = None  # of the key whose value is being read
-        self._pending = ""  # not read yet
-        self._key = self._read = ""  # the key, and its value so far
+        self._value: JSONSpan | None = None  # the value of the key that is being read
+        self._pending = ""  # text that is not read yet
+        self._key = self._read = ""  # the key, and the part of its value that was read
         self._arguments = ""
         self._had_arguments = False
         self.name: str | None = None
@@ -63,7 +66,7 @@ class CallObject:
         return self._whole.over
 
     def arguments(self) -> str:
-        """The JSON of the arguments since the last call; {} at the end if there were none."""
+        """Return the JSON of the arguments since the last call. At the end, return {} if there were none."""
         found, self._arguments = self._arguments, ""
         if self.over and not found and not self._had_arguments:
             found = "{}"
@@ -71,7 +74,7 @@ class CallObject:
         return found
 
     def feed(self, text: str) -> str:
-        """Returns what stands behind the object."""
+        """Read more text. Returns the text after the object."""
         n = self._whole.feed(text)
         self.raw += text[:n]
         self._pending += text[:n]
@@ -81,7 +84,7 @@ class CallObject:
         return text[n:]
 
     def _progress(self) -> bool:
-        """Read a key, or more of a value; False if more text is needed."""
+        """Read a key, or more of a value. Returns False if more text is needed."""
         if self._value is not None:
             return self._read_value(self._value)
         self._pending = self._pending.lstrip(SPACE + "{,")
@@ -110,14 +113,14 @@ class CallObject:
         if self._key == "name":
             self.name = _string(self._read)
             self.bad = not self.name
-        elif is_arguments and not is_object:  # some write the object as a string
+        elif is_arguments and not is_object:  # some models write the object as a string
             self._arguments += _string(self._read) or ""
         self._value = None
         return True
 
 
 def _string(text: str) -> str | None:
-    """The string that a JSON text is; None if it is none."""
+    """Return the string that a JSON text contains; None if it is not a string."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,11 +1,11 @@
-"""Chat templates: Jinja that came with a model, run in a sandbox.
+"""Chat templates: Jinja code from a model's files, run in a sandbox.
 
-Typed text cannot become a special token. In every message U+FDD0, a noncharacter, is put behind each
-character that begins a special token's string; the tokenizer matches special tokens on the rendered text,
-where typed ones no longer match, and only then takes the marks out. What the template itself writes
-is untouched, so the ids are otherwise those of the rendered text.
+Typed text cannot become a special token. In every message, U+FDD0 (a noncharacter) is put after each
+character that begins a special token's string. The tokenizer searches the rendered text for special tokens;
+typed ones no longer match. Then it removes the marks. Text that the template writes is not marked, so all
+other ids are those of the rendered text.
 
-Without a template the vocabulary decides: ChatML with <|im_start|> and <|im_end|>, Llama 3's form with
+Without a template the vocabulary decides the form: ChatML with <|im_start|> and <|im_end|>, Llama 3's with
 <|start_header_id|> and <|eot_id|>, Mistral's with [INST] and [/INST], else lines of "User: ..." and
 "Assistant: ..." with an empty line between turns.
 """
@@ -42,9 +42,10 @@ PLAIN = (
 
 
 class ChatTemplate:
-    """Renders conversations with typed text guarded. bos, eos: the strings templates know by those names.
+    """Renders conversations; typed text is guarded.
 
-    gap: what Mistral's form, if there is no template, has between a special token and text.
+    bos, eos: the strings that templates know as bos_token and eos_token
+    gap: for Mistral's form without a template: the text between a special token and other text
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class ChatTemplate:
         tools: Tools = (),
         values: Mapping[str, Any] | None = None,
     ) -> str:
-        """Conversation -> text with U+FDD0 marks. System text without a place joins the first user turn.
+        """Conversation -> text with U+FDD0 marks. If the template has no place for system text, the text
+        joins the first user turn.
 
-        values: more variables for the template; they do not replace its own.
+        values: more variables for the template; they do not replace its own
         """
         more = {name: self._guard.inside(value) for name, value in (values or {}).items()}
         asked: dict[str, object] = {**more, "add_generation_prompt": add_generation_prompt}
@@ -85,8 +87,8 @@ class ChatTemplate:
             raise UsageError(f"with the variables of this request, {error}") from None
 
     def begin_reply(self, prompt: str, opening: str) -> str:
-        """A rendered prompt and the text with which its reply begins. Where the template has opened a
-        thought, the reply's own thought takes its place; without one it is closed."""
+        """Return a rendered prompt with the text that begins its reply. If the template has opened a thought,
+        the thought in `opening` replaces it. If `opening` has no thought, the opened one is closed."""
         bare = prompt.rstrip()
         tag = next((tag for tag in THOUGHT_TAGS if bare.endswith(tag)), None)
         if tag is None:
@@ -105,7 +107,8 @@ class ChatTemplate:
         return {"role": message.role, "content": self._guard(message.content), **more}
 
     def _run_with_later(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
-        """Some templates allow system text only at the beginning: fold what comes later in then."""
+        """Run the template. Some templates allow system text only at the beginning: then later system text is
+        folded into other turns."""
         later = [turn["content"].strip() for turn in turns[1:] if turn["role"] == "system"]
         if not any(later):
             return self._run_with_first(turns, asked)
@@ -123,7 +126,8 @@ class ChatTemplate:
         return self._run_with_system(turns, asked)
 
     def _run_with_system(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
-        """Some templates refuse a system turn, some leave it out without a word: fold it in then."""
+        """Run the template. Some templates refuse a system turn, others drop it without an error: then it is
+        folded into the first user turn."""
         system = turns[0]["content"].strip()
         try:
             text = self._run(turns, asked)
@@ -144,7 +148,7 @@ class ChatTemplate:
             raise UsageError(
                 f"the model's chat template refuses this conversation: {one_line(error)}."
             ) from None
-        except Exception as error:  # noqa: BLE001 - a template fails in any way that Python code can
+        except Exception as error:  # noqa: BLE001 - a template can raise any error of Python code
             raise UnsupportedModel(f"the model's chat template fails: {one_line(error)}.") from None
 
     @cached_property
@@ -153,12 +157,12 @@ class ChatTemplate:
 
         try:
             return compile_template(self.source)
-        except Exception as error:  # noqa: BLE001 - so does the Python that Jinja makes of it
+        except Exception as error:  # noqa: BLE001 - the Python code that Jinja makes can raise any error too
             raise UnsupportedModel(f"the model's chat template cannot be read: {one_line(error)}.") from None
 
 
 def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The system text, an empty line, then the first user turn."""
+    """Return the turns with the system text and an empty line before the first user turn."""
     system, rest = turns[0]["content"], [dict(turn) for turn in turns[1:]]
     if rest and rest[0]["role"] == "user":
         rest[0]["content"] = f"{system}\n\n{rest[0]['content']}"
@@ -167,8 +171,8 @@ def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def fold_later(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """System text behind the first turn joins the turn before it, if that is no reply; else the turn after
-    it; else it is a turn of the user."""
+    """Move system text after the first turn into the turn before it, if that is not a reply. Otherwise it
+    joins the turn after it. If there is none, it becomes a turn of the user."""
     folded, waiting = [turns[0]], list[str]()
     for turn in turns[1:]:
         if turn["role"] == "system" and (waiting or folded[-1]["role"] == "assistant"):
@@ -200,8 +204,8 @@ def _fallback(specials: Sequence[str], gap: str) -> str:
 
 
 def pick(templates: str | list | Mapping | None) -> str | None:
-    """tokenizer_config.json's chat_template: one string, or several by name, of which "default" is meant, and
-    "tool_use" if there are tools."""
+    """Return the template from tokenizer_config.json's chat_template: one string, or several by name. Of
+    several, "default" is used, or "tool_use" if there are tools."""
     if isinstance(templates, str) or templates is None:
         return templates
     if isinstance(templates, list):
@@ -214,6 +218,7 @@ def pick(templates: str | list | Mapping | None) -> str | None:
 
 
 def _choice(with_tools: str, without: str) -> str:
-    """One template of two. The plus signs keep line ends that Jinja would otherwise trim beside a block."""
+    """Join two templates into one. The plus signs keep line ends that Jinja would otherwise remove beside a
+    block."""
     first, second = (source.removesuffix("\n") for source in (with_tools, without))
     return f"{{%+ if tools +%}}{first}{{%+ else +%}}{second}{{%+ endif %}}"

@@ -1,4 +1,4 @@
-"""What a model's headers tell, without loading it."""
+"""What a model's headers say, without loading the model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,8 +9,12 @@ from .model import Model, ModelShape
 
 @dataclass(frozen=True)
 class Facts:
-    """bytes: of its tensors, as stored. to_fetch: bytes that are not on this machine yet. types: of a GGUF
-    file, weights by type."""
+    """Facts of a model.
+
+    bytes: bytes of its tensors, as stored
+    to_fetch: bytes that are not on this machine yet
+    types: of a GGUF file, {type: number of weights}
+    """
 
     name: str
     path: Path
@@ -23,7 +27,7 @@ class Facts:
 
     @property
     def bits(self) -> float:
-        """Stored bits per parameter, scales and biases included."""
+        """Stored bits per parameter, with scales and biases."""
         return 8 * self.bytes / self.parameters
 
     @classmethod

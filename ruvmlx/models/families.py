@@ -1,4 +1,4 @@
-"""One row per model family: what it changes of Llama's decoder, and how its files say so.
+"""One row per model family: how it differs from Llama's decoder, and how its files say so.
 
 A new family of this kind is a new row. tests/backends/test_families.py compares every row with mlx-lm's own
 model.
@@ -17,31 +17,34 @@ LLAMA_BIASES = {"attention_bias": ATTENTION, "mlp_bias": MLP}
 
 
 class Window(Enum):
-    """Which layers `sliding_window` holds for, where config.json has no `layer_types`."""
+    """Which layers have the `sliding_window` if config.json has no `layer_types`."""
 
     NO_LAYER = 0
     EVERY_LAYER = 1
-    FROM_MAX_WINDOW_LAYERS = 2  # on, if `use_sliding_window` is set
-    WITHOUT_ROPE = 3  # those without rope, if `use_sliding_window` is set
+    FROM_MAX_WINDOW_LAYERS = 2  # the layers from max_window_layers on, if `use_sliding_window` is set
+    WITHOUT_ROPE = 3  # the layers without RoPE, if `use_sliding_window` is set
 
 
 @dataclass(frozen=True)
 class Family:
-    """model_type: in config.json; architectures: GGUF's general.architecture.
+    """How one family differs from Llama.
 
-    defaults: what config.json may leave out, only where transformers and mlx-lm agree about it.
+    model_type: the name in config.json
+    architectures: the names in GGUF's general.architecture
+    defaults: values that config.json may omit; only those on which transformers and mlx-lm agree
     """
 
     name: str
     model_type: str
     architectures: tuple[str, ...]
     interleaved: bool = False  # llama.cpp's converter interleaves the rows of q and k
-    biases: frozenset[str] = frozenset()  # modules that always have one
-    bias_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)  # flags of config.json -> modules
+    biases: frozenset[str] = frozenset()  # modules that always have a bias
+    # flag of config.json -> modules that have a bias if it is set
+    bias_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
     window: Window = Window.NO_LAYER
     head_norms: bool = False
     skips_rope: bool = False  # in the layers that no_rope_layers or no_rope_layer_interval names
-    scales_queries: bool = False  # by rope's llama_4_scaling_beta
+    scales_queries: bool = False  # by llama_4_scaling_beta in RoPE's parameters
     defaults: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -103,8 +106,8 @@ def family_of(model_type: object, where: str) -> Family:
 
 
 def families_of(architecture: object, where: str) -> list[Family]:
-    """The rows that share a GGUF architecture."""
-    name = architecture if isinstance(architecture, str) else None  # a file may have an array in its place
+    """Return the rows that have this GGUF architecture."""
+    name = architecture if isinstance(architecture, str) else None  # a damaged file may have an array here
     found = [family for family in FAMILIES if name in family.architectures]
     if not found:
         raise _not_run(f"{where}: architecture", architecture, ARCHITECTURES)

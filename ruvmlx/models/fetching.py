@@ -1,8 +1,8 @@
 """Downloads the weights of a repository and resumes interrupted downloads.
 
-huggingface-hub discards a partial file when it is interrupted. So the weights are fetched here, into its
-cache and in its layout: blobs/<SHA-256>.incomplete grows over as many attempts as needed, is checked, and
-becomes blobs/<SHA-256>. huggingface-hub does the rest: small files, links, references.
+huggingface-hub discards a partial file when the download is interrupted. So the weights are fetched here,
+into its cache and in its layout: blobs/<SHA-256>.incomplete grows over as many attempts as needed, is
+checked, and becomes blobs/<SHA-256>. huggingface-hub does the rest: small files, links, references.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from typing import Any, BinaryIO
 from ..errors import CorruptFile, RuvmlxError, StoreBusy
 from ..progress import Count, megabytes
 
-# Weights, configuration, tokenizer; never code, never pickles, no second copies in other formats.
+# Weights, configuration and tokenizer. Never code, pickles, or the same weights in other formats.
 WEIGHTS = ["model*.safetensors", "weights*.safetensors"]
 SMALL = ["*.json", "tokenizer.model", "*.jinja"]
 TIMEOUT_S = 10
-RETRIES = 5  # in a row without a byte
+RETRIES = 5  # attempts in a row that bring no byte
 READ = 16 << 20  # bytes of a file that are checked at a time
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A large file of a repository. sha256: of its contents, as the hub has it."""
+    """A large file of a repository. sha256: of its contents, as the hub reports it."""
 
     file: str
     size: int
@@ -41,9 +41,12 @@ class Weight:
 class Listing:
     """A repository as it is on the hub now.
 
-    repo: its folder in the cache. weights: what is fetched. ggufs: its GGUF files. architecture: that of the
-    GGUF files, as the hub has read it. has_safetensors: with a config.json. patterns: of all files that the
-    snapshot gets.
+    repo: its folder in the cache
+    weights: the files to fetch
+    ggufs: its GGUF files
+    architecture: of the GGUF files, as the hub reports it
+    has_safetensors: whether it has safetensors files with a config.json
+    patterns: of all files that the snapshot gets
     """
 
     name: str
@@ -75,7 +78,7 @@ class Listing:
         return cls(name, str(info.sha), repo, weights, ggufs, architecture, whole)
 
     def only(self, files: tuple[str, ...]) -> "Listing":
-        """The same repository, of which some GGUF files are fetched and nothing else."""
+        """Return the same repository with only these GGUF files to fetch."""
         weights = tuple(weight for weight in self.ggufs if weight.file in files)
         return replace(self, weights=weights, patterns=tuple(map(escape, files)))
 
@@ -85,7 +88,7 @@ class Listing:
 
     @property
     def here(self) -> int:
-        """Bytes that are in the cache already, incomplete files included."""
+        """Bytes that are already in the cache, with incomplete files."""
         return sum(min(weight.size, self._size(weight)) for weight in self.weights)
 
     def _size(self, weight: Weight) -> int:
@@ -102,12 +105,12 @@ class Listing:
 
 
 def fetch_small(name: str) -> Path:
-    """Configuration and tokenizer; the snapshot's folder."""
+    """Fetch the configuration and the tokenizer. Returns the snapshot's folder."""
     return _snapshot(name, SMALL)
 
 
 def fetch_weights(listing: Listing, count: Count) -> Path:
-    """The weights, counted in bytes; the snapshot's folder, which is whole then."""
+    """Fetch the weights and count their bytes. Returns the snapshot's folder, which is then complete."""
     count.begin(f"Fetching {listing.name}", listing.total, listing.here)
     _check_disk(listing)
     (listing.repo / "blobs").mkdir(parents=True, exist_ok=True)
@@ -159,7 +162,7 @@ def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
 
 @contextlib.contextmanager
 def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
-    """Open the file at its end for this process alone. StoreBusy where another process writes to it."""
+    """Open the file at its end, for this process alone. Raises StoreBusy if another process writes to it."""
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,7 +173,7 @@ def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
 
 
 def _append(url: str, file: BinaryIO, count: Count) -> None:
-    """Download what is missing at the file's end, until it is complete or the connection breaks."""
+    """Download what is missing at the file's end, until the file is complete or the connection breaks."""
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     start = file.tell()
@@ -187,12 +190,12 @@ def _append(url: str, file: BinaryIO, count: Count) -> None:
 
 
 def _is_broken_connection(error: Exception) -> bool:
-    """Of httpx, in whichever package huggingface-hub has it."""
+    """Is this an httpx error of the connection? huggingface-hub may use httpx from different packages."""
     return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
 
 
 def _check(weight: Weight, file: BinaryIO, count: Count) -> None:
-    """Compare the SHA-256: a damaged download must not become a model."""
+    """Compare the SHA-256, because a damaged download must not become a model."""
     file.flush()
     os.fsync(file.fileno())
     size, done = file.tell(), count.done

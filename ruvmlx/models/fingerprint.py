@@ -1,4 +1,4 @@
-"""Which model is this? Adapters belong to a fingerprint, not to a path."""
+"""Identifies a model. Adapters belong to a fingerprint, not to a path."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -15,10 +15,11 @@ SAMPLES, SAMPLE_BYTES = 64, 256
 
 
 def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterable[np.ndarray]) -> str:
-    """32 hex digits from the configuration, every tensor's type and shape, and samples of some tensors.
+    """Return 32 hex digits made from the configuration, every tensor's type and shape, and samples of some
+    tensors.
 
-    `samples` are raw bytes, uint8 [n]: the embedding or head and whatever else tells two trainings apart.
-    Reading 64 places of each costs a millisecond; hashing all of a file would cost seconds.
+    samples: raw bytes, uint8 [n], of the embedding or head and of other tensors that differ between two
+        trainings. Reading 64 places of each takes a millisecond; hashing a whole file would take seconds.
     """
     digest = hashlib.sha256(repr(sorted(_facts(config).items())).encode())
     digest.update(repr(sorted(layout.items())).encode())
@@ -28,7 +29,8 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 
 def _facts(config: ModelShape) -> dict[str, Any]:
-    """As version 1 wrote the configuration, plus what it did not know: older adapters keep their models."""
+    """Return the configuration in the form of version 1, plus the fields that version 1 did not know. So
+    older adapters keep their models."""
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts
@@ -48,7 +50,8 @@ def _of_version_1(config: ModelConfig) -> dict[str, Any]:
 
 
 def _since(config: ModelConfig) -> dict[str, Any]:
-    """Empty values say what version 1 took for granted."""
+    """Return the fields that version 1 did not know, without those that have the value that version 1
+    assumed."""
     flagged = [modules for modules in (ATTENTION, MLP) if config.biases >= modules]
     known = config.rope_scaling is None or isinstance(config.rope_scaling, LinearRope | Llama3Rope)
     return {
@@ -61,7 +64,7 @@ def _since(config: ModelConfig) -> dict[str, Any]:
 
 
 def _sample(raw: np.ndarray) -> bytes:
-    """Evenly spread pieces of an array of bytes; all of it when it is small."""
+    """Return evenly spread pieces of an array of bytes; all of it if it is small."""
     if raw.size <= SAMPLES * SAMPLE_BYTES:
         return raw.tobytes()
     starts = np.linspace(0, raw.size - SAMPLE_BYTES, SAMPLES).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The weights of a folder of safetensors files, as backends read them."""
+"""The weights of a folder of safetensors files, in the form that backends read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +14,11 @@ from .small_floats import MODES, FloatFormat, FloatMatrix
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """How the files hold the weights. kinds: tensor name -> key of DTYPES; floats: matrices of small
-    floats."""
+    """How the files hold the weights.
+
+    kinds: tensor name -> key of DTYPES
+    floats: the matrices of small floats
+    """
 
     kinds: dict[str, str] = field(default_factory=dict)
     floats: dict[str, FloatFormat] = field(default_factory=dict)
@@ -34,8 +37,8 @@ AFFINE_PARTS = ("weight", "scales", "biases")
 
 
 class FolderWeights(Mapping[str, np.ndarray]):
-    """Views of the files; matrices of small floats are converted when they are read, and only the last one
-    is kept. The numbers of a tensor are checked when it is first read."""
+    """Views of the files. A matrix of small floats is converted when it is read, and only the last one is
+    kept. The numbers of a tensor are checked at its first read."""
 
     def __init__(self, tensors: Mapping[str, Tensor], plan: StoragePlan):
         self._tensors, self._plan = tensors, plan
@@ -43,10 +46,11 @@ class FolderWeights(Mapping[str, np.ndarray]):
         self._names = list(self._affine_names())
         self._known = frozenset(self._names)
         self._last: tuple[str, AffineArrays | None] = ("", None)
-        self.pause: Callable[[], None] = lambda: None  # called while a large matrix is converted; may raise
+        # called while a large matrix is converted; may raise an exception
+        self.pause: Callable[[], None] = lambda: None
 
     def _affine_names(self) -> Iterator[str]:
-        """A matrix of small floats has the names of MLX's affine layout."""
+        """Yield the names of all arrays. A matrix of small floats has the names of MLX's affine layout."""
         scales = {found.scales for found in self._plan.floats.values()}
         for name in self._plan.kinds:
             module = name.removesuffix(".weight")
@@ -63,8 +67,8 @@ class FolderWeights(Mapping[str, np.ndarray]):
             return self._affine(module)[AFFINE_PARTS.index(part)]
         return self._array(name)
 
-    def stored(self, module: str) -> FloatMatrix | None:
-        """The matrix as it is, if it is one of small floats."""
+    def blocks_of(self, module: str) -> FloatMatrix | None:
+        """Return the matrix as stored, if it is one of small floats; else None."""
         found = self._plan.floats.get(module)
         if found is None:
             return None
@@ -85,7 +89,7 @@ class FolderWeights(Mapping[str, np.ndarray]):
 
     def _affine(self, module: str) -> AffineArrays:
         if self._last[0] != module or self._last[1] is None:
-            stored = self.stored(module)
+            stored = self.blocks_of(module)
             assert stored is not None
             self._last = module, stored.eight_bits(self.pause)
             release(stored.codes)
@@ -100,7 +104,7 @@ class FolderWeights(Mapping[str, np.ndarray]):
         if name not in self._checked:
             check_finite(array, tensor.name)
             self._checked.add(name)
-        # float32 holds bfloat16 scales exactly; float16 would not.
+        # float32 holds bfloat16 scales exactly; float16 does not.
         return array.astype(np.float32) if kind == "scale" and tensor.dtype == "BF16" else array
 
     def __contains__(self, name: object) -> bool:

@@ -1,4 +1,4 @@
-"""GGUF v2/v3 headers, read without trusting a byte of them.
+"""Reads GGUF v2/v3 headers without trusting any byte of them.
 
     "GGUF" | version u32 | n_tensors u64 | n_kv u64
     n_kv      x  key string | type u32 | value
@@ -8,10 +8,11 @@
 A string is a u64 length and that many bytes of UTF-8. All numbers are little-endian.
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 
-Every length is compared with what is left of the file before anything of that length is made, so a
-hostile header costs neither memory nor time. What does not add up is a `CorruptFile` of one line.
+Every length is compared with the rest of the file before anything of that length is made. So a hostile header
+costs neither memory nor time. An inconsistent header raises `CorruptFile` with one line.
 
-Out of reach: a file that another program shortens in place while it is mapped ends the process (SIGBUS).
+One case cannot be handled: if another program shortens the file while it is mapped, the process ends
+    (SIGBUS).
 """
 
 import mmap
@@ -37,7 +38,7 @@ MAX_NAME = 1 << 12
 MAX_ALIGNMENT = 1 << 16
 STRING, ARRAY = 8, 9
 
-# value type id -> struct format
+# id of a value's type -> struct format
 SCALARS = {
     0: "<B",
     1: "<b",
@@ -55,13 +56,13 @@ SCALARS = {
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where one tensor lies. shape: NumPy order, rows first; offset: bytes from the start of the file."""
+    """Where one tensor is. shape: in NumPy's order, rows first. offset: bytes from the start of the file."""
 
     name: str
     shape: tuple[int, ...]
     type: TensorType
     offset: int
-    part: int = 0  # of a split file: 0 for the first
+    part: int = 0  # the part of a split file; 0: the first
 
     @property
     def elements(self) -> int:
@@ -74,14 +75,14 @@ class GGUFTensor:
 
 @dataclass
 class GGUFFile:
-    """A checked file: every tensor lies inside `data` and overlaps no other."""
+    """A checked file: every tensor is inside `data`, and no two tensors overlap."""
 
     path: Path
     data: mmap.mmap
     version: int
     metadata: Mapping[str, Any]  # scalars, str, list[str], or NumPy arrays that view the file
     tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)
-    others: tuple[mmap.mmap, ...] = ()  # further parts of a split file
+    others: tuple[mmap.mmap, ...] = ()  # the other parts of a split file
 
     @property
     def tensor_bytes(self) -> int:
@@ -89,20 +90,20 @@ class GGUFFile:
 
     @property
     def types(self) -> dict[str, int]:
-        """Weights by type."""
+        """{type: number of weights}"""
         counts: dict[str, int] = {}
         for tensor in self.tensors.values():
             counts[tensor.type.name] = counts.get(tensor.type.name, 0) + tensor.elements
         return counts
 
     def raw(self, tensor: GGUFTensor) -> np.ndarray:
-        """The tensor's stored bytes: uint8 [nbytes], read-only, no copy."""
+        """Return the tensor's stored bytes: uint8 [nbytes], read-only, not copied."""
         data = (self.data, *self.others)[tensor.part]
         return np.frombuffer(data, np.uint8, tensor.nbytes, tensor.offset)
 
 
 def read_gguf(path: Path | str) -> GGUFFile:
-    """Map a file and check all of its header."""
+    """Map a file and check its whole header."""
     path = Path(path)
     data = _map(path)
     cursor = _Cursor(path.name, data)
@@ -127,7 +128,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 class _Cursor:
-    """Reads forward through the file; refuses to read past its end."""
+    """Reads the file forward. Refuses to read past its end."""
 
     def __init__(self, name: str, data: mmap.mmap):
         self.name, self.data, self.at, self.size = name, data, 0, len(data)
@@ -136,13 +137,13 @@ class _Cursor:
     def bad(self, what: str) -> CorruptFile:
         return CorruptFile(f"{self.name} is not a sound GGUF file: {one_line(what, 200)}. Fetch it again.")
 
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         return self.size - self.at
 
     def take(self, n: int, what: str) -> int:
-        """Step over n bytes and return where they begin."""
-        if n > self.left():
-            raise self.bad(f"{what} needs {n} bytes at offset {self.at}, {self.left()} are left")
+        """Move n bytes forward. Returns where these bytes begin."""
+        if n > self.bytes_left():
+            raise self.bad(f"{what} needs {n} bytes at offset {self.at}, {self.bytes_left()} are left")
         at, self.at = self.at, self.at + n
         return at
 
@@ -161,7 +162,8 @@ class _Cursor:
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
-    """-> n_tensors, n_kv, version; both counts are small enough for what is left of the file."""
+    """Return n_tensors, n_kv and version. Both counts have been compared with the size of the rest of the
+    file."""
     magic = cursor.data[cursor.take(4, "the magic") : 4]
     if magic != b"GGUF":
         raise cursor.bad(f"it begins with {magic!r}, not b'GGUF'")
@@ -178,8 +180,8 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
 
 
 def _check_count(cursor: _Cursor, what: str, count: int, limit: int, each: int) -> None:
-    if count > limit or count * each > cursor.left():
-        raise cursor.bad(f"{count} {what} cannot fit in the {cursor.left()} bytes left (limit {limit})")
+    if count > limit or count * each > cursor.bytes_left():
+        raise cursor.bad(f"{count} {what} cannot fit in the {cursor.bytes_left()} bytes left (limit {limit})")
 
 
 def _read_metadata(cursor: _Cursor, n_kv: int) -> dict[str, Any]:
@@ -218,7 +220,7 @@ def _read_array(cursor: _Cursor, key: str) -> list[str] | np.ndarray:
 
 
 def _read_strings(cursor: _Cursor, key: str, count: int) -> list[str]:
-    """One tight loop: a vocabulary with its merges has hundreds of thousands of strings."""
+    """Read strings in one tight loop: a vocabulary with its merges has hundreds of thousands."""
     _check_count(cursor, f"strings of {key}", count, cursor.strings_left, 8)
     cursor.strings_left -= count
     data, at, size = cursor.data, cursor.at, cursor.size
@@ -240,7 +242,7 @@ def _read_strings(cursor: _Cursor, key: str, count: int) -> list[str]:
 
 
 def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """-> name, shape (rows first), type id, offset from the start of the data section."""
+    """Return name, shape (rows first), type id, and offset from the start of the data section."""
     name = cursor.string("a tensor name", MAX_NAME)
     n_dims = cursor.number("<I", f"the rank of {name}")
     if not 1 <= n_dims <= 4:

@@ -1,9 +1,9 @@
-"""GGUF blocks -> float32 weights, or MLX's affine layout; in whole-array operations.
+"""Converts GGUF blocks to float32 weights or to MLX's affine layout, with whole-array operations.
 
-MLX keeps w = scale * q + bias with unsigned q, consecutive weights packed from the low bits of a
-uint32 upwards. Types with groups of 32 or more lose nothing: their codes only change places. The groups of 16
-of Q2_K, Q3_K and Q6_K have no such form; pairs of them are rounded to 8 bits with one scale. Its step is at
-most a quarter of the coarser group's own.
+MLX stores w = scale * q + bias with unsigned q; consecutive weights are packed from the low bits of a uint32
+upwards. Types with groups of 32 or more lose nothing: only the places of their codes change. The groups of 16
+in Q2_K, Q3_K and Q6_K have no such form. Two of them are rounded to 8 bits with one scale. The step of the 8
+bits is at most a quarter of the coarser group's own step.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from .gguf import GGUFTensor
 from .gguf_codes import Codes, halves
 from .gguf_types import TensorType
 
-BLOCKS = 1 << 12  # of 32 weights that are unpacked at a time: what fits a core's cache is twice as fast
+# blocks of 32 weights that are unpacked at a time; twice as fast if they fit into a core's cache
+BLOCKS = 1 << 12
 PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
 AffineArrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # words [n, ...], scales and biases [n, groups]
 
@@ -23,9 +24,9 @@ AffineArrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # words [n, ...], scal
 def unpack(
     raw: np.ndarray, tensor: GGUFTensor, pause: Callable[[], None] = lambda: None
 ) -> dict[str, np.ndarray]:
-    """Stored bytes uint8 [nbytes] -> {"weight"} or {"weight", "scales", "biases"}, shaped like the tensor.
+    """Stored bytes uint8 [nbytes] -> {"weight"} or {"weight", "scales", "biases"}, in the tensor's shape.
 
-    `pause` is called after each piece of a packed tensor and may raise to leave.
+    pause: called after each piece of a packed tensor; it may raise an exception to stop
     """
     kind = tensor.type
     if kind.block == 1:
@@ -35,7 +36,7 @@ def unpack(
     blocks = raw.reshape(-1, kind.nbytes)
     packed, factors = np.empty((len(blocks), kind.block * kind.affine_bits // 32), np.uint32), []
     for some in _pieces(len(blocks), kind):
-        with np.errstate(invalid="ignore"):  # refused below
+        with np.errstate(invalid="ignore"):  # such numbers are refused below
             packed[some], *both = _affine(blocks[some], kind)
         factors.append(both)
         pause()
@@ -51,7 +52,7 @@ def unpack(
 
 
 def dequantise_blocks(raw: np.ndarray, kind: TensorType, name: str) -> np.ndarray:
-    """Stored bytes uint8 [..., nbytes] of whole blocks -> float32, the same bits as llama.cpp's."""
+    """Stored bytes uint8 [..., nbytes] of whole blocks -> float32, with the same bits as in llama.cpp."""
     blocks = raw.reshape(-1, kind.nbytes)
     out = np.empty((len(blocks), kind.block), np.float32)
     for some in _pieces(len(blocks), kind):
@@ -68,12 +69,12 @@ def _pieces(n: int, kind: TensorType) -> list[slice]:
 def _codes(blocks: np.ndarray, kind: TensorType) -> Codes:
     if kind.codes is None:
         raise TypeError(f"{kind.name} has no blocks")
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused later
+    with np.errstate(invalid="ignore", over="ignore"):  # numbers that are not finite are refused later
         return kind.codes(blocks)
 
 
 def _weights(codes: Codes, kind: TensorType) -> np.ndarray:
-    """scale * (q - zero) or scale * q - low: float32 [n, block]."""
+    """Return scale * (q - zero) or scale * q - low: float32 [n, block]."""
     groups = codes.scales.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
         q = codes.q.astype(np.float32).reshape(-1, groups, kind.block // groups)
@@ -84,15 +85,17 @@ def _weights(codes: Codes, kind: TensorType) -> np.ndarray:
 
 
 def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
-    """The quick ways first; their twin is `_packed`."""
+    """Use the fast way for a type if there is one. Its twin is `_packed`."""
     if kind.name in _QUICK:
         return _QUICK[kind.name](blocks)
     codes = _codes(blocks, kind)
-    return _pack_codes(codes, kind) if kind.group >= 32 else rounded(_weights(codes, kind), _scales_for)
+    if kind.group >= 32:
+        return _pack_codes(codes, kind)
+    return round_to_8_bits(_weights(codes, kind), _scales_for)
 
 
 def _pack_codes(codes: Codes, kind: TensorType) -> AffineArrays:
-    """Codes as they are. Groups that are wider than MLX's become two of 128."""
+    """Pack the codes without changing them. Groups that are wider than MLX's become two groups of 128."""
     scales = np.repeat(codes.scales, max(1, kind.group // 128), axis=1)
     with np.errstate(over="ignore"):
         biases = np.float32(-kind.zero) * scales if codes.lows is None else -codes.lows
@@ -100,7 +103,8 @@ def _pack_codes(codes: Codes, kind: TensorType) -> AffineArrays:
 
 
 def pack_words(q: np.ndarray, bits: int) -> np.ndarray:
-    """uint8 [n, m] -> uint32 [n, m * bits / 32], the first in the lowest bits. m: a multiple of 32."""
+    """uint8 [n, m] -> uint32 [n, m * bits / 32]. The first code is in the lowest bits. m: a multiple of
+    32."""
     if bits == 8:
         return np.ascontiguousarray(q).view("<u4")
     if bits == 4:
@@ -114,18 +118,20 @@ def pack_words(q: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _narrow(scales: np.ndarray, biases: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """In float16 if that loses nothing."""
+    """Return the scales and biases in float16 if that loses nothing."""
     with np.errstate(over="ignore", invalid="ignore"):
         short = scales.astype(np.float16), biases.astype(np.float16)
         same = (short[0] == scales).all() and (short[1] == biases).all()
     return short if same else (scales, biases)
 
 
-def rounded(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray]) -> AffineArrays:
-    """Weights -> the nearest of 255 levels around 0, groups of 32. scales_for: of groups' largest magnitudes,
-    rounded up; codes follow."""
+def round_to_8_bits(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray]) -> AffineArrays:
+    """Round weights to the nearest of 255 levels around 0, in groups of 32.
+
+    scales_for: a function of the groups' largest magnitudes that returns scales, rounded up
+    """
     groups = w.reshape(len(w), -1, 32)
-    magnitudes = groups.view(np.uint32) & np.uint32(0x7FFFFFFF)  # integers: three times as fast
+    magnitudes = groups.view(np.uint32) & np.uint32(0x7FFFFFFF)  # integers are three times as fast
     scales = scales_for(magnitudes.max(2).view(np.float32))
     step = np.where(scales == 0, 1, scales).astype(np.float32)[..., None]
     steps = groups / step
@@ -136,17 +142,17 @@ def rounded(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray]) -> Af
 
 
 def _scales_for(most: np.ndarray) -> np.ndarray:
-    """The least scales of 127 steps; float16 unless some are too small or too large for it."""
+    """Return the smallest scales for 127 steps: in float16, unless some are too small or too large for it."""
     scales = most / np.float32(127)
     used = scales[scales > 0]
-    if used.size and not (used.min() > 2.0**-18 and used.max() < 256):  # NaN, too
+    if used.size and not (used.min() > 2.0**-18 and used.max() < 256):  # this is true for NaN too
         return scales
     short = scales.astype(np.float16)
     return np.where(short < scales, np.nextafter(short, np.float16(np.inf)), short)
 
 
 def _plain(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
-    """A view of the file, not a copy."""
+    """Return a view of the file, not a copy."""
     if tensor.type.name == "BF16":
         import ml_dtypes
 
@@ -154,13 +160,13 @@ def _plain(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     return raw.view(PLAIN_DTYPES[tensor.type.name]).reshape(tensor.shape)
 
 
-# Q4_0, Q4_1 and Q8_0 without a detour: 4 to 10 times as fast.
+# Q4_0, Q4_1 and Q8_0 directly: 4 to 10 times as fast.
 
 
 def _nibbles(blocks: np.ndarray, at: int) -> np.ndarray:
-    """16 bytes of split halves -> 16 bytes of consecutive pairs: uint8 [n, 16] as uint32 [n, 4].
+    """16 bytes with split halves -> 16 bytes with consecutive pairs: uint8 [n, 16] as uint32 [n, 4].
 
-    Read as u16, two neighbours of a half lie 8 bits apart:   ---- hhhh ---- HHHH
+    Read as u16, two neighbours of a half are 8 bits apart:   ---- hhhh ---- HHHH
                                                               b1   a1   b0   a0     (a: w[j], b: w[j + 16])
     """
     pairs = np.ascontiguousarray(blocks[:, at : at + 16]).view("<u2")  # [n, 8]
@@ -171,7 +177,7 @@ def _nibbles(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _times(scales: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
-    """scales and factor * scales, exactly: in float16 where it fits, else both in float32."""
+    """Return scales and factor * scales, both exact: in float16 if they fit, else both in float32."""
     with np.errstate(over="ignore"):
         biases = scales * np.float16(factor)
     if np.isfinite(biases).all() or not np.isfinite(scales).all():
@@ -196,14 +202,15 @@ _QUICK: dict[str, Callable[[np.ndarray], AffineArrays]] = {"Q4_0": _q4_0, "Q4_1"
 
 
 def check_blocks(raw: np.ndarray, kind: TensorType, name: str) -> None:
-    """Refuse NaN and infinity among the blocks' own float16 numbers. raw: uint8 [..., whole blocks]"""
+    """Refuse NaN and infinity in the blocks' own float16 numbers. raw: uint8 [..., whole blocks]."""
     blocks = raw.reshape(-1, kind.nbytes)
     for at in kind.halves:
         check_finite(halves(blocks, at), name)
 
 
 def check_finite(array: np.ndarray, name: str) -> None:
-    """Refuse NaN and infinity. Works on the bits, in pieces: no large temporary, any float type."""
+    """Refuse NaN and infinity. This checks the bits in pieces: it needs no large temporary array and works
+    for any float type."""
     kind = array.dtype.name
     bits: np.ndarray = array.reshape(-1).view(np.uint16 if array.itemsize == 2 else np.uint32)
     magnitude, first_bad = {

@@ -1,13 +1,13 @@
-"""GGUF blocks -> the integers and the scales that they hold. One function a type; the table is
-gguf_types.py.
+"""Extracts the integers and scales from GGUF blocks. There is one function per type; gguf_types.py has the
+table.
 
-Blocks come as uint8 [n, bytes of a block]. A weight is
+Blocks are uint8 [n, bytes of a block]. A weight is
 
-    scale * (q - zero)      or, where `lows` are stored,      scale * q - low
+    scale * (q - zero)      or, if the type stores `lows`,      scale * q - low
 
-with one scale (and low) for each group of consecutive weights. Products of a block's float16 scale with the
-integer scales of its groups fit into float32 exactly, so weights computed from these are rounded at most
-once, as llama.cpp's are. Bit layouts: ggml-common.h of https://github.com/ggml-org/ggml.
+with one scale (and low) for each group of consecutive weights. The product of a block's float16 scale and the
+integer scale of a group fits into float32 exactly. So weights computed from these are rounded at most once,
+as in llama.cpp. Bit layouts: ggml-common.h of https://github.com/ggml-org/ggml.
 """
 
 from typing import NamedTuple
@@ -37,7 +37,7 @@ def _scale(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _two_halves(nibbles: np.ndarray) -> np.ndarray:
-    """Bytes [n, ..., m] -> [n, ..., 2 m]: all low nibbles, then all high ones."""
+    """Bytes [n, ..., m] -> [n, ..., 2 m]: all low nibbles, then all high nibbles."""
     return np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
 
 
@@ -47,7 +47,8 @@ def _bits(blocks: np.ndarray) -> np.ndarray:
 
 
 def _fields(data: np.ndarray, bits: int) -> np.ndarray:
-    """Bytes [n, ..., m] -> fields of so many bits [n, ..., 8 / bits, m], the lowest of all first."""
+    """Bytes [n, ..., m] -> fields of this many bits [n, ..., 8 / bits, m]; the lowest field of each byte
+    comes first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return data[..., None, :] >> shifts & np.uint8((1 << bits) - 1)
 
@@ -82,12 +83,12 @@ def q8_0(blocks: np.ndarray) -> Codes:
 
 
 def iq4_nl(blocks: np.ndarray) -> Codes:
-    """f16 d | qs[16]: numbers of levels"""
+    """f16 d | qs[16]: indices of levels"""
     return Codes(_levels(_two_halves(blocks[:, 2:]), IQ4_LEVELS, 128), _scale(blocks, 0))
 
 
 def mxfp4(blocks: np.ndarray) -> Codes:
-    """u8 e | qs[16]: four-bit floats, times 2^(e - 127)"""
+    """u8 e | qs[16]: four-bit floats, to multiply by 2^(e - 127)"""
     return Codes(_levels(_two_halves(blocks[:, 1:]), FP4_LEVELS, 16), _half_power(blocks[:, :1]))
 
 
@@ -96,7 +97,8 @@ def _levels(numbers: np.ndarray, levels: np.ndarray, zero: int) -> np.ndarray:
 
 
 def _half_power(e: np.ndarray) -> np.ndarray:
-    """2^(e - 128) as float32: half of the power, for levels are twice the floats. 255 is NaN."""
+    """Return 2^(e - 128) as float32: half of the power, because the levels are twice the floats. 255 is
+    NaN."""
     wide = e.astype(np.uint32)
     bits = np.where(wide < 2, np.uint32(0x00200000) << wide, (wide - 1) << 23).astype(np.uint32)
     return np.where(e == 255, np.float32(np.nan), bits.view(np.float32))
@@ -120,14 +122,14 @@ def q3_k(blocks: np.ndarray) -> Codes:
 
 
 def q3_k_scales(blocks: np.ndarray) -> np.ndarray:
-    """int8 [n, 16]: four low bits in bytes 96 .. 103, two high ones in 104 .. 107, less 32."""
+    """int8 [n, 16]: four low bits in bytes 96 .. 103, two high bits in 104 .. 107, minus 32."""
     low = _two_halves(blocks[:, 96:104])
     high = _fields(blocks[:, 104:108], 2).reshape(-1, 16)
     return (low | high << 4).astype(np.int8) - np.int8(32)
 
 
 def q4_k(blocks: np.ndarray) -> Codes:
-    """f16 d, f16 dmin | scales[12] | qs[128]: of 64 weights the first 32 in low nibbles"""
+    """f16 d, f16 dmin | scales[12] | qs[128]: of every 64 weights, the first 32 are in the low nibbles"""
     q = _two_halves(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256)
     s, m = _six_bits(blocks[:, 4:16])
     return Codes(q, _scale(blocks, 0) * s, _scale(blocks, 2) * m)
@@ -144,7 +146,8 @@ def q5_k(blocks: np.ndarray) -> Codes:
 def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """12 bytes -> eight scales and eight lows of six bits.
 
-    Bytes 0..3 and 4..7: the first four of each, and two high bits of the others; 8..11: their low nibbles.
+    Bytes 0..3 and 4..7 hold the first four of each, and two high bits of the others. Bytes 8..11 hold the low
+    nibbles of the others.
     """
     a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)
@@ -152,7 +155,8 @@ def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def q6_k(blocks: np.ndarray) -> Codes:
-    """ql[128]: of 128 weights the first 64 in low nibbles | qh[64], four fields | i8 scales[16] | f16 d"""
+    """ql[128]: of every 128 weights, the first 64 are in low nibbles | qh[64], four fields | i8 scales[16] |
+    f16 d"""
     low = _two_halves(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 256)
     high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 256)
     return Codes(low | high << 4, _scale(blocks, 208) * blocks[:, 192:208].view(np.int8))
@@ -164,7 +168,7 @@ def q8_k(blocks: np.ndarray) -> Codes:
 
 
 def iq4_xs(blocks: np.ndarray) -> Codes:
-    """f16 d | u16 and scales[4]: two high and four low bits of eight scales | qs[128]: numbers of levels"""
+    """f16 d | u16 and scales[4]: two high and four low bits of eight scales | qs[128]: indices of levels"""
     q = _levels(_two_halves(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 256), IQ4_LEVELS, 128)
     low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
     high = np.stack([blocks[:, 2:4] >> s & 3 for s in (0, 2, 4, 6)], axis=-1).reshape(-1, 8)

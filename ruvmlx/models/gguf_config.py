@@ -1,6 +1,6 @@
-"""The metadata keys of a GGUF file -> ModelConfig.
+"""Converts the metadata keys of a GGUF file to a ModelConfig.
 
-Keys are prefixed by the file's architecture; families.py says which families share one.
+Keys have the file's architecture as a prefix. families.py says which families share an architecture.
 """
 
 from dataclasses import replace
@@ -49,7 +49,7 @@ def gguf_name(name: str) -> str:
 
 
 def read_config(file: GGUFFile) -> ModelConfig:
-    """The file's keys and tensor list as a checked ModelConfig."""
+    """Return a checked ModelConfig from the file's keys and its list of tensors."""
     architecture = file.metadata.get("general.architecture")
     families = families_of(architecture, file.path.name)
     keys = Keys(file, str(architecture))
@@ -66,7 +66,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
 
 
 class Keys:
-    """Typed look-ups among the metadata keys of an architecture: "block_count" is "llama.block_count"."""
+    """Typed look-ups in the metadata keys of an architecture: "block_count" means "llama.block_count"."""
 
     def __init__(self, file: GGUFFile, architecture: str):
         self.file, self.where, self.prefix = file, file.path.name, f"{architecture}."
@@ -92,7 +92,7 @@ class Keys:
         return float(str(np.float32(value)))  # the intended 1e-05, not its float32 value 9.999999747e-06
 
     def uniform(self, key: str, default: int | None = None) -> int:
-        """An integer, or an array with the same value for every layer."""
+        """Return an integer from the key, or from an array that has the same value for every layer."""
         value = self.get(key)
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
             if (value != value[0]).any():
@@ -135,11 +135,11 @@ def _base_config(file: GGUFFile, keys: Keys, families: list[Family]) -> ModelCon
     )
 
 
-NO_ROPE_INTERVAL = 4  # llama.cpp's; files have no key for it
+NO_ROPE_INTERVAL = 4  # llama.cpp's value; files have no key for it
 
 
 def _family(families: list[Family], scale: QueryScale | None, window: int | None) -> Family:
-    """Of the families of one architecture, the one that has what the file asks for."""
+    """Return the family of this architecture that has the features of the file."""
     for family in families:
         if family.scales_queries == (scale is not None) and (
             window is None or family.window is Window.EVERY_LAYER
@@ -149,7 +149,7 @@ def _family(families: list[Family], scale: QueryScale | None, window: int | None
 
 
 def _window(keys: Keys, families: list[Family]) -> int | None:
-    """Mistral's. Elsewhere llama.cpp does not read the key."""
+    """Return Mistral's window. For other families llama.cpp does not read the key."""
     if not any(family.window is Window.EVERY_LAYER for family in families):
         return None
     return keys.integer("attention.sliding_window", 0) or None
@@ -165,7 +165,8 @@ def _original(keys: Keys) -> int:
 
 
 def _stored_biases(file: GGUFFile) -> frozenset[str]:
-    """Modules that have a bias in the first layer; the check of all tensors asks for it in the others."""
+    """Return the modules that have a bias in the first layer. The check of all tensors requires it in the
+    other layers."""
     names = {f"self_attn.{m}" for m in ATTENTION} | {f"mlp.{m}" for m in MLP}
     return frozenset(
         name.partition(".")[2] for name in names if f"blk.0.{_MODULES[name]}.bias" in file.tensors
@@ -173,19 +174,19 @@ def _stored_biases(file: GGUFFile) -> frozenset[str]:
 
 
 def _vocab_size(file: GGUFFile) -> int:
-    """Rows of the embedding: the vocabulary, padding included."""
+    """Return the rows of the embedding: the vocabulary with padding."""
     if "token_embd.weight" not in file.tensors:
         raise CorruptFile(f"{file.path.name}: tensor 'token_embd.weight' is missing. Fetch the model again.")
     return file.tensors["token_embd.weight"].shape[0]
 
 
 def rope_tensors(config: ModelConfig) -> tuple[str, ...]:
-    """Names of tensors that are part of the rope scaling."""
+    """Return the names of the tensors that are part of RoPE's scaling."""
     return (ROPE_SHORT, ROPE_LONG) if isinstance(config.rope_scaling, LongRope) else (ROPE_FREQS,)
 
 
 def _scaling(file: GGUFFile, keys: Keys) -> RopeScaling | None:
-    """Without a type, a factor is linear."""
+    """Return RoPE's scaling. A factor without a type is linear."""
     kind = keys.get("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 0.0)
     if kind == "longrope":
@@ -211,8 +212,8 @@ def _refuse_factor(keys: Keys, key: str, kept: float) -> None:
 
 
 def _longrope(file: GGUFFile, keys: Keys, factor: float) -> LongRope:
-    """Each pair's divisors in two tensors; llama.cpp takes the long ones if it runs more than the original
-    context. It would also divide all frequencies by a factor; converters write none."""
+    """Read the divisors of each pair from two tensors. llama.cpp uses the long ones if the context is longer
+    than the original. It would also divide all frequencies by a factor, but converters write none."""
     if factor not in (0, 1):
         raise UnsupportedModel(
             f"{keys.where}: {keys.prefix}rope.scaling.factor is {factor:g} beside longrope; only 1 is run."
@@ -231,9 +232,9 @@ def _divisors(file: GGUFFile, name: str) -> tuple[float, ...]:
 
 
 def _yarn(keys: Keys, factor: float) -> YarnRope:
-    """yarn_log_multiplier is Hugging Face's mscale_all_dim, to an mscale of 1.
+    """Return YaRN's parameters. yarn_log_multiplier is Hugging Face's mscale_all_dim, for an mscale of 1.
 
-    llama.cpp reads the betas and yarn_attn_factor for some architectures only; they are run here for all.
+    llama.cpp reads the betas and yarn_attn_factor only for some architectures. Here they are used for all.
     """
     _refuse_factor(keys, "yarn_ext_factor", 1.0)
     log_multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
@@ -250,7 +251,7 @@ def _yarn(keys: Keys, factor: float) -> YarnRope:
 
 
 def _check_rope_width(keys: Keys, config: ModelConfig) -> None:
-    """Rope has to turn whole heads, and values have to be as wide as keys."""
+    """Check that RoPE rotates whole heads, and that values are as wide as keys."""
     for key in ("rope.dimension_count", "attention.value_length"):
         if keys.integer(key, config.head_dim) != config.head_dim:
             raise UnsupportedModel(

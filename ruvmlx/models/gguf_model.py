@@ -1,8 +1,8 @@
-"""A GGUF file -> ModelConfig and Weights.
+"""Converts a GGUF file to a ModelConfig and Weights.
 
-For some families (families.py) llama.cpp's converter writes the q and k rows of every head interleaved (row
-2i + j is what Hugging Face calls row j * head_dim / 2 + i); they are put back here, so rope is half-split
-everywhere after loading.
+For some families (families.py), llama.cpp's converter interleaves the q and k rows of every head: row 2i + j
+is the row that Hugging Face calls j * head_dim / 2 + i. This module puts the rows back in order. So after
+loading, RoPE is half-split everywhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,8 @@ from .stored import StoredMatrix
 
 
 def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
-    """A file, or all parts of a split one, with header, configuration and tensor shapes checked."""
+    """Open a file, or all parts of a split one. The header, the configuration and the tensor shapes are
+    checked."""
     file = read_whole(path)
     config = read_config(file)
     check_tensors(file, config)
@@ -31,7 +32,7 @@ def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
 
 
 def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
-    """All tensors of the decoder are present with their shapes, and there are no others."""
+    """Check that all tensors of the decoder are present with their shapes, and that there are no others."""
     expected: dict[str, tuple] = {gguf_name(f"{m}.weight"): shape for m, shape in matrices(config)}
     expected |= {gguf_name(name): shape for name, shape in vectors(config)}
     check_shapes({name: t.shape for name, t in file.tensors.items()}, expected, file.path.name)
@@ -45,14 +46,14 @@ def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
 
 
 def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]:
-    """What `Model.load_weights` calls; the heavy part."""
+    """Return what `Model.load_weights` calls: the slow part of loading."""
     return lambda: LazyWeights(file, config)
 
 
 class LazyWeights(Mapping[str, np.ndarray]):
     """The weights of a file, converted when they are read.
 
-    Only the last matrix is kept: reading them in order without keeping any needs memory for one.
+    Only the last matrix is kept. So reading all matrices in order needs memory for only one.
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig):
@@ -63,7 +64,8 @@ class LazyWeights(Mapping[str, np.ndarray]):
         )
         self._known = frozenset(self._names)
         self._last: tuple[str, dict[str, np.ndarray]] = ("", {})
-        self.pause: Callable[[], None] = lambda: None  # called while a large matrix is converted; may raise
+        # called while a large matrix is converted; may raise an exception
+        self.pause: Callable[[], None] = lambda: None
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._known:
@@ -75,8 +77,8 @@ class LazyWeights(Mapping[str, np.ndarray]):
             self._last = (module, _matrix(self._file, self._config, module, self.pause))
         return self._last[1][kind]
 
-    def stored(self, module: str) -> StoredMatrix | None:
-        """The matrix's blocks, q and k rows put back in order; None for plain numbers."""
+    def blocks_of(self, module: str) -> StoredMatrix | None:
+        """Return the matrix's blocks, with q and k rows in order; None for plain numbers."""
         tensor = self._tensor(module)
         if tensor.type.block == 1:
             return None
@@ -108,7 +110,7 @@ class LazyWeights(Mapping[str, np.ndarray]):
 
 
 def _parts(file: GGUFFile, module: str) -> list[str]:
-    """Names of the arrays that a matrix is made of."""
+    """Return the names of the arrays that form a matrix."""
     packed = file.tensors[gguf_name(f"{module}.weight")].type.block > 1
     return [f"{module}.{kind}" for kind in (("weight", "scales", "biases") if packed else ("weight",))]
 
@@ -116,19 +118,19 @@ def _parts(file: GGUFFile, module: str) -> list[str]:
 def _matrix(
     file: GGUFFile, config: ModelConfig, module: str, pause: Callable[[], None]
 ) -> dict[str, np.ndarray]:
-    """{"weight"} or {"weight", "scales", "biases"}, q and k rows put back in order."""
+    """Return {"weight"} or {"weight", "scales", "biases"}, with q and k rows in order."""
     tensor = file.tensors[gguf_name(f"{module}.weight")]
     raw = file.raw(tensor)
     parts = unpack(raw, tensor, pause)
     heads = _rope_heads(config, module)
-    if heads or len(parts) > 1:  # copied: the mapped original is not needed again
+    if heads or len(parts) > 1:  # copied, so the mapped original is not needed again
         parts = {kind: half_split_rows(a, heads) if heads else a for kind, a in parts.items()}
         release(raw)
     return parts
 
 
 def _vector(file: GGUFFile, config: ModelConfig, name: str) -> np.ndarray:
-    """Norms and biases. Rarely quantised, and then spread out: they are small."""
+    """Return a norm or a bias as plain numbers. These are rarely quantised, and small."""
     tensor = file.tensors[gguf_name(name)]
     parts = unpack(file.raw(tensor), tensor)
     if "scales" in parts:
@@ -140,7 +142,7 @@ def _vector(file: GGUFFile, config: ModelConfig, name: str) -> np.ndarray:
 
 
 def _rope_heads(config: ModelConfig, module: str) -> int:
-    """How many heads the module's rows belong to, when they are interleaved; else 0."""
+    """Return how many heads the module's rows belong to if they are interleaved; else 0."""
     if not family_of(config.model_type, "").interleaved:
         return 0
     if module.endswith("q_proj"):

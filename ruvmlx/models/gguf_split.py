@@ -1,4 +1,4 @@
-"""Models in several GGUF files: `name-00001-of-00003.gguf` and so on. The first one has the metadata.
+"""Models in several GGUF files: `name-00001-of-00003.gguf` and so on. The first file has the metadata.
 
 Each file lists and holds its own tensors. (llama.cpp: tools/gguf-split)
 """
@@ -15,20 +15,21 @@ PART = re.compile(r"(?P<name>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})")
 
 
 def whole_name(path: Path) -> str:
-    """The file's name without its suffix and without the number of its part."""
+    """Return the file's name without its suffix and without the number of its part."""
     found = PART.fullmatch(path.stem)
     return found["name"] if found else path.stem
 
 
 def first_part(path: Path) -> Path:
-    """The first part of the model that a file belongs to, if it is there; else the file itself."""
+    """Return the first part of the model that a file belongs to, if that part exists; else the file
+    itself."""
     found = PART.fullmatch(path.stem)
     first = _part(path, 0, int(found["count"])) if found else path
     return first if first.is_file() else path
 
 
 def read_whole(path: Path) -> GGUFFile:
-    """A GGUF file, or all parts of a split one, whichever of them is named, as one file."""
+    """Return a GGUF file, or all parts of a split one, as one file. path: any of the parts."""
     named = read_gguf(path)
     count = _count(named)
     if count == 1:

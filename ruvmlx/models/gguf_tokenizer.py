@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: byte-level BPE or SentencePiece, as its vocabulary says."""
+"""The tokenizer of a GGUF file: byte-level BPE or SentencePiece, depending on its vocabulary."""
 
 from ..errors import UnsupportedModel
 from .gguf import GGUFFile
@@ -7,7 +7,7 @@ from .tokenizer_base import BaseTokenizer
 
 
 def gguf_tokenizer(file: GGUFFile) -> BaseTokenizer:
-    """The tokenizer that a GGUF file carries."""
+    """Return the tokenizer of a GGUF file."""
     vocab = GGUFVocab(file)
     kind = vocab.text("tokenizer.ggml.model")
     if kind == "gpt2":

@@ -1,4 +1,4 @@
-"""The tensor types of GGUF files that are read: one row each."""
+"""The tensor types of GGUF files that can be read, one row each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,11 +11,18 @@ from .gguf_codes import Codes
 
 @dataclass(frozen=True)
 class TensorType:
-    """`block` weights are stored together in `nbytes` bytes; of plain numbers one. See gguf_codes.py.
+    """One type. See gguf_codes.py for the codes.
 
-    bits: of a code q; group: weights to a scale; zero: the code of 0, where no lows are stored;
-    halves: bytes of a block at which its float16 numbers lie; wide: scales that float16 would round; uneven:
-    codes are floats; mode: MLX computes with such matrices as they are, and calls them that.
+    block: weights that are stored together; 1 for plain numbers
+    nbytes: bytes of a block
+    codes: the function that extracts the codes
+    bits: bits of a code q
+    group: weights that share a scale
+    zero: the code of 0 if no lows are stored
+    halves: byte positions of the float16 numbers in a block
+    wide: whether float16 would round the scales
+    uneven: whether the codes are floats
+    mode: MLX's name if MLX computes with such matrices without conversion
     """
 
     name: str
@@ -32,7 +39,7 @@ class TensorType:
     mode: str = ""
 
     def widen_to_8_bits(self) -> "TensorType":
-        """The same weights in codes of 8 bits; where there are no lows, 128 stands for 0."""
+        """Return the same weights in codes of 8 bits. Without lows, 128 is the code of 0."""
 
         def codes(blocks: np.ndarray) -> Codes:
             assert self.codes is not None
@@ -44,17 +51,17 @@ class TensorType:
 
     @property
     def affine(self) -> bool:
-        """Whether MLX's affine layout holds the same weights: its groups are of 32, 64 or 128."""
+        """Can MLX's affine layout hold the same weights? Its groups have 32, 64 or 128 weights."""
         return 32 <= self.group <= 128 and not self.uneven
 
     @property
     def affine_group(self) -> int:
-        """Weights to a scale in the affine layout."""
+        """The weights that share a scale in the affine layout."""
         return min(128, max(32, self.group))
 
     @property
     def affine_bits(self) -> int:
-        """Of a weight in the affine layout. Finer groups than 32 are rounded to 8 bits."""
+        """The bits of a weight in the affine layout. Groups smaller than 32 are rounded to 8 bits."""
         return self.bits if self.group >= 32 else 8
 
 
@@ -87,5 +94,5 @@ _NAMES = str.split(  # by type id
 
 
 def name_of(id: int) -> str | None:
-    """What ggml calls the type, also where it is not read; None for an id that nothing has."""
+    """Return ggml's name of a type, even if it cannot be read; None for an unknown id."""
     return _NAMES[id] if id < len(_NAMES) and _NAMES[id] != "-" else None

@@ -46,7 +46,7 @@ class GGUFVocab:
         return value
 
     def _per_token(self, key: str, kinds: str) -> np.ndarray | None:
-        """One number per token, or None when the key is absent."""
+        """Return one number per token, or None if the key is absent."""
         value = self.file.metadata.get(key)
         if value is None:
             return None
@@ -59,7 +59,7 @@ class GGUFVocab:
         return value
 
     def token_id(self, name: str) -> int | None:
-        """`tokenizer.ggml.<name>_token_id`, when it is there and names a token."""
+        """Return `tokenizer.ggml.<name>_token_id` if it exists and names a token."""
         key = f"tokenizer.ggml.{name}_token_id"
         value: Any = self.file.metadata.get(key)
         if value is None:
@@ -70,11 +70,11 @@ class GGUFVocab:
             raise self._bad(key, f"one of the {len(self.tokens)} tokens")
         return value
 
-    # What follows from them ----------------------------------------------------------------------
+    # Computed from the keys ------------------------------------------------------------------------
 
     @cached_property
     def types(self) -> np.ndarray:
-        """The stored types, with tokens that steer chats turned into CONTROL whatever the file calls them."""
+        """The stored types. Tokens that steer chats become CONTROL, whatever the file calls them."""
         stored = self._per_token("tokenizer.ggml.token_type", "iu")
         types = np.full(len(self.tokens), NORMAL) if stored is None else stored.astype(np.int64)
         for i in np.flatnonzero(types == USER_DEFINED):
@@ -107,8 +107,9 @@ class GGUFVocab:
         return self._of_type(USER_DEFINED)
 
     def common(self, *, adds_bos: bool, **more: Any) -> dict[str, Any]:
-        """The arguments of BaseTokenizer. `adds_bos`: the default where the file has no say.
+        """Return the arguments of BaseTokenizer.
 
+        adds_bos: used if the file does not say
         `add_eos_token` is not read: a prompt that ends with EOS asks for nothing.
         """
         ends = (self.token_id(name) for name in ("eot", "eom"))

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face or mlx-community folder -> ModelConfig."""
+"""Converts the config.json of a Hugging Face or mlx-community folder to a ModelConfig."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,13 +25,14 @@ class Affine:
 
 
 def text_config(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """The configuration of the language model, which a model for images keeps in `text_config`."""
+    """Return the configuration of the language model. A model for images has it in `text_config`."""
     families = WRAPPED.get(str(data.get("model_type")))
     if families is None:
         return data
     inner = {"model_type": "mistral"} | Fields(data, where).table("text_config")
     if inner["model_type"] not in families:
-        family_of(inner["model_type"], f"{where}, text_config")  # says why, where that is known
+        # raises an error with the reason, if it is known
+        family_of(inner["model_type"], f"{where}, text_config")
         raise UnsupportedModel(f"{where}: text_config holds a {str(inner['model_type'])[:40]!r} model.")
     shared = {key: data[key] for key in _SHARED if data.get(key) is not None}
     for key in ("quantization", "quantization_config"):
@@ -44,13 +45,14 @@ _SHARED = ("quantization", "quantization_config", "eos_token_id", "bos_token_id"
 
 
 def text_name(name: str) -> str:
-    """The name of a language model's tensor without what a model for images puts in front of it."""
+    """Return the name of a language model's tensor without the prefix of a model for images."""
     inner = name.removeprefix("model.language_model.")
     return name.removeprefix("language_model.") if inner == name else f"model.{inner}"
 
 
 def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelConfig:
-    """`has_head`: the files hold an lm_head.weight, which decides when config.json is silent about tying."""
+    """Return a checked ModelConfig. has_head: whether the files have an lm_head.weight; used if config.json
+    does not say whether the embedding is tied."""
     data = text_config(data, where)
     family = family_of(data.get("model_type"), where)
     _check_kind(data, where)
@@ -86,7 +88,7 @@ def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelC
 
 
 def _check_kind(data: dict[str, Any], where: str) -> None:
-    """Refuse what would run, but wrongly."""
+    """Refuse models that would run but give wrong results."""
     if data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"{where}: hidden_act {str(data['hidden_act'])[:40]!r}; only 'silu' is run.")
     if data.get("partial_rotary_factor") not in (None, 1, 1.0):
@@ -115,7 +117,8 @@ def _biases(fields: Fields, family: Family) -> frozenset[str]:
 
 
 def _layers_without_rope(fields: Fields, n_layers: int) -> frozenset[int]:
-    """`no_rope_layers` has a 0 for each of them; otherwise every fourth layer, or as the interval says."""
+    """`no_rope_layers` has a 0 for each such layer. Without it, every fourth layer, or every n-th as the
+    interval says."""
     turned = fields.data.get("no_rope_layers")
     if turned is None:
         interval = fields.integer("no_rope_layer_interval", 4)
@@ -132,7 +135,7 @@ def _layers_without_rope(fields: Fields, n_layers: int) -> frozenset[int]:
 
 
 def _sliding_window(fields: Fields, family: Family, config: ModelConfig) -> int | None:
-    """The window, if it holds for all layers. Layers of different kinds are refused."""
+    """Return the window if all layers have it. Layers of different kinds are refused."""
     switched = family.window in (Window.FROM_MAX_WINDOW_LAYERS, Window.WITHOUT_ROPE)
     off = switched and not fields.flag("use_sliding_window", False)
     window = None if off or not fields.has("sliding_window") else fields.integer("sliding_window")
@@ -167,7 +170,7 @@ def _sliding_layers(fields: Fields, family: Family, config: ModelConfig) -> froz
 
 
 def quantization(data: dict[str, Any], where: str) -> tuple[Affine | None, dict[str, Affine | None]]:
-    """-> the default, and what single modules have instead (None: not quantised)."""
+    """Return the default, and the exceptions of single modules (None: not quantised)."""
     table = Fields(data, where).table("quantization") or Fields(data, where).table("quantization_config")
     if not table or table.get("quant_method") == "fp8":
         return None, {}
@@ -199,7 +202,7 @@ def _affine(table: dict[str, Any], where: str) -> Affine:
 
 
 def _of_mode(fields: Fields, mode: str) -> Affine:
-    """A mode has one group size and one number of bits."""
+    """Return the format of a mode. Each mode has one group size and one number of bits."""
     group, bits = MODES[mode]
     got = fields.integer("group_size", group), fields.integer("bits", bits)
     if got != (group, bits):

@@ -1,6 +1,6 @@
-"""Rope in config.json: `rope_parameters` (transformers 5), `rope_scaling` (before), `rope_theta`.
+"""RoPE in config.json: `rope_parameters` (transformers 5), `rope_scaling` (before), `rope_theta`.
 
-Refused by name: what only one of transformers and mlx-lm reads, or what they read differently.
+Values that only one of transformers and mlx-lm reads, or that the two read differently, are refused by name.
 """
 
 import math
@@ -17,7 +17,7 @@ BETA = "llama_4_scaling_beta"
 
 
 def rope_table(fields: Fields) -> Fields:
-    """The table of rope's parameters; an empty one where there is none."""
+    """Return the table of RoPE's parameters; an empty one if there is none."""
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if any(isinstance(value, dict) for table in (new, old) for value in table.values()):
         raise UnsupportedModel(
@@ -46,7 +46,7 @@ def rope_theta(fields: Fields, rope: Fields, family: Family) -> float:
 
 
 def rope_scaling(fields: Fields, rope: Fields) -> RopeScaling | None:
-    """How rope is stretched; None: not at all."""
+    """Return how RoPE is stretched; None: it is not."""
     _refuse(rope, "partial_rotary_factor", (1,), "only whole heads are turned")
     match _kind(rope):
         case "default":
@@ -86,7 +86,8 @@ def _refuse(rope: Fields, key: str, accepted: tuple, why: str) -> None:
 
 
 def _original(fields: Fields, rope: Fields) -> int:
-    """The context before stretching. Without one transformers and mlx-lm assume different numbers."""
+    """Return the context before stretching. Without this number, transformers and mlx-lm assume different
+    ones."""
     inside = _context(rope, ORIGINAL)
     if fields.has(ORIGINAL) and fields.integer(ORIGINAL) != inside:
         raise UnsupportedModel(
@@ -150,10 +151,10 @@ def query_scale(fields: Fields, rope: Fields, family: Family) -> QueryScale | No
 
 
 def rope_to_json(config: ModelConfig) -> dict[str, Any]:
-    """The inverse: `rope_theta`, and the table if there is one."""
+    """Reverse the reading: return `rope_theta`, and the table if there is one."""
     out: dict[str, Any] = {"rope_theta": config.rope_theta}
     table = _scaling_to_json(config.rope_scaling)
-    if config.query_scale is not None:  # mlx-lm reads Ministral 3's rope from the new table alone
+    if config.query_scale is not None:  # mlx-lm reads Ministral 3's RoPE only from the new table
         table = {"rope_type": "default"} | table | out
         table |= {BETA: config.query_scale.beta, ORIGINAL: config.query_scale.original_max_position}
         return {"rope_parameters": table}
@@ -182,7 +183,8 @@ def _scaling_to_json(scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 def _yarn_attention_to_json(scaling: YarnRope) -> dict[str, float]:
-    """As mscale and mscale_all_dim where those say it: mlx-lm does not read attention_factor."""
+    """Return the attention factor, as mscale and mscale_all_dim if possible: mlx-lm does not read
+    attention_factor."""
     if math.isclose(scaling.attention_factor, yarn_scale(scaling.factor, 1.0)):
         return {}
     if scaling.attention_factor == 1:

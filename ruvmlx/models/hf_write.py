@@ -1,7 +1,8 @@
-"""The files beside the weights of a Hugging Face folder: config.json, generation_config.json, the tokenizer.
+"""Writes the files beside the weights of a Hugging Face folder: config.json, generation_config.json, the
+tokenizer.
 
-A model that came as a folder has them, and they are copied. One that came as a GGUF file has them made from
-what the loaders know.
+If the model came as a folder, its files are copied. If it came as a GGUF file, they are made from what the
+loaders know.
 """
 
 import shutil
@@ -32,7 +33,7 @@ _GENERATION = "generation_config.json"
 
 
 def config_of(model: Model) -> dict[str, Any]:
-    """What config.json says of a model, without how its weights are stored."""
+    """Return the config.json of a model, without how its weights are stored."""
     if model.format == "gguf":
         return config_to_json(model.config) | _token_ids(model.tokenizer)
     data = text_config(read_object(model.path / "config.json", missing_ok=False), model.name)
@@ -41,7 +42,7 @@ def config_of(model: Model) -> dict[str, Any]:
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    """The inverse of `hf_config.config_from_json`."""
+    """Reverse `hf_config.config_from_json`."""
     family = family_of(config.model_type, "config.json")
     out: dict[str, Any] = {
         "model_type": config.model_type,
@@ -65,7 +66,8 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _window(config: ModelConfig, family: Family) -> dict[str, Any]:
-    """Without layer_types it holds for all layers of a Mistral; mlx-lm ignores it."""
+    """Return the window's fields. Without layer_types the window holds for all layers of a Mistral, but
+    mlx-lm ignores it."""
     if not config.sliding_window:
         return {}
     if family.window is Window.EVERY_LAYER:
@@ -80,7 +82,7 @@ def _token_ids(tokenizer: Any) -> dict[str, Any]:
 
 
 def write_companions(model: Model, folder: Path) -> None:
-    """Tokenizer and generation settings."""
+    """Write the tokenizer and the generation settings."""
     if model.format == "gguf":
         write_json(folder / _GENERATION, _token_ids(model.tokenizer) | dict(model.default_sampling))
         _write_tokenizer(model.tokenizer, folder)

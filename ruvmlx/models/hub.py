@@ -1,4 +1,4 @@
-"""Hugging Face repositories: the cached copy first, then the hub."""
+"""Hugging Face repositories: the cache first, then the hub."""
 
 import json
 import os
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 
 def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
-    """The folder of a repository's safetensors files, or one of its GGUF files; downloaded if they are not
-    in the cache.
+    """Return the folder of a repository's safetensors files, or one of its GGUF files. If they are not in the
+    cache, they are downloaded. An interrupted download continues where it stopped.
 
-    wanted: a GGUF file's path in the repository, or its type ("Q5_K_M"); "": the one that suits this machine,
-    where there are no safetensors files. An interrupted download continues where it stopped.
-    The watch gets `found`, or for a GGUF file `chosen`, before the weights are fetched, then the progress; if
-    it raises, everything downloaded so far is kept.
+    wanted: a GGUF file's path in the repository, or its type ("Q5_K_M"). "": the file that suits this
+        machine, if there are no safetensors files.
+    watch: gets `found`, or for a GGUF file `chosen`, before the weights are fetched, then the progress. If it
+        raises an exception, everything downloaded so far is kept.
     """
-    here = cached(name, wanted)
+    here = cached_files(name, wanted)
     if here:
         return here
     if offline():
@@ -62,7 +62,7 @@ def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
 
 
 def _names_here() -> str:
-    """Names of models that need no network, for an error message."""
+    """Return the names of models that need no network, for an error message."""
     here = [*(["starter"] if starter_path() else []), *(name for name, _ in cached_repositories())]
     more = [f"{len(here) - 3} more (`ruvmlx ls`)"] if len(here) > 3 else []
     return ", ".join(here[:3] + more) or "nothing yet"
@@ -76,22 +76,22 @@ def offline() -> bool:
 
 
 def hub_cache() -> Path:
-    """The folder of huggingface-hub's cache; respects HF_HUB_CACHE and HF_HOME as huggingface-hub does."""
+    """Return the folder of huggingface-hub's cache, from HF_HUB_CACHE and HF_HOME as in huggingface-hub."""
     home = Path(
         os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     )
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
 
 
-def cached(name: str, wanted: str = "") -> Path | None:
-    """A repository's folder or GGUF file in the cache; wanted: as for `fetch`."""
+def cached_files(name: str, wanted: str = "") -> Path | None:
+    """Return a repository's folder or GGUF file in the cache. wanted: as in `fetch`."""
     return (None if wanted else cached_folder(name)) or _cached_gguf(name, wanted)
 
 
 def _cached_gguf(name: str, wanted: str) -> Path | None:
-    """The GGUF file that was fetched, or that is wanted; of several the one that suits this machine.
+    """Return the GGUF file that was fetched, or the wanted one. Of several, the one that suits this machine.
 
-    ModelNotFound if several are of the wanted type.
+    Raises ModelNotFound if several have the wanted type.
     """
     here = _cached_variants(_repo(name))
     found = [variant for variant in here if not wanted or variant.is_called(wanted)]
@@ -105,7 +105,7 @@ def _cached_gguf(name: str, wanted: str) -> Path | None:
 
 
 def _cached_variants(repo: Path) -> dict[GGUFVariant, Path]:
-    """Every whole GGUF model in a repository's snapshots, and its snapshot: the newest one that has it."""
+    """Return every complete GGUF model in a repository's snapshots, with the newest snapshot that has it."""
     found: dict[GGUFVariant, Path] = {}
     for folder in _snapshots(repo):
         for variant in variants_in(folder):
@@ -119,7 +119,7 @@ def _memory_limit() -> int:
 
 
 def cached_folder(name: str) -> Path | None:
-    """The newest complete snapshot of a repository in the cache; found without importing huggingface-hub."""
+    """Return the newest complete snapshot of a repository in the cache. huggingface-hub is not imported."""
     return _snapshot(_repo(name))
 
 
@@ -128,12 +128,12 @@ def _repo(name: str) -> Path:
 
 
 def _snapshot(repo: Path) -> Path | None:
-    """The snapshot of refs/main if it is complete, else the newest complete one."""
+    """Return the snapshot of refs/main if it is complete, else the newest complete one."""
     return next((path for path in _snapshots(repo) if complete(path)), None)
 
 
 def _snapshots(repo: Path) -> list[Path]:
-    """That of refs/main, then the newest first."""
+    """Return the snapshot of refs/main, then the others, the newest first."""
     try:
         main = [repo / "snapshots" / read_ordinary(repo / "refs" / "main", 1024).decode().strip()]
     except (OSError, UnicodeDecodeError):
@@ -149,7 +149,8 @@ def _folders(path: Path) -> list[Path]:
 
 
 def complete(path: Path) -> bool:
-    """Whether the folder has a config.json and all weight files: those that the index names, or any."""
+    """Does the folder have a config.json and all weight files? These are the files that the index names, or
+    any."""
     if not (path / "config.json").is_file():
         return False
     try:
@@ -158,7 +159,7 @@ def complete(path: Path) -> bool:
     except OSError:
         return any(p.is_file() for p in path.glob("*.safetensors"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return True  # there, if broken: loading says what is wrong with it
+        return True  # the files exist, perhaps broken: loading reports what is wrong
 
 
 def _download(name: str, watch: Watch, wanted: str) -> Path:
@@ -176,7 +177,7 @@ def _download(name: str, watch: Watch, wanted: str) -> Path:
         return worker.attend(lambda: fetching.fetch_weights(listing, worker), watch)
     except RuvmlxError:
         raise
-    except Exception as error:  # noqa: BLE001 - the hub, the network and the disk fail in many classes
+    except Exception as error:  # noqa: BLE001 - hub, network and disk raise errors of many classes
         raise ModelNotFound(_why(name, error)) from None
 
 
@@ -184,7 +185,7 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
     from . import fetching
 
     name, found = listing.name, variants({weight.file: weight.size for weight in listing.ggufs})
-    if listing.architecture:  # as the hub has read it: refused before gigabytes are fetched
+    if listing.architecture:  # as the hub reports it: refused before gigabytes are fetched
         families_of(listing.architecture, name)
     choice = named_variant(name, found, wanted) if wanted else choose_variant(name, found, _memory_limit())
     watch.chosen(choice)
@@ -193,7 +194,8 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
 
 
 def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
-    """Facts from config.json alone, so that UnsupportedModel is raised before gigabytes are fetched."""
+    """Return the facts from config.json alone, so that UnsupportedModel is raised before gigabytes are
+    fetched."""
     data = read_object(folder / "config.json")
     if runs_elsewhere(data):
         shape = shape_from_json(data, name)
@@ -203,14 +205,14 @@ def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
 
 
 def _about(size: int, data: Mapping[str, Any]) -> int:
-    """Parameters in so many bytes, before their headers are here."""
+    """Estimate the number of parameters from the bytes, before the headers are on this machine."""
     table = data.get("quantization")
     bits = table.get("bits") if isinstance(table, dict) else None
     return round(8 * size / (bits + 0.5 if type(bits) is int and bits > 0 else 16))
 
 
 def _why(name: str, error: Exception) -> str:
-    """A one-line error for people."""
+    """Return a one-line error for people."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -226,8 +228,8 @@ def _why(name: str, error: Exception) -> str:
 
 
 def cached_repositories() -> Iterator[tuple[str, Path]]:
-    """(owner/name, folder) of every complete model in the cache whose architecture runs, and its GGUF files:
-    (owner/name, file), or (owner/name:Q5_K_M, file) if there are several."""
+    """Yield (owner/name, folder) of every complete model in the cache whose architecture runs. For GGUF
+    files, yield (owner/name, file), or (owner/name:Q5_K_M, file) if there are several."""
     for repo in sorted(path for path in _folders(hub_cache()) if path.name.startswith("models--")):
         name = repo.name.removeprefix("models--").replace("--", "/", 1)
         path = _snapshot(repo)

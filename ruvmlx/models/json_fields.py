@@ -1,4 +1,4 @@
-"""Typed look-ups in a JSON object; null counts as absent, as in transformers."""
+"""Typed look-ups in a JSON object. null counts as absent, as in transformers."""
 
 from math import isfinite
 from typing import Any
@@ -7,7 +7,8 @@ from ..errors import CorruptFile
 
 
 class Fields:
-    """where: the model's name, for error messages. Every look-up raises CorruptFile for another type."""
+    """Typed look-ups. Each raises CorruptFile if the value has another type. where: the model's name, for
+    error messages."""
 
     def __init__(self, data: dict[str, Any], where: str):
         self.data, self.where = data, where

@@ -1,4 +1,4 @@
-"""JSON files of a model folder, read with one-line errors."""
+"""Reads JSON files of a model folder, with one-line errors."""
 
 import errno
 import json
@@ -13,7 +13,8 @@ MAX_BYTES = 200_000_000
 
 
 def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """A JSON object; {} for a file that may be missing and is. limit: bytes; a larger file is not read."""
+    """Return a JSON object. If the file is missing and may be, return {}. limit: bytes; a larger file is not
+    read."""
     try:
         value = json.loads(read_ordinary(path, limit))
     except FileNotFoundError:

@@ -1,18 +1,21 @@
-"""Token ids of long texts that were encoded before: an agent sends its whole conversation with every turn,
-and encoding 8,000 tokens again takes tens of milliseconds before its first new token."""
+"""Remembers the token ids of long texts. An agent sends its whole conversation with every turn; encoding
+8,000 tokens again takes tens of milliseconds before the first new token."""
 
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-MIN_RUN_CHARACTERS = 500  # characters; shorter texts are encoded in no time
-MAX_CACHED_CHARACTERS = 1 << 20  # characters that are kept, the last ones used
+MIN_RUN_CHARACTERS = 500  # characters: shorter texts are encoded fast enough
+MAX_CACHED_CHARACTERS = 1 << 20  # characters that are kept: those used last
 
 
 class KnownRuns:
-    """Remembers what encode(text, first) gave. salt: texts are known only under the salt that they came with,
-    so that nobody learns from the time which texts others have sent. From any thread."""
+    """Remembers what encode(text, first) returned. Can be called from any thread.
+
+    salt: a text is found only with the salt with which it was encoded. So the time tells no one which texts
+        other people have sent.
+    """
 
     def __init__(self, encode: Callable[[str, bool], list[int]]):
         self._encode, self._lock = encode, threading.Lock()

@@ -1,4 +1,4 @@
-"""Which tensors a decoder has, and their shapes. Loaders check files against it."""
+"""The tensors of a decoder and their shapes. Loaders check files against them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -12,7 +12,7 @@ LAYER_LIMIT = 1 << 10
 
 
 def matrices(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(module name, (out, in)) of every matrix, the ones that may be quantised."""
+    """Yield (module name, (out, in)) of every matrix. These may be quantised."""
     d, ffn = config.hidden_size, config.intermediate_size
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     yield "model.embed_tokens", (config.vocab_size, d)
@@ -30,7 +30,7 @@ def matrices(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def vectors(config: ModelConfig) -> Iterator[tuple[str, tuple[int]]]:
-    """(tensor name, (n,)) of every norm and bias."""
+    """Yield (tensor name, (n,)) of every norm and bias."""
     for i in range(config.n_layers):
         yield f"model.layers.{i}.input_layernorm.weight", (config.hidden_size,)
         yield f"model.layers.{i}.post_attention_layernorm.weight", (config.hidden_size,)
@@ -48,7 +48,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def check_config(config: ModelConfig, where: str) -> None:
-    """Refuse sizes that no model has, before anything is sized by them."""
+    """Refuse sizes that no model has, before memory of such sizes is used."""
     sizes = (
         "hidden_size",
         "n_heads",
@@ -77,7 +77,7 @@ def check_layers(n_layers: int, where: str) -> None:
 
 
 def layers_without_rope(n_layers: int, interval: int) -> frozenset[int]:
-    """The last of every `interval` layers."""
+    """Return the last of every `interval` layers."""
     return frozenset(range(interval - 1, n_layers, interval))
 
 
@@ -94,7 +94,8 @@ def _check_floats(config: ModelConfig, where: str) -> None:
 
 
 def _check_scaling(config: ModelConfig, where: str) -> None:
-    """Positive numbers, as many as there are pairs, in an order that rope.py can blend between."""
+    """Check that the numbers are positive, that there is one for each pair, and that rope.py can blend
+    between them."""
     scaling, scale = config.rope_scaling, config.query_scale
     parts = [asdict(part) for part in (scaling, scale) if part is not None]
     numbers = [number for part in parts for value in part.values() for number in _flat(value)]
@@ -116,7 +117,7 @@ def _flat(value: object) -> tuple:
 
 
 def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where: str) -> None:
-    """Every expected tensor is there, in its shape."""
+    """Check that every expected tensor exists with its shape."""
     for name, shape in expected.items():
         if name not in got:
             raise CorruptFile(f"{where}: tensor {name!r} {list(shape)} is missing. Fetch the model again.")
@@ -128,6 +129,6 @@ def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where:
 
 
 def check_vocab(tokens: int, rows: int, where: str) -> None:
-    """Every token has a row in the embedding; a few rows may be padding."""
+    """Check that every token has a row in the embedding. A few rows may be padding."""
     if tokens > rows:
         raise CorruptFile(f"{where}: the tokenizer has {tokens} tokens, the embedding only {rows} rows.")

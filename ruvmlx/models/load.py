@@ -1,4 +1,5 @@
-"""A model name -> Model: find, check, build the tokenizer. Weights are loaded later, by `load_weights`."""
+"""From a model's name to a Model: find it, check it, build the tokenizer. `load_weights` loads the weights
+later."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +15,10 @@ from .starter import STARTER_SAMPLING, STARTER_SYSTEM, starter_path
 
 
 def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
-    """Find a model by name (`resolve.py` says how) and check all of it but the weights' values.
+    """Find a model by name (resolve.py says how) and check everything except the weights' values.
 
-    `Model.load_weights()` reads those, and refuses NaN and infinity. watch: told of what has to be fetched.
+    `Model.load_weights()` reads the weights and refuses NaN and infinity. watch: is told what must be
+    fetched.
     """
     found = find_model(name, watch)
     if found.path.is_dir():
@@ -57,7 +59,7 @@ _SAMPLED_GGUF = ("token_embd.weight", "output.weight", "output_norm.weight", "bl
 
 
 def _gguf_sampling(metadata: Mapping[str, Any], model_type: str, path: Path) -> dict[str, float]:
-    """general.sampling.temp and its like, where newer files have them."""
+    """Return general.sampling.temp and similar keys, which newer files have."""
     values = {name: metadata.get(f"general.sampling.{name}") for name in SAMPLING}
     values |= {"temperature": metadata.get("general.sampling.temp")}
     names = [path.name, *(str(metadata.get(f"general.{key}", "")) for key in ("name", "basename"))]

@@ -1,4 +1,4 @@
-"""What `ruvmlx ls` lists: the models on this machine that need no fetching."""
+"""What `ruvmlx ls` lists: the models on this machine that need no download."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from .starter import starter_path
 
 
 def list_local_models() -> list[dict[str, Any]]:
-    """The starter model, then every repository in the Hugging Face cache whose architecture runs, then the
-    models of ollama and of LM Studio.
+    """Return the starter model, then every repository in the Hugging Face cache whose architecture runs, then
+    the models of ollama and LM Studio.
 
     Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be
-    read is listed with its files' bytes, without bits and parameters; `problem` says why.
+        read has its files' bytes, no bits and no parameters; `problem` says why.
     """
     return [_row(*found) for found in _local_models()]
 
 
 def readable_models() -> Iterator[Facts]:
-    """The same models as `Facts`, without those that cannot be read."""
+    """Yield the same models as `Facts`, without those that cannot be read."""
     for name, path, problem in _local_models():
         with contextlib.suppress(RuvmlxError):
             if not problem:
@@ -33,12 +33,12 @@ def readable_models() -> Iterator[Facts]:
 
 
 def local_paths() -> dict[str, Path]:
-    """The path of each of these models by its name, without those that cannot be read."""
+    """Return {name: path} of these models, without those that cannot be read."""
     return {name: path for name, path, problem in _local_models() if not problem}
 
 
 def _local_models() -> Iterator[tuple[str, Path, RuvmlxError | None]]:
-    """(name, path, problem): a problem that was seen before anything of the model was read."""
+    """Yield (name, path, problem). problem: an error that was found before the model was read."""
     starter = starter_path()
     if starter:
         yield "starter", starter, None
@@ -60,7 +60,7 @@ def _row(name: str, path: Path, problem: RuvmlxError | None) -> dict[str, Any]:
 
 
 def survey(name: str, path: Path) -> Facts:
-    """Facts from the headers."""
+    """Return the facts from the headers."""
     if path.is_dir():
         from .safetensors_model import open_folder
 

@@ -6,9 +6,9 @@ import numpy as np
 
 
 def release(array: np.ndarray) -> None:
-    """Let the system free the file's pages behind a view; a later access reads them again.
+    """Let the system free the file's pages behind a view. A later access reads them again.
 
-    Frees whole pages between the array's first and last byte. Arrays that are no view of a mapped file are
+    Frees whole pages between the array's first and last byte. Arrays that are not views of a mapped file are
     ignored.
     """
     file = _mapping(array)
@@ -22,7 +22,7 @@ def release(array: np.ndarray) -> None:
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    """The read-only mapping that an array is a view of. (DONTNEED on a writable one would lose data.)"""
+    """Return the read-only mapping that an array views. (DONTNEED on a writable mapping would lose data.)"""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,4 +1,4 @@
-"""Text of unknown origin inside error messages."""
+"""Makes text of unknown origin safe for error messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,8 @@ from ..errors import CorruptFile, RuvmlxError
 
 
 def one_line(value: object, limit: int = 120) -> str:
-    """Printable, on one line, and short: names and messages from files may hold anything."""
+    """Return printable, short text on one line, because names and messages from files may contain
+    anything."""
     text = " ".join(str(value).split()).rstrip(".") or type(value).__name__
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= limit else f"{text[: limit - 40]}...{text[-37:]}"
@@ -15,8 +16,8 @@ def one_line(value: object, limit: int = 120) -> str:
 
 @contextmanager
 def library(where: str) -> Iterator[None]:
-    """A library in Rust reads a file, or uses what it read: its panics, which are no Exceptions, become
-    CorruptFile."""
+    """For calls of a Rust library that reads a file or uses what it has read. Its panics are not Exceptions;
+    they become CorruptFile."""
     try:
         yield
     except (RuvmlxError, KeyboardInterrupt, SystemExit, GeneratorExit):

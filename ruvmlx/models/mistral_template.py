@@ -6,9 +6,9 @@
     v13   tools before the first user turn; calls and results without ids
     v15   model settings before the first user turn: how much the model is to think
 
-Text follows special tokens without a space: SentencePiece puts one in front of every stretch of text. `gap`
-is for tokenizers that put one only in front of the whole text.
-(mistral-common's encoder is the oracle of the tests.)
+Text follows special tokens without a space, because SentencePiece puts a space before every run of text.
+`gap` is for tokenizers that put a space only before the whole text. (mistral-common's encoder is the oracle
+of the tests.)
 """
 
 import json
@@ -21,13 +21,13 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True)
 class Efforts:
-    """The values of EFFORTS that a model has, and the one that holds if none is asked for."""
+    """The values of EFFORTS that a model has, and its default."""
 
     values: tuple[str, ...]
     default: str
 
     def expression(self) -> str:
-        """In Jinja; the variable enable_thinking asks for the most or the least."""
+        """Return a Jinja expression. The variable enable_thinking selects the most or the least effort."""
         most, least = (json.dumps(pick(self.values, key=EFFORTS.index)) for pick in (max, min))
         asked = f"{most} if enable_thinking else {least}"
         return f"({asked}) if enable_thinking is defined else {json.dumps(self.default)}"
@@ -101,14 +101,20 @@ _FORM = """\
 
 
 def mistral_template(version: int, efforts: Efforts | None = None, gap: str = "") -> str:
-    """version: one of VERSIONS. efforts: for v15. gap: what stands between a special token and text."""
+    """Return the template.
+
+    version: one of VERSIONS
+    efforts: for v15
+    gap: the text between a special token and other text
+    """
     effort = efforts.expression() if efforts else "none"
     values = {"version": version, "effort": effort, "gap": json.dumps(gap)}
     return "\n".join([*(f"{{%- set {name} = {value} %}}" for name, value in values.items()), _FORM])
 
 
 def version_of(special_tokens: Iterable[str]) -> int:
-    """The newest version whose special tokens a vocabulary has, if nothing else tells it."""
+    """Return the newest version whose special tokens a vocabulary has. Used if nothing else names the
+    version."""
     found = set(special_tokens)
     needed = {11: {"[SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]"}, 7: {"[SYSTEM_PROMPT]"}}
     return next((version for version, tokens in needed.items() if tokens <= found), 3)

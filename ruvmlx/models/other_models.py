@@ -1,6 +1,7 @@
-"""A folder of an architecture that this project has no decoder for: mlx-lm runs it, as it is.
+"""Folders of architectures for which this project has no decoder; mlx-lm runs them.
 
-Here its headers are checked and counted; backends/mlx/any_backend.py lets mlx-lm load it.
+This module checks the headers and counts the parameters. backends/mlx/any_backend.py lets mlx-lm load the
+model.
 """
 
 import re
@@ -26,14 +27,15 @@ _NAMES = {  # of ModelShape's fields in config.json, by architecture
     "vocab_size": ("vocab_size", "padded_vocab_size"),
     "max_context": ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length"),
 }
-_METHODS = ("mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")  # quant_method; for mlx-lm
+# values of quant_method that mlx-lm reads
+_METHODS = ("mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")
 _SAMPLED = 4  # tensors
-_USUAL_CONTEXT = 4096  # tokens, where config.json names no limit, as for state space models
+_USUAL_CONTEXT = 4096  # tokens: used if config.json names no limit, as for state space models
 
 
 @dataclass(frozen=True)
 class OtherFolder:
-    """A checked folder. data: config.json; bytes: of its tensors, as stored."""
+    """A checked folder. data: config.json. bytes: of its tensors, as stored."""
 
     data: Mapping[str, Any]
     shape: ModelShape
@@ -51,18 +53,18 @@ class OtherFolder:
         return isinstance(self.data.get("text_config"), dict)
 
     def load_weights(self) -> Weights:
-        """mlx-lm reads the files itself."""
+        """Raise an error: mlx-lm reads the files itself."""
         raise UnsupportedModel(f"a model of type {self.shape.model_type} is read by mlx-lm alone.")
 
     def samples(self) -> Iterator[np.ndarray]:
-        """Raw bytes of tensors that tell two trainings apart."""
+        """Yield the raw bytes of tensors that differ between two trainings."""
         largest = sorted(self.tensors.values(), key=lambda tensor: (-tensor.nbytes, tensor.name))
         return (tensor.raw() for tensor in largest[:_SAMPLED])
 
 
 def mlx_lm_runs(model_type: Any) -> bool:
-    """Does the installed mlx-lm have a model of this type? Imports it only for types that it keeps under
-    another's name."""
+    """Does the installed mlx-lm have a model of this type? mlx-lm is imported only for types that it has
+    under another name."""
     spec = find_spec("mlx_lm")
     if not isinstance(model_type, str) or not _TYPE.fullmatch(model_type) or spec is None:
         return False
@@ -75,12 +77,12 @@ def mlx_lm_runs(model_type: Any) -> bool:
 
 
 def runs(data: Mapping[str, Any]) -> bool:
-    """Is config.json that of a model which this project or mlx-lm runs?"""
+    """Is config.json of a model that this project or mlx-lm runs?"""
     return has_decoder(data) or runs_elsewhere(data)
 
 
 def runs_elsewhere(data: Mapping[str, Any]) -> bool:
-    """Is config.json that of a model for mlx-lm alone, by its architecture or its weights' format?"""
+    """Is config.json of a model that only mlx-lm runs, because of its architecture or its weights' format?"""
     return (not has_decoder(data) or bool(weights_format(data))) and mlx_lm_runs(data.get("model_type"))
 
 
@@ -95,7 +97,8 @@ def weights_format(data: Mapping[str, Any]) -> str:
 
 
 def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:
-    """data: config.json. UnsupportedModel for a model that brings its own Python code."""
+    """Check a folder. data: config.json. Raises UnsupportedModel for a model that brings its own Python
+    code."""
     if "model_file" in data:
         raise UnsupportedModel(
             f"{where}: config.json names Python code of the model's own (model_file), which is never run; "
@@ -107,7 +110,7 @@ def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: st
 
 
 def shape_from_json(data: Mapping[str, Any], where: str) -> ModelShape:
-    """The shape from config.json, or from its `text_config` in a model for text and images."""
+    """Return the shape from config.json, or from its `text_config` for a model for text and images."""
     text = data.get("text_config")
     text = text if isinstance(text, dict) else {}
     found = {field: _first(names, data, text) for field, names in _NAMES.items()}
@@ -129,7 +132,8 @@ def _first(names: tuple[str, ...], *tables: Mapping[str, Any]) -> int | None:
 
 
 def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
-    """Weights of all tensors: a quantised one has one for each place of its groups."""
+    """Return the number of weights in all tensors. A quantised tensor has one weight for each place in its
+    groups."""
     table = data.get("quantization") or data.get("quantization_config") or {}
     usual = table.get("group_size") if isinstance(table, dict) else None
     total = 0
@@ -145,7 +149,8 @@ def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
 
 
 def _group(packed: Tensor, scales: Tensor, usual: Any) -> int:
-    """Weights to a scale. Scales of one byte are those of small floats: nvfp4 has two words for each."""
+    """Return the number of weights that share a scale. Scales of one byte belong to small floats: nvfp4 has
+    two words for each."""
     if scales.dtype == "U8":
         return 16 if prod(packed.shape) == 2 * prod(scales.shape) else 32
     return usual if type(usual) is int else 64

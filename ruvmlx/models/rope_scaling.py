@@ -1,4 +1,4 @@
-"""The ways to stretch rope for longer contexts, as a model's files state them; rope.py computes them."""
+"""The ways to stretch RoPE for longer contexts, as a model's files describe them. rope.py computes them."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,15 @@ class LinearRope:
 
 @dataclass(frozen=True)
 class DynamicRope:
-    """NTK-aware: theta grows with contexts beyond the model's own."""
+    """NTK-aware: theta grows for contexts beyond the model's own."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """Llama-3 rope scaling: low frequencies are stretched by `factor`, high ones kept, the rest blended."""
+    """Llama-3's scaling: low frequencies are stretched by `factor`, high ones are kept, those between are
+    blended."""
 
     factor: float
     low_freq_factor: float
@@ -29,18 +30,19 @@ class Llama3Rope:
 
 @dataclass(frozen=True)
 class YarnRope:
-    """As Llama-3's, blended by a line over the pairs. Queries and keys are multiplied by attention_factor."""
+    """Like Llama-3's, but blended by a line over the pairs. Queries and keys are multiplied by
+    attention_factor."""
 
     factor: float
     original_max_position: int
     attention_factor: float
-    beta_fast: float = 32.0  # rotations over the original context from which a pair is kept
-    beta_slow: float = 1.0  # up to which it is stretched
+    beta_fast: float = 32.0  # a pair with at least this many rotations over the original context is kept
+    beta_slow: float = 1.0  # a pair with at most this many rotations is stretched
 
 
 @dataclass(frozen=True)
 class LongRope:
-    """Each pair has its own divisor; queries and keys are multiplied by attention_factor."""
+    """Each pair has its own divisor. Queries and keys are multiplied by attention_factor."""
 
     original_max_position: int
     attention_factor: float

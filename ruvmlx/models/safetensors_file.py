@@ -1,13 +1,13 @@
-"""safetensors files, checked before a byte of them is trusted.
+"""Reads safetensors files; the whole header is checked first.
 
     header length u64 | header, JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}} | data
 
 Offsets count from the start of the data. (https://huggingface.co/docs/safetensors, format)
 
-The safetensors library (0.8, for NumPy) copies every tensor and does not say where it lies: reading a file
-of 338 MiB took it 0.6 s and as much memory. Here tensors are views of the mapped file, made in 0.5 ms, whose
-pages can be released again. The library also accepts a name that occurs twice, and an error of its often
-names neither file nor tensor.
+Why not the safetensors library (0.8, for NumPy)? It copies every tensor and does not say where a tensor is: a
+file of 338 MiB took 0.6 s and as much memory. Here tensors are views of the mapped file, made in 0.5 ms, and
+their pages can be released again. The library also accepts a name that occurs twice, and its errors often
+name neither file nor tensor.
 """
 
 import json
@@ -28,16 +28,16 @@ from .messages import one_line
 
 MAX_HEADER = 100_000_000  # the reference implementation's own limit
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
-# Types that only mlx-lm reads; F4 shares bytes and is read by neither.
+# Types that only mlx-lm reads. F4 shares bytes; neither reads it.
 OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2}
 OTHER_BYTES |= {"I32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8}
 ALL_BYTES = ITEM_BYTES | OTHER_BYTES
-FLOAT_BYTES = ITEM_BYTES | {"U8": 1, "F8_E4M3": 1}  # of files with small floats (small_floats.py)
+FLOAT_BYTES = ITEM_BYTES | {"U8": 1, "F8_E4M3": 1}  # for files with small floats (small_floats.py)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where one tensor lies. offset: bytes from the start of the file."""
+    """Where one tensor is. offset: bytes from the start of the file."""
 
     name: str
     dtype: str
@@ -55,7 +55,7 @@ class Tensor:
         return np.frombuffer(self.data, np.uint8, self.nbytes, self.offset)
 
     def array(self) -> np.ndarray:
-        """The tensor as a read-only view; copied only when the file holds it unaligned."""
+        """Return the tensor as a read-only view. It is copied only if it is unaligned in the file."""
         view = self.raw().view(_dtype(self.dtype)).reshape(self.shape)
         return view if view.flags.aligned else view.copy()
 
@@ -69,8 +69,8 @@ def _dtype(name: str) -> Any:
 
 
 def read_safetensors(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Tensor]:
-    """Map a file and check its header: every tensor inside the file, none over another. known: dtypes that
-    are read, and the bytes of a number."""
+    """Map a file and check its header: every tensor is inside the file, and no two overlap. known: {dtype
+    that is allowed: bytes of a number}."""
     data = _map(path)
     header, start = _header(path.name, data)
     tensors = {
@@ -97,7 +97,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _header(where: str, data: mmap.mmap) -> tuple[dict[str, Any], int]:
-    """-> parsed header, offset of the data."""
+    """Return the parsed header and the offset of the data."""
     if len(data) < 8:
         raise bad(where, f"it is {len(data)} bytes long")
     (length,) = struct.unpack_from("<Q", data)
@@ -152,7 +152,7 @@ def _check_dtype(where: str, name: str, dtype: Any, known: Mapping[str, int]) ->
 
 
 def _whole(values: Any) -> TypeGuard[list[int]]:
-    """A list of counts that a 63-bit number holds. True and False are no counts."""
+    """Is this a list of counts that fit into 63 bits? True and False are not counts."""
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 62 for v in values)
 
 

@@ -1,4 +1,4 @@
-"""A folder of safetensors files (Hugging Face or mlx-community) -> Model."""
+"""Loads a folder of safetensors files (Hugging Face or mlx-community) as a Model."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,8 @@ SAMPLED = (
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked folder. data: config.json, of the language model alone. wrapped: it was one for images."""
+    """A checked folder. data: the config.json of the language model alone. wrapped: whether a model for
+    images contains it."""
 
     data: dict[str, Any]
     shape: ModelConfig
@@ -47,7 +48,7 @@ class Folder:
 
     @property
     def types(self) -> dict[str, int]:
-        """Weights by type, if some are small floats and none in MLX's affine layout."""
+        """{type: number of weights} if some are small floats and none are in MLX's affine layout."""
         kinds, sizes = self.plan.kinds, Counter[str]()
         if not self.plan.floats or "packed" in kinds.values():
             return {}
@@ -64,12 +65,12 @@ class Folder:
         return FolderWeights(self.tensors, self.plan)
 
     def samples(self) -> Iterator[np.ndarray]:
-        """Raw bytes of tensors that tell two trainings apart."""
+        """Yield the raw bytes of tensors that differ between two trainings."""
         return (self.tensors[n].raw() for n in SAMPLED if n in self.tensors)
 
 
 def open_folder(path: Path, name: str) -> Folder | OtherFolder:
-    """Check configuration, headers and shapes; the tokenizer is not read."""
+    """Check the configuration, headers and shapes. The tokenizer is not read."""
     whole = read_object(path / "config.json", missing_ok=False)
     if runs_elsewhere(whole):
         return open_other(whole, _read_all(path, ALL_BYTES), name)
@@ -81,7 +82,7 @@ def open_folder(path: Path, name: str) -> Folder | OtherFolder:
 
 
 def load_folder(path: Path, name: str) -> Model:
-    """Check everything but the weights' values."""
+    """Check everything except the weights' values."""
     from .tokenizer_process import ProcessTokenizer
 
     folder = open_folder(path, name)
@@ -106,7 +107,7 @@ def load_folder(path: Path, name: str) -> Model:
 
 
 def _read_all(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Tensor]:
-    """Every tensor of every file, by name. known: as in read_safetensors."""
+    """Return every tensor of every file, by name. known: as in read_safetensors."""
     found: dict[str, Tensor] = {}
     for file in _files(path):
         for name, tensor in read_safetensors(file, known).items():
@@ -117,7 +118,7 @@ def _read_all(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Te
 
 
 def _files(path: Path) -> list[Path]:
-    """The files that the index names, or model*.safetensors."""
+    """Return the files that the index names, or model*.safetensors."""
     index = read_object(path / "model.safetensors.index.json")
     if index:
         return [_shard(path, name) for name in _shard_names(index)]
@@ -142,7 +143,7 @@ def _shard_names(index: dict[str, Any]) -> list[str]:
 
 
 def _shard(path: Path, name: str) -> Path:
-    """A file beside the index; paths out of the folder are refused."""
+    """Return a file beside the index. Paths that leave the folder are refused."""
     if Path(name).name != name or not name.endswith(".safetensors"):
         raise CorruptFile(
             f"model.safetensors.index.json names {name[:60]!r}, which is not a safetensors file beside it."
@@ -153,7 +154,7 @@ def _shard(path: Path, name: str) -> Path:
 
 
 def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the language model, under its own names; what reads images is left out."""
+    """Return the tensors of the language model under its own names, without the part that reads images."""
     vision = (
         "vision_tower.",
         "multi_modal_projector.",
@@ -164,8 +165,8 @@ def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Leave out precomputed rope tables, a head that is tied to the embedding, and the scales of fp8
-    activations, which stay in 16 or 32 bits here."""
+    """Remove tensors that are not used: precomputed RoPE tables, a head that is tied to the embedding, and
+    the scales of fp8 activations (activations have 16 or 32 bits here)."""
     tied = data.get("tie_word_embeddings") is True
     unused = ("rotary_emb.inv_freq", *([".activation_scale"] if is_fp8(data) else []))
     return {
@@ -178,7 +179,7 @@ def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[st
 def _plan(
     tensors: Mapping[str, Tensor], config: ModelConfig, data: dict[str, Any], where: str
 ) -> StoragePlan:
-    """All shapes and types are checked; unknown tensors are refused."""
+    """Check all shapes and types. Unknown tensors are refused."""
     default, own = quantization(data, where)
     expected: dict[str, tuple] = {name: shape for name, shape in vectors(config)}
     plan = StoragePlan(dict.fromkeys(expected, "plain"))

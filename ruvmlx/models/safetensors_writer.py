@@ -1,4 +1,4 @@
-"""Writing safetensors files, one tensor after the other: a model larger than memory can be written."""
+"""Writes safetensors files, one tensor after the other, so a model larger than memory can be written."""
 
 import json
 import struct
@@ -13,7 +13,7 @@ from ..errors import StoreError
 from ..platform import files
 
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32"}
-_ENTRY = 110  # bytes that one matrix adds to the header at most, its name left out
+_ENTRY = 110  # the maximum number of bytes that one matrix adds to the header, without its name
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -24,9 +24,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: M
 def write_stream(
     path: Path, names: Sequence[str], tensors: Iterable[tuple[str, np.ndarray]], metadata: Mapping[str, str]
 ) -> None:
-    """Write (name, array) as they come; `names` are all of them. The file appears whole or not at all.
+    """Write (name, array) pairs as they come. names: all of them. The file appears complete or not at all.
 
-    Types and shapes are known only at the end, so room for the header is left in front and filled last.
+    Types and shapes are known only at the end. So space for the header is left at the start and filled last.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     room = len(json.dumps(header)) + sum(len(json.dumps(name)) + _ENTRY for name in names)
@@ -47,8 +47,8 @@ def write_stream(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """`files.replacing`; StoreError if the file cannot be written. What was learned from ratings tells of the
-    person who gave them, so only the user can read it."""
+    """Like `files.replacing`, but raises StoreError if the file cannot be written. Only the user can read the
+    file, because what was learned from ratings tells something about the person who gave them."""
     try:
         with files.replacing(path) as file:
             yield file
@@ -57,6 +57,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """An object, readable for people."""
+    """Write an object in a form that people can read."""
     with replacing(path) as file:
         file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")

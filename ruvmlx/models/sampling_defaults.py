@@ -1,4 +1,4 @@
-"""The sampling settings that a model's own files advise, else those that its makers advise."""
+"""The sampling settings that a model's own files advise; otherwise those that its makers advise."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,29 +7,31 @@ from typing import Any
 
 from ..settings import SAMPLING
 
-MAX_VALUE = 1e9  # of a number that is meant
+MAX_VALUE = 1e9  # the maximum of a plausible number
 # Not taken from a model's files: there it counts the prompt's tokens, too, and it takes more time.
 NOT_ADVISED = ("repetition_penalty",)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What a model's makers advise. name: a pattern that one of the model's names contains; "": any model of
-    the family `model_type`."""
+    """What a model's makers advise.
+
+    name: a pattern that one of the model's names contains; "": any model of the family `model_type`
+    """
 
     sampling: Mapping[str, float]
     name: str = ""
     model_type: str = ""
 
     def is_for(self, model_type: str, names: Sequence[str]) -> bool:
-        """Is this advice for such a model?"""
+        """Is this advice for a model of this type and with these names?"""
         if self.name:
             return any(re.search(self.name, name, re.IGNORECASE) for name in names)
         return self.model_type == model_type
 
 
 # From generation_config.json and the model cards of the makers' own repositories. The first row that fits
-# counts: GGUF files of Mistral, SmolLM2 and others call themselves Llama, so names come first.
+# counts. GGUF files of Mistral, SmolLM2 and others say that they are Llama, so rows with names come first.
 ADVICE = (
     Advice({"temperature": 0.6, "top_p": 0.95}, name=r"deepseek.?r1"),
     Advice({"temperature": 0.2, "top_p": 0.9}, name=r"smollm(?!3)"),
@@ -51,8 +53,8 @@ ADVICE = (
 def sampling_defaults(
     values: Mapping[str, Any], model_type: str = "", names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """The numbers among `values`, which the model's files give, that lie where they can; where there are
-    none, the makers' advice for a model of this family and these names."""
+    """Return those `values` from the model's files that are plausible numbers. If there are none, return the
+    makers' advice for a model of this family and these names."""
     found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED}
     usable = {
         name: value

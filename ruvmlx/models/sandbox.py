@@ -1,8 +1,8 @@
-"""A Jinja sandbox for templates that came with a model: no attribute tricks, no files, bounded work.
+"""A Jinja sandbox for templates from a model's files: no attribute tricks, no files, limited work.
 
-Jinja's ImmutableSandboxedEnvironment keeps templates away from Python's insides: alone it stops all escapes
-in `tests/models/test_sandbox.py`. It bounds no work but range()'s: `sandbox_bounds.py` does. Nothing is
-computed while a template is compiled, since the bounds are those of a render.
+Jinja's ImmutableSandboxedEnvironment keeps templates away from Python's internals: it stops all escapes in
+`tests/models/test_sandbox.py`. It limits no work except range()'s; `sandbox_bounds.py` limits the rest.
+Nothing is computed while a template is compiled, because the limits are those of a render.
 """
 
 import json
@@ -27,6 +27,7 @@ from .sandbox_bounds import (
     Loop,
     Steps,
     Variables,
+    admit,
     bounded_concat,
     bounded_filter,
     bounded_join,
@@ -34,9 +35,8 @@ from .sandbox_bounds import (
     bounded_slice,
     bounded_sum,
     budgeted,
-    called,
+    call_function,
     check_clock,
-    made,
 )
 from .typed_text import GUARD
 
@@ -44,11 +44,11 @@ _ESCAPED = re.compile(f"[^\0-\x7f{GUARD}]")
 
 
 class Refused(TemplateError):
-    """raise_exception() was called: the template does not take this conversation."""
+    """The template called raise_exception(): it does not accept this conversation."""
 
 
 class _NothingFolded(CodeGenerator):
-    """Leaves {{ 1.5 | round(9) }} to the render, where it is bounded."""
+    """Leaves constant expressions such as {{ 1.5 | round(9) }} to the render, where their work is limited."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):
@@ -57,7 +57,7 @@ class _NothingFolded(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Looks at the clock and at sizes where a template could run away."""
+    """Checks the clock and the sizes wherever a template could run too long."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
     code_generator_class = _NothingFolded
@@ -72,18 +72,18 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def call(self, context: Any, function: Callable, /, *args: Any, **kwargs: Any) -> Any:
-        return called(function, args, partial(super().call, context, function), kwargs)
+        return call_function(function, args, partial(super().call, context, function), kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         return bounded_operation(operator, left, right, partial(super().call_binop, context, operator))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """What Jinja cannot intercept becomes a filter of ours."""
+        """Replace what Jinja cannot intercept by filters of ours."""
         return _Bound().visit(super()._parse(source, name, filename))
 
 
 class _Bound(NodeTransformer):
-    """Jinja finds the methods by the names of its nodes."""
+    """Jinja finds these methods by the names of its nodes."""
 
     def _filter_node(self, name: str, node: Any, *args: nodes.Expr | None) -> nodes.Filter:
         given = [arg or nodes.Const(None, lineno=node.lineno) for arg in args]
@@ -112,14 +112,15 @@ class _Bound(NodeTransformer):
 
 
 class _Generation(Extension):
-    """{% generation %}...{% endgeneration %} marks assistant text for training; here it is just its body."""
+    """{% generation %}...{% endgeneration %} marks assistant text for training. Here it is only its body."""
 
-    tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance's
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance's attribute
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return [nodes.Scope(body, lineno=line)]  # as in transformers: what it sets is unknown outside
+        # as in transformers: variables set inside are unknown outside
+        return [nodes.Scope(body, lineno=line)]
 
 
 def _raise(message: str) -> None:
@@ -133,13 +134,14 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """As Hugging Face renders it: no HTML escapes. The marks of typed text are never escaped."""
+    """Return JSON as Hugging Face writes it, without HTML escapes. The marks of typed text are never
+    escaped."""
     widths = [len(x) if isinstance(x, str) else x for x in (indent, *(separators or ())) if x is not None]
     if any(width > MAX_INDENT for width in widths):
         raise SecurityError(f"tojson with an indent above {MAX_INDENT}")
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    # Without an indent the result is at most about six times as long, and C makes it at once.
-    text = encoder.encode(made(value)) if indent is None else bounded_join(encoder.iterencode(made(value)))
+    # Without an indent the result is at most about six times as long, and C code makes it quickly.
+    text = encoder.encode(admit(value)) if indent is None else bounded_join(encoder.iterencode(admit(value)))
     return _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
@@ -163,7 +165,7 @@ def compile_template(source: str) -> Template:
     env.filters = {name: bounded_filter(name, known[name]) for name in FILTERS}
     env.filters |= {
         "bounded_concat": bounded_concat, "bounded_loop": Loop, "bounded_slice": bounded_slice,
-        "bounded_value": made,
+        "bounded_value": admit,
     }  # fmt: skip
     env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, "range": Steps}
     env.globals["namespace"] = Variables
@@ -172,6 +174,6 @@ def compile_template(source: str) -> Template:
 
 
 def run(template: Template, names: Mapping[str, Any]) -> str:
-    """Render within the bounds."""
+    """Render the template within the limits."""
     with budgeted(names):
         return bounded_join(template.generate(**names))

@@ -1,12 +1,12 @@
-"""How much time, text and memory one render of a chat template may take.
+"""Limits the time, text and memory of one render of a chat template.
 
-Jinja's sandbox has one bound, 100,000 steps of a range(). Within it, two nested loops run for hours, and
-"a" * 10**10 takes gigabytes. A clock alone does not help: one call of a C function can take hours, and can be
-neither stopped nor measured from Python. So every value is bounded: its expanded size, which counts a part as
-often as it occurs, is at most `Budget.longest`, and all text made in one render is at most TIMES as much.
-What it holds at one time is at most `Budget.most_held` bytes: a text counts until nothing uses it.
-What could make a larger value is refused before it runs. Filters and methods whose work is not about linear
-in the size of their values are not offered (`FILTERS`, `METHODS`). Loops and calls look at the clock.
+Jinja's sandbox has one limit: 100,000 steps of a range(). Within it, two nested loops run for hours, and "a"
+* 10**10 takes gigabytes. A clock alone does not help: one call of a C function can take hours, and Python can
+neither stop nor measure it. So every value has a limit. Its expanded size, which counts a part as often as it
+occurs, is at most `Budget.longest`. All text made in one render is at most TIMES as much. At any time the
+render holds at most `Budget.most_held` bytes; a text counts until nothing uses it. An operation that could
+make a larger value is refused before it runs. Filters and methods whose work is not about linear in the size
+of their values are not available (`FILTERS`, `METHODS`). Loops and calls check the clock.
 """
 
 import re
@@ -22,19 +22,20 @@ from jinja2.utils import Namespace
 
 MAX_SECONDS = 2.0
 MAX_STEPS = 100_000  # of one range()
-MAX_SOURCE = 1 << 17  # characters of a template; those of models have some thousands
+MAX_SOURCE = 1 << 17  # characters of a template; those of real models have some thousands
 # Characters of the longest value: BASE_VALUE_CHARACTERS + PER_CHARACTER times the size of the conversation.
 BASE_VALUE_CHARACTERS, PER_CHARACTER = 1 << 20, 8
-TIMES = 64  # all text and lists made in one render, in longest values
-HELD, PER_BYTE = 64 << 20, 16  # bytes that may be held: HELD + PER_BYTE times those of the conversation
-SHORT = 256  # characters of a sum that counts only when it is in a list
-TOGETHER = 4096  # pieces of a text that are joined early: each takes 50 bytes
-MAX_WIDTH = 1024  # of padding, indentation, repetition
-MAX_DIGITS = 100  # that a number is rounded to
+TIMES = 64  # all text and lists made in one render, as a multiple of the longest value
+# bytes that a render may hold: HELD + PER_BYTE times the bytes of the conversation
+HELD, PER_BYTE = 64 << 20, 16
+SHORT = 256  # characters: a shorter sum counts only when it is in a list
+TOGETHER = 4096  # pieces of a text that are joined early, because each takes 50 bytes
+MAX_WIDTH = 1024  # of padding, indentation and repetition
+MAX_DIGITS = 100  # to which a number may be rounded
 MAX_BITS = 4096  # of a number
 MAX_INDENT = 16  # of JSON
-MAX_DEPTH = 100  # of lists in lists; Python's own limit is about 1,000 calls
-OTHER = 64  # characters of a number, None, or an object without a text of its own
+MAX_DEPTH = 100  # of nested lists; Python's own limit is about 1,000 calls
+OTHER = 64  # characters that count for a number, None, or an object without its own text
 
 FILTERS = frozenset(
     """
@@ -60,18 +61,18 @@ METHODS: Mapping[type, frozenset[str]] = {
 }
 _WIDENING = frozenset(("center", "ljust", "rjust", "zfill", "batch", "slice", "truncate"))
 _STRIPPING = frozenset(("trim", "strip", "lstrip", "rstrip"))
-_NESTED = re.compile(r"\{[^{}]*\{")  # a width that is itself a field
-_ESCAPING = re.compile(r"%[^a-zA-Z%]*[ra]|![ra]")  # %r and its like write up to ten characters for one
+_NESTED = re.compile(r"\{[^{}]*\{")  # a width that is a field itself
+_ESCAPING = re.compile(r"%[^a-zA-Z%]*[ra]|![ra]")  # %r and similar forms write up to ten characters for one
 
 
 class Budget:
-    """Of one render, for names [its variables]."""
+    """The limits of one render. names: its variables."""
 
     def __init__(self, names: Mapping[str, Any]):
         self._known: dict[int, tuple[Any, int, int]] = {}  # id -> (value, expanded size, depth)
         self._deadline = time.monotonic() + MAX_SECONDS
         self._started = time.thread_time()
-        self._texts: dict[int, str] = {}  # id -> a text that this render has made or been given
+        self._texts: dict[int, str] = {}  # id -> a text that this render has made or received
         self._text_bytes = self._list_bytes = self._sweep_at = 0
         self.longest, self.most_held = BASE_VALUE_CHARACTERS, sys.maxsize
         sizes = [self.spread(value)[0] for value in names.values()]
@@ -92,8 +93,8 @@ class Budget:
         if size > self.longest:
             raise SecurityError(f"it makes a text of more than {self.longest} characters")
 
-    def made(self, value: Any) -> Any:
-        """The value, if its expanded size is allowed; what is new of it counts."""
+    def admit(self, value: Any) -> Any:
+        """Return the value if its expanded size is allowed. New parts of it count."""
         size, _ = self.spread(value)
         self.check_size(size)
         self.take(
@@ -102,8 +103,8 @@ class Budget:
         return value
 
     def hold(self, text: str) -> None:
-        """Count the bytes of a text, once, until nothing but this count uses it."""
-        if len(text) < 2 or id(text) in self._texts:  # Python has each character only once
+        """Count the bytes of a text, once, until only this object uses it."""
+        if len(text) < 2 or id(text) in self._texts:  # Python has each single character only once
             return
         self._texts[id(text)] = text
         self._text_bytes += sys.getsizeof(text)
@@ -111,7 +112,7 @@ class Budget:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Forget the texts that nothing else uses. The next sweep comes when as much again is held."""
+        """Forget the texts that nothing else uses. The next sweep comes when the held bytes have doubled."""
         used = [text for text in self._texts.values() if sys.getrefcount(text) > _UNUSED]
         self._texts = {id(text): text for text in used}
         self._text_bytes = sum(map(sys.getsizeof, used))
@@ -126,7 +127,8 @@ class Budget:
             raise SecurityError("it makes too much text")
 
     def spread(self, value: Any, level: int = 0) -> tuple[int, int]:
-        """(expanded size, depth). Values are immutable in templates, so each list is walked once."""
+        """Return (expanded size, depth). Values are immutable in templates, so each list is walked only
+        once."""
         if isinstance(value, str):
             self.hold(value)
             return len(value) + 2, 0
@@ -152,19 +154,20 @@ class Budget:
         return size, depth
 
     def note_joined(self, whole: list[Any], left: list[Any], right: list[Any]) -> None:
-        """Keep what `spread` says of left + right without a walk: a loop may gather a list piece by piece."""
+        """Compute what `spread` returns for left + right without a walk, because a loop may build a list
+        piece by piece."""
         (size, depth), (more, below) = self.spread(left), self.spread(right)
         self._known[id(whole)] = whole, size + more - 2, max(depth, below)
         self._list_bytes += sys.getsizeof(whole)
 
 
-_UNUSED = 3  # references to a text in `Budget._sweep` that only `_texts` holds
+_UNUSED = 3  # references to a text in `Budget._sweep` if only `_texts` holds it
 
 _budget: ContextVar[Budget] = ContextVar("budget")
 
 
 class budgeted:
-    """Everything inside has the budget of a render with these variables."""
+    """The block has the budget of a render with these variables."""
 
     def __init__(self, names: Mapping[str, Any]):
         self._names = names
@@ -182,16 +185,17 @@ def check_clock() -> None:
     _budget.get().check_clock()
 
 
-def made(value: Any) -> Any:
-    return _budget.get().made(value)
+def admit(value: Any) -> Any:
+    return _budget.get().admit(value)
 
 
 def bounded_operation(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], Any]) -> Any:
-    """left operator right: +, *, ** or %. Numbers are free below 1e9; texts and lists while the result is
-    small."""
+    """Compute left operator right, for +, *, ** or %. Numbers below 1e9 are not limited. Texts and lists are
+    not limited while the result is small."""
     budget = _budget.get()
     budget.check_clock()
-    if operator == "+" and isinstance(left, str) and isinstance(right, str):  # nearly all of them
+    # nearly all operations are of this kind
+    if operator == "+" and isinstance(left, str) and isinstance(right, str):
         budget.check_size(len(left) + len(right))
         budget.take(len(left) + len(right))
         text = apply(left, right)
@@ -213,15 +217,15 @@ def bounded_operation(operator: str, left: Any, right: Any, apply: Callable[[Any
     result = apply(left, right)
     if operator == "+" and type(left) is type(right) is list:
         budget.note_joined(result, left, right)
-    return budget.made(result)
+    return budget.admit(result)
 
 
-def called(function: Any, args: tuple, apply: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
-    """The result of a function, macro or method that the template calls."""
+def call_function(function: Any, args: tuple, apply: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of a function, macro or method that the template calls."""
     budget = _budget.get()
     budget.check_clock()
-    args = settled(args)
-    method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format in a function of its own
+    args = as_lists(args)
+    method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format in its own function
     owner, name = getattr(method, "__self__", None), str(getattr(method, "__name__", ""))
     if owner is not None and type(owner).__module__ in ("builtins", "markupsafe"):
         if not any(isinstance(owner, kind) and name in names for kind, names in METHODS.items()):
@@ -231,11 +235,12 @@ def called(function: Any, args: tuple, apply: Callable[..., Any], kwargs: Mappin
     result = apply(*args, **kwargs)
     if isinstance(owner, str) and isinstance(result, list | tuple):
         budget.take(sum(map(len, result)))  # new texts
-    return budget.made(result)
+    return budget.admit(result)
 
 
 def check_work(name: str, subject: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a text method or a filter that would make a long text out of a short one, or run for long."""
+    """Refuse a text method or a filter that would make a long text from a short one, or run for a long
+    time."""
     budget, given = _budget.get(), (*args, *kwargs.values())
     if name in _WIDENING and any(isinstance(x, int) and abs(x) > MAX_WIDTH for x in given):
         raise SecurityError(f"{name} with a width above {MAX_WIDTH}")
@@ -270,7 +275,7 @@ def _width(given: Any) -> int:
 
 
 def _check_format(form: Any, given: Any) -> None:
-    """Widths are numbers in the form, or numbers handed over where it has a "*" or a nested "{"."""
+    """Check the widths in a format: numbers in the text, or arguments for a "*" or a nested "{"."""
     text, budget = str(form), _budget.get()
     digits = "".join(c if c.isdigit() else " " for c in text).split()
     if any(len(run) > 3 for run in digits) or "*" in text or _NESTED.search(text.replace("{{", "")):
@@ -280,9 +285,9 @@ def _check_format(form: Any, given: Any) -> None:
     budget.check_size(fields * ((10 if escaping else 1) * budget.spread(given)[0] + 1000) + len(text))
 
 
-def settled(args: Iterable[Any]) -> tuple[Any, ...]:
-    """Iterators as lists: they are looked at before they are used, and can be stepped through only once."""
-    return tuple(made(list(ticking(arg))) if isinstance(arg, Iterator) else arg for arg in args)
+def as_lists(args: Iterable[Any]) -> tuple[Any, ...]:
+    """Return iterators as lists. They are checked before use, and an iterator can be used only once."""
+    return tuple(admit(list(ticking(arg))) if isinstance(arg, Iterator) else arg for arg in args)
 
 
 def ticking(values: Iterable[Any]) -> Iterator[Any]:
@@ -293,7 +298,7 @@ def ticking(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class Loop:
-    """What a {% for %} goes through: the same values, with a look at the clock at each."""
+    """The values of a {% for %} loop. Each step checks the clock."""
 
     def __init__(self, values: Any):
         self._values = values
@@ -302,11 +307,11 @@ class Loop:
         return ticking(self._values)
 
     def __len__(self) -> int:
-        return len(self._values)  # TypeError if they have no length, as Jinja expects it
+        return len(self._values)  # TypeError if they have no length; Jinja expects it
 
 
 class Steps:
-    """range() that looks at the clock while it is stepped through."""
+    """A range() that checks the clock at each step."""
 
     def __init__(self, *args: int):
         self._steps = range(*args)
@@ -324,18 +329,19 @@ class Steps:
 
 
 class Variables(Namespace):
-    """namespace(). It can hold itself, and others many times over, so it has no text of its own."""
+    """Jinja's namespace(). It can contain itself, or others many times, so it has no text."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
 def bounded_concat(parts: Iterable[Any]) -> str:
-    """a ~ b ~ c, and what a macro or a block has written. Looks at the sizes before the texts are made."""
+    """Join a ~ b ~ c, or what a macro or a block has written. The sizes are checked before the text is
+    made."""
     budget, texts = _budget.get(), list(parts)
     budget.check_clock()
     budget.check_size(sum(budget.spread(part)[0] - 2 for part in texts if isinstance(part, str)))
-    return budget.made("".join([part if isinstance(part, str) else str(made(part)) for part in texts]))
+    return budget.admit("".join([part if isinstance(part, str) else str(admit(part)) for part in texts]))
 
 
 def bounded_slice(values: Any, start: Any, stop: Any, step: Any) -> Any:
@@ -348,7 +354,7 @@ def bounded_slice(values: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 def bounded_join(pieces: Iterable[str]) -> str:
-    """A text of pieces, looked at while it grows."""
+    """Join pieces of text. The size is checked while it grows."""
     budget, texts, size = _budget.get(), list[str](), 0
     whole: list[str] = []
     for piece in pieces:
@@ -363,7 +369,7 @@ def bounded_join(pieces: Iterable[str]) -> str:
 
 
 def bounded_sum(values: Iterable[Any], getter: Callable[[Any], Any], start: Any) -> Any:
-    """The filter sum, one addition at a time: sums of lists grow with the square."""
+    """The filter `sum`, one addition at a time, because sums of lists grow with the square."""
     total = start
     for value in ticking(values):
         total = bounded_operation("+", total, getter(value), lambda a, b: a + b)
@@ -371,19 +377,20 @@ def bounded_sum(values: Iterable[Any], getter: Callable[[Any], Any], start: Any)
 
 
 def bounded_filter(name: str, plain: Callable) -> Callable:
-    """The same filter behind `check_work`. Jinja hands some filters a context first; it stays where it is.
+    """Return the same filter with `check_work` before it. Jinja passes a context to some filters first; it
+    stays first.
 
-    A lazy filter does its work at once, but its result is still stepped through only once, and is true.
+    A lazy filter does its work at once. But its result can still be iterated only once, and is true.
     """
     skip = 1 if hasattr(plain, "jinja_pass_arg") else 0
 
     @wraps(plain)  # keeps the mark that makes Jinja pass the context
     def call_filter(*args: Any, **kwargs: Any) -> Any:
         check_clock()
-        args = args[:skip] + settled(args[skip:])
+        args = args[:skip] + as_lists(args[skip:])
         if len(args) > skip:
             check_work(name, args[skip], args[skip + 1 :], kwargs)
         found = plain(*args, **kwargs)
-        return iter(made(list(ticking(found)))) if isinstance(found, Iterator) else made(found)
+        return iter(admit(list(ticking(found)))) if isinstance(found, Iterator) else admit(found)
 
     return call_filter

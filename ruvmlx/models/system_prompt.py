@@ -1,4 +1,4 @@
-"""The system prompt that a model really gets, and where it comes from."""
+"""The system prompt that a model really receives, and where it comes from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ _QUESTION = "\ue000question\ue000"
 @dataclass(frozen=True)
 class SystemPrompt:
     """A system prompt and its origin: "yours", "measured" (the model's `default_system`), "template" (the
-    chat template adds it where a conversation has none), or "none"."""
+    chat template adds it to conversations without one), or "none"."""
 
     text: str
     origin: str
 
 
 def system_prompt(model: Model, given: str | None = None) -> SystemPrompt:
-    """What the model gets as its system prompt.
+    """Return what the model receives as its system prompt.
 
-    given: what the user chose, which always wins; "": no system prompt at all; None: nothing was chosen.
+    given: the user's choice, which always wins; "": no system prompt; None: the user chose nothing
     """
     if given is not None:
         return SystemPrompt(given, "yours" if given else "none")
@@ -32,7 +32,7 @@ def system_prompt(model: Model, given: str | None = None) -> SystemPrompt:
 
 
 def with_system(model: Model, messages: Sequence[Message]) -> list[Message]:
-    """The conversation, headed by the model's `default_system`, unless it has a system message of its own."""
+    """Return the conversation with the model's `default_system` first, unless it has a system message."""
     own = any(message.role == "system" for message in messages)
     if own or model.default_system is None:
         return list(messages)
@@ -40,7 +40,7 @@ def with_system(model: Model, messages: Sequence[Message]) -> list[Message]:
 
 
 def _of_template(model: Model) -> str:
-    """What the chat template writes in the place of a system prompt where a conversation has none."""
+    """Return what the chat template writes as system prompt for a conversation without one."""
     question = Message("user", _QUESTION)
     bare = model.tokenizer.chat_text([question])
     before, mark, after = model.tokenizer.chat_text([Message("system", _MARK), question]).partition(_MARK)

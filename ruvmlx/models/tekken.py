@@ -6,10 +6,10 @@
     special_tokens   rank, token_str; missing in old files, which have the tokens of _SPECIALS
     model_settings_builder   reasoning_effort: values, default; from v15 on, and only in some files
 
-A special token's id is its rank; an ordinary token's id is its rank + default_num_special_tokens.
-The file lists no merges. Of all neighbours that together are a token, those whose token has the lowest rank
-are merged first. So every split of a token into two tokens is a merge with the token's rank.
-(mistral-common's reader is the oracle of the tests.)
+A special token's id is its rank. An ordinary token's id is its rank + default_num_special_tokens. The file
+lists no merges: of all neighbours that together form a token, those whose token has the lowest rank are
+merged first. So every split of a token into two tokens is a merge with the token's rank. (mistral-common's
+reader is the oracle of the tests.)
 """
 
 import base64
@@ -39,7 +39,7 @@ class TekkenTokenizer(BaseTokenizer):
     """The tokenizer of a tekken.json."""
 
     def __init__(self, path: Path, template: str | None = None, eos_ids: Iterable[int] = ()):
-        """template: the folder's own; None is the form that the file's version has."""
+        """template: the folder's own; None: the form of the file's version."""
         data = read_object(path, missing_ok=False)
         where = f"{path.parent.name}/{path.name}"
         config = Fields(Fields(data, where).table("config"), where)
@@ -71,7 +71,7 @@ class TekkenTokenizer(BaseTokenizer):
 
 
 def _sizes(config: Fields) -> tuple[int, int]:
-    """-> tokens in all, and how many of them are special or kept for special ones."""
+    """Return the number of all tokens, and how many of them are special or reserved for special ones."""
     total, special = config.integer("default_vocab_size"), config.integer("default_num_special_tokens")
     if not 0 < special <= total - 256 <= _MAX_TOKENS:
         raise CorruptFile(
@@ -105,7 +105,7 @@ def _efforts(data: dict[str, Any], where: str) -> Efforts | None:
 
 
 def _special_tokens(data: dict[str, Any], offset: int, where: str) -> dict[str, int]:
-    """text -> id, of those that the file names."""
+    """Return {text: id} of the special tokens that the file names."""
     entries = data.get("special_tokens")
     if entries is None:
         return {text: i for i, text in enumerate(_SPECIALS) if i < offset}
@@ -125,7 +125,7 @@ def _special_id(special: dict[str, int], text: str, where: str) -> int:
 
 
 def _pieces(vocab: Any, count: int, where: str) -> list[str]:
-    """Ordinary tokens by rank, in byte_level.py's characters."""
+    """Return the ordinary tokens by rank, in byte_level.py's characters."""
     if not isinstance(vocab, list) or len(vocab) < count:
         raise CorruptFile(f"{where}: vocab is not a list of {count} tokens or more.")
     chars = dict(enumerate(byte_chars()))
@@ -148,7 +148,8 @@ def _build(pieces: list[str], offset: int, config: Fields, added: dict[str, int]
 
 
 def _merges(pieces: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """All splits of each token. At most one of them occurs: what a token's own bytes are merged to before."""
+    """Return all splits of each token. At most one of them occurs: the one that the token's own bytes are
+    merged to before."""
     return [
         (piece[:k], piece[k:])
         for piece in pieces[256:]

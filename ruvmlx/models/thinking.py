@@ -1,7 +1,8 @@
-"""Thoughts: a reply's beginning in <think> (R1, Qwen3, SmolLM3) or [THINK] (Magistral) and the closing tag.
+"""Thoughts: the part of a reply in <think> (R1, Qwen3, SmolLM3) or [THINK] (Magistral), up to the closing
+tag.
 
-Some templates open the block in the prompt; the reply's text then begins with the same tag, so that its text
-alone always tells thought from answer.
+Some templates open the thought in the prompt. Then the reply's text is given the same tag at its start. So
+the text alone always shows which part is the thought and which the answer.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from .model import Tokenizer
 from .typed_text import THOUGHT_TAGS as TAGS
 
-_TAIL = 8  # tokens at the end of a prompt that hold the tag and the space behind it
+_TAIL = 8  # tokens at the end of a prompt that contain the tag and the space after it
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Thought:
 
 
 def split(text: str) -> Thought:
-    """A reply's text -> its thought and its answer; without a thought all of it is the answer."""
+    """Split a reply's text into its thought and its answer. Without a thought, all of it is the answer."""
     begun = text.lstrip()
     for begin, end in TAGS.items():
         if begun.startswith(begin):
@@ -33,35 +34,36 @@ def split(text: str) -> Thought:
 
 
 def tag_of(template: str | None) -> str | None:
-    """The tag that begins a thought, if a chat template knows one; None: its model does not think first."""
+    """Return the tag that begins a thought, if the chat template has one. None: the model does not think
+    first."""
     return next(
         (tag for tag, end in TAGS.items() if tag in (template or "") or end in (template or "")), None
     )
 
 
 def join_thought(thought: str, answer: str, tag: str) -> str:
-    """A reply's text from its two parts: what `split` takes apart."""
+    """Join a thought and an answer to a reply's text. `split` is the reverse."""
     return f"{tag}\n{thought}\n{TAGS[tag]}\n\n{answer}"
 
 
 def opened_by(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
-    """The tag, with the space behind it, with which a prompt ends; else ""."""
+    """Return the tag at the end of a prompt, with the space after it; "" if there is none."""
     tail = tokenizer.decode(prompt_ids[-_TAIL:])
     bare = tail.rstrip()
     return next((begin + tail[len(bare) :] for begin in TAGS if bare.endswith(begin)), "")
 
 
 class ThoughtCounter:
-    """Tells, token by token, which sampled tokens are the thought.
+    """Decides, token by token, which sampled tokens are the thought.
 
-    tokens: sampled tokens of the thought so far, its tags included. is_decided: False as long as the text may
-    still become the beginning of a tag.
+    tokens: the number of sampled tokens in the thought so far, with its tags
+    is_decided: False while the text may still become the beginning of a tag
     """
 
     def __init__(self, tokenizer: Tokenizer, begun: str = ""):
-        """begun: text of the reply before its first sampled token."""
+        """begun: the text of the reply before its first sampled token."""
         self._tokenizer, self._text = tokenizer, begun
-        self._end = ""  # the tag that ends the thought; "" outside of one
+        self._end = ""  # the tag that ends the thought; "" outside of a thought
         self.tokens = self._seen = 0
         self.is_decided = False
         self._look()
@@ -85,7 +87,7 @@ class ThoughtCounter:
             if self._end in self._text:
                 self._end = ""
             else:
-                self._text = self._text[1 - len(self._end) :]  # all that the end tag may have begun in
+                self._text = self._text[1 - len(self._end) :]  # all text in which the end tag may have begun
 
     def _decide(self) -> None:
         text = self._text.lstrip()
@@ -96,10 +98,10 @@ class ThoughtCounter:
 
 
 class AnswerFilter:
-    """Cuts the thought out of a stream of text."""
+    """Removes the thought from a stream of text."""
 
     def __init__(self) -> None:
-        self._text = ""  # all of it until the answer begins
+        self._text = ""  # all text until the answer begins
         self._answering = False
 
     @property
@@ -107,7 +109,7 @@ class AnswerFilter:
         return not self._answering and split(self._text).is_open
 
     def feed(self, text: str) -> str:
-        """Add text of the reply; returns the answer's part of it. Text that may become a tag is held back."""
+        """Add text of the reply. Returns the answer's part of it. Text that may become a tag is held back."""
         if self._answering:
             return text
         self._text += text
@@ -117,7 +119,7 @@ class AnswerFilter:
         return self.flush()
 
     def flush(self) -> str:
-        """The stream ended: return the text that was held back."""
+        """End the stream. Returns the text that was held back."""
         if self._answering:
             return ""
         answer = split(self._text).answer

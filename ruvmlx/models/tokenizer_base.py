@@ -1,8 +1,8 @@
 """What all tokenizers share: special tokens, BOS, decoding, chats.
 
-A *special token* steers the model (<s>, <|im_end|>, [INST]...). Text reaches it only through
-`special=True` or through the chat template, never by being typed. Added tokens that are plain text
-(runs of spaces, <think>...) are matched in any text, as Hugging Face and llama.cpp do.
+A *special token* steers the model (<s>, <|im_end|>, [INST]...). Text becomes a special token only through
+`special=True` or through the chat template, never by typing it. Added tokens that are plain text (runs of
+spaces, <think>...) are matched in any text, as in Hugging Face and llama.cpp.
 """
 
 import re
@@ -15,7 +15,7 @@ from .known_runs import KnownRuns
 from .model import Message, Tools
 from .typed_text import GUARD, THOUGHT_TAGS
 
-# Tokens that end a reply under any model that has them, whatever its eos entry says.
+# Tokens that end a reply for any model that has them, whatever its eos entry says.
 END_TOKENS = frozenset(
     str.split(
         "<|eot_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <end_of_turn> <EOT> _<EOT> "
@@ -23,19 +23,19 @@ END_TOKENS = frozenset(
     )
 )
 BRIEF = 64  # tokens
-LETTERS = 8  # most characters of a token, on average, in a text that has something to say
+LETTERS = 8  # the maximum average number of characters per token in meaningful text
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
 
 
 def is_special(text: str, marked: bool) -> bool:
-    """Does an added token steer the model? marked: its file calls it special."""
+    """Does an added token steer the model? marked: whether its file calls it special."""
     if text in THOUGHT_TAGS or text in THOUGHT_TAGS.values():
         return False
     return marked or text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text))
 
 
 class BaseTokenizer(ABC):
-    """Implements the Tokenizer protocol over two methods of a subclass: `_encode_run` and `_piece_bytes`."""
+    """Implements the Tokenizer protocol with two methods of a subclass: `_encode_run` and `_piece_bytes`."""
 
     def __init__(
         self,
@@ -66,18 +66,19 @@ class BaseTokenizer(ABC):
 
     @abstractmethod
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        """Ids of a stretch of plain text, never special ones. `first`: the text begins with it."""
+        """Return the ids of a run of plain text, without special tokens. first: whether the text begins with
+        this run."""
 
     @abstractmethod
     def _piece_bytes(self, token_id: int) -> bytes:
-        """Bytes of an ordinary token."""
+        """Return the bytes of an ordinary token."""
 
     # The protocol --------------------------------------------------------------------------------
 
     def encode(
         self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Text -> ids. `add_bos=True` leaves the decision to the model's own rule (`adds_bos`). most: as in
+        """Text -> ids. add_bos: True: the model's own rule decides (`adds_bos`). most: as in
         `encode_chat`."""
         if special:
             ids = self._encode_special(text, most=most)
@@ -86,7 +87,7 @@ class BaseTokenizer(ABC):
         return self._with_bos(ids) if add_bos else ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token adds to the text; b"" for a special token or a padding row."""
+        """Return the bytes that one token adds to the text; b"" for a special token or a padding row."""
         if token_id not in self._bytes:
             plain = 0 <= token_id < self.vocab_size and token_id not in self._special_ids
             self._bytes[token_id] = self._piece_bytes(token_id) if plain else b""
@@ -100,7 +101,7 @@ class BaseTokenizer(ABC):
         return data.decode("utf-8", "replace")
 
     def text_with_specials(self, ids: Sequence[int]) -> str:
-        """Ids -> text in which special tokens are written out, as the model reads it."""
+        """Ids -> text with the special tokens written out, as the model reads it."""
         names = {token_id: text.encode() for text, token_id in self.special_tokens.items()}
         return b"".join(names.get(i) or self.token_bytes(i) for i in ids).decode("utf-8", "replace")
 
@@ -116,9 +117,11 @@ class BaseTokenizer(ABC):
         opening: str = "",
         values: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Conversation -> ids. Special tokens come from the template alone; a BOS it wrote is not doubled.
+        """Conversation -> ids. Special tokens come only from the template. If the template wrote a BOS, no
+        second one is added.
 
-        most: of a text that has more tokens, the ids may be those of its beginning: more than `most`.
+        most: for a text with more tokens, the result may be the ids of its beginning; it has more than `most`
+            ids
         """
         text = self._chat.render(messages, add_generation_prompt, thinking, tools, values)
         if opening:
@@ -126,7 +129,7 @@ class BaseTokenizer(ABC):
         return self._with_bos(self._encode_special(text, salt, most))
 
     def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
-        """What the template writes, special tokens included."""
+        """Return what the template writes, with special tokens."""
         return self._chat.render(messages, tools=tools).replace(GUARD, "")
 
     # Inside --------------------------------------------------------------------------------------
@@ -139,7 +142,7 @@ class BaseTokenizer(ABC):
         return ChatTemplate(self.chat_template, self.special_tokens, *names, gap=self._gap())
 
     def _gap(self) -> str:
-        """The space that encoding adds before a whole text, but not after a special token; else ""."""
+        """Return the space that encoding adds before a whole text, but not after a special token; else ""."""
         if not self.strips_leading_space:
             return ""
         first, later = (
@@ -148,7 +151,7 @@ class BaseTokenizer(ABC):
         return " " if first != later else ""
 
     def _special_text(self, token_id: int | None) -> str:
-        """A special token as it is written, or ""."""
+        """Return a special token as it is written, or ""."""
         return next((text for text, i in self.special_tokens.items() if i == token_id), "")
 
     def _with_bos(self, ids: list[int]) -> list[int]:
@@ -158,7 +161,7 @@ class BaseTokenizer(ABC):
 
     @cached_property
     def _special_pattern(self) -> re.Pattern | None:
-        """Longest first, so that a special string wins over its own prefixes."""
+        """Match the longest first, so that a special string wins over its own prefixes."""
         texts = sorted(self.special_tokens, key=len, reverse=True)
         return re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
 
@@ -167,7 +170,8 @@ class BaseTokenizer(ABC):
         return KnownRuns(self._encode_run)
 
     def _encode_special(self, text: str, salt: str = "", most: int | None = None) -> list[int]:
-        """Special strings become their ids; the runs between them lose their guards and are encoded."""
+        """Encode text. Special strings become their ids. The runs between them lose their guards and are
+        encoded."""
         text = _clean(text)
         parts = self._special_pattern.split(text) if self._special_pattern else [text]
         ids: list[int] = []
@@ -183,7 +187,8 @@ class BaseTokenizer(ABC):
 
     @staticmethod
     def _encode_bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
-        """Ids of a run; if it has more than `most` tokens, only of its beginning, which takes less time."""
+        """Return the ids of a run. If it has more than `most` tokens, only its beginning is encoded, which
+        takes less time."""
         if most is not None and len(run) > (enough := LETTERS * (most + BRIEF)):
             begun = encode(run[:enough])
             if len(begun) > most:
@@ -192,7 +197,8 @@ class BaseTokenizer(ABC):
 
 
 def _clean(text: str) -> str:
-    """Lone surrogates (undecodable bytes of a terminal) become U+FFFD; tokenizers take UTF-8 only."""
+    """Replace lone surrogates (undecodable bytes of a terminal) by U+FFFD, because tokenizers accept only
+    UTF-8."""
     return text.encode("utf-8", "replace").decode() if _SURROGATE.search(text) else text
 
 

@@ -1,4 +1,4 @@
-"""Byte-level BPE from a GGUF vocabulary, merged by the `tokenizers` library."""
+"""Byte-level BPE from a GGUF vocabulary. The `tokenizers` library does the merges."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from .messages import library
 from .pretokenizers import ADDS_BOS, WHOLE_WORDS, patterns
 from .tokenizer_base import BaseTokenizer
 
-if TYPE_CHECKING:  # it needs numpy, which the tokenizer's process does not
+if TYPE_CHECKING:  # it needs numpy, which the tokenizer's process does not import
     from .gguf_vocab import GGUFVocab
 
 BRIEF = 2000  # characters: encoded in a millisecond
@@ -35,7 +35,8 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
         return piece.encode() if token_id in self._added_ids else piece_to_bytes(piece)
 
     def as_json(self) -> dict[str, Any]:
-        """The same tokenizer as Hugging Face's tokenizer.json says it, special tokens in their places."""
+        """Return the same tokenizer in the form of Hugging Face's tokenizer.json, with special tokens in
+        their places."""
         out = json.loads(self._bpe.to_str())
         out["model"]["vocab"] |= self.special_tokens
         added = {i: _added_token(i, text, True) for text, i in self.special_tokens.items()}
@@ -53,8 +54,8 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """A text's ids by the `tokenizers` library. Its `encode` holds Python's lock, for seconds where the text
-    is long, and `encode_batch` does not."""
+    """Return a text's ids with the `tokenizers` library. Its `encode` holds Python's lock, for seconds if the
+    text is long; `encode_batch` does not."""
     if len(text) < BRIEF:
         return tokenizer.encode(text, add_special_tokens=False).ids
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
@@ -67,7 +68,7 @@ def _added_token(token_id: int, text: str, special: bool) -> dict[str, Any]:
 
 
 def _puts_in_front(token_id: int | None, text: str) -> dict[str, Any]:
-    """tokenizer.json's post-processor that begins a text with one token."""
+    """Return tokenizer.json's post-processor that begins a text with one token."""
     first, rest = {"SpecialToken": {"id": text, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     more = [first, rest, {"Sequence": {"id": "B", "type_id": 1}}]
     known = {text: {"id": text, "ids": [token_id], "tokens": [text]}}
@@ -82,11 +83,13 @@ def byte_level_bpe(
     where: str,
     whole_words: bool = False,
 ) -> Any:
-    """A tokenizer of the `tokenizers` library.
+    """Return a tokenizer of the `tokenizers` library. Raises CorruptFile if the parts do not fit together.
 
-    ids: by piece, in byte_level.py's characters; merges: the first is tried first; cuts: patterns, applied
-    one after the other; added: texts that are matched before anything is cut; whole_words: a word of the
-    vocabulary is taken as it is. CorruptFile if the parts do not fit together.
+    ids: {piece in byte_level.py's characters: id}
+    merges: the first is tried first
+    cuts: patterns, applied one after the other
+    added: texts that are matched before anything is cut
+    whole_words: whether a word of the vocabulary is not split
     """
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
@@ -103,7 +106,7 @@ def byte_level_bpe(
 
 
 def _build(vocab: "GGUFVocab", pre: str, added: dict[str, int]) -> Any:
-    # Special tokens stay out of the model: a word that happens to be spelled like one cannot become it.
+    # Special tokens are not in the BPE model, so a word with the same spelling cannot become one.
     ids = {token: i for i, token in enumerate(vocab.tokens) if token not in vocab.special_tokens}
     cuts = patterns(pre, vocab.where)
     return byte_level_bpe(ids, _merges(vocab), cuts, added, vocab.where, whole_words=pre in WHOLE_WORDS)

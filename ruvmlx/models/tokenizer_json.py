@@ -1,7 +1,7 @@
 """The tokenizer of a Hugging Face folder: tokenizer.json, else tekken.json, else tokenizer.model.
 
-tokenizer.json is read by the `tokenizers` library and then taken apart: special tokens are matched by us
-(only where the caller allows it), its model and its text steps do the rest.
+The `tokenizers` library reads tokenizer.json. Then we take it apart: we match special tokens (only if the
+caller allows it); its model and its text steps do the rest.
 """
 
 import json
@@ -19,11 +19,12 @@ from .tokenizer_base import BaseTokenizer, is_special
 from .tokenizer_bpe import ids_of
 
 SPACE = "\u2581"
-MAX_TEMPLATE = 1 << 22  # bytes of a file of one
+MAX_TEMPLATE = 1 << 22  # the maximum size of a template's file
 
 
 def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
-    """`eos`: eos_token_id entries of the folder's configuration files, numbers or lists of them."""
+    """Return the tokenizer of a folder. eos: eos_token_id entries of its configuration files, numbers or
+    lists."""
     config = read_object(path / "tokenizer_config.json")
     template = _template(path, config)
     eos_ids = {i for entry in eos for i in token_ids(entry)}
@@ -41,13 +42,13 @@ def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
 
 
 def token_ids(entry: Any) -> list[int]:
-    """Of an eos_token_id entry, which may be anything."""
+    """Return the ids in an eos_token_id entry, which may be anything."""
     entries = entry if isinstance(entry, list) else [entry]
     return [i for i in entries if type(i) is int and i >= 0]
 
 
 def _template(path: Path, config: dict[str, Any]) -> str | None:
-    """chat_template.jinja, else chat_template.json, else tokenizer_config.json."""
+    """Return chat_template.jinja, else chat_template.json, else the template in tokenizer_config.json."""
     try:
         return read_ordinary(path / "chat_template.jinja", MAX_TEMPLATE).decode("utf-8")
     except FileNotFoundError:
@@ -61,7 +62,7 @@ def _template(path: Path, config: dict[str, Any]) -> str | None:
 
 
 def _token_name(config: dict[str, Any], key: str) -> str:
-    """ "bos_token": "<s>" or {"content": "<s>", ...}."""
+    """Return the text of "bos_token": "<s>" or {"content": "<s>", ...}."""
     value = config.get(key)
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) else ""
@@ -98,7 +99,7 @@ class JsonTokenizer(BaseTokenizer):
         return ids if self._forbidden.isdisjoint(ids) else self._spelled_out(ids)
 
     def _spelled_out(self, ids: list[int]) -> list[int]:
-        """A word that is a special token of the model's own vocabulary, letter by letter."""
+        """Spell a word letter by letter if it is a special token of the model's own vocabulary."""
         out: list[int] = []
         for i in ids:
             letters = self._special_text(i) if i in self._forbidden else None
@@ -123,7 +124,7 @@ def _read(path: Path) -> Any:
 
 
 def _template_bos(full: Any, special: dict[str, int]) -> int | None:
-    """The special token that the file's own post-processor puts in front."""
+    """Return the special token that the file's own post-processor puts first."""
     ids = full.encode("", add_special_tokens=True).ids
     return ids[0] if ids and ids[0] in special.values() else None
 
@@ -146,7 +147,7 @@ def _metaspace_bytes(piece: str) -> bytes:
 
 
 class _Steps:
-    """The normalizer and pre-tokenizer of a tokenizer.json, and what they mean for single tokens."""
+    """The normalizer and pre-tokenizer of a tokenizer.json, and what they do to single tokens."""
 
     def __init__(self, full: Any, where: str):
         self._pre = _state(full.pre_tokenizer)
@@ -163,7 +164,7 @@ class _Steps:
         self.prefixes_space = self._prefixes_space()
 
     def _prefixes_space(self) -> bool:
-        """Does a text get a space in front? By a Prepend, a Metaspace or a ByteLevel step."""
+        """Is a space put before a text? A Prepend, a Metaspace or a ByteLevel step does this."""
         for part in [*_flat(self._pre), *_flat(self._normalizer)]:
             if part.get("prepend_scheme") in ("always", "first") or part.get("type") == "Prepend":
                 return True
@@ -172,7 +173,8 @@ class _Steps:
         return False
 
     def tokenizer(self, full: Any, plain_added: list[Any], first: bool) -> Any:
-        """The same model and steps without special tokens. `first=False`: not at the start of a text."""
+        """Return the same model and steps without special tokens. first: False: for runs that are not at the
+        start."""
         from tokenizers import Tokenizer
 
         out = Tokenizer(full.model)
@@ -184,7 +186,8 @@ class _Steps:
         return out
 
     def _inner_pre(self, full: Any) -> Any:
-        """Metaspace with prepend_scheme "first" puts nothing in front of later runs."""
+        """Return the pre-tokenizer for later runs: Metaspace with prepend_scheme "first" puts nothing before
+        them."""
         if not any(part.get("prepend_scheme") == "first" for part in _flat(self._pre)):
             return full.pre_tokenizer
         from tokenizers import Tokenizer
@@ -200,7 +203,7 @@ def _state(step: Any) -> dict[str, Any]:
 
 
 def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The steps of a Sequence, or the step itself."""
+    """Return the steps of a Sequence, or the step itself."""
     inner = next((state[k] for k in ("pretokenizers", "normalizers", "decoders") if k in state), None)
     return [state] if inner is None else [part for step in inner for part in _flat(step)]
 
@@ -208,7 +211,7 @@ def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
 def _sentencepiece(
     path: Path, config: dict[str, Any], template: str | None, eos_ids: set[int]
 ) -> BaseTokenizer:
-    """tokenizer.model, with the added tokens that tokenizer_config.json or added_tokens.json lists."""
+    """Read tokenizer.model, with the added tokens in tokenizer_config.json or added_tokens.json."""
     from .tokenizer_spm import read_tokenizer_model
 
     added = _added_tokens(path, config)

@@ -1,10 +1,11 @@
-"""The tokenizer of a folder works in a process of its own.
+"""Runs the tokenizer of a folder in a separate process.
 
-The libraries that use tokenizer.json and tokenizer.model can panic, abort, search a regular expression for
-hours or take all memory, at any text. So a child with limits opens the files, and encodes each text
+The libraries for tokenizer.json and tokenizer.model can panic, abort, search a regular expression for hours
+or take all memory, for any text. So a child process with limits opens the files and encodes each text
 (`platform/bounded_process.py`). This process keeps the facts and the bytes of the tokens.
 
-At its start the child encodes texts on which careless files run away: such a model is refused at once.
+At its start the child encodes texts on which careless files run too long. A model that fails is refused at
+once.
 """
 
 import sys
@@ -20,22 +21,24 @@ from .messages import one_line
 from .tokenizer_base import BaseTokenizer
 from .tokenizer_json import folder_tokenizer, token_ids
 
-READ = ("tokenizer.json", "tekken.json", "tokenizer.model")  # the first one there is the tokenizer
-SECONDS, BYTES_PER_SECOND = 5.0, 4e6  # of processor time to open a file, and more for large files
-MEMORY, PER_BYTE = 200_000_000, 20  # bytes; a large vocabulary takes about 15 times its file
-TEXT_SECONDS, CHARACTERS_PER_SECOND = 1.0, 2e5  # of processor time to encode a text
-PER_CHARACTER = 600  # bytes of memory to encode one
-MOST_TOKENS, BESIDES = 8, 64  # tokens per byte of a text, and per text
+READ = ("tokenizer.json", "tekken.json", "tokenizer.model")  # the first file that exists is the tokenizer
+SECONDS, BYTES_PER_SECOND = 5.0, 4e6  # seconds of processor time to open a file; a large file gets more
+MEMORY, PER_BYTE = 200_000_000, 20  # bytes; a large vocabulary takes about 15 times the size of its file
+TEXT_SECONDS, CHARACTERS_PER_SECOND = 1.0, 2e5  # seconds of processor time to encode a text
+PER_CHARACTER = 600  # bytes of memory to encode one character
+# the maximum number of tokens per byte of a text, and the number allowed besides
+MOST_TOKENS, BESIDES = 8, 64
 BLOCK = 4096  # tokens whose bytes are fetched together
 LONG_TEXT_CHARACTERS = 5_000  # characters
 
 
 class ProcessTokenizer(BaseTokenizer):
-    """The tokenizer of `folder_tokenizer`, in a child. CorruptFile or UnsupportedModel if it cannot be used,
-    and Interrupted if the user stopped it, from any method. From any thread."""
+    """The tokenizer of `folder_tokenizer`, in a child process. Every method may raise CorruptFile or
+    UnsupportedModel if it cannot be used, and Interrupted if the user stopped it. Can be called from any
+    thread."""
 
     def __init__(self, folder: Path, eos: Iterable[Any] = ()):
-        """`eos`: as in folder_tokenizer."""
+        """eos: as in folder_tokenizer."""
         file = next((folder / name for name in READ if (folder / name).is_file()), folder)
         size = file.stat().st_size
         if size > MAX_BYTES:
@@ -46,7 +49,7 @@ class ProcessTokenizer(BaseTokenizer):
         super().__init__(**self._ask(["facts", [i for entry in eos for i in token_ids(entry)]], 0))
 
     def _ask(self, request: list[Any], characters: int) -> Any:
-        """characters: of the text that is encoded."""
+        """Send a request to the child. characters: of the text to encode."""
         seconds = TEXT_SECONDS + characters / CHARACTERS_PER_SECOND
         memory = self._memory + PER_CHARACTER * characters
         try:
@@ -74,7 +77,7 @@ class ProcessTokenizer(BaseTokenizer):
 
 
 def check_ids(ids: list[int], text: str, vocab: int, where: str) -> None:
-    """CorruptFile if a text becomes too many tokens, or tokens that do not exist."""
+    """Raise CorruptFile if a text becomes too many tokens, or tokens that do not exist."""
     most = MOST_TOKENS * len(text.encode()) + BESIDES
     if len(ids) > most:
         raise CorruptFile(f"{where}: {len(text)} characters become {len(ids)} tokens; at most {most} do.")
@@ -86,7 +89,7 @@ def check_ids(ids: list[int], text: str, vocab: int, where: str) -> None:
 
 
 def texts() -> Iterator[str]:
-    """Ordinary ones, and those on which careless regular expressions and replacements run away."""
+    """Yield ordinary texts, and texts on which careless regular expressions and replacements run too long."""
     yield from ("", " ", "a", "Hello, world! It's 2026: 12,345.67 €.\n\n\tdef f(x): return x\r\n")
     yield "é ü ﬁ 漢字 かな 한국어 🙂👩‍👩‍👧 \u200b\ufeff\x00\x7f\U0010ffff"
     for code in range(32, 127):
@@ -99,7 +102,7 @@ def texts() -> Iterator[str]:
 
 
 class _Answers:
-    """What the child answers about one tokenizer, which it opens at the first request."""
+    """The child's answers about one tokenizer. It opens the tokenizer at the first request."""
 
     def __init__(self, folder: Path):
         self._folder = folder

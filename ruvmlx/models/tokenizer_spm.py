@@ -1,7 +1,7 @@
-"""SentencePiece vocabularies: from a tokenizer.model, or from the pieces and scores of a GGUF file.
+"""SentencePiece vocabularies, from a tokenizer.model or from the pieces and scores of a GGUF file.
 
-GGUF keeps only pieces, scores and types. `model_proto` writes them back as the protocol buffer that
-the sentencepiece library reads. The few fields we need (sentencepiece_model.proto):
+GGUF has only pieces, scores and types. `model_proto` writes them as the protocol buffer that the
+sentencepiece library reads. These few fields are needed (sentencepiece_model.proto):
 
     ModelProto       1: repeated SentencePiece   2: TrainerSpec   3: NormalizerSpec
     SentencePiece    1: string piece   2: float score   3: enum type (the same numbers as GGUF's)
@@ -24,7 +24,7 @@ SPACE = "\u2581"  # sentencepiece's visible space
 
 
 class SentencePieceTokenizer(BaseTokenizer):
-    """Wraps a sentencepiece processor. `added`: tokens outside its own vocabulary, text -> id."""
+    """Wraps a sentencepiece processor. added: {text: id} of tokens outside its own vocabulary."""
 
     def __init__(self, processor: Any, added: dict[str, int] | None = None, **common: Any):
         super().__init__(**common)
@@ -33,7 +33,8 @@ class SentencePieceTokenizer(BaseTokenizer):
         self._added = {i: text for text, i in (added or {}).items()}
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        """As llama.cpp: a run after a special token gets the dummy space too, if the vocabulary has one."""
+        """Encode a run. As in llama.cpp, a run after a special token gets the dummy space too, if the
+        vocabulary has one."""
         return self._sp.encode(text)
 
     def _piece_bytes(self, token_id: int) -> bytes:
@@ -64,7 +65,7 @@ def load_processor(proto: bytes, where: str) -> Any:
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        processor.id_to_piece(list(range(processor.vocab_size())))  # every piece is UTF-8
+        processor.id_to_piece(list(range(processor.vocab_size())))  # checks that every piece is UTF-8
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         raise CorruptFile(f"{where}: not a sound SentencePiece vocabulary: {one_line(error)}.") from None
     return processor
@@ -87,7 +88,7 @@ def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
 
 
 def _check_types(vocab: GGUFVocab, types: list[int]) -> None:
-    """What sentencepiece demands: known types, one unknown piece, byte pieces well written."""
+    """Check what sentencepiece requires: known types, one unknown piece, correct byte pieces."""
     if types.count(UNKNOWN) != 1:
         raise CorruptFile(
             f"{vocab.where}: {types.count(UNKNOWN)} tokens are of type 'unknown'; one was expected."
@@ -130,7 +131,7 @@ def _read(path: Path) -> bytes:
 
 
 def read_tokenizer_model(path: Path, common: dict[str, Any], added: dict[str, int]) -> SentencePieceTokenizer:
-    """A tokenizer.model beside a safetensors model. `common`: what the folder's other files say."""
+    """Read a tokenizer.model beside a safetensors model. common: what the folder's other files say."""
     processor = load_processor(_read(path), path.name)
     special = {
         processor.id_to_piece(i): i

@@ -1,18 +1,19 @@
-"""Tool calls in a reply's text: parsers, streaming and whole, for the forms in which models write them.
+"""Tool calls in a reply's text: parsers for streams and whole replies, for the forms in which models write
+calls.
 
     parser = CallParser(dialect, names)
     for text in stream:
         parser.add(text)      # -> [TextPiece("Let me see."), CallBegun(0, "a1B2c3D4e", "weather"), ...]
     parser.end()              # what was held back
 
-    LLAMA      {"name": "weather", "parameters": {...}}      the whole reply, perhaps behind <|python_tag|>
+    LLAMA      {"name": "weather", "parameters": {...}}      the whole reply, perhaps after <|python_tag|>
     MISTRAL    [TOOL_CALLS][{"name": "weather", "arguments": {...}}, ...]
     MISTRAL11  [TOOL_CALLS]weather[ARGS]{...}                perhaps with [CALL_ID]abcdefgh1 before [ARGS]
     HERMES     <tool_call>{"name": "weather", "arguments": {...}}</tool_call>         Qwen's, too
 
-Marks that are special tokens are in the text because the engine shows them where a request has tools
-(`shown_marks`). What only looks like a call stays text; a call that is cut off ends as far as it came. Space
-beside calls is left out. Nothing is parsed inside a thought.
+Marks that are special tokens are in the text, because the engine shows them if a request has tools
+(`shown_marks`). Text that only looks like a call stays text. A call that is cut off ends where the text ends.
+Spaces beside calls are removed. Nothing is parsed inside a thought.
 """
 
 import re
@@ -27,7 +28,7 @@ from .typed_text import THOUGHT_TAGS
 
 _ID = string.ascii_letters + string.digits
 _NAME = re.compile(r"[\w.-]+")
-_LONGEST_HEAD = 256  # characters between a mark and the arguments
+_LONGEST_HEAD = 256  # the maximum number of characters between a mark and the arguments
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class CallBegun:
-    """A call begins: its number in the reply, an id made here, and the function's name."""
+    """A call begins. index: its number in the reply. id: made here. name: the function's name."""
 
     index: int
     id: str
@@ -48,7 +49,7 @@ class CallBegun:
 
 @dataclass(frozen=True)
 class ArgumentsPiece:
-    """The next piece of a call's arguments: all pieces together are JSON."""
+    """The next piece of a call's arguments. All pieces together are JSON."""
 
     index: int
     text: str
@@ -66,10 +67,15 @@ class ParsedCall:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a model writes calls. begin: the mark before them; end: the mark behind each. key: what holds the
-    arguments. named: the name stands before the arguments, not inside the object. bare: the mark may be
-    missing, if the answer begins with an object that has the name of a tool. between: what may stand between
-    two objects."""
+    """How a model writes calls.
+
+    begin: the mark before calls
+    key: the key of the arguments
+    end: the mark after each call
+    named: whether the name stands before the arguments instead of inside the object
+    bare: whether the mark may be missing if the answer begins with an object that has the name of a tool
+    between: characters that may stand between two objects
+    """
 
     name: str
     begin: str
@@ -90,44 +96,44 @@ _MARKS = (ARGS, CALL_ID, *(mark for d in DIALECTS for mark in (d.begin, d.end) i
 
 
 def shown_marks(tokenizer: Tokenizer) -> dict[int, str]:
-    """Marks of calls that are special tokens of a vocabulary, by id: without them no call could be told from
-    text."""
+    """Return {id: text} of the marks of calls that are special tokens. Without them a call could not be told
+    from text."""
     return {i: text for text, i in tokenizer.special_tokens.items() if text in _MARKS}
 
 
 def new_call_id() -> str:
-    """Nine letters and digits, as Mistral's templates demand."""
+    """Return nine letters and digits, as Mistral's templates require."""
     return "".join(secrets.choice(_ID) for _ in range(9))
 
 
 class CallParser:
-    """Splits a reply's text into its answer and its calls, as the text arrives."""
+    """Splits a reply's text into its answer and its calls while it arrives."""
 
     def __init__(self, dialect: Dialect, names: Iterable[str] = ()):
-        """names: of the tools; a bare object with another name is text."""
+        """names: the names of the tools; a bare object with another name is text."""
         self._dialect, self._names = dialect, frozenset(names)
         self._state: Callable[[], bool] = self._in_beginning
-        self._text = ""  # that arrived and was not parsed yet
-        self._space = ""  # behind the answer so far: shown only if more of it follows
-        self._mark = ""  # what was read of a call before it began, in case it is none
+        self._text = ""  # text that arrived and was not parsed yet
+        self._space = ""  # space after the answer so far; shown only if more text follows
+        self._mark = ""  # what was read of a call before it began, in case it is not a call
         self._thought_end = ""
         self._call: CallObject | None = None
-        self._span: JSONSpan | None = None  # arguments behind a name
-        self._bare = False  # the call being read has no mark
-        self._after_call = False  # no text came behind the last call
+        self._span: JSONSpan | None = None  # the arguments after a name
+        self._bare = False  # whether the current call has no mark
+        self._after_call = False  # whether no text came after the last call
         self._out: list[Piece] = []
-        self.calls = 0  # that have begun
+        self.calls = 0  # the number of calls that have begun
 
     def add(self, text: str) -> list[Piece]:
-        """More of the reply; returns what can be told of it so far."""
+        """Add text of the reply. Returns the pieces that are certain so far."""
         self._text += text
         while self._text and self._state():
             pass
         return self._take_pieces()
 
     def end(self) -> list[Piece]:
-        """Call it when the reply is over. It returns the text that was held back. A mark that the end of the
-        reply cut off behind a call is left out."""
+        """End the reply. Returns the text that was held back. A mark after a call that the end of the reply
+        cut off is removed."""
         marks = self._dialect.begin, self._dialect.end
         if self._after_call and any(mark.startswith(self._text) for mark in marks):
             self._text = ""
@@ -139,7 +145,7 @@ class CallParser:
         return self._take_pieces()
 
     def _take_pieces(self) -> list[Piece]:
-        """Neighbouring pieces of text joined, empty pieces left out."""
+        """Return the pieces. Neighbouring pieces of text are joined, empty ones are left out."""
         found, self._out = self._out, []
         joined: list[Piece] = []
         for piece in found:
@@ -151,7 +157,7 @@ class CallParser:
         return joined
 
     def _show(self, text: str) -> None:
-        """Text of the answer; spaces at its end are held back."""
+        """Add text of the answer. Spaces at its end are held back."""
         text = self._space + text
         if self._after_call:
             text = text.lstrip(SPACE)
@@ -164,10 +170,10 @@ class CallParser:
         self._show(self._text[:n])
         self._text = self._text[n:]
 
-    # States: each reads from _text, and returns False if it needs more of it ------------------------
+    # States: each reads from _text, and returns False if it needs more text ------------------------
 
     def _in_beginning(self) -> bool:
-        """A thought, a bare call, or text."""
+        """Read a thought, a bare call, or text."""
         begun = self._text.lstrip(SPACE)
         opening = next((tag for tag in THOUGHT_TAGS if begun.startswith(tag)), "")
         if opening:
@@ -227,7 +233,7 @@ class CallParser:
         return True
 
     def _in_object(self) -> bool:
-        """An object, or what stands between two."""
+        """Read an object, or the characters between two objects."""
         call = self._call
         if call is None:
             return self._in_between()
@@ -269,20 +275,20 @@ class CallParser:
         self.calls += 1
 
     def _no_call(self) -> bool:
-        """What was read is text after all."""
+        """Treat what was read as text."""
         self._show(self._mark)
         self._mark, self._call, self._state = "", None, self._in_text
         return True
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that `mark` begins with."""
+    """Return the length of the longest end of `text` with which `mark` begins."""
     sizes = range(min(len(text), len(mark) - 1), 0, -1)
     return next((size for size in sizes if mark.startswith(text[-size:])), 0)
 
 
 def parse(text: str, dialect: Dialect, names: Iterable[str] = ()) -> tuple[str, list[ParsedCall]]:
-    """A whole reply -> its answer and its calls."""
+    """Split a whole reply into its answer and its calls."""
     parser = CallParser(dialect, names)
     answer, heads, arguments = "", list[CallBegun](), dict[int, str]()
     for piece in [*parser.add(text), *parser.end()]:

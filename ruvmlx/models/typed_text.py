@@ -5,24 +5,25 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-GUARD = "\ufdd0"  # a noncharacter: marks typed text in rendered chats; the tokenizer takes it out again
+GUARD = "\ufdd0"  # a noncharacter that marks typed text in rendered chats; the tokenizer removes it
 
 # Part of a reply's text, whatever their file says.
 THOUGHT_TAGS = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _WORD = re.compile(r"[\w.-]*")
-_NEAR = 256  # characters: of a longer beginning, these decide
+_NEAR = 256  # characters: of a longer beginning, only these are checked
 
 
 class Guard:
     """Marks typed text so that it contains no special token's string, and none can form at its edges.
 
-    Thought tags get no mark: templates look for them, to leave old thoughts out.
+    Thought tags get no mark, because templates search for them to leave old thoughts out.
     """
 
     def __init__(self, specials: Sequence[str]):
         self._specials = tuple(specials)
         self._first = _firsts(specials)
-        # All that follows a special token's first character, backwards: its ends are their beginnings.
+        # All text after a special token's first character, backwards: a search for its end becomes a search
+        # for a prefix.
         self._tails = sorted(text[:0:-1] for text in specials)
         self._inside = "\0".join(text[1:] for text in specials)
         self._longest = max(map(len, specials), default=0)
@@ -38,8 +39,8 @@ class Guard:
         return marked[:head] + GUARD + marked[head:]
 
     def inside(self, value: Any) -> Any:
-        """Mark the text in tools and in their calls, nested JSON. Templates compare words of it
-        ("function", "string") and look keys up: a word that contains no special token is not marked."""
+        """Mark the text in tools and in their calls (nested JSON). Templates compare words of it ("function",
+        "string") and look up keys. So a word that contains no special token is not marked."""
         if isinstance(value, str):
             innocent = _WORD.fullmatch(value) and not any(text in value for text in self._specials)
             return value if innocent else self(value)
@@ -48,7 +49,7 @@ class Guard:
         return [self.inside(part) for part in value] if isinstance(value, list | tuple) else value
 
     def _completes(self, text: str) -> bool:
-        """Could the template's own text before this one make a special token together with it?"""
+        """Could the template's text before this text form a special token together with it?"""
         near = text[:_NEAR]
         if any(self._ends_one(near[:k]) for k in range(1, min(self._longest, len(near) + 1))):
             return True
@@ -64,7 +65,7 @@ class Guard:
 
 
 def _firsts(specials: Sequence[str]) -> re.Pattern[str] | None:
-    """A character that begins a special token, and no thought tag."""
+    """Match a character that begins a special token but no thought tag."""
     firsts = "".join(map(re.escape, sorted({text[0] for text in specials})))
     tags = [*THOUGHT_TAGS, *THOUGHT_TAGS.values()]
     free = "|".join(re.escape(tag) for tag in tags if not any(text.startswith(tag) for text in specials))

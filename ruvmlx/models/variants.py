@@ -1,4 +1,5 @@
-"""GGUF files of one repository or folder: which form one model, their types, and which suits a machine."""
+"""GGUF files of one repository or folder: which files form a model, their types, and which one suits a
+machine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,9 @@ from ..progress import megabytes
 from .gguf_split import PART
 from .messages import one_line
 
-WEIGHTS_SHARE = 2 / 3  # of the memory limit; the rest is for the cache and for work
-# Types in the order in which they are chosen, the last one first. Plain types stand first: a plain file fits
-# only where the quantised ones of the same model fit, and is chosen where there are none.
+WEIGHTS_SHARE = 2 / 3  # of the memory limit; the rest is for the KV cache and for computing
+# Types in the order of preference, the best one last. Plain types come first: a plain file fits only if the
+# quantised ones of the same model fit, and is chosen only if there are none.
 _ORDER = str.split(
     "F32 F16 BF16 Q2_K_S Q2_K Q2_K_L Q3_K_S Q3_K_M Q3_K_L Q3_K_XL IQ4_XS Q4_0 MXFP4 IQ4_NL Q4_1 Q4_K_S "
     "Q4_K_M Q4_K_L Q5_0 Q5_1 Q5_K_S Q5_K_M Q5_K_L Q6_K Q6_K_L Q8_0"
@@ -29,8 +30,9 @@ _BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # parts of a vision mode
 class GGUFVariant:
     """One model in one GGUF file or in all parts of a split one.
 
-    files: paths inside the repository, the first part first. type: "Q4_K_M"; "" if the name does not say.
-    bytes: of all files.
+    files: paths in the repository, the first part first
+    type: "Q4_K_M"; "" if the name does not say
+    bytes: of all files
     """
 
     files: tuple[str, ...]
@@ -38,7 +40,7 @@ class GGUFVariant:
     bytes: int
 
     def is_called(self, wanted: str) -> bool:
-        """wanted: a type, or the path of any of the files."""
+        """Is this the wanted model? wanted: a type, or the path of any of its files."""
         return wanted.upper() == self.type or wanted in self.files
 
     @property
@@ -49,7 +51,7 @@ class GGUFVariant:
 
 @dataclass(frozen=True)
 class FileChoice:
-    """The file of a repository that is fetched, and the others. why: the end of a sentence."""
+    """The file of a repository to fetch, and all files. why: the end of a sentence."""
 
     name: str
     chosen: GGUFVariant
@@ -69,9 +71,9 @@ class FileChoice:
 
 
 def variants(sizes: Mapping[str, int]) -> tuple[GGUFVariant, ...]:
-    """The models among files, the smallest first. sizes: path inside the repository -> bytes.
+    """Return the models among files, the smallest first. sizes: {path in the repository: bytes}.
 
-    Left out: files that are no model of their own (mmproj, imatrix) and split files with parts missing.
+    Files that are not complete models (mmproj, imatrix) and split files with missing parts are left out.
     """
     wholes: dict[tuple[str, int], list[str]] = {}
     for file in sorted(sizes):
@@ -86,7 +88,7 @@ def variants(sizes: Mapping[str, int]) -> tuple[GGUFVariant, ...]:
 
 
 def variants_in(folder: Path) -> tuple[GGUFVariant, ...]:
-    """The models among a folder's files; none if it cannot be read."""
+    """Return the models among a folder's files; none if the folder cannot be read."""
     try:
         files = [path for path in folder.rglob("*.gguf") if path.is_file()]
         return variants({path.relative_to(folder).as_posix(): path.stat().st_size for path in files})
@@ -95,7 +97,8 @@ def variants_in(folder: Path) -> tuple[GGUFVariant, ...]:
 
 
 def variant_names(name: str, found: Sequence[GGUFVariant], alone: bool = True) -> list[str]:
-    """A name for each model of a repository: the shortest that says which. alone: it has no other format."""
+    """Return the shortest unique name of each model of a repository. alone: whether it has no other
+    format."""
     if len(found) == 1 and alone:
         return [name]
     types = [variant.type for variant in found]
@@ -112,7 +115,7 @@ def _by_file(name: str, variant: GGUFVariant) -> str:
 
 
 def named_variant(name: str, found: Sequence[GGUFVariant], wanted: str) -> FileChoice:
-    """The model that the user named by type or file; ModelNotFound unless it is one."""
+    """Return the model that the user named by type or file. Raises ModelNotFound unless exactly one fits."""
     matches = [variant for variant in found if variant.is_called(wanted)]
     if len(matches) == 1:
         return FileChoice(name, matches[0], tuple(found), "as named")
@@ -124,7 +127,8 @@ def named_variant(name: str, found: Sequence[GGUFVariant], wanted: str) -> FileC
 
 
 def choose_variant(name: str, found: Sequence[GGUFVariant], limit: int) -> FileChoice:
-    """The best type whose weights leave a third of the memory limit (bytes) for the cache and for work."""
+    """Return the best type whose weights leave a third of the memory limit (bytes) for the KV cache and for
+    computing."""
     if not found:
         raise ModelNotFound(f"{name} has no whole GGUF model among its files; name another repository.")
     known = [variant for variant in found if variant.type in _RANKS] or (found if len(found) == 1 else [])
@@ -157,7 +161,7 @@ def _nothing_fits(name: str, found: Sequence[GGUFVariant], room: int, limit: int
 
 
 def _whole(file: str) -> tuple[str, int]:
-    """A path without its suffix and its part's number, and the number of parts."""
+    """Return a path without its suffix and its part's number, and the number of parts."""
     stem = file.removesuffix(".gguf")
     part = PART.fullmatch(stem)
     return (part["name"], int(part["count"])) if part else (stem, 1)

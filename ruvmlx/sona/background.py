@@ -30,7 +30,7 @@ from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
 from ..lora.layer_lora import base_part, combine_loras, fold_layers, pack_adapter
 from ..lora.merge import HEAD, fold_micro
 from ..lora.targets import parse
-from ..models.model import Model, without
+from ..models.model import Model, missing_features
 from ..pausing import Pause, Stopped, stop_when
 from ..settings import BASE_TARGETS
 from ..store import HeadMoved
@@ -116,7 +116,7 @@ class Background:
         """Train, test, and promote or refuse. Returns a report; that of a stopped run says so."""
         learner, shape, pause = self._learner, self._model.shape, stop_when(cancel)
         if not self._model.is_own:
-            return _report(False, without(shape))
+            return _report(False, missing_features(shape))
         learner.sync()
         try:
             pause()

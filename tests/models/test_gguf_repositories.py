@@ -155,7 +155,7 @@ def test_an_interrupted_file_continues(repository, tmp_path):
         load_model(NAME, Told(leave_at=300_000))
     wait_for_fetching()
     held = partial(tmp_path)[0].stat().st_size
-    assert hub.cached(NAME) is None and list_local_models() == []
+    assert hub.cached_files(NAME) is None and list_local_models() == []
     repository.pace = 0.0
     assert dict(load_model(NAME).load_weights())
     assert repository.ranges == [0, held] and held > 300_000
@@ -171,9 +171,9 @@ def test_all_parts_of_a_split_file_are_fetched(repository, tmp_path):
         (repository.folder / "Q8_0" / name).write_bytes(data + bytes(i))
     path = hub.fetch(NAME)
     assert path.name == names[0] and path.parent.name == "Q8_0" and cached_files(tmp_path) == names
-    assert hub.cached(NAME, f"Q8_0/{names[1]}") == hub.cached(NAME, "Q8_0") == path
+    assert hub.cached_files(NAME, f"Q8_0/{names[1]}") == hub.cached_files(NAME, "Q8_0") == path
     (path.parent / names[1]).unlink()
-    assert hub.cached(NAME) is None
+    assert hub.cached_files(NAME) is None
 
 
 def test_an_architecture_that_is_not_run_is_not_fetched(repository):

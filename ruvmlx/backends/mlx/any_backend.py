@@ -12,7 +12,7 @@ from typing import Any, cast
 from ...errors import AdapterMismatch
 from ...kv.policy import TierPolicy
 from ...lora.base_lora import BaseLoRA
-from ...models.model import Model, without
+from ...models.model import Model, missing_features
 from ...platform.mx import BLAS, mx
 from ...progress import QUIET, Watch
 from ..base import Adapters, KVCache, Step, each
@@ -47,7 +47,7 @@ class AnyBackend(MLXRunner):
             mx.clear_cache()
         self.gpu_memory = GPUMemory(self, self.nbytes) if kind == "metal" else None
         told = self.gpu_memory.why_not if self.gpu_memory else ""
-        self.caveat = f"{told}; {without(model.shape)}" if told else without(model.shape)
+        self.caveat = f"{told}; {missing_features(model.shape)}" if told else missing_features(model.shape)
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         if base is not None:

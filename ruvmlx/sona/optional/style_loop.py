@@ -21,7 +21,7 @@ import numpy as np
 
 from ...lora.base_lora import BaseLoRA, Pair, Place
 from ...lora.layer_lora import pack_adapter
-from ...models.model import Model, without
+from ...models.model import Model, missing_features
 from ...pausing import Pause, Stopped, stop_when
 from ...store import HeadMoved
 from .. import faults, instant
@@ -87,7 +87,7 @@ class StyleLoop:
         """Compute a base LoRA from the ratings in force. Test it. Use it if it passes. Return a report."""
         learner, started = self._learner, time.perf_counter()
         if not self._model.is_own:
-            return _report(False, without(self._model.shape))
+            return _report(False, missing_features(self._model.shape))
         try:
             report = self._run(progress or (lambda *_: None), stop_when(cancel))
         except Stopped:
