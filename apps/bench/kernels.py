@@ -16,7 +16,9 @@ import numpy as np
 
 from ruvmlx.kernels import layers, matmul, micro
 from ruvmlx.kernels.library import available, implementations
+from ruvmlx.kernels.paged_attention import head_page_bytes
 from ruvmlx.kernels.rating import EvidenceSolver, EvidenceSolverRef, KLContexts, Push, Rule
+from ruvmlx.tiers import HOT, WARM
 
 from .machine import BLOCK, Limits, reading
 from .rows import Row, measured
@@ -24,6 +26,7 @@ from .rows import Row, measured
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
 CONTEXT = 256
 VOCAB, WIDTH, RANK = 49152, 576, 2  # of the starter model
+TOGETHER = 8  # tokens of a batch
 GROUPS = 8  # groups of calls; a group's mean is a sample
 SLOW = "scalar"  # the C twin, which is left out: it takes too long
 
@@ -121,7 +124,10 @@ def kernels() -> list[BenchKernel]:
 
     vector, learns = implementations(), available("micro_update")
     return [
-        *(_for_each(kernel, vector) for kernel in (_attention(make), _append(make), *_layers(make))),
+        *(
+            _for_each(kernel, vector)
+            for kernel in (_attention(make), _append(make), _migration(make), *_layers(make))
+        ),
         *(_for_each(kernel, learns) for kernel in (*_learning(make), *_rating(make))),
         *(_for_each(kernel, matmul.implementations()) for kernel in _products(rng)),
     ]
@@ -175,6 +181,21 @@ def _append(make) -> BenchKernel:
     )
 
 
+def _migration(make) -> BenchKernel:
+    """Demote a page of 64 tokens from f16 to 8 bits, in all heads of a layer. Twin: the scalar C code."""
+    hot, warm = (KV_HEADS * head_page_bytes(tier, HEAD_DIM) for tier in (HOT, WARM))
+    page, target = matmul.aligned_bytes(hot), matmul.aligned_bytes(warm)
+    page.view(np.float16)[:] = make(hot // 2)
+
+    def migrate(impl: str) -> Array:
+        run = layers.functions(impl).demote
+        if run(HOT, page.ctypes.data, WARM, target.ctypes.data, KV_HEADS, HEAD_DIM):
+            raise ValueError("the page was not demoted")
+        return target
+
+    return BenchKernel("KV migration, hot to warm", migrate, lambda: migrate(SLOW), hot + warm, 1000)
+
+
 def _layers(make) -> list[BenchKernel]:
     """The other operations of a decoder layer, and LoRA's forward."""
     turn, heads = _turns(1), make(1, HEADS + KV_HEADS, HEAD_DIM)
@@ -204,7 +225,41 @@ def _layers(make) -> list[BenchKernel]:
             lambda: lora(layers.lora_add_ref), a.nbytes + b.nbytes + 3 * y.nbytes, 30,
             reset=lambda: np.copyto(y, before),
         ),
+        *(_lora_overhead(make, tokens) for tokens in (1, TOGETHER)),
     ]  # fmt: skip
+
+
+def _lora_overhead(make, tokens: int) -> BenchKernel:
+    """What adapters add to a layer and the head: seven matrices 768 of rank 8, and MicroLoRA of rank 2."""
+    x, ys = make(tokens, 768), [make(tokens, 768) for _ in range(7)]
+    a, b = make(768, 8), make(8, 768)
+    h, logits, head_a, head_b = make(tokens, WIDTH), make(tokens, VOCAB), make(WIDTH, RANK), make(RANK, VOCAB)
+    changed = [*ys, logits]
+    before = [array.copy() for array in changed]
+
+    def add(layer: Callable[..., None], head: Callable[..., None], *impl: str) -> Array:
+        for y in ys:
+            layer(y, x, a, b, 1e-3, *impl)
+        head(logits, h, head_a, head_b, 1e-3, *impl)
+        return logits
+
+    def whole(_: Array) -> Array:
+        return np.concatenate([array.ravel() for array in changed])
+
+    def undo() -> None:
+        for array, old in zip(changed, before, strict=True):
+            array[...] = old
+
+    at_once = "a token" if tokens == 1 else f"{tokens} tokens at once"
+    return BenchKernel(
+        f"LoRA overhead of {at_once}: 7 matrices 768, rank 8, and the head",
+        lambda impl: add(layers.lora_add, micro.head_add, impl),
+        lambda: whole(add(layers.lora_add_ref, micro.head_add_ref)),
+        7 * (a.nbytes + b.nbytes + 2 * ys[0].nbytes) + 2 * logits.nbytes + head_b.nbytes,
+        100 if tokens == 1 else 30 * tokens,
+        reset=undo,
+        read=whole,
+    )
 
 
 def _learning(make) -> list[BenchKernel]:

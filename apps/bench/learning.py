@@ -16,7 +16,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
-from ruvmlx.sona import embedding, signal, taste_features
+from ruvmlx.sona import embedding, instant, signal, taste_features
 from ruvmlx.sona.reasoning_bank import CAPACITY, ReasoningBank
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.store import Store
@@ -29,6 +29,7 @@ from ..prove.users import brevity
 from .rows import Row, at_most, measured, rounded
 
 REPLY_TOKENS = 8
+TRACED = 64  # tokens
 GROUPS = 8
 QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice float?", "Name three birds."]
 
@@ -46,9 +47,11 @@ def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str]
         with Runtime(store, model_, opened, Settings(adapter="bench", kv_disk=None)) as runtime:
             rows = [
                 *_ratings(runtime, RATINGS_GIVEN["quick" if quick else "whole"]),
-                _trace(runtime),
-                _square_update(),
+                *_trace(runtime),
+                _direction(runtime),
+                *_square_update(),
                 _extraction(),
+                _bookkeeping(),
                 *_bank(runtime.model.shape.hidden_size),
                 _question(runtime),
                 *_taste(),
@@ -108,13 +111,15 @@ def _reply(runtime: Any, i: int) -> None:
     runtime.settle()
 
 
-def _trace(runtime: Any) -> Row:
-    """The trace's time as a share of decoding, token by token."""
+def _trace(runtime: Any) -> list[Row]:
+    """The trace's time as a share of decoding, token by token; and all that learning adds to such a reply."""
     backend, learner = runtime.backend, runtime.learner
-    cache, trace = backend.new_cache(), learner.trace()
+    cache, begun = backend.new_cache(), time.perf_counter()
+    trace = learner.trace()
+    other = time.perf_counter() - begun
     step = backend.prefill(list(range(100, 164)), cache)
     decode, add = [], []
-    for i in range(64):
+    for i in range(TRACED):
         started = time.perf_counter()
         step = backend.decode(100 + i, cache, learner.micro)
         between = time.perf_counter()
@@ -123,23 +128,57 @@ def _trace(runtime: Any) -> Row:
         add.append(time.perf_counter() - between)
     shares = [100 * a / d for a, d in zip(add, decode, strict=True)]
     note = f"{1e6 * statistics.median(add):.0f} us of {1e3 * statistics.median(decode):.1f} ms a token"
-    return _median("trace: share of a decoded token", shares, "%", 5, note)
+    begun = time.perf_counter()
+    learner.traces.keep("bench", trace)
+    other += time.perf_counter() - begun
+    learner.traces.held.pop("bench")
+    added = [1e6 * (seconds * TRACED + other) for seconds in add]
+    name = f"learning overhead of a reply of {TRACED} tokens"
+    return [
+        _median("trace: share of a decoded token", shares, "%", 5, note),
+        _median(name, added, "us", 1000, "its trace, token by token; before a rating"),
+    ]
 
 
-def _square_update() -> Row:
-    """The design's own figure: a rank-2 update of a 768 x 768 matrix, momentum and checks included."""
+def _direction(runtime: Any) -> Row:
+    """The direction in which a rating pushes, from what was prepared of its reply while the user reads."""
+    learner = runtime.learner
+    probe, trace = learner.probe, next(reversed(learner.traces.held.values()))
+    stats, before = instant.prepare_stats(trace, probe), instant.held(learner.micro, probe)
+    times = _timed(lambda i: instant.gradient_of(stats, 1.0 if i % 2 else -1.0, before, probe))
+    return _median("gradient direction of a rating, median", times, "us", 15)
+
+
+def _bookkeeping() -> Row:
+    """What a rating updates beside weights and index: the trend, the fading, the pace, the signal's row."""
+    counts, pace = np.arange(len(signal.LABELS)), signal.Pace()
+    given = signal.extract("reply", "up", counts, None, 1.1, 1, 200)
+
+    def update(i: int) -> None:
+        instant.retention_factor(instant.turned(0.1, 1.0 if i % 2 else -1.0, 0.05))
+        pace.ratio(100.0 + i % 7, 10)
+        given.row()
+
+    return _median("bookkeeping of a rating, median", _timed(update), "us", 10)
+
+
+def _square_update() -> list[Row]:
+    """The design's own figure: a rank-2 update of a 768 x 768 matrix, momentum and checks included; and what
+    momentum takes of it. Ratings use neither: they compute weights from all evidence (sona/instant.py)."""
     rng = np.random.default_rng(0)
 
     def array(*shape: int) -> np.ndarray:
         return rng.normal(size=shape).astype(np.float32)
 
     pair = [(array(*shape), array(*shape), array(*shape)) for shape in ((768, 2), (2, 768))]
-    times = []
-    for _ in range(2000):
-        started = time.perf_counter()
-        micro.micro_step(pair, 1e-6, 0.9)
-        times.append(1e6 * (time.perf_counter() - started))
-    return _median("MicroLoRA update 768x768, rank 2", times, "us", 50, "called from Python")
+    bare = [(w, None, g) for w, _, g in pair]
+    times = _timed(lambda _: micro.micro_step(pair, 1e-6, 0.9))
+    without = _timed(lambda _: micro.micro_step(bare, 1e-6, 0.9))
+    momentum = max(0.0, statistics.median(times) - statistics.median(without))
+    return [
+        _median("MicroLoRA update 768x768, rank 2", times, "us", 50, "called from Python"),
+        at_most("momentum of that update", momentum, "us", 10, "with it less without it, medians"),
+    ]
 
 
 def _extraction() -> Row:

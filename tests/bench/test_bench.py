@@ -64,7 +64,9 @@ def test_the_learning_suite_rates_real_replies_and_spares_the_users_store(tiny_b
     monkeypatch.setitem(learning.RATINGS_GIVEN, "quick", 20)
     rows = tiny_bench("learning", "--quick")
     assert "20 ratings" in rows["rating: weights updated, median"]["note"]
-    assert all(row["value"] > 0 for row in rows.values())
+    momentum = rows.pop("momentum of that update")  # a difference, which noise may hide
+    assert momentum["value"] >= 0 and all(row["value"] > 0 for row in rows.values())
+    assert rows["learning overhead of a reply of 64 tokens"]["target"] == 1000
     assert not (home / "ruvmlx.db").exists()
 
 
@@ -98,7 +100,7 @@ def test_a_token_is_drawn_with_its_own_word_or_a_later_one():
 def test_kernels_stand_beside_their_twins_and_limits(run):  # noqa: F811
     code, out, _ = run("bench", "kernels", "--quick", "--json")
     found = json.loads(out)
-    assert code == 0 and len(found["rows"]) == 7
+    assert code == 0 and len(found["rows"]) == 10
     assert all(row["limit"] > 0 and "twin" in row["note"] for row in found["rows"])
     assert all(
         "refused" in row["note"] if row["value"] is None else row["value"] > 0 for row in found["rows"]
