@@ -1,6 +1,7 @@
 """/set, /save and /find, in plain mode on the tiny model."""
 
 import io
+import re
 import threading
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_setting_changes_this_chats_replies_alone(open_tiny):
         before = runtime.sampling()
         said, state = plain(runtime, "/set temperature 0.25", "/set max_tokens 3", "Hello", "/status")
         assert state.options.sampling.temperature == 0.25 and state.options.max_new_tokens == 3
-        assert said.count("temperature        0.25") == 3 and "max_tokens         3" in said
+        assert len(re.findall(r"temperature +0\.25", said)) == 3 and re.search(r"max_tokens +3", said)
         reply = runtime.store.replies.get("last")
         assert len(reply.sampled_ids) == 3 and runtime.sampling() == before
 
@@ -42,7 +43,7 @@ def test_a_setting_changes_this_chats_replies_alone(open_tiny):
         ("/set temprature 1", "Did you mean 'temperature'?"),
         ("/set temperature", "needs a value"),
         ("/set temperature -1", "temperature"),
-        ("/set top_p 2", "top-p is 2.0"),
+        ("/set top_p 2", "expected over 0 and at most 1"),
         ("/set adapter x", "`ruvmlx config set`"),
     ],
 )
