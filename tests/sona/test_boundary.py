@@ -76,3 +76,10 @@ def test_two_standard_errors_are_a_change(ups, found):
 def test_fifty_values_come_before_the_first_test(before, found):
     """Blocks have 16, so the first that is tested begins at 64."""
     assert boundaries(ALIKE[:before] + of_sixteen(16), np.zeros((before + 16, 5))) == found
+
+
+def test_a_task_begins_with_the_block_that_ended_the_one_before():
+    """The next task's blocks are counted from there: its end is a multiple of BLOCK later."""
+    wave = [0.1, -0.1] * 32
+    rewards = [value + w for value in (-1.0, 1.0, -1.0) for w in wave]
+    assert boundaries(rewards, np.zeros((len(rewards), 3), np.float32)) == [64, 128]
