@@ -43,8 +43,9 @@ def _click_type(spec: SettingSpec) -> click.ParamType:
     if spec.word:
         return click.STRING  # `SettingSpec.parse` checks it
     if spec.kind is int:
-        bounds = (None if bound is None else int(bound) for bound in (spec.least, spec.most))
-        return click.INT if spec.least is None else click.IntRange(*bounds)
+        if spec.least is None:
+            return click.INT
+        return click.IntRange(int(spec.least), None if spec.most is None else int(spec.most))
     return click.FLOAT if spec.kind is float else click.STRING
 
 
