@@ -29,6 +29,7 @@ def test_the_push_vanishes_as_the_reply_moves():
     assert objective.dro_weight("up", 1, 0, 4.0) == 0
     assert objective.dro_weight("down", -1, 0, 0.0) == -1
     assert objective.dro_weight("down", -1, 0, -4.0) == 0
+    assert objective.dro_weight("up", 1, 0, 2.0) == 0.5 == -objective.dro_weight("down", -1, 0, -2.0)
 
 
 @pytest.mark.parametrize("log_ratio", [-9.0, -1.0, 0.0, 1.0, 9.0])
