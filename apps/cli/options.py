@@ -116,4 +116,13 @@ def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
             return open_runtime(settings, shown)
     from ruvmlx.runtime import Runtime
 
-    return Runtime.open(settings, watch=watch)
+    runtime = Runtime.open(settings, watch=watch)
+    _note_mistyped_adapter(runtime, settings.adapter_name)
+    return runtime
+
+
+def _note_mistyped_adapter(runtime: "Runtime", name: str | None) -> None:
+    """Say so if the adapter has learned nothing and has nearly the name of one that has."""
+    known = [row.name for row in runtime.adapters()]
+    if name and name not in (*known, *BUILT_IN) and (meant := did_you_mean(name, known)):
+        log(f"note: adapter {name!r} has learned nothing: replies are the original model's.{meant}")

@@ -39,6 +39,16 @@ def test_a_mistyped_adapter_is_not_begun(run, learned, tiny_folder):  # noqa: F8
     assert run("adapters", "use", "none", *tiny(tiny_folder))[0] == 0
 
 
+def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):  # noqa: F811
+    """The reply comes from the original model; a new name that is like no other is not a mistake."""
+    asked = ("generate", "hi", "--max-tokens", "2", "--temp", "0", *tiny(tiny_folder))
+    code, out, err = run(*asked, "--adapter", "wrok")
+    assert code == 0 and out and err.startswith("note: adapter 'wrok' has learned nothing")
+    assert "Did you mean 'work'?" in err
+    for name in ("work", "default", "none", "zebra"):
+        assert run(*asked, "--adapter", name)[2] == ""
+
+
 def test_status_says_where_the_ratings_are(run, learned, tiny_folder):  # noqa: F811
     """A new adapter has none; the others are named, as nothing is lost. A mistyped one is refused."""
     run("adapters", "use", "fresh", "--new", *tiny(tiny_folder))
