@@ -205,9 +205,9 @@ class Learning:
             self._loops = Loops(self.required(), self._model, settings.slow_loop, settings.base_targets)
         return self._loops
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Is there work for `consolidate`?"""
-        return self.learner is not None and self.loops.due()
+        return self.learner is not None and self.loops.is_due()
 
     def consolidate(
         self,

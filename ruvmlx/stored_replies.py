@@ -79,7 +79,7 @@ class ReplyArchive:
         reply = self.row(run, learner, trace, response, **values)
         teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
         features = b"" if response.repeats else teaching
-        kv = self._tiers.observed(response.session_id, response)
+        kv = self._tiers.observation(response.session_id, response)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
         self.store.replies.add(
             replace(reply, features=features), session_id, kv, routed, question=run.request.question_id

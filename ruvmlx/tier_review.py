@@ -23,9 +23,9 @@ class TierReview:
         if cache_policy(settings.kv, backend, settings.kv_tiers) is not None:
             self._sessions.policy = self._history.policy
 
-    def observed(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
+    def observation(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
         """The state of a reply's cache at the end of the reply."""
-        return self._loop.observed(response, self._sessions.policy_of(request_session))
+        return self._loop.observation(response, self._sessions.policy_of(request_session))
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure KV policies on the newest long replies, and choose one for new caches.
@@ -37,14 +37,14 @@ class TierReview:
             self._sessions.policy = self._history.policy
         return report
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Is there work for `review`?"""
-        return self._loop.due()
+        return self._loop.is_due()
 
     def due_when_idle(self) -> bool:
         """Is there work for `review` that was asked for (`kv_measure`)? It ends when there is enough for a
         choice; then only `learn kv --measure` measures."""
-        return self._is_asked_for and not self._history.is_enough() and self.due()
+        return self._is_asked_for and not self._history.is_enough() and self.is_due()
 
     def status(self) -> KVStatus:
         """The policy in use, its reason, and the measurements."""

@@ -42,11 +42,11 @@ def learn(runtime: Runtime, cancel: threading.Event, show: Callable[[str], None]
         pass
     if cancel.is_set():
         return Lesson()
-    if runtime.learning.due():
+    if runtime.learning.is_due():
         show(describe.learning())
         report = runtime.consolidate(lambda done, total, _: show(describe.learning(done, total)), cancel)
         stopped = cancel.is_set() and not report["promoted"]
-        return Lesson() if stopped else Lesson(describe.lesson(report), runtime.learning.due())
+        return Lesson() if stopped else Lesson(describe.lesson(report), runtime.learning.is_due())
     if runtime.tiers.due_when_idle():
         show(describe.MEASURING)
         report = runtime.tiers.review(cancel)

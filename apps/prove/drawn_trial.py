@@ -164,7 +164,7 @@ class _Drawn:
 
     def train(self) -> None:
         """Run the slow loop if it is due."""
-        if self.runtime.learning.due():
+        if self.runtime.learning.is_due():
             started = time.perf_counter()
             self.runtime.consolidate()
             self.seconds.training += time.perf_counter() - started

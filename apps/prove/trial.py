@@ -182,7 +182,7 @@ def run(
                 _rated(runtime, setting, arm, user, seed, done)
             if arm.learn == "full" and done % CONSOLIDATE_EVERY == 0:
                 log(_consolidate(runtime))
-            if arm.learn == "style" and runtime.learning.due():
+            if arm.learn == "style" and runtime.learning.is_due():
                 log(_consolidate(runtime))
             if done in setting.checkpoints:
                 yield _checkpoint(bench, runtime, setting, arm, seed, done)

@@ -26,11 +26,11 @@ def learn(
 
     Returns facts for the log, none if nothing was due, and whether the work ran to its end and is due again.
     """
-    if runtime.learning.due():
+    if runtime.learning.is_due():
         begins("training")
         report = runtime.consolidate(cancel=cancel)
         ended = not cancel.is_set()
-        return {"promoted": report["promoted"]}, ended and runtime.learning.due()
+        return {"promoted": report["promoted"]}, ended and runtime.learning.is_due()
     if runtime.tiers.due_when_idle():
         begins("measuring")
         report = runtime.tiers.review(cancel)

@@ -1,10 +1,10 @@
 """The adapter in use: its weights, the base LoRA under them, and the KL probe under that base.
 
-It follows the store: after an undo, a rollback or another process's rating it loads the stored version. It
-keeps the backend's LoRA in step with the weights.
+It follows the store: after an undo, a rollback or another process's rating, it loads the stored version. It
+    keeps the backend's LoRA equal to the weights.
 
-Nothing is measured when it is opened. What ratings need of a model that was never measured, and of a base
-whose probe is not in memory, is measured while the user reads the first reply, or by the first rating.
+Opening it measures nothing. Ratings need measurements of the model (once) and of a base whose probe is not in
+memory. They are made while the user reads the first reply, or by the first rating.
 """
 
 from collections import OrderedDict
@@ -43,13 +43,13 @@ class LayerInstaller(Protocol):
         """The last measured KL probe under base and layer LoRA; None: not measured."""
 
     def forget_probe(self) -> None:
-        """Discard the probe: the base or the layer LoRA that it was measured under is gone."""
+        """Discard the probe: the base or the layer LoRA with which it was measured is gone."""
 
     def combined_lora(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
         """Both as one LoRA. The same arguments return the same object, because KV caches are tied to it."""
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Like `combined`, but the combination in use stays cached."""
+        """Like `combined_lora`, but the combination in use stays in the cache."""
 
     def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
         """Is `lora` the base, or the newest combination with it?"""
@@ -66,7 +66,7 @@ class ActiveAdapter:
         self._measurement = Measurement(Measured.of(model, backend, RANK))
         self._probe = self._stored_probe()
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
-        self._probed: dict[int, ProbedBase] = {}  # of those in `_bases`
+        self._probed: dict[int, ProbedBase] = {}  # the probes of the bases in `_bases`
         self.state = self.load(history.version())
         self.base = self._load_base(self.state.base)
         backend.set_lora(self.base)
@@ -75,7 +75,7 @@ class ActiveAdapter:
 
     @property
     def knows_model(self) -> bool:
-        """Is the model's own KL probe known? Until it is, replies are traced by a blank adapter."""
+        """Is the model's own KL probe known? Until then, replies are traced with a blank adapter."""
         return self._probe is not None
 
     @property
@@ -84,8 +84,12 @@ class ActiveAdapter:
         return self.knows_model and (self.base is None or self.state.base in self._probed)
 
     def measure(self, pause: Pause | None = None, watch: Watch = QUIET) -> None:
-        """Measure the model, once for all time, and the base in use, once per process, unless that is done:
-        seconds. `pause` may raise to stop; the next call goes on. watch: gets the progress of the model's."""
+        """Measure what is not yet measured: the model (once for all time) and the base in use (once per
+        process). This takes seconds.
+
+        pause: may raise an exception to stop; the next call continues
+        watch: gets the progress of the model's measurement
+        """
         if self._probe is None:
             self._probe = self._stored_probe()  # another process may have measured it
         if self._probe is None:
@@ -100,7 +104,7 @@ class ActiveAdapter:
 
     @property
     def frozen_probe(self) -> KLProbe:
-        """The frozen model's KL probe; measured now if it is not known."""
+        """The frozen model's KL probe; measured now if it is unknown."""
         if self._probe is None:
             self.measure()
         assert self._probe is not None
@@ -112,7 +116,7 @@ class ActiveAdapter:
 
     @property
     def probe(self) -> KLProbe:
-        """The KL probe under the base in use and the layer LoRA that was measured last."""
+        """The KL probe under the base in use and the last measured layer LoRA."""
         return self._layers.probe or self.probed_base.probe
 
     @property
@@ -131,7 +135,7 @@ class ActiveAdapter:
 
     @property
     def differs(self) -> bool:
-        """Do the weights in use differ from the untouched model's?"""
+        """Do the weights in use differ from those of the original model?"""
         moves = self.layer_lora is not None and self.layer_lora.moves
         return self.base is not None or self.state.micro.norm > 0 or moves
 
@@ -144,7 +148,7 @@ class ActiveAdapter:
             self._use(self.load(version))
 
     def reload(self) -> None:
-        """Load the stored version, because the one in memory was never committed."""
+        """Load the stored version, because the version in memory was never committed."""
         self._use(self.load(self.history.version()))
 
     def _use(self, state: LearnerState) -> None:
@@ -157,7 +161,8 @@ class ActiveAdapter:
         self.state = state
 
     def load(self, version: int) -> LearnerState:
-        """A stored version's weights; 0: the untouched model. NotFound if it is no longer stored."""
+        """Return the weights of a stored version (0: the original model). Raises NotFound if they are no
+        longer stored."""
         config = self._model.shape
         if version == 0:
             blank = np.zeros((config.hidden_size, RANK), np.float32)
@@ -174,13 +179,15 @@ class ActiveAdapter:
         self._set(self.combined_lora)
 
     def install_base(self) -> None:
-        """Install the current LoRA unless its base is installed already, perhaps with an older layer LoRA."""
+        """Install the current LoRA, unless its base is already installed, perhaps with an older layer
+        LoRA."""
         if not self._layers.has_base(self.backend.lora, self.base):
             self.install()
 
     @contextmanager
-    def installed(self, lora: BaseLoRA | None) -> Iterator[None]:
-        """Run the backend with `lora` (None: the untouched model), afterwards with the current LoRA again."""
+    def install_for(self, lora: BaseLoRA | None) -> Iterator[None]:
+        """In the block the backend runs with `lora` (None: the original model). After the block it has the
+        current LoRA again."""
         self._set(lora)
         try:
             yield
@@ -188,7 +195,8 @@ class ActiveAdapter:
             self.install()
 
     def replay_lora(self, state: LearnerState) -> BaseLoRA | None:
-        """The LoRA for replaying a reply under `state`, whose base must be the one in use."""
+        """Return the LoRA for a replay of a reply under `state`. The base of `state` must be the base in
+        use."""
         return self._layers.combined_once(self.base, state.layer_lora)
 
     def _set(self, lora: BaseLoRA | None) -> None:
@@ -198,13 +206,13 @@ class ActiveAdapter:
     # -- the KL probe --------------------------------------------------------------------------------
 
     def probe_base(self, lora: BaseLoRA, pause: Pause | None = None) -> ProbedBase:
-        """Measure the KL probe under `lora`, which stays in the backend: call within `installed`.
+        """Measure the KL probe under `lora`, which stays in the backend. Call this within `install_for`.
 
-        `pause` is called every few tokens and may raise to stop.
+        pause: called every few tokens; it may raise an exception to stop
         """
         if not {"probabilities", "packed"} <= vars(self.frozen_probe).keys():
             self.backend.set_lora(None)
-            self.frozen_probe.look(pause or (lambda: None))  # needs the untouched head
+            self.frozen_probe.look(pause or (lambda: None))  # this needs the head of the original model
         self.backend.set_lora(lora)
         context = self._model.shape.max_context
         return ProbedBase(
@@ -213,19 +221,19 @@ class ActiveAdapter:
 
     @property
     def probed_base(self) -> ProbedBase:
-        """The base in use, with the KL probe under it, which is measured now if it is not known."""
+        """The base in use with its KL probe, which is measured now if it is unknown."""
         if self.base is None:
             return ProbedBase(None, self.frozen_probe)
         self.measure()
         return self._probed[self.state.base]
 
     def remember(self, base: int, probed: ProbedBase) -> None:
-        """Keep a base that was measured before it was stored under this id, with its probe."""
+        """Keep a base, with its probe, that was measured before it was stored under this id."""
         assert probed.lora is not None
         self._bases[base], self._probed[base] = probed.lora, probed
 
     def _load_base(self, base: int) -> BaseLoRA | None:
-        """A base LoRA by its id, from memory or from the store; 0: none."""
+        """Return a base LoRA by its id, from memory or from the store. 0: none."""
         if base == 0:
             return None
         known = self._bases.pop(base, None) or self.history.base(base)

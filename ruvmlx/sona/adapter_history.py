@@ -1,6 +1,6 @@
-"""The history of an adapter: ratings in force, the resulting versions, undo and rollback.
+"""The history of an adapter: ratings in force, the versions that they made, undo and rollback.
 
-It needs only the store, no weights: `learn status` and `learn undo` answer without loading a model.
+It needs only the store and no weights. So `learn status` and `learn undo` answer without loading a model.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,21 @@ from .instant import KL_CAP
 from .pair_history import PairHistory
 from .reason_history import ReasonHistory
 
-MINIMUM = 10  # ratings that the background loop needs
-DUE = 16  # new ratings after which it starts by itself
+MINIMUM = 10  # the number of ratings that the background loop needs
+DUE = 16  # the number of new ratings after which it starts
 STYLE_MINIMUM, STYLE_DUE = 8, 4  # the same for the style loop
 
 
 @dataclass(frozen=True)
 class LearnStatus:
-    """updates: ratings and preferences that moved the weights. pending: those that no consolidation has
-    trained on yet. kl, kl_cap: nats per token on the reference text. versions: those that rollback accepts.
-    last: the newest attempt to consolidate. undone: what `undo` took back, "rating" or "preference".
+    """The status of an adapter.
+
+    updates: ratings and preferences that moved the weights
+    versions: the versions that rollback accepts
+    pending: updates that no consolidation has used for training yet
+    last: the newest attempt to consolidate
+    undone: what `undo` took back: "rating" or "preference"
+    kl, kl_cap: nats per token on the reference text
     """
 
     ratings: int
@@ -42,7 +47,7 @@ class LearnStatus:
 
 
 class AdapterHistory:
-    """Ratings and versions of one named adapter on one model (known by its fingerprint)."""
+    """Ratings and versions of one named adapter on one model. The model is known by its fingerprint."""
 
     def __init__(self, store: Store, fingerprint: str, name: str = "default", trains: bool = True):
         """trains: whether the background loop can train this model."""
@@ -52,7 +57,7 @@ class AdapterHistory:
         self.reasons = ReasonHistory(store, self._key)
 
     def version(self) -> int:
-        """The version in use; 0 is the untouched model."""
+        """Return the version in use; 0 is the original model."""
         return self._store.versions.head(*self._key)
 
     def adapter(self, version: int) -> VersionRow:
@@ -70,7 +75,7 @@ class AdapterHistory:
         return self._store.bases.report(*self._key, id_)
 
     def leads_to(self, version: int, head: int) -> bool:
-        """Is the version the head, or an ancestor of it?"""
+        """Is the version the head, or one of its ancestors?"""
         return version == 0 or self._store.versions.is_ancestor(*self._key, version, head)
 
     def ratings(self) -> list[RatingRow]:
@@ -86,7 +91,7 @@ class AdapterHistory:
         return self._store.ratings.texts(*self._key)
 
     def labels(self) -> list[tuple[str, str, int]]:
-        """(reply id, rating, version that it made) of every rating in force that teaches, the oldest
+        """Return (reply id, rating, version that it made) of every rating in force that teaches, the oldest
         first."""
         return self._store.ratings.labels(*self._key)
 
@@ -102,9 +107,9 @@ class AdapterHistory:
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
         state: bytes, kl: float, norm: float,
     ) -> int:  # fmt: skip
-        """Store a rating and the resulting weights in one transaction; returns the new version.
+        """Store a rating and the resulting weights in one transaction. Returns the new version.
 
-        HeadMoved, and nothing is written, if `parent` is no longer the version in use.
+        Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
         """
         with self._store.transaction():
             version = self._store.versions.add(*self._key, parent, state, kl, norm)
@@ -112,7 +117,8 @@ class AdapterHistory:
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
-        """Store the same adapter, scaled down, as a version without a rating. HeadMoved as in `commit`."""
+        """Store the same adapter, scaled down, as a version without a rating. Raises HeadMoved as in
+        `commit`."""
         with self._store.transaction():
             return self._store.versions.add(*self._key, parent, state, kl, norm)
 
@@ -126,10 +132,10 @@ class AdapterHistory:
         report: dict[str, Any],
         pause: Callable[[], None] = lambda: None,
     ) -> int:
-        """Store a new base, a version on it and the report in one transaction; returns the version.
+        """Store a new base, a version on it and the report in one transaction. Returns the version.
 
-        HeadMoved, and nothing is written, if `parent` is no longer the version in use. `pause` may raise to
-        stop before anything is written.
+        Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use. `pause` may raise
+        an exception to stop before anything is written.
         """
         data = base.to_bytes()
         pause()
@@ -158,13 +164,13 @@ class AdapterHistory:
         found = self._store.versions.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Is there work for the background loop: enough new ratings, or a stopped run?"""
         return self.trains and self.missing() == 0
 
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
-        """How many more ratings or preferences a slow loop waits for: it needs `minimum`, and begins after
-        `due` new ones."""
+        """Return how many more ratings or preferences a slow loop waits for. It needs `minimum` in all, and
+        starts after `due` new ones."""
         given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
@@ -184,9 +190,9 @@ class AdapterHistory:
     # -- undo and rollback ---------------------------------------------------------------------------
 
     def undo(self) -> LearnStatus:
-        """Take the last rating or preference back: the adapter is bit for bit what it was before it.
+        """Take back the last rating or preference. After this the adapter is bit for bit what it was before.
 
-        A consolidation after it is undone, too. NotFound if there is neither.
+        A later consolidation is undone too. Raises NotFound if there is no rating and no preference.
         """
         with self._store.transaction():
             rated = self._store.ratings.last_version(*self._key, self.version())
@@ -201,7 +207,8 @@ class AdapterHistory:
         self._store.versions.move_head(*self._key, version, "undo")
 
     def rollback(self, version: int) -> LearnStatus:
-        """Use another version; 0 is the untouched model. Only feedback that led to it still counts."""
+        """Use another version; 0 is the original model. Only the feedback that led to this version still
+        counts."""
         with self._store.transaction():
             self._store.versions.move_head(*self._key, version)
         return self.status()
@@ -234,11 +241,12 @@ class AdapterHistory:
 
 
 def signal_groups(history: AdapterHistory) -> list[SignalGroup]:
-    """What signals say of the replies of an adapter's model, by kind, model size and context length."""
+    """Return what signals say about the replies of an adapter's model, by kind, model size and context
+    length."""
     return history._store.signals.groups(history._key[0])
 
 
 def other_adapters(history: AdapterHistory) -> dict[str, int]:
-    """The model's other adapters that have learned something, each with its version in use."""
+    """Return {name: version in use} of the model's other adapters that have learned something."""
     rows = history._store.adapters.all(history.fingerprint)
     return {row.name: row.version for row in rows if row.name != history.name and row.version}

@@ -80,7 +80,7 @@ Progress = Callable[[int, int, float], None]  # steps done, steps, loss; NaN bef
 
 
 class Background:
-    """Consolidation of one learner. Lives in the backend's thread."""
+    """Consolidation of one learner. Used only in the backend's thread."""
 
     def __init__(self, learner: Learner, model: Model, settings: TrainingSettings | None = None):
         self._learner, self._model = learner, model
@@ -93,11 +93,11 @@ class Background:
         self._anchors: Sequence[Any] = []
         self._standing: dict[Place, Pair] = {}  # pairs of the layers that the run does not train
         self._promotion: PromotionTest | None = None
-        self._sum: _StepSum | None = None  # the sum so far of a stopped step
+        self._sum: _StepSum | None = None  # the sum so far of a step that was stopped
 
     @property
     def is_paused(self) -> bool:
-        """Can a stopped run be resumed?"""
+        """Is there a stopped run that can be resumed?"""
         return self._paused is not None
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Background:
         self._sizes = GradientSizes()
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train, test, and promote or refuse. Returns a report; that of a stopped run says so."""
+        """Train, test, and promote or refuse. Returns a report; the report of a stopped run says so."""
         learner, shape, pause = self._learner, self._model.shape, stop_when(cancel)
         if not self._model.is_own:
             return _report(False, missing_features(shape))
@@ -179,7 +179,7 @@ class Background:
         return self._promotion
 
     def _fresh(self, buffer: Buffer, pause: Pause = lambda: None) -> Training:
-        """A run that starts from the base in use; matrices that it does not change yet start at zero."""
+        """Return a run that starts from the base in use. Matrices that it does not change start at zero."""
         state, places = self._learner.state, self._places(buffer, pause)
         facts = {
             "version": state.version,
@@ -200,7 +200,7 @@ class Background:
         return self._sizes.strongest(trainer, here, examples, self._targets.top, pause)
 
     def _start(self, seed: int, places: Iterable[Place], pause: Pause) -> dict[Place, Pair]:
-        """The pairs of these places at step 0: deterministic for a seed and a base in use."""
+        """Return the pairs of these places at step 0. They depend only on the seed and the base in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         for module, layer in places:
@@ -212,7 +212,7 @@ class Background:
         return pairs
 
     def _untrained_pairs(self, training: Training) -> dict[Place, Pair]:
-        """The pairs of the base in use that the run does not train, at its scale."""
+        """Return the pairs of the base in use that the run does not train, with its scale."""
         old = self._learner.base
         if old is None:
             return {}
@@ -278,10 +278,10 @@ class Background:
     def _gradients(
         self, training: Training, buffer: Buffer, promotion: PromotionTest, pause: Callable[[], None]
     ) -> tuple[float, dict[Place, Pair]]:
-        """Loss and gradients of one step, summed text by text; a stopped step resumes after its last text."""
+        """Return one step's loss and gradients. A stopped step resumes after its last finished text."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
-        standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # what is not trained stays active
+        standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active
         whole = combine_loras(standing, self._learner.layer_lora) or standing
         total = self._sum = self._sum if self._sum is not None and self._sum.key == key else _StepSum(key)
         examples, texts = buffer.batch(training.facts["version"], training.step)
@@ -322,7 +322,7 @@ class Background:
         return at
 
     def _finish(self, training: Training, promotion: PromotionTest) -> dict[str, Any]:
-        """Fold, test, and promote or refuse. A rating committed meanwhile is folded in, too."""
+        """Fold, test, and promote or refuse. A rating that was committed in the meantime is folded in too."""
         learner = self._learner
         while True:
             learner.sync()
@@ -353,7 +353,7 @@ def _between(start: Pair, end: Pair, share: float) -> Pair:
 
 
 def coefficient(example: RatedExample, frozen: float, nll: float, now: float) -> float:
-    """Weight of the reply's mean log-probability; negative pushes it down. frozen, now: nats per token."""
+    """Weight of the reply's mean log-probability; below 0 pushes it down. frozen, now: nats per token."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
     if w < 0:  # TOPR's taper, as in trace.py: a reply that has become unlikely needs no push
         drawn = frozen if example.drawn is None else example.drawn
@@ -362,16 +362,16 @@ def coefficient(example: RatedExample, frozen: float, nll: float, now: float) ->
 
 
 class _StepSum:
-    """Sum of a step's losses and gradients."""
+    """The sum of a step's losses and gradients."""
 
     def __init__(self, key: tuple[int, int]) -> None:
-        """key: the step and the version in use, which the sum is for."""
+        """key: the step and the version in use to which the sum belongs."""
         self.key, self.parts = key, 0
         self.loss, self.pairs = 0.0, dict[Place, Pair]()
         self._weight = 0.0
 
     def weight_recorder(self, weigh: Callable[[float], float], share: float) -> Callable[[float], float]:
-        """`weigh` times share, as a function that keeps its last result for `add`."""
+        """Return a function: `weigh` times share. It keeps its last result for `add`."""
 
         def weight(value: float) -> float:
             self._weight = weigh(value) * share
@@ -380,7 +380,8 @@ class _StepSum:
         return weight
 
     def add(self, value: float, grads: dict[Place, Pair]) -> None:
-        """Add a text's loss, times the weight that `weighed` kept, and its gradients, already weighted."""
+        """Add a text's loss, times the last result of `weight_recorder`, and its gradients, which are already
+        weighted."""
         self.plus(self._weight * value, grads)
 
     def plus(self, value: float, grads: dict[Place, Pair]) -> None:

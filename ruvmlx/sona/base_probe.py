@@ -8,17 +8,18 @@ from ..backends.base import Backend
 from ..models.model import Tokenizer
 from ..pausing import Pause
 from . import reference_text
-from .coordinates import packed
+from .coordinates import pack_columns
 from .kl_probe import ROWS, Drift, KLProbe, log_softmax_rows
 
 
 def probe_under(
     frozen: KLProbe, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None
 ) -> KLProbe:
-    """Measure the probe under the base that the backend has now, and leave that base installed.
+    """Measure the probe under the base that the backend has now. That base stays installed.
 
-    frozen: the frozen model's probe. Its `look` must have been called before the base was installed, because
-    it reads the backend's head. `pause` may raise to stop.
+    frozen: the frozen model's probe; its `look`, which reads the backend's head, must have been called before
+        the base was installed
+    pause: may raise an exception to stop
     """
     pause = pause or (lambda: None)
     answers = frozen.answered_contexts
@@ -31,7 +32,7 @@ def probe_under(
     lost = _compare(frozen, new, backend, pause)
     new.rise = sum(share * float(np.mean(lost[part])) for part, share in frozen.groups.in_prose)
     new.answered_contexts = answers
-    new.probabilities, new.floor  # noqa: B018 - computed now, while this base is in place
+    new.probabilities, new.floor  # noqa: B018 - computed now, while this base is installed
     return new
 
 
@@ -50,8 +51,8 @@ def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> n
             rows = log_softmax_rows(frozen.head(new.contexts[i : i + ROWS]))
             y = frozen.following[i : i + ROWS]
             lost.append((before - rows)[np.arange(len(y)), y])
-            probabilities.append(packed(np.exp(rows), frozen.tokens))
-            mean = packed(np.exp(rows) * (rows - before), frozen.tokens)
+            probabilities.append(pack_columns(np.exp(rows), frozen.tokens))
+            mean = pack_columns(np.exp(rows) * (rows - before), frozen.tokens)
             p = probabilities[-1]
             ratios.append(np.divide(mean, p, np.zeros_like(mean), where=p > 0))
             pause()

@@ -1,9 +1,9 @@
-"""Which matrices the background loop trains: those that `base_targets` names, or the K of them with the
-largest gradients.
+"""Decides which matrices the background loop trains: those that `base_targets` names, or the K of them with
+the largest gradients.
 
     size of a matrix = sum over replies i of ||G_i||^2        G_i [in, out]: gradient of reply i's mean log p
 
-The replies are those of the first step, the weights those in use (training/trainer.py: squares).
+The replies are those of the first step. The weights are those in use (training/trainer.py: squares).
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from .replay import RatedExample
 
 
 def candidates(targets: Targets, n_layers: int, depth: float) -> list[Place]:
-    """The places that the targets name, in the last `depth` (a share) of the layers."""
+    """Return the places that the targets name, in the last `depth` (a share) of the layers."""
     first = n_layers - max(1, round(n_layers * depth))
     return [place for place in targets.places if place[1] >= first]
 
 
 class GradientSizes:
-    """Sizes of gradients by reply. A stopped measurement goes on with the next reply."""
+    """Sizes of gradients by reply. A stopped measurement continues with the next reply."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[Place, float]] = {}
@@ -51,7 +51,8 @@ class GradientSizes:
 
 
 def probe_base(config: ModelConfig, base: BaseLoRA | None, places: Sequence[Place]) -> BaseLoRA:
-    """The base in use with a pair for each place, which changes nothing where there was none."""
+    """Return the base in use with a pair for each place. A place without a pair gets one that changes
+    nothing."""
     pairs = dict[Place, Pair]()
     for module, layer in places:
         shape = place_shape(config, module, layer)

@@ -1,7 +1,7 @@
-"""Calibration: measured once per model, from the frozen model's hidden states over the reference text.
+"""Calibration: one measurement per model, from the frozen model's hidden states over the reference text.
 
-It yields lora_a, the coordinates of ratings (tokens, and features of tokens), and the contexts on which KL to
-the frozen model is measured (kl_probe.py).
+It computes lora_a, the coordinates of ratings (tokens, and features of tokens), and the contexts on which KL
+to the frozen model is measured (kl_probe.py).
 """
 
 import time
@@ -18,25 +18,25 @@ from ..models.model import Model, Tokenizer
 from ..pausing import Pause
 from ..progress import QUIET, Told, Watch
 from . import reference_text
-from .kl_probe import Drift, Head, KLProbe, chosen
+from .kl_probe import Drift, Head, KLProbe, spread_rows
 from .reference_text import Reading
 
 ACTIVE = 2048  # tokens that ratings may move: the most frequent ones in plain replies
 FEATURES = 256  # directions in which tokens move together
-PROBES = 1024  # of a wider model's dimensions, random combinations of all
+PROBES = 1024  # for a wider model, this many random combinations of its dimensions
 # Range of the standard deviations of the prior of tokens' weights.
 MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
-_CONTEXTS = 48, 48, 80  # in answers, in prose with the largest projections, in other prose
-_ROWS = 64  # states per call of the head
-# A model with fewer parameters reads all texts. A larger one begins no further text after so many seconds,
-# once it has read MIN_TEXTS_OF_KIND of answers and of prose.
+_CONTEXTS = 48, 48, 80  # contexts in answers, in prose with the largest projections, in other prose
+_ROWS = 64  # hidden states per call of the head
+# A model with fewer parameters than SMALL reads all texts. A larger one starts no further text after PATIENCE
+# seconds, if it has read MIN_TEXTS_OF_KIND texts of answers and of prose.
 SMALL, PATIENCE, MIN_TEXTS_OF_KIND = 1_000_000_000, 20.0, 2
 WHAT = "Getting to know the model, once"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured: a model of this backend, with this tokenizer. rank: of lora_a."""
+    """The model to measure, with its backend and tokenizer. rank: of lora_a."""
 
     backend: Backend
     tokenizer: Tokenizer
@@ -51,17 +51,18 @@ class Measured:
 
 
 class Measurement:
-    """The measurement of one model's KL probe, from the reference text: some 2,700 tokens of prefill, then
-    the head on all states, twice. It can be stopped at any time, and goes on where it was."""
+    """The measurement of one model's KL probe from the reference text: about 2,700 tokens of prefill, then
+    the head on all states, twice. It can be stopped at any time and continued."""
 
     def __init__(self, model: Measured):
         self._model, self._reading = model, Reading()
-        self._spent = 0.0  # seconds of reading
+        self._spent = 0.0  # seconds of reading so far
         self._survey: Survey | None = None
-        self._rest: Callable[[Pause], KLProbe] | None = None  # what comes after the survey
+        self._rest: Callable[[Pause], KLProbe] | None = None  # the part after the survey
 
     def run(self, pause: Pause | None = None, watch: Watch = QUIET) -> KLProbe:
-        """Measure what is still missing. `pause` may raise to stop. RuvmlxError for damaged weights."""
+        """Measure what is missing. `pause` may raise an exception to stop. Raises RuvmlxError for damaged
+        weights."""
         order = _order([bool(question) for question, _ in reference_text.texts()])
         count = Told(watch, WHAT, len(order), "texts")
         count.add(len(self._reading.states))
@@ -71,7 +72,8 @@ class Measurement:
                 pause()
             count.add(0)
 
-        waits = pause is not None or watch is not QUIET  # else reading is faster without
+        # Without either, reading need not stop in between, which is faster.
+        waits = pause is not None or watch is not QUIET
         for done, index in enumerate(order):
             if self._is_enough(done):
                 break
@@ -79,7 +81,7 @@ class Measurement:
             count.add(1)
         few = len(self._reading.states) < len(order)
         count.begin(f"{WHAT} ({len(self._reading.states)} of {len(order)} texts)" if few else WHAT, 0)
-        return self._measured(pausing)
+        return self._make_probe(pausing)
 
     def _is_enough(self, texts: int) -> bool:
         return self._model.parameters >= SMALL and texts >= 2 * MIN_TEXTS_OF_KIND and self._spent > PATIENCE
@@ -91,7 +93,7 @@ class Measurement:
         finally:
             self._spent += time.perf_counter() - started
 
-    def _measured(self, pause: Pause) -> KLProbe:
+    def _make_probe(self, pause: Pause) -> KLProbe:
         head = self._model.backend.head
         if self._survey is None:
             text = self._reading.concatenate()
@@ -119,7 +121,7 @@ class Measurement:
         reading = directions(every, in_reply, surveyed.ending)[:, : model.rank].copy()
         tokens, precision = prior(surveyed.frequency, surveyed.cost, ends)
         along = features(head, states.shape[1], tokens, surveyed.frequency[tokens])
-        rows, counts = measured(states @ reading, answers)
+        rows, counts = states_to_measure(states @ reading, answers)
         drift = Drift(states[answers:], following[answers:], reading, tokens)
 
         def rest(pause: Pause) -> KLProbe:
@@ -139,7 +141,7 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, max_context: int)
 
 
 def _order(is_answer: Sequence[bool]) -> list[int]:
-    """Indices of the texts, of both kinds first: MIN_TEXTS_OF_KIND of each, then in turn."""
+    """Return the indices of the texts: first MIN_TEXTS_OF_KIND of each kind, then the kinds in turn."""
     kinds = [[i for i, answer in enumerate(is_answer) if answer is kind] for kind in (True, False)]
     head = [i for kind in kinds for i in kind[:MIN_TEXTS_OF_KIND]]
     turns = [
@@ -153,8 +155,12 @@ def _order(is_answer: Sequence[bool]) -> list[int]:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """Over states [T, D]: mean probability [V] and mean p (1 - p) [V] of each token, and the log-probability
-    [T] that the reply ends at each state."""
+    """Results over all states [T, D].
+
+    frequency: [V], the mean probability of each token
+    cost: [V], the mean p (1 - p) of each token
+    ending: [T], the log-probability that the reply ends at each state
+    """
 
     frequency: np.ndarray
     cost: np.ndarray
@@ -162,7 +168,7 @@ class Surveyed:
 
 
 class Survey:
-    """Looks at every token's probability at every state. It can be stopped, and goes on where it was."""
+    """Computes every token's probability at every state. It can be stopped and continued."""
 
     def __init__(self, states: np.ndarray, ends: list[int]):
         self.states, self._ends, self._at = states, ends, 0
@@ -186,11 +192,11 @@ class Survey:
 
 
 def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that ratings may move, and how freely: (tokens [A], precision [A]).
+    """Return (tokens [A], precision [A]): the tokens that ratings may move, and how freely.
 
-    precision is 1 / sigma^2, where sigma is the standard deviation of the prior of a token's weight. Tokens
-    that all replies share carry style; rare ones carry topics. So sigma is smaller for tokens rarer than the
-    end-of-reply token, which every reply has, and for tokens that cost more KL to move than it does: those
+    precision is 1 / sigma^2; sigma is the standard deviation of the prior of a token's weight. Tokens that
+    all replies share carry style; rare tokens carry topics. Every reply has the end-of-reply token. So sigma
+    is smaller for tokens that are rarer than this one, and for tokens whose movement costs more KL: those
     with a larger variance in plain text.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
@@ -201,25 +207,27 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
     return tokens.astype(np.int32), (sigma**-2).astype(np.float32)
 
 
-def measured(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the states on which KL is measured, and how many are in answers, in prose with the largest
-    projections, and in other prose.
+def states_to_measure(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the states on which KL is measured, and how many of them are in answers, in prose
+    with the largest projections, and in other prose.
 
-    readings [T, r]: projections of all states; the first `answers` are in answers. Prose has projections near
-    zero except in few places, where an adapter changes it most: all of those are chosen.
+    readings: [T, r], projections of all states; the first `answers` are in answers. In prose, projections are
+        near zero except in a few places, where an adapter changes it most. All these places are chosen.
     """
     most_read, prose = answers + np.argsort(-np.sum(readings[answers:] ** 2, axis=1)), len(readings) - answers
     loud = np.sort(most_read[: min(_CONTEXTS[1], prose)])
-    groups = [chosen(np.arange(answers), _CONTEXTS[0]), loud]
-    groups.append(chosen(np.sort(most_read[len(loud) :]), _CONTEXTS[2]))
+    groups = [spread_rows(np.arange(answers), _CONTEXTS[0]), loud]
+    groups.append(spread_rows(np.sort(most_read[len(loud) :]), _CONTEXTS[2]))
     return np.concatenate(groups).astype(np.int32), np.array([len(g) for g in groups])
 
 
 def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> np.ndarray:
-    """lora_a [D, 2] from states [T, D]: is a state in a reply, and how near is the end of that reply?
+    """Return lora_a [D, 2] from states [T, D]. Its two readings: is a state in a reply, and how near is the
+    end of that reply?
 
-    Ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0 in plain prose,
-    which no rating is about. Over replies the first projection has mean 1, the second standard deviation 1.
+    They are ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0 in plain
+    prose, which no rating is about. Over replies the first projection has mean 1, the second has standard
+    deviation 1.
     """
     states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
     weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))
@@ -232,10 +240,11 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
 
 
 def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    """Directions in which tokens [A] move together: [A, k] float32.
+    """Return the directions [A, k] float32 in which tokens [A] move together.
 
-    The principal directions of these tokens' rows in the head, weighted by frequency: words of one kind have
-    similar rows. Each has variance 1 over tokens drawn by `frequency` [A], so all cost the same KL.
+    They are the principal directions of these tokens' rows in the head, weighted by frequency: words of one
+    kind have similar rows. Each direction has variance 1 over tokens drawn by `frequency` [A], so all cost
+    the same KL.
     """
     unit = np.eye(width, dtype=np.float32) if width <= PROBES else _combinations(width)
     parts = (unit[i : i + _ROWS] for i in range(0, len(unit), _ROWS))
@@ -248,7 +257,7 @@ def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.
 
 
 def _combinations(width: int) -> np.ndarray:
-    """PROBES random directions [PROBES, width], the same on every machine: products of two rows of the head
-    survive within about 3% of their lengths."""
+    """Return PROBES random directions [PROBES, width], the same on every machine. They keep the products of
+    two rows of the head within about 3% of the rows' lengths."""
     signs = np.random.Generator(np.random.PCG64(1)).integers(0, 2, (PROBES, width), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(PROBES))

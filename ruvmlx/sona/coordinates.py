@@ -1,4 +1,5 @@
-"""The coordinates in which ratings are added up: one for each movable token, one for each token feature."""
+"""The coordinates in which ratings are added up: one for each movable token, and one for each token
+feature."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +13,13 @@ from ..lora import MicroLoRA
 
 @dataclass(frozen=True)
 class Coordinates:
-    """tokens [A]: ids that ratings may move, ascending. eos [E]: ids that end a reply.
+    """The coordinates of one model.
 
-    precision [A + k]: 1 / sigma^2 of the prior of each token's and each feature's weight. features [A, k]:
-    directions in which tokens move together. rank: the MicroLoRA's.
+    tokens: [A], the ids that ratings may move, ascending
+    eos: [E], the ids that end a reply
+    precision: [A + k], 1 / sigma^2 of the prior of each token's and each feature's weight
+    features: [A, k], directions in which tokens move together
+    rank: of the MicroLoRA
     """
 
     tokens: np.ndarray
@@ -30,34 +34,34 @@ class Coordinates:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Indices into `tokens` of those that end a reply."""
+        """The indices in `tokens` of those that end a reply."""
         return np.flatnonzero(np.isin(self.tokens, self.eos)).astype(np.int32)
 
     @cached_property
     def solver(self) -> EvidenceSolver:
-        """Turns evidence [3, r, A + k] into a block of lora_b [r, A + 1], as `columns`."""
+        """Turns evidence [3, r, A + k] into a block of lora_b [r, A + 1], in the form of `columns`."""
         features = matmul.Matrix(self.features.astype(np.float16))
         return EvidenceSolver(self.precision, features, self.rank, self.ends)
 
     def columns(self, lora_b: np.ndarray) -> np.ndarray:
-        """lora_b's columns of the movable tokens, then a column of zeros: [r, V] -> [r, A + 1]."""
+        """Return lora_b's columns of the movable tokens, then a column of zeros: [r, V] -> [r, A + 1]."""
         block = np.zeros((len(lora_b), self.tokens.size + 1), np.float32)
         block[:, :-1] = lora_b.take(self.tokens, axis=1)
         return block
 
     def covers(self, adapter: MicroLoRA) -> bool:
-        """Does the adapter move no other tokens than these?"""
+        """Does the adapter move only these tokens?"""
         b = adapter.lora_b
         return np.count_nonzero(b) == np.count_nonzero(b.take(self.tokens, axis=1))
 
     def indices(self, following: np.ndarray) -> np.ndarray:
-        """Indices into `tokens` of token ids [M]; A for all others: [M] int32."""
+        """Return the indices in `tokens` of token ids [M], [M] int32; A for all other ids."""
         at = np.minimum(np.searchsorted(self.tokens, following), self.tokens.size - 1)
         return np.where(self.tokens[at] == following, at, self.tokens.size).astype(np.int32)
 
 
-def packed(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """[T, V] -> [T, A + 1] float32: the columns of `tokens`, and the sum of all others."""
+def pack_columns(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """[T, V] -> [T, A + 1] float32: the columns of `tokens`, and the sum of all other columns."""
     others = np.ones(values.shape[1], bool)
     others[tokens] = False
     return np.column_stack(

@@ -1,12 +1,12 @@
 """The deep loop: after a task, or after a week, it stores an EWC anchor and tidies the reasoning bank.
 
-It measures the importance of the base's weights on the task's liked replies (optional/ewc.py), one gradient
-per reply, and stores it as an anchor; the background loop then penalises changes of important weights. It
-clusters the bank again: similar patterns are merged, poor ones are left out of lookups (reasoning_bank.py).
-All ratings stay.
+It measures how important the base's weights are for the task's liked replies (optional/ewc.py), with one
+gradient per reply. It stores the result as an anchor. After that the background loop penalises changes of
+important weights. It also clusters the bank again: similar patterns are merged, and poor patterns are left
+out of lookups (reasoning_bank.py). All ratings stay.
 
-It can be stopped between slices of a reply. The same process resumes after the last whole reply, another one
-after the last saved reply.
+It can be stopped between slices of a reply. The same process resumes after the last complete reply, another
+process after the last saved reply.
 """
 
 import json
@@ -33,17 +33,20 @@ from .task_boundary import boundaries
 from .weight_anchors import Importance
 
 WEEK = 7 * 86400.0  # seconds
-REPLIES = 64  # most liked replies that are measured, the newest
-MIN_LIKED_REPLIES = 3  # liked replies that an anchor needs
+REPLIES = 64  # the maximum number of liked replies that are measured, the newest ones
+MIN_LIKED_REPLIES = 3  # the number of liked replies that an anchor needs
 SAVE_EVERY = 8  # replies
 
-Progress = Callable[[int, int], None]  # replies measured, replies
+Progress = Callable[[int, int], None]  # replies measured so far, replies in all
 
 
 @dataclass(frozen=True)
 class Task:
-    """examples: liked replies, the oldest first. boundary: the version that began the next task; None: no
-    new task since the last anchor."""
+    """The replies of one task.
+
+    examples: liked replies, the oldest first
+    boundary: the version that began the next task; None: no task has begun since the last anchor
+    """
 
     examples: list[RatedExample]
     boundary: int | None
@@ -51,7 +54,7 @@ class Task:
 
 @dataclass
 class FisherRun:
-    """A measurement under way. facts: its base and replies; it resumes only if they are the same."""
+    """A measurement in progress. facts: its base and replies; it is resumed only if they are the same."""
 
     facts: dict[str, Any]
     fisher: Importance
@@ -61,7 +64,7 @@ class FisherRun:
 
     @classmethod
     def from_bytes(cls, data: bytes, read: Callable[[bytes], Importance]) -> "FisherRun | None":
-        """None if damaged: the caller measures again."""
+        """Return None if the data is damaged: the caller measures again."""
         try:
             facts, _, fisher = data.partition(b"\n")
             return cls(json.loads(facts), read(fisher))
@@ -70,17 +73,17 @@ class FisherRun:
 
 
 class Deep:
-    """The deep loop of one learner. Lives in the backend's thread."""
+    """The deep loop of one learner. Used only in the backend's thread."""
 
     def __init__(self, learner: Learner, model: Model):
         self._learner, self._model = learner, model
         self._paused: FisherRun | None = None
         self._trainer: Trainer | None = None  # kept while a run is stopped
-        self._seen: tuple[int, list[int]] = (-1, [])  # history's version, versions that began a task
+        self._seen: tuple[int, list[int]] = (-1, [])  # the history's version, the versions that began a task
 
     @property
     def is_paused(self) -> bool:
-        """Can a stopped run be resumed?"""
+        """Is there a stopped run that can be resumed?"""
         return self._paused is not None
 
     def close(self) -> None:
@@ -98,8 +101,8 @@ class Deep:
 
     # -- when ----------------------------------------------------------------------------------------
 
-    def due(self, now: float | None = None) -> str:
-        """Why it should run; "" if it need not. now: seconds since 1970."""
+    def why_due(self, now: float | None = None) -> str:
+        """Return why it should run; "" if it need not. now: seconds since 1970."""
         history = self._learner.history
         ratings, last = history.ratings(), history.deep.last_run()
         version = last.version if last else 0
@@ -113,7 +116,7 @@ class Deep:
         return "a week has passed" if (now or time.time()) - since >= WEEK else ""
 
     def task_starts(self) -> list[int]:
-        """Versions whose ratings began a new task, the oldest first; computed once per rating."""
+        """The versions whose ratings began a new task, the oldest first. Computed once per rating."""
         history, index = self._learner.history, self._learner.rating_index
         if self._seen[0] != (version := history.version()):
             ratings = history.ratings()[-replay.LIMIT :]
@@ -136,9 +139,9 @@ class Deep:
     def run(
         self, progress: Progress | None = None, cancel: threading.Event | None = None, anchor: bool = True
     ) -> dict[str, Any]:
-        """Measure, anchor and tidy. Returns a report; that of a stopped run says so.
+        """Measure, anchor and tidy. Returns a report; the report of a stopped run says so.
 
-        anchor: False only tidies.
+        anchor: False: only tidy
         """
         learner, started = self._learner, time.perf_counter()
         pause = stop_when(cancel)
@@ -166,7 +169,7 @@ class Deep:
         return report | {"seconds": time.perf_counter() - started}
 
     def _task(self, buffer: Buffer) -> Task:
-        """Liked replies since the last anchor, up to the newest boundary."""
+        """Return the liked replies since the last anchor, up to the newest boundary."""
         since = self._learner.anchors.last_version()
         boundary = max((v for v in self.task_starts() if v > since + 1), default=None)
         mine = [e for e in buffer.train if e.version > since and (boundary is None or e.version < boundary)]
@@ -174,7 +177,7 @@ class Deep:
         return Task(liked[-REPLIES:], boundary)
 
     def _objection(self, task: Task, base: BaseLoRA | None) -> str:
-        """Why there is nothing to anchor; "" if there is."""
+        """Return why nothing can be anchored; "" if something can."""
         if base is None or not base.pairs:
             return "nothing has been consolidated yet, so there is nothing to protect"
         if len(task.examples) < MIN_LIKED_REPLIES:
@@ -183,7 +186,7 @@ class Deep:
         return ""
 
     def _measuring(self, task: Task) -> FisherRun:
-        """The stopped run if it has the same base and replies, else a new one."""
+        """Return the stopped run if it has the same base and replies, else a new one."""
         state, history = self._learner.state, self._learner.history
         facts = {"base": state.base, "replies": [e.reply_id for e in task.examples]}
         known, self._paused = self._paused, None

@@ -30,10 +30,11 @@ class DeepHistory:
         limit: int,
         merge: Callable[[bytes, bytes], bytes],
     ) -> bool:
-        """Store a run, and the anchor unless `importance` is None, in one transaction.
+        """Store a run and, unless `importance` is None, its anchor in one transaction. Returns False, and
+        writes nothing, if the base in use is not the measured one (`base`).
 
-        limit: most anchors; merge(earlier, later): one importance from those of two anchors. False, and
-        nothing is written, if the base in use is not `base`, the measured one.
+        limit: the maximum number of anchors
+        merge: a function of two anchors' importances (earlier, later) that returns one
         """
         with self._store.transaction():
             if self._store.versions.base_of(*self._key, self._store.versions.head(*self._key)) != base:

@@ -1,4 +1,4 @@
-"""The user's version of a reply, as a new reply; the original stays."""
+"""The user's version of a reply, as a new reply. The original stays."""
 
 import uuid
 from dataclasses import replace
@@ -12,11 +12,12 @@ from .user_taste import reply_features
 
 
 def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> ReplyRow:
-    """The original with another answer; its thought stays.
+    """Return the original with another answer; its thought stays.
 
-    UsageError if the answer is empty or the same, or if the original has no answer.
+    Raises UsageError if the answer is empty or unchanged, or if the original has no answer.
 
-    Its tokens are the encoded text and an end-of-reply token. The model did not draw them: logprob is None.
+    The new tokens are the encoded text and an end-of-reply token. The model did not draw them, so logprob is
+    None.
     """
     if not answer.strip():
         raise UsageError("the edited reply is empty; give some text.")
@@ -46,7 +47,8 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
 
 
 def _as_shown(text: str) -> str:
-    """The text as an input line shows it: a reply that the user did not change comes back in this form."""
+    """Return the text as an input line shows it. A reply that the user did not change comes back in this
+    form."""
     return "\n".join(sanitize(text).splitlines()).strip()
 
 
@@ -59,7 +61,8 @@ def _thought_tokens(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
 
 
 def _end(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
-    """The token with which the model ends a reply: as it ended this one, else as its template ends a turn."""
+    """Return the token that ends a reply: the one that ended the original, else the one of the chat
+    template."""
     asked = [Message("user", "?"), Message("assistant", "!")]
     for tokens in (original.sampled_ids[-1:], tokenizer.encode_chat(asked, add_generation_prompt=False)):
         if ends := [token for token in tokens if token in tokenizer.eos_ids]:

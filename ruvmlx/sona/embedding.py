@@ -1,17 +1,18 @@
-"""Embeddings: a text as a vector, so that similar texts can be found.
+"""Embeddings: a text becomes a vector, so that similar texts can be found.
 
-Questions of the memory (`read_question`): vectors in the store are compared with new ones, so this stays.
+Questions of the memory (`read_question`): vectors in the store are compared with new ones, so the method must
+not change.
 
-The user's message is read alone, without template or conversation, so the same question is the same vector in
-every chat. Its final hidden states are averaged; later ones weigh more, because only they have seen the rest
-of the message (position weights as in SGPT, Muennighoff 2022). Such means share a few large directions that
-say nothing about the topic; whitening with everyday questions scales them down. On 120 questions in 60 pairs
-of one meaning, starter model, the paraphrase was the nearest for 42% with the plain centred mean, for 63%
-with position weights, for 92% when whitened as well.
+The user's message is read alone, without template or conversation. So the same question has the same vector
+in every chat. Its final hidden states are averaged. Later states weigh more, because only they have seen the
+rest of the message (position weights as in SGPT, Muennighoff 2022). Such means share a few large directions
+that say nothing about the topic. Whitening with everyday questions scales these down. On 120 questions in 60
+pairs with the same meaning (starter model), the paraphrase was the nearest for 42% with the plain centred
+mean, for 63% with position weights, and for 92% with whitening as well.
 
-Any text (`vectors`): all of it is read, in windows of equal length of at most WINDOW tokens, each in a
-context of its own. A window is pooled as a question is; the text is the mean of its windows, weighted by
-their tokens.
+Any text (`vectors`): the whole text is read in windows of equal length, of at most WINDOW tokens, each in its
+own context. Each window is pooled like a question. The vector of the text is the mean of its windows,
+weighted by their tokens.
 """
 
 import io
@@ -32,10 +33,10 @@ from ..models.model import Model, Tokenizer
 from ..pausing import Pause
 from ..store import Store
 
-MAX_TOKENS = 128  # most tokens read of a message; of a longer one, the first and the last half of them
-MAX_TEXT_TOKENS = 8192  # most tokens of a text to embed
-WINDOW = 512  # most tokens of it that are read in one context
-SLICE = 0.05  # seconds of reading after which other work may have its turn
+MAX_TOKENS = 128  # tokens: of a longer message, the first and the last half of this many are read
+MAX_TEXT_TOKENS = 8192  # the maximum number of tokens in a text to embed
+WINDOW = 512  # the maximum number of its tokens that are read in one context
+SLICE = 0.05  # seconds of reading, after which other work may run
 MIN_SLICE_TOKENS = 32  # tokens of a slice
 WHITENED = 32  # leading directions that are scaled down to the next one
 DIMENSIONS = 576  # wider models are projected: 10,000 questions stay below 24 MB
@@ -55,7 +56,7 @@ def read_question(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarr
 
 def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Hidden states of a message's own tokens: [T, D]. A beginning-of-text token is read but not counted."""
-    most = 16 * MAX_TOKENS  # characters from either end, so that a pasted book is not tokenized
+    most = 16 * MAX_TOKENS  # characters from each end, so that a pasted book is not tokenized
     ids = tokenizer.encode(text[:most] + text[most:][-most:], add_bos=False)
     if len(ids) > MAX_TOKENS:
         ids = ids[: MAX_TOKENS // 2] + ids[-MAX_TOKENS // 2 :]
@@ -67,11 +68,13 @@ def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Whitening:
-    """Maps pooled states to unit vectors; the dot product of two is the similarity of two questions.
+    """Maps pooled states to unit vectors. The dot product of two vectors is the similarity of two questions.
 
-    mean [D].  basis [D, k]: leading directions of everyday questions.  gain [k]: factor of each, so that its
-    variance becomes that of direction k + 1.
-    Similarity on the starter model: about 0.57 for one meaning, 0.27 for one topic, 0 for other questions.
+    mean: [D]
+    basis: [D, k], the leading directions of everyday questions
+    gain: [k], the factor of each direction, so that its variance becomes that of direction k + 1
+
+    Similarity with the starter model: about 0.57 for one meaning, 0.27 for one topic, 0 for other questions.
     """
 
     mean: np.ndarray
@@ -83,7 +86,7 @@ class Whitening:
         return min(len(self.mean), DIMENSIONS)
 
     def __call__(self, states: np.ndarray) -> np.ndarray:
-        """[..., D] -> [..., dimensions] float32, each of length 1 (or 0 for a state like the mean)."""
+        """[..., D] -> [..., dimensions] float32. Each vector has length 1, or 0 for a state like the mean."""
         x = np.asarray(states, np.float32) - self.mean
         x = x - ((x @ self.basis) * (1 - self.gain)) @ self.basis.T
         if x.shape[-1] > DIMENSIONS:
@@ -97,7 +100,7 @@ class Whitening:
 
     @classmethod
     def from_bytes(cls, data: bytes, hidden_size: int) -> "Whitening | None":
-        """None if damaged or of another shape: the caller measures again."""
+        """Return None if the data is damaged or has another shape: the caller measures again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 mean, basis, gain = f["mean"], f["basis"], f["gain"]
@@ -112,13 +115,15 @@ class Whitening:
 
 
 class ReadQuestions:
-    """The everyday questions (questions.json), about 330 tokens, as far as a model has read them."""
+    """The states of the everyday questions (questions.json, about 330 tokens) that the model has read so
+    far."""
 
     def __init__(self) -> None:
         self._states: list[np.ndarray] = []
 
     def read(self, backend: Backend, tokenizer: Tokenizer, pause: Pause | None = None) -> np.ndarray:
-        """Hidden states [T, D] of all of them. `pause` may raise to stop; the next call goes on."""
+        """Return the hidden states [T, D] of all of them. `pause` may raise an exception to stop; the next
+        call continues."""
         text = resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8")
         for question in json.loads(text)[len(self._states) :]:
             if pause is not None:
@@ -131,8 +136,11 @@ def whitening_of(
     store: Store, model: Model, backend: Backend,
     read: ReadQuestions | None = None, pause: Pause | None = None,
 ) -> Whitening:  # fmt: skip
-    """The model's whitening: from the store, or measured and stored, which takes seconds. read: the questions
-    that were read before. `pause` may raise to stop."""
+    """Return the model's whitening, from the store, or measured and stored, which takes seconds.
+
+    read: the questions that were read before
+    pause: may raise an exception to stop
+    """
     stored = store.model_data.whitening(model.fingerprint)
     known = Whitening.from_bytes(stored, model.shape.hidden_size) if stored else None
     if known is None:
@@ -143,7 +151,7 @@ def whitening_of(
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text to embed. UsageError if it is empty, or longer than MAX_TEXT_TOKENS."""
+    """Return the ids of a text to embed. Raises UsageError if it is empty or longer than MAX_TEXT_TOKENS."""
     ids = tokenizer.encode(text, add_bos=False, most=MAX_TEXT_TOKENS)
     if not ids:
         raise UsageError("a text to embed is empty; give some words.")
@@ -155,9 +163,9 @@ def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def vectors(
     store: Store, model: Model, backend: Backend, texts: Sequence[Sequence[int]]
 ) -> Generator[None, None, list[np.ndarray]]:
-    """One unit vector [dimensions] per text, by the untouched model. texts: from `text_ids`.
+    """Return one unit vector [dimensions] per text, from the original model. texts: from `text_ids`.
 
-    Yields about every SLICE seconds, so that other work can have its turn.
+    This generator yields about every SLICE seconds, so that other work can run.
     """
     whitened, reader = whitening_of(store, model, backend), TextReader(backend, model.tokenizer.bos_id)
     found = []
@@ -174,7 +182,7 @@ class TextReader:
         self._spent, self._pace = 0.0, 0.0  # seconds of this slice; tokens per second
 
     def mean_pool_windows(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
-        """ids [T] -> [D]: the mean of the windows' pooled states, each with the weight of its tokens."""
+        """ids [T] -> [D]: the mean of the windows' pooled states, weighted by their tokens."""
         count = -(-len(ids) // WINDOW)
         ends = [len(ids) * i // count for i in range(count + 1)]
         total = np.zeros(1, np.float32)
@@ -200,8 +208,8 @@ class TextReader:
         return np.concatenate(states)[len(self._bos) :]
 
     def _size(self, left: int) -> int:
-        """The number of tokens to read in the next call. It fills the slice, with at least MIN_SLICE_TOKENS.
-        Fewer than MIN_SLICE_TOKENS are never left for a call of their own."""
+        """Return the number of tokens to read in the next call: enough to fill the slice, at least
+        MIN_SLICE_TOKENS. No call is left with fewer than MIN_SLICE_TOKENS."""
         size = max(
             MIN_SLICE_TOKENS, int(self._pace * (SLICE - self._spent)) // MIN_SLICE_TOKENS * MIN_SLICE_TOKENS
         )
@@ -213,7 +221,8 @@ class TextReader:
 
 
 def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) -> list[np.ndarray]:
-    """One unit vector [dimensions] per text, by the untouched model. UsageError as `text_ids`."""
+    """Return one unit vector [dimensions] per text, from the original model. Raises UsageError as in
+    `text_ids`."""
     slices = vectors(store, model, backend, [text_ids(model.tokenizer, text) for text in texts])
     while True:
         try:
@@ -228,7 +237,7 @@ def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:
 
 
 def whitening(states: np.ndarray) -> Whitening:
-    """The whitening of everyday questions with hidden states [T, D]."""
+    """Return the whitening from the hidden states [T, D] of everyday questions."""
     if not np.isfinite(states).all():
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
@@ -243,6 +252,7 @@ def whitening(states: np.ndarray) -> Whitening:
 
 @cache
 def _projection(width: int) -> np.ndarray:
-    """[width, DIMENSIONS], the same on every machine: cosines survive within about 0.042."""
+    """Return a random projection [width, DIMENSIONS], the same on every machine. It changes cosines by about
+    0.042."""
     signs = np.random.Generator(np.random.PCG64(0)).integers(0, 2, (width, DIMENSIONS), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(DIMENSIONS))

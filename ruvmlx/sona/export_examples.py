@@ -1,7 +1,7 @@
 """Rated replies as training examples for other tools.
 
-kto: prompt, completion, label.   sft: liked replies as chats.   dpo: pairs of a better and a worse reply to
-the same prompt: preferences, and a liked beside a disliked reply.
+kto: prompt, completion, label. sft: liked replies as chats. dpo: pairs of a better and a worse reply to the
+    same prompt: the preferences, and each liked reply with a disliked one.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from .objective import reward
 
 
 def rows(history: AdapterHistory, format_: str) -> Iterator[dict]:
-    """Training examples in the format "kto", "sft" or "dpo": one dict per line of the file."""
+    """Yield training examples in the format "kto", "sft" or "dpo": one dict per line of the file."""
     examples = history.examples()
     given = [rating for _, _, rating in examples]
     scored = [(prompt, text, reward(rating, given)) for prompt, text, rating in examples]
@@ -39,7 +39,7 @@ def _sft(scored: list[tuple[str, str, float]]) -> Iterator[dict]:
 
 
 def _dpo(scored: list[tuple[str, str, float]], pairs: list[tuple[str, str, str]]) -> Iterator[dict]:
-    """The preferences; of prompts without one, each liked reply beside each disliked one."""
+    """Yield the preferences. For prompts without one, yield each liked reply with each disliked one."""
     for prompt, chosen, rejected in pairs:
         yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     compared = {prompt for prompt, _, _ in pairs}

@@ -1,7 +1,7 @@
-"""Faults of replies, which learning must not add: empty ones, loops, other scripts, no end, less variety.
+"""Faults of replies that learning must not add: empty replies, loops, other scripts, no end, less variety.
 
-A learned model answers QUESTIONS, which nobody rated. Its faults are compared with those of the untouched
-model's replies to the same questions.
+The model with the adapter answers questions that no user rated. Its faults are compared with those of the
+original model's replies to the same questions.
 """
 
 import itertools
@@ -21,12 +21,12 @@ from ..models.model import Message, Tokenizer
 from ..pausing import Pause
 from .sampled_replies import BegunReply, SampledReply, sampled_replies
 
-MAX_REPLY_TOKENS = 96  # tokens of a reply
+MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-CHANCE = 2  # replies more without an end may be chance: one standard deviation of 24 replies
-MIN_VARIETY = 0.92  # of the untouched model's
-_FOREIGN = 0.2  # share of a reply's letters in scripts that the untouched reply does not use
-_REPEATED = 0.5  # share of a short reply's grams that are repetitions
+CHANCE = 2  # this many more replies without an end may be chance: one standard deviation of 24 replies
+MIN_VARIETY = 0.92  # of the original model's variety
+_FOREIGN = 0.2  # the share of a reply's letters in scripts that the original reply does not use
+_REPEATED = 0.5  # the share of a short reply's grams that are repetitions
 
 
 @cache
@@ -37,8 +37,14 @@ def questions() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Faults:
-    """Numbers of replies that are empty, that loop, that use another script, that do not end within
-    MAX_REPLY_TOKENS; and distinct-2, as a share of the untouched model's."""
+    """The number of replies with each fault, and their variety.
+
+    empty: replies without text
+    loops: replies that loop
+    foreign: replies in another script
+    endless: replies that do not end within MAX_REPLY_TOKENS
+    variety: distinct-2, divided by the original model's
+    """
 
     empty: int = 0
     loops: int = 0
@@ -50,7 +56,7 @@ class Faults:
     def of(
         cls, replies: Sequence[SampledReply], untouched: Sequence[SampledReply], tokenizer: Tokenizer
     ) -> "Faults":
-        """Of replies to some questions, beside the untouched model's replies to the same questions."""
+        """Count the faults of replies to some questions. untouched: the original model's replies to them."""
         texts = [tokenizer.decode(ids) for ids, _ in replies]
         plain = [tokenizer.decode(ids) for ids, _ in untouched]
         return cls(
@@ -62,7 +68,7 @@ class Faults:
         )
 
     def worse_than(self, untouched: "Faults") -> str:
-        """What is worse, for people; "" if nothing is."""
+        """Return what is worse, for people; "" if nothing is."""
         for name, words in (
             ("empty", "empty replies"), ("loops", "replies that repeat themselves"),
             ("foreign", "replies in another script"),
@@ -80,7 +86,8 @@ class Faults:
 def sample(
     backend: Backend, tokenizer: Tokenizer, adapter: HeadAdapter | None, pause: Pause
 ) -> list[SampledReply]:
-    """Replies to QUESTIONS, by the backend's base LoRA and this adapter. The noise is always the same."""
+    """Return replies to the questions, with the backend's base LoRA and this adapter. The random noise is
+    always the same."""
     begun = []
     for question in questions():
         pause()
@@ -90,31 +97,32 @@ def sample(
 
 
 def is_loop(ids: Sequence[int]) -> bool:
-    """Does the reply end in a loop, or is half of it repetition?"""
+    """Does the reply end in a loop, or repeat itself in half of its tokens?"""
     grams = Counter(tuple(ids[i : i + GRAM]) for i in range(len(ids) - GRAM + 1))
     total = sum(grams.values())
     return Repetition(ids).is_loop or (total > GRAM and 1 - len(grams) / total > _REPEATED)
 
 
 def is_foreign(text: str, untouched: str) -> bool:
-    """Are many of the text's letters of scripts that the untouched reply does not use?"""
+    """Are many of the text's letters in scripts that the original reply does not use?"""
     own, usual = scripts(text), scripts(untouched)
     return sum(n for script, n in own.items() if script not in usual) > _FOREIGN * max(1, own.total())
 
 
 def scripts(text: str) -> Counter[str]:
-    """How many letters of each script: the first word of a letter's Unicode name, such as LATIN."""
+    """Return the number of letters in each script. A script is the first word of a letter's Unicode name,
+    such as LATIN."""
     return Counter(unicodedata.name(c, "?").split()[0] for c in text if c.isalpha())
 
 
 def variety(new: Sequence[Sequence[int]], old: Sequence[Sequence[int]]) -> float:
-    """distinct-2 of new replies over that of old ones (Li et al. 2016). Longer texts repeat more, so each
-    pair of replies is cut to the shorter of the two."""
+    """Return the distinct-2 of new replies divided by that of old ones (Li et al. 2016). Longer texts repeat
+    more. So each pair of replies is cut to the length of the shorter one."""
     cut = [(a[: len(b)], b[: len(a)]) for a, b in zip(new, old, strict=True)]
     return _distinct_2([a for a, _ in cut]) / _distinct_2([b for _, b in cut])
 
 
 def _distinct_2(replies: Sequence[Sequence[int]]) -> float:
-    """Share of different pairs among all pairs of neighbouring tokens; 1 if there are none."""
+    """Return the share of different pairs among all pairs of neighbouring tokens; 1 if there are none."""
     pairs = [pair for ids in replies for pair in itertools.pairwise(ids)]
     return len(set(pairs)) / len(pairs) if pairs else 1.0

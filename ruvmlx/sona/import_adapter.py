@@ -1,4 +1,4 @@
-"""Adapters of other tools: their KL is measured, then they are stored as version 1 of a new name."""
+"""Imports adapters of other tools: measures their KL and stores them as version 1 under a new name."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from .learner import Learner
 
 @dataclass(frozen=True)
 class ImportedAdapter:
-    """kl: to the frozen model, nats per token of the reference text."""
+    """kl: KL to the frozen model (nats per token on the reference text)."""
 
     version: int
     kl: float
 
 
 def import_adapter(store: Store, learner: Learner, change: BaseLoRA, name: str) -> ImportedAdapter:
-    """Store a change of the model's matrices under a new name; `learner`: any learner of the model."""
+    """Store a change of the model's matrices under a new name. learner: any learner of the model."""
     active = learner.active
     size = learner.micro.lora_b.shape[1]
     base, micro = divide_adapter(change, MicroLoRA.fresh(active.frozen_probe.directions, size))
-    with active.installed(base):
+    with active.install_for(base):
         probe = active.probe_base(base).probe if base else active.frozen_probe
         kl = probe.kl(micro)
     packed = base.to_bytes() if base else None

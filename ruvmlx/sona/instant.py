@@ -57,28 +57,28 @@ from .kl_probe import Distance, KLProbe
 from .trace import ReplyStats, Trace
 
 KL_CAP = 0.1  # KL(learned || frozen) in answers to plain questions, nats per token
-SAID_CAP = KL_CAP / 2  # nats, for tokens other than end-of-reply
+SAID_CAP = KL_CAP / 2  # nats, for all tokens except end-of-reply
 RISE_CAP = math.log(1.014)  # rise of the negative log-likelihood of prose, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
-TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: after so many ratings, half of a step is taken
+TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: after this many ratings, half of a step is taken
 FEATURE = Push(step=1.5, agree=12.0, noise=1.0)
 RULE = Rule(TOKEN, FEATURE, SAID_CAP)
 FADE = 0.005
-TURNED = 1.0  # share of the older evidence that fades at a trend of -1
+TURNED = 1.0  # the share of the older evidence that fades at a trend of -1
 TREND_RATINGS = 8  # ratings in the trend's moving mean
-MOVED = 0.15  # log-ratio per token, nats, of a reply that ratings have clearly made more likely
-SHORT = 100  # tokens up to which the end of a reply counts in full in a rating down
+MOVED = 0.15  # log-ratio per token (nats) of a reply that ratings have clearly made more likely
+SHORT = 100  # tokens: up to this length, the end of a reply counts fully in a rating down
 MAX_MAGNITUDE = 1e8  # a larger weight or gradient is an error
-LOOKS = 6  # KL measurements in the search for the gain; if all are over a cap, the gain is 0
+LOOKS = 6  # KL measurements in the search for the gain; if all exceed a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
 FAR = 3.0  # if a gain over a cap is this many times an accepted one, a gain between the two is tried
-SLACK = 1.2  # a gain is accepted if this many times as much would be over a cap
+SLACK = 1.2  # a gain is accepted if this many times the gain would exceed a cap
 
 
 @dataclass(frozen=True)
 class ReplyPush:
-    """One reply's part in an update. weight: above 0 makes it likelier. log_ratio: to the frozen model, nats
-    per token."""
+    """One reply's part in an update. weight: above 0 makes the reply likelier. log_ratio: to the frozen
+    model, nats per token."""
 
     stats: ReplyStats
     weight: float
@@ -95,8 +95,8 @@ class Update:
 class UncappedUpdate:
     """The update from all ratings, before the global cap.
 
-    block [r, A + 1]: lora_b for the movable tokens at a gain of 1. Other tokens keep their lora_b, scaled by
-    the gain. covered: lora_b is 0 for all other tokens. taste [A]: the part of the block that is the taste's.
+    block [r, A + 1]: lora_b for the movable tokens at a gain of 1. Other tokens keep their lora_b, times the
+    gain. covered: whether lora_b is 0 for all other tokens. taste [A]: the taste's part of the block.
     """
 
     adapter: MicroLoRA
@@ -122,19 +122,19 @@ def update(
     stats: ReplyStats | None = None,
     reserve: float = 0.0,
 ) -> Update | None:
-    """The adapter after the rating; None if nothing changes.
+    """Return the adapter after the rating; None if nothing changes.
 
     trace: of the reply under this adapter. kl: the adapter's. stats: `prepare_stats` of the trace. reserve:
-    part of the KL cap that the layer LoRA uses. NotFinite if the weight, the gradients or the update are not
-    finite.
+        the part of the KL cap that the layer LoRA uses. Raises NotFinite if the weight, the gradients or the
+        update are not finite.
     """
     if weight == 0:
         return None
     stats = stats or prepare_stats(trace, probe)
-    return updated(adapter, [ReplyPush(stats, weight, trace.log_ratio)], probe, kl, reserve)
+    return update_by(adapter, [ReplyPush(stats, weight, trace.log_ratio)], probe, kl, reserve)
 
 
-def updated(
+def update_by(
     adapter: MicroLoRA,
     pushes: Sequence[ReplyPush],
     probe: KLProbe,
@@ -142,7 +142,7 @@ def updated(
     reserve: float = 0.0,
     taste: np.ndarray | None = None,
 ) -> Update | None:
-    """The adapter after one piece of evidence, the sum of one or more pushes; as in `update`.
+    """Return the adapter after one piece of evidence, which is the sum of one or more pushes. See `update`.
 
     The statistics are of traces under this adapter. taste [A]: replaces the adapter's; None keeps it.
     """
@@ -154,12 +154,12 @@ def updated(
         _require_weight(push.weight)
         if not push.stats.finite:
             raise NotFinite(BROKEN)
-        trend = turned(trend, push.weight, push.log_ratio)
-    before, stats = held(adapter, probe), given[0].stats
+        trend = next_trend(trend, push.weight, push.log_ratio)
+    before, stats = stored_evidence(adapter, probe), given[0].stats
     gradient, information, weight = _evidence_of(given, before, probe)
     evidence, block = probe.coordinates.solver.add_rating(
         before, gradient, information, stats.beside, weight,
-        retention_factor(trend), RULE, probe.answered(adapter), adapter.scale, MAX_MAGNITUDE,
+        retention_factor(trend), RULE, probe.answer_contexts(adapter), adapter.scale, MAX_MAGNITUDE,
     )  # fmt: skip
     taste = adapter.taste if taste is None else taste
     whole = UncappedUpdate(adapter, _add_taste(block, taste), evidence, stats.covered, trend, taste)
@@ -169,9 +169,9 @@ def updated(
 def _evidence_of(
     given: Sequence[ReplyPush], before: np.ndarray, probe: KLProbe
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """(gradient, information, weight) of one piece of evidence.
+    """Return (gradient, information, weight) of one piece of evidence.
 
-    What two replies to one question share cancels in their sum, and does not count as noise in S.
+    What two replies to one question share cancels in their sum. It does not count as noise in S.
     """
     gradients = [gradient_of(push.stats, push.weight, before, probe) for push in given]
     if len(given) == 1:
@@ -187,7 +187,7 @@ def update_trend(adapter: MicroLoRA, pushes: Sequence[ReplyPush], kl: float) -> 
     trend = adapter.trend
     for push in given:
         _require_weight(push.weight)
-        trend = turned(trend, push.weight, push.log_ratio)
+        trend = next_trend(trend, push.weight, push.log_ratio)
     return Update(replace(adapter, trend=trend), kl) if given else None
 
 
@@ -197,7 +197,7 @@ def _require_weight(weight: float) -> None:
 
 
 def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
-    """The same adapter, scaled to fit the caps by a newly measured probe."""
+    """Return the same adapter, scaled down until a newly measured probe finds it within the caps."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = probe.coordinates.columns(adapter.lora_b) * share
     _require_finite(block)
@@ -210,7 +210,7 @@ def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
 
 
 def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
-    """Compute all that a rating of this reply will need."""
+    """Compute everything that a rating of this reply will need."""
     with np.errstate(all="ignore"):  # `finite` and the update check for NaN and Inf
         adapter, scale = trace.adapter, np.float32(trace.adapter.scale)
         gradient = trace.grad_b.take(probe.tokens, axis=1)
@@ -220,7 +220,7 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
         expected = np.maximum(0, drawn.take(probe.tokens) - gradient[0] / scale)  # about sum_t p_t
         square = scale**2 * np.sum(u * u, axis=0)[:, None]
         try:
-            rest = beside(adapter, held(adapter, probe), probe)
+            rest = residual_block(adapter, stored_evidence(adapter, probe), probe)
         except NotFinite:
             rest = np.full((len(square), probe.tokens.size + 1), np.nan, np.float32)
         by_token, by_feature = (
@@ -241,21 +241,23 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
 
 
 def gradient_of(stats: ReplyStats, weight: float, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """The gradient [r, A + k] that a rating of this weight adds to the evidence."""
+    """Return the gradient [r, A + k] that a rating of this weight adds to the evidence."""
     tokens = probe.tokens.size
-    likelier = np.vdot(stats.praise[:, :tokens], evidence[0, :, :tokens]) > 0  # this reply's end
+    # Whether ratings have made this reply's end likelier.
+    likelier = np.vdot(stats.praise[:, :tokens], evidence[0, :, :tokens]) > 0
     return stats.gradient - stats.praise if weight < 0 or likelier else stats.gradient
 
 
 def end_credit(tokens: int) -> float:
-    """Share of a rating that the end of a reply of so many tokens has, where it is not to be praised."""
+    """Return the share of a rating that counts for the end of a reply of this length, if the end must not be
+    praised."""
     return min(1.0, (SHORT / tokens) ** 4)
 
 
-def turned(trend: float, weight: float, log_ratio: float) -> float:
-    """The trend after one more rating, in [-1, 1].
+def next_trend(trend: float, weight: float, log_ratio: float) -> float:
+    """Return the trend after one more rating, in [-1, 1].
 
-    Above 0 while the user praises what earlier ratings made more likely. log_ratio: the reply's, to the
+    It is above 0 while the user praises what earlier ratings made more likely. log_ratio: of the reply to the
     frozen model, nats per token.
     """
     agreed = _unit(weight) * _unit(log_ratio / MOVED)
@@ -267,32 +269,32 @@ def _unit(x: float) -> float:
 
 
 def retention_factor(trend: float) -> float:
-    """Factor of the older evidence after a rating that leads to this trend."""
+    """Return the factor of the older evidence after a rating that leads to this trend."""
     return 1 - FADE - TURNED * max(0.0, -trend)
 
 
-def held(adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
-    """G, S and L of an adapter, [3, r, A + k]; zeros for one that was never rated."""
+def stored_evidence(adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
+    """Return G, S and L of an adapter, [3, r, A + k]; zeros if it was never rated."""
     shape = (3, adapter.rank, probe.precision.size)
     return adapter.evidence if adapter.evidence.shape == shape else np.zeros(shape, np.float32)
 
 
-def asked(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """held_back(theta) of the evidence [3, r, A + k]: the block [r, A + 1] at a gain of 1."""
-    return probe.coordinates.solver.block(evidence, RULE, probe.answered(adapter), adapter.scale)
+def block_of(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
+    """Return held_back(theta) of the evidence [3, r, A + k]: the block [r, A + 1] at a gain of 1."""
+    return probe.coordinates.solver.block(evidence, RULE, probe.answer_contexts(adapter), adapter.scale)
 
 
-def beside(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """The part of lora_b that follows neither from the evidence nor from the taste, at a gain of 1:
+def residual_block(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
+    """Return the part of lora_b that comes neither from the evidence nor from the taste, at a gain of 1:
     [r, A + 1]."""
     if not adapter.gain:
         return np.zeros((adapter.rank, probe.tokens.size + 1), np.float32)
     now = probe.coordinates.columns(adapter.lora_b) * np.float32(1 / adapter.gain)
-    return now - _add_taste(asked(adapter, evidence, probe), adapter.taste)
+    return now - _add_taste(block_of(adapter, evidence, probe), adapter.taste)
 
 
 def _add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
-    """The block [r, A + 1] with the taste [A] added to its first row."""
+    """Return the block [r, A + 1] with the taste [A] added to its first row."""
     if not taste.size:
         return block
     total = block.copy()
@@ -300,22 +302,24 @@ def _add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
     return total
 
 
-def without(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLProbe) -> Update:
-    """The adapter without the effect of one past update, from `before` to `after`."""
-    old = held(adapter, probe)
-    new = old - (held(after, probe) - held(before, probe))
+def without_update(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLProbe) -> Update:
+    """Return the adapter without the effect of one past update, from `before` to `after`."""
+    old = stored_evidence(adapter, probe)
+    new = old - (stored_evidence(after, probe) - stored_evidence(before, probe))
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
-    block = _add_taste(asked(adapter, new, probe), adapter.taste) + beside(adapter, old, probe)
+    block = _add_taste(block_of(adapter, new, probe), adapter.taste) + residual_block(adapter, old, probe)
     _require_finite(block)
     covered = probe.coordinates.covers(adapter)
     return cap_update(UncappedUpdate(adapter, block, new, covered, trend, adapter.taste), probe)
 
 
 def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Update:
-    """Scale the update to just within both caps, KL and perplexity. The search starts at the last gain.
+    """Scale the update until it is just within both caps, KL and perplexity. The search starts at the last
+    gain.
 
-    Scaling does not lower the floor, the KL of the base alone: under a base at the limit the gain is 0.
+    Scaling does not lower the floor, which is the KL of the base alone. If the base is at the limit, the gain
+    is 0.
     """
     distance = _distances(whole, probe)
     share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
@@ -326,9 +330,10 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
         if room < 1 and good:
             if share < FAR * good[0]:
                 break
-            share = math.sqrt(share * good[0])  # KL is no parabola over so large a step: try between
+            # Over so large a step KL is not a parabola: try a value between.
+            share = math.sqrt(share * good[0])
             continue
-        if room < 1:  # after each refusal a larger step: KL is no exact parabola
+        if room < 1:  # a larger step after each refusal, because KL is not exactly a parabola
             share, beyond, refusals = share * 0.97 * room ** (2**refusals), share, refusals + 1
             continue
         grown, good = good, (share, found.kl)
@@ -346,16 +351,18 @@ def _require_finite(numbers: np.ndarray) -> None:
 
 
 def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Distance]:
-    """share -> Distance. Only the remainder of a consolidation moves tokens that ratings may not move."""
+    """Return a function: share -> Distance. Only the remainder of a consolidation moves tokens that ratings
+    may not move."""
     if whole.covered:
         return probe.distances(whole.adapter, whole.block)
     return probe.distances_dense(whole.at(1.0, probe))
 
 
 def _room(found: Distance, share: float, probe: KLProbe, limit: float) -> float:
-    """Factor by which the share may grow, if both distances are parabolas; at least 1 only within the caps.
+    """Return the factor by which the share may grow if both distances are parabolas. It is at least 1 only
+    within the caps.
 
-    The distance of the base alone is subtracted: no share can change it.
+    The distance of the base alone is subtracted, because no share can change it.
     """
     kl, allowed = found.kl - probe.floor, max(limit - probe.floor, 1e-5)
     rise, risen = max(RISE_CAP - probe.rise, 1e-5), found.rise - probe.rise

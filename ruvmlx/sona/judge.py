@@ -1,4 +1,5 @@
-"""Scores replies to one question by the stars that the user would probably give, for best of n."""
+"""Scores replies to one question by the stars that the user would probably give. Best of n uses these
+scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from .user_taste import reply_features
 
 @dataclass(frozen=True)
 class CandidateReply:
-    """A reply, whole or so far. finish_reason: "" while it goes on."""
+    """A reply, complete or in progress. finish_reason: "" while it is in progress."""
 
     question: str
     text: str
@@ -26,13 +27,13 @@ class Judge(Protocol):
 
 class TasteJudge:
     """Scores by the mean of the taste model, not by a lower bound. One reply will be shown, so the best
-    choice is the one with the highest expected stars; the mean is drawn to neutral where ratings say little,
-    and a lower bound would prefer replies that are like those of before, whether they were liked or not."""
+    choice has the highest expected stars. Where ratings say little, the mean is near neutral. A lower bound
+    would prefer replies that are like earlier ones, liked or not."""
 
     def __init__(self, taste: TasteModel):
         self._taste = taste
 
     def score(self, replies: Sequence[CandidateReply]) -> np.ndarray:
-        """As Judge.score."""
+        """Implements Judge.score."""
         features = [reply_features(r.question, r.text, r.finish_reason) for r in replies]
         return self._taste.predict(features)[0]

@@ -1,7 +1,7 @@
-"""KL to the frozen model on the reference text, which learning must hardly change.
+"""The KL to the frozen model on the reference text. Learning must hardly change it.
 
-The reference text is read once per model (calibration.py). From then on the distance of any adapter takes a
-few products over stored contexts, fast enough to enforce the KL cap at every rating.
+The reference text is read once per model (calibration.py). After that, the distance of any adapter needs only
+a few products over stored contexts. This is fast enough to enforce the KL cap at every rating.
 """
 
 import io
@@ -17,7 +17,7 @@ from ..lora import MicroLoRA
 from ..lora.micro_lora import ALPHA
 from ..pausing import Pause
 from . import reference_text
-from .coordinates import Coordinates, packed
+from .coordinates import Coordinates, pack_columns
 
 _ELEMENTS = 1 << 20  # contexts x tokens that the KL kernel reads in a quarter of a millisecond
 ROWS = 32  # contexts per call of the head
@@ -32,9 +32,11 @@ Head = Callable[[np.ndarray], np.ndarray]  # hidden [T, D] -> logits [T, V]
 
 @dataclass(frozen=True)
 class Distance:
-    """kl: to the frozen model in answers. rise: of the prose's negative log-likelihood. Nats per token.
+    """The distance of an adapter (nats per token).
 
-    slope: derivative of the rise with respect to the share of lora_b, at a share of 0; 0 if unknown.
+    kl: to the frozen model in answers
+    rise: of the negative log-likelihood of prose
+    slope: the derivative of the rise by the share of lora_b, at a share of 0; 0 if unknown
     """
 
     kl: float
@@ -46,8 +48,8 @@ class Distance:
 class ContextGroups:
     """Three groups of contexts: answers, prose with the largest projections onto lora_a, other prose.
 
-    counts [3]: contexts in each. prose []: number of all states in prose. The second group represents itself,
-    the third all remaining prose.
+    counts [3]: the contexts in each group. prose []: the number of all states in prose. The second group
+        represents only itself, the third all remaining prose.
     """
 
     counts: np.ndarray
@@ -58,7 +60,8 @@ class ContextGroups:
         return int(self.counts[0])
 
     def of(self, rows: np.ndarray) -> list[tuple[int, float]]:
-        """(contexts, share of the prose) of each group, for a selection of contexts, `rows` ascending."""
+        """Return (contexts, share of the prose) of each group, for a selection of contexts. rows: their
+        indices, ascending."""
         ends = np.searchsorted(rows, np.cumsum(self.counts))
         sizes = np.diff(ends, prepend=0).tolist()
         own = float(self.counts[1] / max(1, self.prose))
@@ -68,7 +71,7 @@ class ContextGroups:
 
     @cached_property
     def in_prose(self) -> list[tuple[slice, float]]:
-        """(indices of its contexts, share of the prose) of each group in prose."""
+        """Return (indices of its contexts, share of the prose) of each group in prose."""
         (n, _), (most, own), (rest, other) = self.of(np.arange(int(self.counts.sum())))
         parts = (slice(n, n + most), own), (slice(n + most, n + most + rest), other)
         return [(part, share) for part, share in parts if share]
@@ -76,16 +79,21 @@ class ContextGroups:
 
 @dataclass
 class KLProbe:
-    """Stored, for the frozen model:
+    """What is stored of the frozen model, and under a base LoRA (base_probe.py) what is measured besides.
 
-    contexts [M, D]: hidden states to measure distances on; rows [M]: their indices among all states read.
-    counts, prose: ContextGroups. following [M]: the token after each context. directions [D, r]: lora_a.
-    read_texts: indices of the reference texts that were read; None: all of them.
-    tokens, eos, precision, features: Coordinates. drift [r, A + 1]: `drifting` of all prose.
-
-    head: hidden [T, D] -> logits [T, V]. Under a base LoRA (base_probe.py) contexts, drift and head are the
-    base's; frozen: the frozen model's log-probabilities [m, V] in the `few`; packed_ratio [M, A + 1]:
-    log(p_base / p_frozen) of each column; rise: of the prose's mean negative log-likelihood, nats.
+    contexts: [M, D], hidden states on which distances are measured
+    rows: [M], their indices among all states that were read
+    counts, prose: see ContextGroups
+    following: [M], the token after each context
+    directions: [D, r], lora_a
+    tokens, eos, precision, features: see Coordinates
+    drift: [r, A + 1], `Drift` of all prose
+    head: hidden [T, D] -> logits [T, V]
+    frozen: the frozen model's log-probabilities [m, V] in the `few` contexts
+    packed_ratio: [M, A + 1], log(p_base / p_frozen) of each column
+    rise: of the prose's mean negative log-likelihood (nats)
+    read_texts: the indices of the reference texts that were read; None: all
+    Under a base LoRA, contexts, drift and head are the base's.
     """
 
     contexts: np.ndarray
@@ -104,7 +112,8 @@ class KLProbe:
     packed_ratio: np.ndarray | None = None
     rise: float = 0.0
     read_texts: np.ndarray | None = None
-    # The last lora_a found equal to `directions`: from one rating to the next it is the same array.
+    # The last lora_a that was equal to `directions`. It is usually the same array from one rating to the
+    # next.
     _same: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
@@ -117,13 +126,13 @@ class KLProbe:
 
     @property
     def answers(self) -> int:
-        """Contexts in answers: the first ones."""
+        """The number of contexts in answers; these come first."""
         return self.groups.answers
 
     @cached_property
     def few(self) -> np.ndarray:
-        """Indices [m] of the contexts that are compared over the whole vocabulary."""
-        return chosen(np.arange(len(self.contexts)), max(4, _ELEMENTS // self.vocab_size))
+        """The indices [m] of the contexts that are compared over the whole vocabulary."""
+        return spread_rows(np.arange(len(self.contexts)), max(4, _ELEMENTS // self.vocab_size))
 
     @cached_property
     def vocab_size(self) -> int:
@@ -136,19 +145,21 @@ class KLProbe:
 
     @cached_property
     def packed(self) -> np.ndarray:
-        """In every context, the movable tokens' probabilities, and the sum of all others: [M, A + 1]."""
+        """In every context: the probabilities of the movable tokens, and the sum of all others:
+        [M, A + 1]."""
         return self._packing(lambda: None)
 
     def _packing(self, pause: Callable[[], None]) -> np.ndarray:
         parts = []
         for i in range(0, len(self.contexts), ROWS):
             rows = log_softmax_rows(self.head(self.contexts[i : i + ROWS]))
-            parts.append(packed(np.exp(rows), self.tokens))
+            parts.append(pack_columns(np.exp(rows), self.tokens))
             pause()
         return np.ascontiguousarray(np.concatenate(parts))
 
     def look(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Call the head for everything that distances need, unless it is cached; `pause` may raise."""
+        """Call the head for everything that distances need and that is not cached. `pause` may raise an
+        exception."""
         if "packed" not in vars(self):
             self.packed = self._packing(pause)
         self.probabilities  # noqa: B018 - kept once computed
@@ -166,45 +177,46 @@ class KLProbe:
 
     @cached_property
     def floor(self) -> float:
-        """Mean over answers of KL(base || frozen), nats per token: no scaling of MicroLoRA lowers it."""
+        """The mean over answers of KL(base || frozen) (nats per token). No scaling of MicroLoRA can lower
+        it."""
         if self.packed_ratio is None:
             return 0.0
         n = self.answers
         return float(np.mean(np.sum(self.packed[:n].astype(np.float64) * self.packed_ratio[:n], axis=1)))
 
     def prepare(self) -> None:
-        """Fill the caches that the first rating would otherwise wait for."""
+        """Fill the caches, so that the first rating need not wait."""
         self._own, self.answered_contexts, self.coordinates.solver  # noqa: B018 - kept once computed
 
     @cached_property
     def likely(self) -> np.ndarray:
-        """Mean probability of each movable token in answers, [A]; their sum is 1."""
+        """The mean probability of each movable token in answers, [A]; the sum is 1."""
         p = self.packed[: self.answers, :-1].mean(axis=0, dtype=np.float64)
         return p / p.sum()
 
     @cached_property
     def reading(self) -> float:
-        """Logits that 1 in the first row of lora_b adds in an answer, on average."""
+        """The logits that a 1 in the first row of lora_b adds in an answer, on average."""
         return float(self._projections[: self.answers, 0].mean() * ALPHA / self.directions.shape[1])
 
     @cached_property
     def answered_contexts(self) -> tuple[np.ndarray, KLContexts]:
-        """Contexts in answers [n, D], and probabilities there: the frozen model's, even under a base."""
+        """The contexts in answers [n, D] and the frozen model's probabilities there, even under a base."""
         n = self.answers
         text = KLContexts(
             self.packed[:n], None, self._projections[:n], self._following_indices[:n], [(n, 0.0)]
         )
         return self.contexts[:n], text
 
-    def answered(self, adapter: MicroLoRA) -> KLContexts:
-        """The answers with the adapter's projections; the frozen model's contexts, even under a base."""
+    def answer_contexts(self, adapter: MicroLoRA) -> KLContexts:
+        """Return the frozen model's contexts in answers with the adapter's projections, even under a base."""
         contexts, text = self.answered_contexts
         if self.reads(adapter):
             return text
         return text.read_as(np.ascontiguousarray(contexts @ adapter.lora_a))
 
     def reads(self, adapter: MicroLoRA) -> bool:
-        """Is the adapter's lora_a the calibrated one?"""
+        """Does the adapter have the calibrated lora_a?"""
         a = adapter.lora_a
         if a is self._same:
             return True
@@ -217,13 +229,14 @@ class KLProbe:
         return self.distance(adapter).kl
 
     def distance(self, adapter: MicroLoRA) -> Distance:
-        """Distance over all contexts if the adapter moves only movable tokens, else over the `few`."""
+        """Return the distance over all contexts if the adapter moves only movable tokens, else over the `few`
+        contexts."""
         if not self.coordinates.covers(adapter):
             return self.distances_dense(adapter)(1.0)
         return self.distances(adapter, self.coordinates.columns(adapter.lora_b))(1.0)
 
     def distances(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], Distance]:
-        """share -> the distance of an adapter whose lora_b is share * block [r, A + 1] for movable tokens.
+        """Return a function: share -> distance, if lora_b of the movable tokens is share * block [r, A + 1].
 
         All other tokens keep their proportions and count as one column.
         """
@@ -233,7 +246,7 @@ class KLProbe:
 
     @cached_property
     def _own(self) -> KLContexts:
-        """Reference contexts projected onto the calibrated lora_a."""
+        """The reference contexts projected onto the calibrated lora_a."""
         return self._read(self._projections, self._unseen, self.drift)
 
     def _read(self, u: np.ndarray, *known: np.ndarray) -> KLContexts:
@@ -247,9 +260,9 @@ class KLProbe:
 
     @cached_property
     def _unseen(self) -> np.ndarray:
-        """Slope of the rise over all prose minus its estimate from the contexts: [r, A + 1].
+        """The slope of the rise over all prose minus its estimate from the contexts: [r, A + 1].
 
-        It makes the linear part of the rise exact; only the curved part is sampled.
+        It makes the linear part of the rise exact. Only the curved part is sampled.
         """
         said = self.packed.copy()
         said[np.arange(len(said)), self._following_indices] -= 1
@@ -263,7 +276,8 @@ class KLProbe:
         return self.coordinates.indices(self.following)
 
     def distances_dense(self, adapter: MicroLoRA) -> Callable[[float], Distance]:
-        """share -> the distance with share * lora_b, over the whole vocabulary in a few contexts."""
+        """Return a function: share -> distance with share * lora_b, over the whole vocabulary in a few
+        contexts."""
         u = np.ascontiguousarray(self.contexts[self.few] @ adapter.lora_a)
         following = self.following[self.few].astype(np.int32)
         text = KLContexts(self.probabilities, self.log_ratio, u, following, self.groups.of(self.few))
@@ -271,7 +285,7 @@ class KLProbe:
 
     @property
     def nbytes(self) -> int:
-        known = (a for name, a in vars(self).items() if name != "_same")  # that one is the adapter's
+        known = (a for name, a in vars(self).items() if name != "_same")  # this array belongs to the adapter
         return sum(a.nbytes for a in known if isinstance(a, np.ndarray))
 
     def to_bytes(self) -> bytes:
@@ -284,7 +298,8 @@ class KLProbe:
 
     @classmethod
     def from_bytes(cls, data: bytes, head, eos: np.ndarray) -> "KLProbe | None":
-        """eos: token ids that end a reply. None if damaged or of another text: the caller measures again."""
+        """Return None if the data is damaged or of another text: the caller measures again. eos: ids that end
+        a reply."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if str(f["text"]) != reference_text.digest():
@@ -297,10 +312,10 @@ class KLProbe:
 
 
 class Drift:
-    """Gradient of a text's mean negative log-likelihood with respect to lora_b: [r, A + 1].
+    """The gradient of a text's mean negative log-likelihood by lora_b: [r, A + 1].
 
-    The mean of u (p - onehot(y))^T, for states [T, D], following tokens y [T] and reading: lora_a [D, r]. The
-    last column is for all tokens that are not in `tokens`.
+    It is the mean of u (p - onehot(y))^T, for states [T, D], following tokens y [T] and reading: lora_a
+    [D, r]. The last column is for all tokens that are not in `tokens`.
     """
 
     def __init__(self, states: np.ndarray, following: np.ndarray, reading: np.ndarray, tokens: np.ndarray):
@@ -309,12 +324,12 @@ class Drift:
         self._at = 0
 
     def run(self, head: Head, pause: Pause) -> np.ndarray:
-        """The gradient. `pause` may raise to stop; the next call goes on."""
+        """Return the gradient. `pause` may raise an exception to stop; the next call continues."""
         while self._at < len(self._states):
             part = slice(self._at, self._at + ROWS)
             rows = np.exp(log_softmax_rows(head(self._states[part])))
             rows[np.arange(len(rows)), self._following[part]] -= 1
-            self._total += (self._states[part] @ self._reading).T @ packed(rows, self._tokens)
+            self._total += (self._states[part] @ self._reading).T @ pack_columns(rows, self._tokens)
             self._at += ROWS
             pause()
         return self._total / max(1, len(self._states))
@@ -327,7 +342,7 @@ def log_softmax_rows(z: np.ndarray) -> np.ndarray:
 
 
 def _by_share(text: KLContexts, lora_b: np.ndarray, scale: float, rise: float) -> Callable[[float], Distance]:
-    """share -> the distance with share * lora_b. rise: the base's own."""
+    """Return a function: share -> distance with share * lora_b. rise: the base's own."""
 
     def distance(share: float) -> Distance:
         kl, risen, slope = text.distance(lora_b, share * scale)
@@ -336,7 +351,7 @@ def _by_share(text: KLContexts, lora_b: np.ndarray, scale: float, rise: float) -
     return distance
 
 
-def chosen(states: np.ndarray, count: int) -> np.ndarray:
-    """`count` rows, or all if they are fewer, evenly spread."""
+def spread_rows(states: np.ndarray, count: int) -> np.ndarray:
+    """Return `count` evenly spread rows, or all rows if there are fewer."""
     rows = np.linspace(0, max(0, len(states) - 1), min(count, len(states))).round().astype(int)
     return np.ascontiguousarray(states[rows])

@@ -1,4 +1,4 @@
-"""The protocol of the optional part that lets ratings change layers below the output head.
+"""The protocol of the optional part with which ratings change layers below the output head.
 
 The core knows only this protocol. `wiring.py` passes the implementation (optional/layer_adapter.py).
 """
@@ -25,9 +25,9 @@ class LayerPart(Protocol):
     targets: Targets
 
     def prepare(self, state: LearnerState) -> None:
-        """Fill the caches that the next rating would otherwise wait for."""
+        """Fill the caches, so that the next rating need not wait."""
 
-    def wanted(self, state: LearnerState) -> bool:
+    def needs_gradient(self, state: LearnerState) -> bool:
         """Does a rating need a layer gradient of its reply?"""
 
     def read(
@@ -39,21 +39,22 @@ class LayerPart(Protocol):
         trace: Trace,
         pause: Pause | None = None,
     ) -> bool:
-        """Add the layer gradient to the trace where it is missing; True if anything was added."""
+        """Add the layer gradient to the trace if it is missing. Returns True if anything was added."""
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
-        """Change of the reply's mean log-probability since its trace was taken, to first order, nats."""
+        """Return how much the reply's mean log-probability has changed since its trace was taken (first
+        order, nats)."""
 
-    def updated(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
-        """The layer LoRA after a rating."""
+    def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
+        """Return the layer LoRA after a rating."""
 
-    def without(
+    def layers_without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
     ) -> LayerLoRA | None:
-        """The layer LoRA without the effect of the rating that led from `before` to `after`."""
+        """Return the layer LoRA without the effect of the rating that led from `before` to `after`."""
 
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
-        """Estimated KL that it adds to the layer LoRA measured last, nats per token."""
+        """Return the estimated KL that this layer LoRA adds to the last measured one (nats per token)."""
 
     def release(self) -> None:
         """Free the training graph."""

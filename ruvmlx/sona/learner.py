@@ -1,6 +1,6 @@
 """The learner: takes traces, applies ratings and takes them back.
 
-A change of weights is committed together with the rating that caused it; only then is it in use.
+A change of weights is committed together with the rating that caused it. It is used only after the commit.
 """
 
 import time
@@ -36,7 +36,7 @@ from .trace import Trace, adapted_logits
 from .user_taste import UserTaste
 from .weight_anchors import WeightAnchors
 
-_ATTEMPTS = 2  # at a commit without the write lock, while other processes rate as well
+_ATTEMPTS = 2  # commits without the write lock, while other processes rate too
 _NEVER_STORED = -1
 
 T = TypeVar("T")
@@ -44,12 +44,14 @@ _Weighed = Sequence[tuple[Trace, float]]  # traces of replies, each with the wei
 
 
 class Learner:
-    """The instant loop of one adapter on one model; made by `wiring.open_learner`.
+    """The instant loop of one adapter on one model. `wiring.open_learner` makes it. Used only in the
+    backend's thread.
 
-    active: the adapter in use. layers, guard: the optional part for layers below the head. anchors: the
-    optional part that protects earlier tasks. taste: the user's taste, from the ratings in force. learns:
-    False records ratings and updates the rating index, but never changes weights. Lives in the backend's
-    thread.
+    active: the adapter in use
+    layers, guard: the optional part for layers below the head
+    anchors: the optional part that protects earlier tasks
+    taste: the user's taste, from the ratings in force
+    learns: False: ratings are recorded and indexed, but never change weights
     """
 
     def __init__(
@@ -113,7 +115,8 @@ class Learner:
     # -- traces --------------------------------------------------------------------------------------
 
     def trace(self, untouched: bool = False) -> Trace:
-        """An empty trace for the next reply; untouched: for a reply of the untouched model, version 0."""
+        """Return an empty trace for the next reply. untouched: for a reply of the original model, version
+        0."""
         if untouched:
             return Trace(self.active.load(0).micro, 0)
         return Trace(self.micro, self.version)
@@ -121,9 +124,9 @@ class Learner:
     def settle(self, pause: Pause | None = None, watch: Watch | None = None) -> None:
         """Prepare the newest replies for a rating, in this process or another.
 
-        That takes seconds after many replies, and where ratings change more than the head: `pause` is called
-        in between and may raise to stop. watch: gets the progress where the model, or its base, was never
-        measured; None: that is left to the first rating, and what needs it is not prepared.
+        This takes seconds after many replies, and if ratings change more than the head. `pause` is called in
+        between and may raise an exception to stop. watch: gets the progress if the model or its base must be
+        measured; None: the first rating does this, and nothing that needs the measurement is prepared.
         """
         if watch is not None:
             self.active.measure(pause, watch)
@@ -138,11 +141,11 @@ class Learner:
     # -- ratings -------------------------------------------------------------------------------------
 
     def rate(self, reply_id: str, rating: str, note: str = "", watch: Watch = QUIET) -> RatingResult:
-        """Apply a rating and commit it. An earlier rating of the same reply is taken back first. watch: gets
-        the progress where the model was never measured, which the rating then waits for.
+        """Apply a rating and commit it. An earlier rating of the same reply is taken back first.
 
-        UsageError for an unknown rating, AdapterMismatch for another model's reply, RuvmlxError if the update
-        is not finite; nothing is changed then.
+        watch: gets the progress if the model was never measured; the rating then waits for the measurement
+        Nothing is changed after UsageError (an unknown rating), AdapterMismatch (another model's reply) or
+        RuvmlxError (an update that is not finite).
         """
         started = time.perf_counter()
         rating = objective.check_rating(rating)
@@ -151,8 +154,9 @@ class Learner:
         return self._retry_commit(lambda: self._rate(reply, rating, note, started))
 
     def _retry_commit(self, attempt: Callable[[], T]) -> T:
-        """The result of an attempt to commit, begun again if another process commits first. In the end it
-        holds the write lock from its beginning, so that none can; StoreBusy if it does not get the lock."""
+        """Return the result of an attempt to commit. If another process commits first, try again. The last
+        attempt holds the write lock from its start, so no other process can commit. Raises StoreBusy if it
+        cannot get the lock."""
         for _ in range(_ATTEMPTS):
             with suppress(HeadMoved):
                 return attempt()
@@ -176,9 +180,9 @@ class Learner:
             pack_adapter(new.micro, new.layer_lora), new.kl, new.micro.norm,
         )  # fmt: skip
         self.active.state = replace(new, base=before.base, version=version)
-        self.taste_push.rated(before.version, version)
+        self.taste_push.note_rating(before.version, version)
         if reason_of(rating, note) != "facts":
-            self.rating_index.rated(reply, rating, version)
+            self.rating_index.add_rating(reply, rating, version)
         total_us = 1e6 * (time.perf_counter() - started)
         logprobs = self._logprobs(trace, before, new)
         return RatingResult(
@@ -187,11 +191,11 @@ class Learner:
         )  # fmt: skip
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
-        """Store why a reply was rated bad, as the beginning of the rating's note, and learn from it.
+        """Store why a reply was rated bad, as the beginning of the rating's note, and learn from the reason.
 
-        reason: a key of `REASONS`. If the rating is the newest feedback, the rating with its reason takes its
-        place, so that one undo takes both back; else it is given again. UsageError unless the reply's rating
-        is a bad one.
+        reason: a key of `REASONS`. If the rating is the newest feedback, the rating with its reason replaces
+            it, so one undo takes back both. Otherwise the rating is given again. Raises UsageError unless the
+            reply's rating is a bad one.
         """
         if reason not in REASONS:
             raise UsageError(f"a reason is {', '.join(REASONS)}; got {reason[:20]!r}.")
@@ -212,8 +216,8 @@ class Learner:
         """Apply a preference between two replies to one question and commit it. An earlier one between them
         is taken back first.
 
-        kind, strength: as in the store. UsageError unless they are two replies to one question; other errors
-        as in `rate`.
+        kind, strength: as in the store. Raises UsageError unless they are two replies to one question; other
+            errors as in `rate`.
         """
         started = time.perf_counter()
         better, worse = self.rateable(better_id), self.rateable(worse_id)
@@ -238,7 +242,7 @@ class Learner:
         state = pack_adapter(new.micro, new.layer_lora)
         version = self.history.pairs.commit(before.version, row, state, new.kl, new.micro.norm)
         self.active.state = replace(new, base=before.base, version=version)
-        self.taste_push.rated(before.version, version)
+        self.taste_push.note_rating(before.version, version)
         total_us = 1e6 * (time.perf_counter() - started)
         high, low = (self._logprobs(trace, before, new) for trace in traces)
         return PreferenceResult(
@@ -253,7 +257,8 @@ class Learner:
         return praise, blame * worse.importance
 
     def rateable(self, reply_id: str) -> ReplyRow:
-        """A reply of this model; AdapterMismatch if another model wrote it, NotFound if there is none."""
+        """Return a reply of this model. Raises AdapterMismatch if another model wrote it, and NotFound if
+        there is none."""
         reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
@@ -263,9 +268,10 @@ class Learner:
         return reply
 
     def _undo_steps(self, steps: list[tuple[int, int]]) -> LearnerState:
-        """The weights in use without some earlier updates: (version before, version after), oldest first.
+        """Return the weights in use without some earlier updates: (version before, version after), oldest
+        first.
 
-        An update that a consolidation has already trained into the base stays.
+        An update that a consolidation has used for training stays.
         """
         state = self.state
         if not self._learns:
@@ -279,8 +285,8 @@ class Learner:
                 continue  # no longer stored: that update stays
             if before.base != state.base:
                 continue
-            taken = instant.without(state.micro, before.micro, after.micro, self.probe)
-            layers = self.layers.without(state, before, after, self.active.probed_base.probe)
+            taken = instant.without_update(state.micro, before.micro, after.micro, self.probe)
+            layers = self.layers.layers_without(state, before, after, self.active.probed_base.probe)
             state = LearnerState(taken.adapter, state.base, _NEVER_STORED, taken.kl, layers)
         return state
 
@@ -291,8 +297,8 @@ class Learner:
         return w * trace.importance if w < 0 else w
 
     def _apply(self, base: LearnerState, given: _Weighed, what: str) -> tuple[LearnerState, float]:
-        """The state after feedback on one or more replies, the same if nothing changes, and the time of the
-        update, microseconds. what: for the error."""
+        """Return the state after feedback on one or more replies (the same state if nothing changes), and the
+        time of the update in microseconds. what: for the error."""
         self.probe.prepare()
         pushes = [self._push(trace, weight) for trace, weight in given]
         started = time.perf_counter()
@@ -301,7 +307,7 @@ class Learner:
             more = self.layers.added_kl(layers)
             if self.targets.head:
                 taste = self._taste_for(base.micro)
-                update = instant.updated(base.micro, pushes, self.probe, base.kl, max(0.0, more), taste)
+                update = instant.update_by(base.micro, pushes, self.probe, base.kl, max(0.0, more), taste)
             else:
                 update = instant.update_trend(base.micro, pushes, self.probe.floor)
         except kernels.NotFinite as e:
@@ -315,11 +321,12 @@ class Learner:
         return LearnerState(update.adapter, base.base, _NEVER_STORED, kl, layers), apply_us
 
     def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:
-        """The taste's part of the new weights; None: as it is."""
+        """Return the taste's part of the new weights; None: unchanged."""
         return self.taste_push.of(self.version, self.probe) if self._pushes_taste(micro) else None
 
     def _pushes_taste(self, micro: MicroLoRA) -> bool:
-        """An imported adapter may read something else than "this is a reply" in its first direction."""
+        """Does the taste push this adapter? In an imported one, the first direction may not mean "this is a
+        reply"."""
         return self._learns and self.targets.head and self.probe.reads(micro)
 
     def _push(self, trace: Trace, weight: float) -> instant.ReplyPush:
@@ -328,14 +335,14 @@ class Learner:
 
     def _layers_after(self, state: LearnerState, given: _Weighed) -> LayerLoRA | None:
         for trace, weight in given:
-            layers = self.layers.updated(state, trace, weight, self.active.probed_base.probe)
+            layers = self.layers.update(state, trace, weight, self.active.probed_base.probe)
             state = replace(state, layer_lora=layers)
         return state.layer_lora
 
     def _logprobs(self, trace: Trace, old: LearnerState, new: LearnerState) -> tuple[float, float]:
-        """Mean log-probability per token of the traced reply under two states, nats.
+        """Return the reply's mean log-probability per token under two states (nats).
 
-        Exact for the head; to first order, by the layer gradient, for a layer LoRA.
+        This is exact for the head. For a layer LoRA it is of first order, by the layer gradient.
         """
         tokens = np.asarray(trace.tokens, np.int32)
         sums = [0.0, 0.0]

@@ -25,7 +25,7 @@ class Loops:
     def __init__(
         self, learner: Learner, model: Model, slow_loop: str = TRAINING, base_targets: str = BASE_TARGETS
     ):
-        """slow_loop: one of SLOW_LOOPS: what `consolidate` does with the ratings. base_targets: the matrices
+        """slow_loop: one of SLOW_LOOPS; what `consolidate` does with the ratings. base_targets: the matrices
         that the background loop trains."""
         self._learner, self._model, self._slow_loop = learner, model, slow_loop
         self._base_targets = base_targets
@@ -39,14 +39,15 @@ class Loops:
         cancel: threading.Event | None = None,
         settings: "TrainingSettings | None" = None,
     ) -> dict[str, Any]:
-        """Run the slow loop, and the deep loop before it when that is due. Returns a report.
+        """Run the slow loop. If the deep loop is due, run that first. Returns a report.
 
-        settings: of a training that was asked for, whatever the slow loop is.
+        settings: of a training that the user asked for, whatever the slow loop is
         """
         if self._slow_loop == STYLE and settings is None:
             return self.style().run(progress, cancel)
         loop, held = self.background(settings), None
-        if self._model.is_own and self.deep().due():  # first: the background loop may replace those weights
+        # First, because the background loop may replace those weights.
+        if self._model.is_own and self.deep().why_due():
             held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
             if cancel is not None and cancel.is_set():  # do not build a training graph now
                 return {"promoted": False, "reason": held["reason"], "deep": held}
@@ -64,7 +65,7 @@ class Loops:
         self._learner.release()
         return self.deep().run(progress, cancel, anchor)
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Is there work for `consolidate`?"""
         if not self._model.is_own:
             return False
@@ -74,7 +75,7 @@ class Loops:
         if self._slow_loop == STYLE:
             return self.missing() == 0
         # The deep loop starts MLX, so it is asked only if there are ratings to learn from.
-        return history.due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().due()))
+        return history.is_due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().why_due()))
 
     def missing(self) -> int:
         """How many more ratings or preferences the slow loop waits for."""

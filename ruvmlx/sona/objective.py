@@ -2,9 +2,9 @@
 
     w = clip(r - V(x) - tau * rho, -1, 1)
 
-r: the rating as a reward, -1 to 1.   V(x): the user's mean reward for similar questions (reasoning_bank.py).
-rho: log-ratio of the reply to the frozen model, nats per token.  The last term makes every push vanish at a
-finite log-ratio: a reply cannot be rewarded, or punished, without end.
+r: the rating as a reward, -1 to 1. V(x): the user's mean reward for similar questions (reasoning_bank.py).
+    rho: log-ratio of the reply to the frozen model (nats per token). The last term makes every push vanish at
+    a finite log-ratio: no reply can be rewarded, or punished, without limit.
 """
 
 from collections.abc import Sequence
@@ -25,34 +25,35 @@ def check_rating(rating: str) -> str:
 
 
 def reward(rating: str, history: Sequence[str]) -> float:
-    """r in [-1, 1]. up = 1, down = -1; a star is its mid-rank among the user's earlier stars.
+    """Return r in [-1, 1]. up = 1, down = -1. A star becomes its mid-rank among the user's earlier stars.
 
-    One imaginary rating of each star comes first, so that the first 5 counts 1 and the first 4 a half; from
-    someone who always gives 5, a 5 counts less.
+    The ranking starts with one imaginary rating of each star. So the first 5 counts as 1 and the first 4 as a
+    half. From a user who always gives 5, a 5 counts less.
     """
     if rating in ("up", "down"):
         return 1.0 if rating == "up" else -1.0
     stars = np.array([1, 2, 3, 4, 5] + [int(h) for h in history if h.isdigit()])
     star = int(rating)
     rank = (np.sum(stars < star) + 0.5 * np.sum(stars == star)) / stars.size
-    low, high = 0.1, 0.9  # mid-ranks of 1 and 5 with no history
+    low, high = 0.1, 0.9  # mid-ranks of 1 and 5 without any history
     return float(np.clip(2 * (rank - low) / (high - low) - 1, -1, 1))
 
 
 def pair_weights(
     strength: float, better_ratio: float, worse_ratio: float, tau: float = TAU
 ) -> tuple[float, float]:
-    """(w of the better reply, in [0, 1]; w of the worse one, in [-1, 0]) of a preference.
+    """Return (w of the better reply, in [0, 1]; w of the worse one, in [-1, 0]) of a preference.
 
-    strength: r, 1 for a clear preference. V(x) cancels, because both replies answer the same question.
-    better_ratio, worse_ratio: rho.
+    strength: r; 1 for a clear preference. V(x) cancels, because both replies answer the same question.
+        better_ratio, worse_ratio: rho of the two replies.
     """
     better, worse = strength - tau * better_ratio, -strength - tau * worse_ratio
     return float(np.clip(better, 0, 1)), float(np.clip(worse, -1, 0))
 
 
 def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:
-    """w in [-1, 1], never against the rating: at least 0 for up, 4 and 5, at most 0 for down, 1 and 2."""
+    """Return w in [-1, 1]. It never goes against the rating: at least 0 for up, 4 and 5; at most 0 for down,
+    1 and 2."""
     w = float(np.clip(r - value - tau * log_ratio, -1, 1))
     if w != w:  # NaN has no sign; the update refuses it
         return w

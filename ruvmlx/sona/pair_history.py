@@ -14,12 +14,13 @@ class PairHistory:
         return self._store.preferences.in_force(*self._key)
 
     def evidence_weights(self) -> list[tuple[int, float]]:
-        """(version, weight) of the ratings and preferences in force: ratings first, oldest first."""
+        """Return (version, weight) of the feedback in force: the ratings, oldest first, then the
+        preferences."""
         pairs = [(preference.version, preference.weight) for preference in self.in_force()]
         return self._store.ratings.weights(*self._key) + pairs
 
     def kind(self, version: int) -> str:
-        """What gave the preference that made this version."""
+        """Return the kind of the preference that made this version."""
         return self._store.preferences.kind(*self._key, version)
 
     def between(self, one: str, other: str) -> bool:
@@ -35,7 +36,7 @@ class PairHistory:
         return self._store.preferences.words(*self._key)
 
     def replies(self, limit: int) -> list[RatedReply]:
-        """The newest `limit` replies in preferences without a rating of their own, as rated replies."""
+        """Return the newest `limit` replies that are in preferences and have no rating, as rated replies."""
         return self._store.preferences.replies(*self._key, limit)
 
     def steps(self, head: int, one: str, other: str) -> list[tuple[int, int]]:
@@ -43,13 +44,14 @@ class PairHistory:
         return self._store.preferences.steps_of_pair(*self._key, head, one, other)
 
     def last_version(self) -> int:
-        """The newest version that a preference made, on the path to the version in use; 0: none did."""
+        """Return the newest version that a preference made, on the path to the version in use; 0: none
+        did."""
         return self._store.preferences.last_version(*self._key, self._store.versions.head(*self._key))
 
     def commit(self, parent: int, row: PreferenceRow, state: bytes, kl: float, norm: float) -> int:
-        """Store a preference and the resulting weights in one transaction; returns the new version.
+        """Store a preference and the resulting weights in one transaction. Returns the new version.
 
-        HeadMoved, and nothing is written, if `parent` is no longer the version in use.
+        Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
         """
         with self._store.transaction():
             version = self._store.versions.add(*self._key, parent, state, kl, norm)

@@ -21,17 +21,18 @@ from .replay import Buffer, RatedExample, TrainingText
 from .state import ProbedBase
 from .trace import adapted_logits
 
-PPL_RISE = 0.02  # allowed rise of perplexity on plain text, over the untouched model's
-ROUNDED = 1e-4  # rise of the held-out loss where MicroLoRA is only merged into the base
-ROOM = 0.8  # share of the KL cap that a base may use; the rest is for later ratings
-SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # of the way from the adapter in use to the trained one
+PPL_RISE = 0.02  # the allowed rise of perplexity on plain text, compared with the original model
+ROUNDED = 1e-4  # the allowed rise of the held-out loss if MicroLoRA is only merged into the base
+ROOM = 0.8  # the share of the KL cap that a base may use; the rest is for later ratings
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # shares of the way from the adapter in use to the trained one
 
 Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # by share
 
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """kl: to the untouched model, nats per token. rise: of the reference text's mean nll over its, nats."""
+    """How far an adapter is from the original model. kl: nats per token. rise: of the reference text's mean
+    nll (nats)."""
 
     kl: float
     rise: float
@@ -42,13 +43,13 @@ class ModelDrift:
 
     @property
     def limit(self) -> float:
-        """The rise allowed for a candidate, if this is the drift of the adapter in use.
+        """The rise that a candidate may have, if this is the drift of the adapter in use.
 
-        An adapter in use that is over PPL_RISE already may stay there.
+        An adapter in use that already exceeds PPL_RISE may stay there.
         """
         return max(math.log1p(PPL_RISE), self.rise)
 
-    def within(self, now: "ModelDrift") -> bool:
+    def is_within(self, now: "ModelDrift") -> bool:
         return self.kl <= max(ROOM * KL_CAP, now.kl) and self.rise <= now.limit
 
     @property
@@ -58,7 +59,7 @@ class ModelDrift:
 
 @dataclass(frozen=True)
 class TriedCandidate:
-    """name: key of its measurements. share: of the training. ground: its base and the probe under it."""
+    """name: the key of its measurements. share: of the training. ground: its base and the probe under it."""
 
     name: str
     share: float
@@ -84,9 +85,9 @@ class PromotionResult:
 
 
 class PromotionTest:
-    """Measures adapters on held-out ratings and the reference text. Leaves its last base in the backend.
+    """Measures adapters on held-out ratings and the reference text. Its last base stays in the backend.
 
-    If `pause` raises, the next call reuses all finished measurements.
+    If `pause` raises an exception, the next call reuses all finished measurements.
     """
 
     def __init__(self, learner: Learner, buffer: Buffer, pause: Callable[[], None]):
@@ -94,14 +95,14 @@ class PromotionTest:
         self._backend = learner.backend
         self._frozen: dict[str, float] = {}
         self._known: dict[tuple[str, TrainingText], float] = {}  # log-probabilities by (name, text)
-        self._ground: tuple[str, ProbedBase] | None = None  # (name, base) measured last
+        self._ground: tuple[str, ProbedBase] | None = None  # the name and the base that were measured last
         self._version = -1  # the version in use when `_known` and `_ground` were measured
 
     def frozen_logprobs(self, examples: Sequence[RatedExample], known: dict[str, float]) -> None:
         """Add each reply's mean log-probability in the untouched model to `known`, by reply id."""
         missing = [e for e in examples if e.reply_id not in known]
         if missing:
-            with self._learner.active.installed(None):
+            with self._learner.active.install_for(None):
                 self.pause()
                 for example in missing:
                     known[example.reply_id] = self._logprob(example.text, None)
@@ -109,13 +110,13 @@ class PromotionTest:
     def judge(self, candidate: Candidate, trained: bool = True) -> PromotionResult:
         """Find the largest share of the training within the limits, then measure the held-out ratings.
 
-        trained: False: MicroLoRA was only merged into the base, so ratings need not prefer the result.
+        trained: False: MicroLoRA was only merged into the base, so ratings need not prefer the result
         """
         learner = self._learner
         if learner.version != self._version:
             self._version, self._known, self._ground = learner.version, {}, None
         self.frozen_logprobs(self.buffer.held_out, self._frozen)
-        with learner.active.installed(None):
+        with learner.active.install_for(None):
             plain = self._nll("untouched", None)
         before = ModelDrift(learner.state.kl, self._nll("in use", learner.micro) - plain)
         loss_before = self._loss("in use", learner.micro)
@@ -140,14 +141,14 @@ class PromotionTest:
     def _try_shares(self, candidate: Candidate, before: ModelDrift, plain: float) -> list[TriedCandidate]:
         """Try smaller and smaller shares of the training, until one is within the limits.
 
-        If even the last one has too large a KL to the untouched model, the whole base is scaled down.
+        If the KL of the last one to the original model is still too large, the whole base is scaled down.
         """
         tries: list[TriedCandidate] = []
         for share in SHARES:
             base, micro = candidate(share)
             self.pause()
             tries.append(self._try(f"try {len(tries)}", share, base, micro, plain))
-            if tries[-1].found.within(before):
+            if tries[-1].found.is_within(before):
                 break
         for _ in range(2):
             last = tries[-1]
@@ -163,7 +164,7 @@ class PromotionTest:
         return TriedCandidate(name, share, ground, micro, found)
 
     def _probed_base(self, name: str, base: BaseLoRA) -> ProbedBase:
-        """The base with its KL probe, measured once per name; the base stays in the backend."""
+        """Return the base with its KL probe, measured once per name. The base stays in the backend."""
         if self._ground is None or self._ground[0] != name:
             self._ground = name, self._learner.active.probe_base(base, self.pause)
         ground = self._ground[1]
@@ -173,23 +174,24 @@ class PromotionTest:
         return ground
 
     def _loss(self, name: str, micro: MicroLoRA) -> float:
-        """DRO's loss on the held-out ratings: mean of (r - V - tau * rho)^2 / 2, with V's level fitted.
+        """Return DRO's loss on the held-out ratings: the mean of (r - V - tau * rho)^2 / 2, with V's level
+        fitted.
 
-        DRO fits V as well. Training makes all old replies less likely alike, which is no matter of taste; the
-        level absorbs it.
+        DRO fits V too. Training makes all old replies equally less likely, which is not a matter of taste.
+        The fitted level removes this effect.
         """
         held = self.buffer.held_out
-        rho = [self._measured(name, e.text, micro) - self._frozen[e.reply_id] for e in held]
+        rho = [self._cached_logprob(name, e.text, micro) - self._frozen[e.reply_id] for e in held]
         missed = np.array([e.reward - e.value for e in held]) - TAU * np.array(rho)
         return float(0.5 * np.var(missed))
 
     def _nll(self, name: str, micro: MicroLoRA | None) -> float:
         """Mean negative log-likelihood of the reference text, answers and prose, nats."""
         texts = self.buffer.reference
-        total = sum(self._measured(name, t, micro) * t.answer_tokens for t in texts)
+        total = sum(self._cached_logprob(name, t, micro) * t.answer_tokens for t in texts)
         return -total / sum(t.answer_tokens for t in texts)
 
-    def _measured(self, name: str, text: TrainingText, micro: MicroLoRA | None) -> float:
+    def _cached_logprob(self, name: str, text: TrainingText, micro: MicroLoRA | None) -> float:
         """`_logprob`, cached by name and text."""
         if (name, text) not in self._known:
             self._known[name, text] = self._logprob(text, micro)
@@ -207,8 +209,8 @@ class PromotionTest:
 
 
 def objection(before: float, after: float, found: ModelDrift, now: ModelDrift, rounded: float = 0.0) -> str:
-    """The rule of promotion: why a candidate is refused; "" if it is promoted. rounded: rise of the loss that
-    is rounding; 0: the loss must fall."""
+    """The rule of promotion. Returns why a candidate is refused; "" if it is promoted. rounded: a rise of the
+    loss that is only rounding; 0: the loss must fall."""
     if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
         return "its measurements are not finite"
     if found.kl > KL_CAP:

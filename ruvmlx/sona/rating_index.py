@@ -1,7 +1,8 @@
-"""The rating index: keeps the reasoning bank in step with the store and answers queries about it.
+"""The rating index: keeps the reasoning bank equal to the store and answers queries about it.
 
-The store's ratings in force decide: after an undo, a rollback or another process's rating the bank follows
-them. Questions are embedded while the user reads (`settle`), before a reply only if it needs examples.
+The ratings in force in the store decide. After an undo, a rollback or another process's rating, the bank
+follows them. Questions are embedded while the user reads (`settle`). Before a reply they are embedded only if
+the reply needs examples.
 """
 
 import re
@@ -25,13 +26,18 @@ MAX_EXAMPLES = 8
 MAX_PENDING_REPLIES = (
     64  # replies that `settle` prepares; questions of earlier ones are embedded when they are rated
 )
-_UNKNOWN = -1  # version of a bank that must be compared with the store again
+_UNKNOWN = -1  # the version of a bank that must be compared with the store again
 
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """entries: replies in the bank. patterns: kinds of question; poor: those with mostly disliked replies.
-    hits: uses of entries for new questions. dropped: signals lost because the buffer was full.
+    """The status of the memory.
+
+    entries: replies in the bank
+    patterns: kinds of question
+    poor: patterns with mostly disliked replies
+    hits: uses of entries for new questions
+    dropped: signals that were lost because the buffer was full
     """
 
     entries: int
@@ -56,7 +62,7 @@ class LikedExample:
 
 
 class RatingIndex:
-    """One adapter's rated questions on one model. Lives in the backend's thread."""
+    """The rated questions of one adapter on one model. Used only in the backend's thread."""
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, history: AdapterHistory, implicit: bool = False
@@ -64,7 +70,7 @@ class RatingIndex:
         """implicit: also use implicit feedback on replies that were not rated."""
         self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
-        self._version: int | None = None  # the adapter's version that the bank reflects
+        self._version: int | None = None  # the adapter's version to which the bank corresponds
         self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
         self._new: deque[ReplyRow] = deque(maxlen=MAX_PENDING_REPLIES)  # not settled yet
         self._pending: list[LearningSignal] = []
@@ -72,7 +78,7 @@ class RatingIndex:
 
     @cached_property
     def whitening(self) -> embedding.Whitening:
-        """The model's whitening; measuring it takes seconds, once per model."""
+        """The model's whitening. Measuring it takes seconds, once per model."""
         return embedding.whitening_of(self._store, self._model, self._backend, self._read)
 
     @cached_property
@@ -82,7 +88,8 @@ class RatingIndex:
     # -- questions -----------------------------------------------------------------------------------
 
     def state_of(self, text: str) -> np.ndarray | None:
-        """A question's pooled state [D], from the cache or by one prefill; None if the text is empty."""
+        """Return a question's pooled state [D], from the cache or by one prefill; None if the text is
+        empty."""
         if (
             text not in self._questions
         ):  # without the base LoRA, so that vectors stay comparable when it changes
@@ -96,16 +103,16 @@ class RatingIndex:
         return self._questions[text]
 
     def known_state(self, text: str) -> np.ndarray | None:
-        """A question's pooled state [D] from the cache alone; None if it is not there."""
+        """Return a question's pooled state [D] from the cache; None if it is not there."""
         return self._questions.get(text)
 
     def queue_reply(self, reply: ReplyRow) -> None:
-        """Note a stored reply: `settle` embeds its question if that is missing."""
+        """Queue a stored reply. If its question is not embedded yet, `settle` embeds it."""
         self._new.append(reply)
 
     def settle(self, pause: Pause | None = None) -> None:
-        """While the user reads: embed the newest questions, cluster the bank, write signals. pause: called
-        between two questions; the next call goes on."""
+        """Embed the newest questions, cluster the bank, write signals, all while the user reads. pause:
+        called between two questions; the next call continues."""
         if "whitening" not in vars(self):
             self.whitening = embedding.whitening_of(
                 self._store, self._model, self._backend, self._read, pause
@@ -122,7 +129,7 @@ class RatingIndex:
         self.flush()
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
-        """A reply's question as a unit vector, embedded now if it is missing."""
+        """Return a reply's question as a unit vector, embedded now if it is missing."""
         state = reply.query if reply.query is not None else self._store.replies.query(reply.id)
         if state is None and reply.prompt:
             state = self.state_of(reply.prompt)
@@ -133,7 +140,7 @@ class RatingIndex:
     # -- in step with the store ----------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Update the bank to the ratings in force, if they may have changed."""
+        """Update the bank to the ratings in force, if these may have changed."""
         version = self._history.version()
         if version == self._version:
             return
@@ -151,10 +158,10 @@ class RatingIndex:
         self._version = version
 
     def _labels(self) -> dict[str, str]:
-        """Reply id -> its rating, else its strongest implicit feedback, if that is on."""
+        """Return {reply id: its rating, else its strongest implicit feedback, if that is on}."""
         mine = self._model.fingerprint
         signs = self._store.signals.all(mine, "implicit") if self._implicit else []
-        signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equally strong ones the newest
+        signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equally strong ones, the newest
         rated = {reply_id: rating for reply_id, rating, _ in self._history.labels()}
         return {s.reply_id: s.label for s in signs} | rated
 
@@ -170,25 +177,25 @@ class RatingIndex:
     def tidy(self, pause: Callable[[], None]) -> tuple[Tidied, dict[str, str]]:
         """Merge and prune the bank's patterns. Also returns the labels of all pruned entries, by reply id.
 
-        The caller must store these, or a restart brings the entries back.
+        The caller must store these labels. Otherwise a restart brings the entries back.
         """
         self.sync()
         held = self.bank.labels()
         before = {
             reply_id: label
             for reply_id, label in self._history.deep.pruned_ratings().items()
-            if held.get(reply_id) == label and not self.bank.placed(reply_id)
+            if held.get(reply_id) == label and not self.bank.is_placed(reply_id)
         }
         tidied = self.bank.tidy(pause)
         return tidied, before | tidied.entries
 
     def vector(self, reply_id: str) -> np.ndarray | None:
-        """The question's unit vector, also of a pruned entry; None if it was never embedded."""
+        """Return the question's unit vector, also of a pruned entry; None if it was never embedded."""
         known = self.bank.vector(reply_id)
         return self._unit(self._store.replies.query(reply_id)) if known is None else known
 
-    def rated(self, reply: ReplyRow, rating: str, version: int) -> None:
-        """Add a rating that was committed as `version`, the successor of the bank's version."""
+    def add_rating(self, reply: ReplyRow, rating: str, version: int) -> None:
+        """Add a rating that was committed as `version`, the version after the bank's version."""
         signal_ = self._signal(reply, rating)
         self._pending.append(signal_)
         if len(self._pending) >= MAX_PENDING_REPLIES:  # a server may never be idle
@@ -197,7 +204,7 @@ class RatingIndex:
         self._version = version
 
     def record_implicit(self, reply: ReplyRow, label: str) -> bool:
-        """Record implicit feedback, if it is on; True if it was recorded."""
+        """Record implicit feedback, if it is on. Returns True if it was recorded."""
         signal.check_implicit(label)
         if self._implicit:
             self._pending.append(self._signal(reply, label))
@@ -212,7 +219,7 @@ class RatingIndex:
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Store the pending signals; the ratings themselves are committed already."""
+        """Store the pending signals. The ratings themselves are already committed."""
         rows, self._pending = [s.row() for s in self._pending], []
         if rows:
             self._store.signals.add(rows)
@@ -220,18 +227,18 @@ class RatingIndex:
     # -- queries ------------------------------------------------------------------------------------
 
     def weigh(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
-        """(r, V(x)) of a new rating, computed from the other ratings in force."""
+        """Return (r, V(x)) of a new rating, computed from the other ratings in force."""
         self.sync()
         r = signal.reward_of(rating, self.bank.counts_without(reply.id))
         return r, self.bank.value(self.query(reply), without=reply.id)
 
     def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
-        """(r, V(x)) of a rating in force, computed from the others."""
+        """Return (r, V(x)) of a rating in force, computed from the other ratings."""
         r = self.reward(reply_id, rating)
         return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
 
     def reward(self, reply_id: str, rating: str) -> float:
-        """r of a rating in force, computed from the others."""
+        """Return r of a rating in force, computed from the other ratings."""
         self.sync()
         return signal.reward_of(rating, self.bank.counts_without(reply_id))
 
@@ -243,9 +250,10 @@ class RatingIndex:
         size: Callable[[LikedExample], int],
         known: Collection[str] = (),
     ) -> list[LikedExample]:
-        """Up to n liked replies to similar questions, in at most `room` tokens; the most similar last.
+        """Return up to n liked replies to similar questions, in at most `room` tokens, the most similar last.
 
-        size: tokens of an example.  known: texts already in the conversation, which are left out.
+        size: a function that returns the tokens of an example
+        known: texts that are already in the conversation; these are left out
         """
         anything = self._implicit or self._history.version() > 0
         state = self.state_of(question) if n and anything else None
@@ -254,7 +262,7 @@ class RatingIndex:
         self.sync()
         chosen: list[LikedExample] = []
         seen = {_plain(text) for text in (question, *known)}
-        for reply_id in self.bank.liked(self.whitening(state), similar=SIMILAR):
+        for reply_id in self.bank.liked_replies(self.whitening(state), similar=SIMILAR):
             example = self._example(reply_id)
             if len(chosen) == n or example is None or _plain(example.question) in seen:
                 continue
@@ -267,8 +275,8 @@ class RatingIndex:
         return chosen[::-1]
 
     def _example(self, reply_id: str) -> LikedExample | None:
-        """A stored reply as an example; None if it teaches nothing, its chat was deleted, or it has no whole
-        sentence."""
+        """Return a stored reply as an example; None if it teaches nothing, its chat was deleted, or it has no
+        complete sentence."""
         reply = self._store.replies.get(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
         usable = reply.teaches and reply.prompt.strip() and text.strip()
@@ -288,11 +296,11 @@ class RatingIndex:
 
 
 def whole_sentences(text: str) -> str:
-    """The text up to its last whole line or sentence, because an example must be complete."""
+    """Return the text up to its last complete line or sentence, because an example must be complete."""
     ends = [m.end() for m in re.finditer(r"(?<!\d)[.!?…][\"'”’)]*(?=\s|$)|[。！？]|\n", text)]
     return text[: ends[-1]].rstrip() if ends else ""
 
 
 def _plain(text: str) -> str:
-    """A question without case, extra spaces and outer punctuation, for comparisons."""
+    """Return a question in lower case, without extra spaces and outer punctuation, for comparisons."""
     return " ".join(text.casefold().split()).strip(" .?!")

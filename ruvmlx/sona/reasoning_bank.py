@@ -1,10 +1,10 @@
-"""The reasoning bank: rated questions, found again by similarity, and the patterns that they form.
+"""The reasoning bank: rated questions, which are found again by similarity, and the patterns that they form.
 
-Entries are unit vectors with a label (a rating, or implicit feedback). k-means puts them into cells; cells
+Entries are unit vectors with a label (a rating, or implicit feedback). k-means puts them into cells. Cells
 with nearly the same centre form one pattern. A lookup compares the query with the cells' centres, then with
 the entries of the nearest cells, up to SCAN entries. The rows of a cell are contiguous, so each cell takes
-one matrix product. New rows follow after all cells, and every lookup compares them, until `tend` sorts them
-in. Up to SCAN entries a lookup is exact.
+one matrix product. New rows come after all cells. Every lookup compares them, until `tend` sorts them into
+cells. Up to SCAN entries, a lookup is exact.
 
 The bank is rebuilt from the store at start (rating_index.py).
 """
@@ -16,17 +16,18 @@ import numpy as np
 
 from .signal import INDEX, LABELS, WEIGHTS, rewards
 
-CAPACITY = 10_000  # entries that can be found; older ones are pruned, those of poor patterns first
+# Entries that can be found; above this, entries of poor patterns are pruned first, then the oldest.
+CAPACITY = 10_000
 CELLS = 100
-SAMPLE = 4096  # most entries used by k-means
-SCAN = 1024  # most entries that a lookup compares, besides new ones
-TAIL = 128  # new entries that may wait before they are sorted in
+SAMPLE = 4096  # the maximum number of entries used by k-means
+SCAN = 1024  # the maximum number of entries that a lookup compares, besides new ones
+TAIL = 128  # the number of new entries that may wait before they are sorted in
 NEIGHBOURS = 32
-PRIOR = 4.0  # weight of the prior of V(x), in ratings
-ALIKE = 0.5  # similarity from which two questions count as one
-SIMILAR = 0.1  # least similarity of an example; 84% of pairs of one topic have it, 19% of other pairs
-MERGE = 0.9  # similarity of two centres from which their cells are one pattern
-PRUNE = 0.3  # quality below which a pattern is poor
+PRIOR = 4.0  # the weight of V(x)'s prior, in ratings
+ALIKE = 0.5  # from this similarity on, two questions count as one
+SIMILAR = 0.1  # the minimum similarity of an example; 84% of pairs of one topic have it, 19% of other pairs
+MERGE = 0.9  # from this similarity of two centres on, their cells are one pattern
+PRUNE = 0.3  # a pattern of lower quality is poor
 _ITERATIONS = 8
 _DEAD = -1
 _ANY = np.array([True] * len(LABELS) + [False])
@@ -49,8 +50,12 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Tidied:
-    """patterns: patterns left. merged: cells that joined another cell's pattern. pruned: patterns removed.
-    entries: reply id -> label of the removed patterns' entries.
+    """The result of tidying.
+
+    patterns: patterns that are left
+    merged: cells that joined another cell's pattern
+    pruned: patterns that were removed
+    entries: {reply id: label} of the removed patterns' entries
     """
 
     patterns: int
@@ -80,13 +85,14 @@ class ReasoningBank:
         self._came = 0
         self._ids: list[str] = []
         self._at: dict[str, int] = {}
-        self._unplaced: dict[str, int] = {}  # pruned, or without a vector: counted, but not in lookups
+        # Pruned, or without a vector: these count, but lookups do not find them.
+        self._unplaced: dict[str, int] = {}
         self.counts = np.zeros(len(LABELS), np.int64)
         self._centres = np.zeros((0, dimensions), np.float32)
         self._starts = np.zeros(1, np.int64)  # cell c has the rows [starts[c], starts[c + 1])
-        self._pattern_of = np.zeros(1, np.int16)  # each cell's pattern
+        self._pattern_of = np.zeros(1, np.int16)  # the pattern of each cell
         self._tally = np.zeros((1, len(LABELS)), np.int64)  # entries by pattern and label
-        self._clustered = 0  # entries at the last k-means
+        self._clustered = 0  # the number of entries at the last k-means
 
     def __len__(self) -> int:
         return len(self._at) + len(self._unplaced)
@@ -119,7 +125,7 @@ class ReasoningBank:
             self._append(reply_id, INDEX[label], vector)
 
     def _relabel(self, row: int, label: int) -> None:
-        """Change a row's label and the counts. label: _DEAD removes the row."""
+        """Change a row's label and the counts. _DEAD as label removes the row."""
         for old_or_new, change in ((int(self._labels[row]), -1), (label, 1)):
             if old_or_new != _DEAD:
                 self.counts[old_or_new] += change
@@ -157,23 +163,24 @@ class ReasoningBank:
     # -- lookup --------------------------------------------------------------------------------------
 
     def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Neighbours:
-        """The k entries most similar to a query [dimensions]: exact up to SCAN entries, approximate beyond.
+        """Return the k entries that are most similar to a query [dimensions]: exact up to SCAN entries,
+        approximate beyond.
 
-        among [len(LABELS) + 1]: mask of the labels to look for; the last item is for removed entries.
+        among [len(LABELS) + 1]: a mask of the labels to look for; the last item is for removed entries
         """
-        rows, similarity = self._compared(query)
+        rows, similarity = self._similarities(query)
         similarity[~among[self._labels[rows]]] = -2.0
         best = np.argpartition(similarity, -k)[-k:] if len(rows) > k else np.arange(len(rows))
         best = best[np.argsort(-similarity[best], kind="stable")]
         best = best[similarity[best] > -2.0]
         return Neighbours(rows[best], similarity[best])
 
-    def _compared(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the candidates and their similarities to the query."""
+    def _similarities(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of the candidates and their similarities to the query."""
         n, starts = len(self._ids), self._starts
         if n <= SCAN:
             return self._numbers[:n], np.vecdot(self._vectors[:n], query)
-        spans, left = [(int(starts[-1]), n)], SCAN  # new entries always
+        spans, left = [(int(starts[-1]), n)], SCAN  # new entries are always compared
         for c in np.argsort(-np.vecdot(self._centres, query)):
             first, last = int(starts[c]), int(starts[c + 1])
             spans.append((first, min(last, first + left)))
@@ -188,14 +195,14 @@ class ReasoningBank:
         return rows, similarity
 
     def value(self, query: np.ndarray | None, without: str | None = None) -> float:
-        """V(x) in [-1, 1]: the mean reward of similar questions, shrunk towards that of all questions, which
-        is shrunk towards zero.
+        """Return V(x) in [-1, 1]: the mean reward of similar questions, shrunk towards the mean of all
+        questions, which is itself shrunk towards zero.
 
             V0 = sum_i w_i r_i / (sum_i w_i + PRIOR)
             V  = (sum_near a_i r_i + PRIOR V0) / (sum_near a_i + PRIOR),   a_i = w_i clip(s_i / ALIKE, 0, 1)^2
 
         w: 1 for a rating, less for implicit feedback; r: reward; s: similarity; near: the NEIGHBOURS nearest
-        entries. without: a reply to leave out, because it is being rated.
+            entries. without: a reply to leave out, because it is being rated.
         """
         counts = self.counts_without(without)
         r = rewards(counts)
@@ -218,11 +225,11 @@ class ReasoningBank:
             counts[label] -= 1
         return counts
 
-    def liked(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
-        """Ids of liked replies to similar questions, the most similar first.
+    def liked_replies(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
+        """Return the ids of liked replies to similar questions, the most similar first.
 
-        Liked: a reward of at least 0.5; from a user who rates nearly everything 4 or 5, at least 0. Implicit
-        feedback does not count.
+        A reply is liked if its reward is at least 0.5; for a user who rates nearly everything 4 or 5, at
+        least 0. Implicit feedback does not count.
         """
         r = rewards(self.counts)
         liked = (WEIGHTS == 1) & ((r >= 0.5) | (_GOOD & (r >= 0)))
@@ -255,9 +262,10 @@ class ReasoningBank:
         return (mean + 1) / 2
 
     def tend(self) -> bool:
-        """Sort new entries in; cluster again when a quarter has been added. Call it when nobody waits.
+        """Sort new entries into cells. Cluster again when the bank has grown by a quarter. Call this while no
+        user waits.
 
-        True if anything changed.
+        Returns True if anything changed.
         """
         live, n = len(self._at), len(self._ids)
         waiting = n - int(self._starts[-1]) > TAIL or n - live > max(TAIL, live // 4)
@@ -272,9 +280,9 @@ class ReasoningBank:
         return True
 
     def tidy(self, pause: Callable[[], None] | None = None) -> Tidied:
-        """Cluster again, merge similar patterns and prune poor ones: for the deep loop.
+        """Cluster again, merge similar patterns and prune poor ones. The deep loop calls this.
 
-        Pruned entries still count, but lookups skip them. If `pause` raises, nothing is changed.
+        Pruned entries still count, but lookups skip them. If `pause` raises an exception, nothing is changed.
         """
         rows = np.fromiter(self._at.values(), np.int64, len(self._at))
         if len(rows) == 0:
@@ -296,11 +304,11 @@ class ReasoningBank:
         sample = rows[:: -(-live // SAMPLE)]
         k = min(CELLS, max(int(np.ceil(np.sqrt(min(live, SCAN)))), live // CELLS))
         self._centres = clusters(self._vectors[sample], k, pause)
-        self._pattern_of = merged(self._centres)
+        self._pattern_of = join_cells(self._centres)
         self._clustered = live
 
-    def placed(self, reply_id: str) -> bool:
-        """Is it an entry that lookups can find?"""
+    def is_placed(self, reply_id: str) -> bool:
+        """Is this an entry that lookups can find?"""
         return reply_id in self._at
 
     def _unplace(self, row: int) -> None:
@@ -311,7 +319,8 @@ class ReasoningBank:
         self.counts[label] += 1
 
     def _prune_rows(self, rows: np.ndarray) -> np.ndarray:
-        """At most CAPACITY of the rows: entries of poor patterns go first, then the oldest."""
+        """Return at most CAPACITY of the rows. Entries of poor patterns are dropped first, then the
+        oldest."""
         poor = self._quality(self._pattern[rows]) < PRUNE
         order = np.lexsort((self._order[rows], ~poor))
         excess = max(0, len(rows) - CAPACITY)
@@ -374,8 +383,9 @@ def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
     return sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-9)
 
 
-def merged(centres: np.ndarray) -> np.ndarray:
-    """Each cell's pattern: [k] int16. Chains of cells with centres more similar than MERGE share one."""
+def join_cells(centres: np.ndarray) -> np.ndarray:
+    """Return each cell's pattern: [k] int16. Cells that are connected by centres more similar than MERGE
+    share one pattern."""
     pattern = np.arange(len(centres))
     for a, b in np.argwhere(np.triu(centres @ centres.T > MERGE, 1)):
         pattern[pattern == pattern[b]] = pattern[a]

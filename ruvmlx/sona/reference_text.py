@@ -14,21 +14,24 @@ from ..pausing import Pause
 
 
 def texts() -> list[tuple[str, str]]:
-    """(question, answer) pairs of the reference text; prose has an empty question."""
+    """Return the (question, answer) pairs of the reference text. Prose has an empty question."""
     return json.loads(
         resources.files(__package__).joinpath("reference_text.json").read_text(encoding="utf-8")
     )
 
 
 def digest() -> str:
-    """Hash of the text, so that a calibration with another text is not used."""
+    """Return a hash of the text, so that a calibration with another text is not used."""
     return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
 
 
 @dataclass
 class Reading:
-    """The texts that a model has read so far, by their indices in `texts()`: the hidden states that predict a
-    text's tokens and the one at its end [T + 1, D], and those tokens [T]."""
+    """The texts that a model has read so far, by their indices in `texts()`.
+
+    states: the hidden states that predict a text's tokens, and the one at its end: [T + 1, D]
+    tokens: those tokens [T]
+    """
 
     states: dict[int, np.ndarray] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -37,10 +40,10 @@ class Reading:
         self, index: int, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None
     ) -> None:
         """Read one text with the backend's model and current LoRA, unless it is read already. `pause` may
-        raise to stop; the text is not read then."""
+        raise an exception to stop; then the text counts as not read."""
         if index in self.states:
             return
-        ids, first = encoded(tokenizer, *texts()[index], max_context)
+        ids, first = encode_pair(tokenizer, *texts()[index], max_context)
         self.states[index] = backend.hidden_states(ids, pause)[first - 1 :]
         self.tokens[index] = ids[first:]
 
@@ -50,7 +53,7 @@ class Reading:
         return np.array(sorted(self.states), np.int32)
 
     def concatenate(self) -> "ReadTexts":
-        """All that was read, in the order of the texts."""
+        """Return everything that was read, in the order of the texts."""
         parts = [(i, bool(texts()[i][0]), self.states[i], self.tokens[i]) for i in sorted(self.states)]
         return ReadTexts(
             np.concatenate([states[:-1] for _, _, states, _ in parts]),
@@ -63,8 +66,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """states [T, D]: hidden states that predict the texts' tokens, following [T]; those in `answers` of them
-    come first, the others are in prose. ends [E, D]: the state at each text's end; is_answer [E].
+    """The texts that were read.
+
+    states: [T, D], the hidden states that predict the tokens `following`
+    following: [T]
+    ends: [E, D], the state at each text's end
+    is_answer: [E]
+    answers: how many of the states are in answers; these come first, the others are in prose
 
     The ends are separate, because the length of a reply is taste: KL is not measured there.
     """
@@ -90,8 +98,9 @@ def read(
     return reading.concatenate()
 
 
-def encoded(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:
-    """Tokens of a question with its answer, and the index where the answer begins; prose begins at 1."""
+def encode_pair(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:
+    """Return the tokens of a question with its answer, and the index where the answer begins. Prose begins at
+    1."""
     if not question:
         return tokenizer.encode(answer)[:limit], 1
     prompt = tokenizer.encode_chat([Message("user", question)])

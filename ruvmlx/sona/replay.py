@@ -1,8 +1,8 @@
-"""Training data of the background loop: ratings and preferences in force, and plain text on which nothing
-should change.
+"""Training data of the background loop: the ratings and preferences in force, and plain text that should not
+change.
 
 The plain text differs from the reference text, which tests the result. The buffer is read from the store at
-each run, so it has no rating that was taken back.
+each run, so it contains no rating that was taken back.
 """
 
 import hashlib
@@ -21,34 +21,35 @@ from .adapter_history import AdapterHistory
 from .rating_index import RatingIndex
 
 LIMIT = 10_000  # newest ratings
-HELD_OUT = 5  # one in so many ratings is never trained on
+HELD_OUT = 5  # one in this many ratings is never used for training
 BATCH = (4, 2, 2)  # new, reservoir, plain text: 50%, about 30% and 20%
 
 
 @dataclass(frozen=True)
 class RatedExample:
-    """One rated reply, or one of a preference. reward, value: r and V(x) (objective.py). drawn: mean log p
-    when it was generated."""
+    """One rated reply, or one reply of a preference. reward, value: r and V(x) (objective.py). drawn: the
+    mean log p when it was generated."""
 
     reply_id: str
     rating: str
     text: TrainingText
     reward: float
     value: float
-    version: int  # made by the rating
+    version: int  # the version that the rating made
     drawn: float | None
 
     @property
     def held_out(self) -> bool:
-        """Is it never trained on? Decided by a hash of the id: the same in every run."""
+        """Is it never used for training? A hash of the id decides, so every run has the same answer."""
         return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """train and held_out are disjoint; so are plain and reference, the text of the promotion test.
+    """The data of one run. train and held_out are disjoint. plain and reference (the text of the promotion
+    test) are disjoint too.
 
-    since: ratings with a later version are new.
+    since: ratings with a later version are new
     """
 
     train: Sequence[RatedExample]
@@ -58,7 +59,8 @@ class Buffer:
     since: int
 
     def batch(self, seed: int, step: int) -> tuple[list[RatedExample], list[TrainingText]]:
-        """One step's replies and plain texts, deterministic for seed and step, so that runs can resume."""
+        """Return one step's replies and plain texts. They depend only on seed and step, so that runs can
+        resume."""
         rng = np.random.default_rng([seed, step])
         new = [e for e in self.train if e.version > self.since] or list(self.train)
         old = [e for e in self.train if e.version <= self.since] or list(self.train)
@@ -82,12 +84,13 @@ def load(
     context: int,
     pause: Callable[[], None] = lambda: None,
 ) -> Buffer:
-    """Read the buffer from the store. `pause` is called after every reply and text and may raise to stop."""
+    """Read the buffer from the store. `pause` is called after every reply and text; it may raise an exception
+    to stop."""
     rows = history.rated_replies(LIMIT)
     pause()
     examples = _examples(rows, index, pause)
     held = [e for e in examples if e.held_out]
-    if len(held) < 2:  # by chance, among few ratings
+    if len(held) < 2:  # by chance, with few ratings
         held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
     kept = {e.reply_id for e in held}
     plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), reference_text.texts()))
@@ -105,7 +108,7 @@ def _texts(
 ) -> list[TrainingText]:
     out = []
     for question, answer in pairs:
-        tokens, first = reference_text.encoded(tokenizer, question, answer, context)
+        tokens, first = reference_text.encode_pair(tokenizer, question, answer, context)
         out.append(TrainingText(tuple(tokens), first))
         pause()
     return out

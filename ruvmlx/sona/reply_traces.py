@@ -17,22 +17,22 @@ _TRACES_IN_MEMORY = 4
 
 
 class ReplyTraces:
-    """The traces of one learner's replies. Lives in the backend's thread."""
+    """The traces of one learner's replies. Used only in the backend's thread."""
 
     def __init__(self, store: Store, active: ActiveAdapter, layers: LayerPart, guard: KLGuard, learns: bool):
         self._store, self._active, self._layers, self._guard = store, active, layers, guard
         self._learns = learns
         self.held: OrderedDict[str, Trace] = OrderedDict()  # by reply id, the newest last
-        self._stored: set[str] = set()  # ids in `held` that are in the store, too
+        self._stored: set[str] = set()  # ids in `held` that are in the store too
 
     @property
     def nbytes(self) -> int:
-        """Of the traces in memory."""
+        """The bytes of the traces in memory."""
         return sum(trace.nbytes for trace in self.held.values())
 
     def keep(self, reply_id: str, trace: Trace) -> None:
-        """Keep a reply's trace in memory, among the newest few. One by a blank adapter under a base is not
-        kept: its hidden states are not the untouched model's."""
+        """Keep a reply's trace in memory, among the newest few. A trace by a blank adapter under a base is
+        not kept, because its hidden states are not the original model's."""
         if trace.tokens and not (is_blank(trace.adapter) and self._active.base is not None):
             self.held[reply_id] = trace
             while len(self.held) > _TRACES_IN_MEMORY:
@@ -44,11 +44,11 @@ class ReplyTraces:
             self._settle(reply_id)
 
     def settle_layers(self, pause: Pause | None = None) -> None:
-        """Enforce the KL cap, then compute the layer gradients of the newest replies: seconds.
+        """Enforce the KL cap, then compute the layer gradients of the newest replies. This takes seconds.
 
-        `pause` may raise to stop.
+        `pause` may raise an exception to stop.
         """
-        if not (self._learns and self._layers.wanted(self._active.state)):
+        if not (self._learns and self._layers.needs_gradient(self._active.state)):
             return
         self._guard(self._active, pause)
         state = self._active.state
@@ -69,8 +69,8 @@ class ReplyTraces:
             self._stored.add(reply_id)
 
     def _trace_with_directions(self, reply_id: str) -> Trace:
-        """A trace in memory. One that a blank adapter recorded is first computed again, with the directions
-        that are known by now: the untouched model's head reads its hidden states."""
+        """Return a trace in memory. If a blank adapter recorded it, compute it again with the directions that
+        are known now: the original model's head reads its hidden states."""
         trace = self.held[reply_id]
         if is_blank(trace.adapter):
             with original_model(self._active.backend):
@@ -84,7 +84,7 @@ class ReplyTraces:
             self._settle(reply.id)
         trace = self.held.get(reply.id) or self._read(reply, state)
         if trace is None or self._active.history.base_of(max(0, trace.version)) != state.base:
-            trace = self.replay(reply, state)  # the trace's hidden states are another base's
+            trace = self.replay(reply, state)  # the hidden states of the trace are another base's
         self._read_layers(reply, trace, state)
         if trace.version != state.version:
             trace = trace.replay(state.micro, state.version, self._active.backend.head)
@@ -95,7 +95,7 @@ class ReplyTraces:
         self, reply: ReplyRow, trace: Trace, state: LearnerState, pause: Pause | None = None
     ) -> None:
         """Add the layer gradient to the trace, if ratings need it, and store the trace again."""
-        if not (self._learns and self._layers.wanted(state)):
+        if not (self._learns and self._layers.needs_gradient(state)):
             return
         drawn = self.layer_lora_of(trace.version, state)
         added = self._layers.read(self._active.base, state, drawn, reply, trace, pause)
@@ -103,14 +103,14 @@ class ReplyTraces:
             self._store.traces.put(reply.id, trace.to_bytes())
 
     def layer_lora_of(self, version: int, state: LearnerState) -> LayerLoRA | None:
-        """The layer LoRA of a version; the state's own if that version is no longer stored."""
+        """Return the layer LoRA of a version; the state's own if that version is no longer stored."""
         try:
             return state.layer_lora if version == state.version else self._active.load(version).layer_lora
         except NotFound:
             return state.layer_lora
 
     def _read(self, reply: ReplyRow, state: LearnerState) -> Trace | None:
-        """The stored trace, if it is this adapter's or of version 0, which all adapters share."""
+        """Return the stored trace, if it is this adapter's or of version 0, which all adapters share."""
         data = self._store.traces.get(reply.id)
         if data is None or not (reply.adapter == self._active.history.name or reply.adapter_version == 0):
             return None

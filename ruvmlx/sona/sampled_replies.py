@@ -9,12 +9,13 @@ from ..backends.base import Backend, HeadAdapter, KVCache
 from ..models.model import Tokenizer
 from ..pausing import Pause
 
-SampledReply = tuple[list[int], bool]  # token ids without the end token; True if it ended by itself
+# Token ids without the end token, and whether the reply ended by itself.
+SampledReply = tuple[list[int], bool]
 
 
 @dataclass(frozen=True)
 class BegunReply:
-    """A prompt that was read. logits [V]: of the reply's first token."""
+    """A prompt that was read. logits: [V], for the reply's first token."""
 
     cache: KVCache
     logits: np.ndarray
@@ -33,8 +34,8 @@ def sampled_replies(
     backend: Backend, tokenizer: Tokenizer, begun: Sequence[BegunReply], rng: np.random.Generator,
     longest: int, temperature: float, pause: Pause, adapter: HeadAdapter | None = None,
 ) -> list[SampledReply]:  # fmt: skip
-    """One reply to each prompt, at most `longest` tokens. `pause` is called before each token and may raise
-    to stop."""
+    """Return one reply to each prompt, of at most `longest` tokens. `pause` is called before each token and
+    may raise an exception to stop."""
     logits, ids = [one.logits for one in begun], [list[int]() for _ in begun]
     going, ended = list(range(len(begun))), [False] * len(begun)
     while going:

@@ -2,12 +2,13 @@
 
     reward = quality * max(0, 2 - latency_ratio)
 
-quality is 0 to 1; latency_ratio is 1 at the usual speed, 2 at half of it. This reward counts speed, so it
-serves statistics (`learn status --details`) and the router. It does not train the adapter, because no change
-of weights makes a reply faster; the DRO weight (objective.py) does, which uses quality alone.
+quality is 0 to 1. latency_ratio is 1 at the usual speed and 2 at half of it. This reward includes speed, so
+it is used for statistics (`learn status --details`) and the router. It does not train the adapter, because no
+change of weights makes a reply faster. The DRO weight (objective.py), which uses quality alone, trains the
+adapter.
 
 Implicit feedback (regenerated, copied, ...) is a weak hint and may mean something else. It is recorded only
-if `implicit_feedback` is on; then it counts as a small part of a rating, and only until there is a rating.
+if `implicit_feedback` is on. Then it counts as a small part of a rating, and only until there is a rating.
 """
 
 from collections import deque
@@ -44,13 +45,13 @@ class LearningSignal:
     kind: str  # "explicit" | "implicit"
     label: str  # a rating, or one of IMPLICIT
     quality: float  # 0 to 1
-    latency_ratio: float  # time per token, relative to the usual one
-    tier: int  # of the model: 0 (below 0.5e9 parameters) to 4
-    context_tokens: int  # prompt and reply
+    latency_ratio: float  # time per token, divided by the usual time
+    tier: int  # the size class of the model: 0 (below 0.5e9 parameters) to 4
+    context_tokens: int  # tokens of prompt and reply
 
     @property
     def reward(self) -> float:
-        """0 to 2; 2 for a perfect reply in no time."""
+        """0 to 2; 2 would be a perfect reply without any delay."""
         return self.quality * max(0.0, 2.0 - self.latency_ratio)
 
     @property
@@ -74,7 +75,8 @@ def extract(
     tier: int = 0,
     context_tokens: int = 0,
 ) -> LearningSignal:
-    """The signal of a label. counts [len(LABELS)]: the user's labels so far; a star is ranked among them."""
+    """Return the signal of a label. counts [len(LABELS)]: the user's labels so far, among which a star is
+    ranked."""
     quality = (reward_of(label, counts) + 1) / 2
     kind = "implicit" if label in IMPLICIT else "explicit"
     return LearningSignal(reply_id, query, kind, label, quality, latency_ratio, tier, context_tokens)
@@ -87,7 +89,8 @@ def check_implicit(label: str) -> str:
 
 
 def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
-    """r in [-1, 1] of one label: `objective.reward` from counts instead of the whole history."""
+    """Return r in [-1, 1] of one label: `objective.reward` computed from counts instead of the whole
+    history."""
     if label in ("up", "down"):
         return 1.0 if label == "up" else -1.0
     if label in IMPLICIT:
@@ -99,12 +102,12 @@ def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
 
 
 def rewards(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """r of every label: [len(LABELS)]."""
+    """Return r of every label: [len(LABELS)]."""
     return np.array([reward_of(label, counts) for label in LABELS])
 
 
 def tier(parameters: int) -> int:
-    """The model's size class, 0 to 4."""
+    """Return the model's size class, 0 to 4."""
     return sum(parameters >= limit for limit in _TIERS)
 
 
@@ -115,7 +118,7 @@ class Pace:
         self._ms: deque[float] = deque(maxlen=keep)
 
     def ratio(self, latency_ms: float, tokens: int) -> float:
-        """This reply's time per token, relative to the median of the earlier ones; then record it."""
+        """Return this reply's time per token divided by the median of the earlier ones. Then record it."""
         if tokens < 1 or not latency_ms > 0:
             return 1.0
         mine = latency_ms / tokens

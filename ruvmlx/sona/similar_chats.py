@@ -1,7 +1,7 @@
-"""Finds chats whose questions are like a text, though their words differ.
+"""Finds chats whose questions are similar to a text, even with other words.
 
-Vectors are those of the rating index (embedding.py): the questions of this model's replies are stored with
-them. Other messages, of imported chats or of another model, are read when they are compared.
+The vectors are those of the rating index (embedding.py). The questions of this model's replies are stored
+with their vectors. Other messages, of imported chats or another model, are read when they are compared.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from ..store.chats import SessionRow
 from ..store.messages import Question
 from .embedding import Whitening, read_question, whitening_of
 
-LEAST_LIKE = 0.15  # similarity under which two texts have nothing in common: unrelated ones are near 0
-MOST_READ = 1000  # messages without a stored vector that one search reads, of the chats used last
+LEAST_LIKE = 0.15  # below this similarity two texts have nothing in common; unrelated texts are near 0
+MOST_READ = 1000  # messages without a stored vector that one search reads, from the most recently used chats
 
 
 @dataclass(frozen=True)
 class LikeChat:
-    """A chat, and that message of it which is most like the text. similarity: at most 1."""
+    """A chat, and its message that is most similar to the text. similarity: at most 1."""
 
     session: SessionRow
     message_id: int
@@ -33,7 +33,7 @@ class LikeChat:
 
 @dataclass(frozen=True)
 class LikeChats:
-    """The chats that were found, the most like first. unread: messages that were not compared."""
+    """The chats that were found, the most similar first. unread: messages that were not compared."""
 
     found: list[LikeChat]
     unread: int = 0
@@ -47,9 +47,10 @@ def chats_like(
     limit: int = 10,
     progress: Callable[[int], None] = lambda _: None,
 ) -> LikeChats:
-    """The chats most like a text, by their most similar message of the user. progress(messages read).
-
+    """Return the chats that are most similar to a text, by the most similar message of the user. Raises
     UsageError for an empty text.
+
+    progress: receives the number of messages read
     """
     reader = _Reader(store, model, backend)
     wanted = reader.vector(text)
@@ -74,7 +75,7 @@ def chats_like(
 
 
 class _Reader:
-    """Reads texts with the untouched model, each text once. count: of them."""
+    """Reads texts with the original model, each text once. count: the number of texts read."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._model, self._backend = model, backend

@@ -10,9 +10,12 @@ from .kl_probe import KLProbe
 
 @dataclass(frozen=True)
 class RatingResult:
-    """The effect of a rating. logprob_before, logprob_after: means per token of the rated reply, nats.
+    """The effect of a rating.
 
-    kl, kl_cap: nats per token. apply_us, total_us: microseconds. reason: a key of `REASONS`, or "".
+    logprob_before, logprob_after: means per token of the rated reply (nats)
+    kl, kl_cap: nats per token
+    apply_us, total_us: microseconds
+    reason: a key of `REASONS`, or "".
     """
 
     reply_id: str
@@ -31,10 +34,14 @@ class RatingResult:
 
 @dataclass(frozen=True)
 class PreferenceResult:
-    """The effect of a preference. better, worse: ids of the replies. kind, strength: as in the store.
+    """The effect of a preference.
 
+    better, worse: the ids of the replies
+    kind, strength: as in the store
     margin_before, margin_after: mean log-probability per token of the better reply minus that of the worse
-    one, nats. kl, kl_cap: nats per token. apply_us, total_us: microseconds.
+        one (nats)
+    kl, kl_cap: nats per token
+    apply_us, total_us: microseconds
     """
 
     better: str
@@ -54,9 +61,10 @@ class PreferenceResult:
 
 @dataclass(frozen=True)
 class LearnerState:
-    """Weights, their version and their KL to the frozen model, nats per token.
+    """Weights, their version and their KL to the frozen model (nats per token).
 
-    base: id of the BaseLoRA under the MicroLoRA; 0: none. layer_lora: the ratings' changes below the head.
+    base: the id of the BaseLoRA under the MicroLoRA; 0: none
+    layer_lora: the changes below the head that ratings made
     """
 
     micro: MicroLoRA

@@ -1,4 +1,4 @@
-"""Takes the rating of one reply back, wherever it is in the history: afterwards it was never given."""
+"""Takes back the rating of one reply, at any place in the history, as if it had never been given."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +11,10 @@ from .learner import Learner
 
 def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
     """Go back to the version before the reply's rating, and give the later ratings and preferences again, in
-    one transaction. The newest one is taken back bit for bit, as by undo.
+    one transaction. The newest rating is taken back bit for bit, as by undo.
 
-    NotFound if the reply has no rating, or the version before it is no longer kept; UsageError if training
-    has used the rating since.
+    Raises NotFound if the reply has no rating, or if the version before it is no longer kept. Raises
+    UsageError if a training has used the rating since.
     """
     history, active = learner.history, learner.active
     learner.rateable(reply_id)
@@ -41,8 +41,8 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
 
 
 def _later(learner: Learner, first: int, reply_id: str) -> list[Callable[[], object]]:
-    """Calls that give the feedback in force after a version again, without that on this reply; the oldest
-    first."""
+    """Return calls that give the feedback in force after a version again, without the feedback on this reply;
+    the oldest first."""
     history, found = learner.history, dict[int, Callable[[], object]]()
     for row in history.ratings():
         if row.reply_id != reply_id:

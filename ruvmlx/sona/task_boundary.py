@@ -1,13 +1,13 @@
 """Task boundaries: where the user begins to ask about other things, or to judge replies differently.
 
-Each rating adds a value to two streams: its reward, and the question's dissimilarity to the task so far
-(1 - cosine with the mean of its questions). Both are tested in blocks, because one odd question is no new
-task. A block begins a new task if it deviates from the task's mean by more than Z standard errors,
+Each rating adds a value to two streams: its reward, and the question's dissimilarity to the task so far (1 -
+    cosine with the mean of its questions). Both are tested in blocks, because one unusual question is not a
+    new task. A block begins a new task if it deviates from the task's mean by more than Z standard errors,
 
     z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
 
-after WARM values; mean and deviation by Welford's method (1962). Rewards are tested on both sides. By chance
-one block in forty exceeds Z = 2 on each side; such a boundary costs no more than one anchor.
+after WARM values. Mean and deviation are computed by Welford's method (1962). Rewards are tested on both
+sides. By chance, one block in forty exceeds Z = 2 on each side. Such a boundary costs at most one anchor.
 """
 
 import math
@@ -19,8 +19,8 @@ import numpy as np
 Z = 2.0
 WARM = 50  # values before the first test
 BLOCK = 16
-CLIP = 3.0  # largest deviation of one value, in standard deviations
-_MIN_DEVIATION = 1e-3  # smallest deviation to divide by; less is rounding
+CLIP = 3.0  # the maximum deviation of one value, in standard deviations
+_MIN_DEVIATION = 1e-3  # the minimum deviation to divide by; a smaller one is rounding
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Moments:
         return math.sqrt(self.square / (self.count - 1)) if self.count > 1 else 0.0
 
     def z(self, values: Sequence[float]) -> float:
-        """Standard errors by which new values exceed the stream's mean; 0 before WARM values."""
+        """Return by how many standard errors new values exceed the stream's mean; 0 before WARM values."""
         if self.count < WARM:
             return 0.0
         off = (np.asarray(values) - self.mean) / max(self.deviation, _MIN_DEVIATION)
@@ -50,9 +50,10 @@ class Moments:
 
 
 def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
-    """Indices at which a new task begins. questions [n, E]: unit vectors; zeros for an unknown question.
+    """Return the indices at which a new task begins. questions [n, E]: unit vectors; zeros for an unknown
+    question.
 
-    A pure function: the same ratings give the same boundaries, whatever was undone in between.
+    This is a pure function: the same ratings give the same boundaries, whatever was undone in between.
     """
     found: list[int] = []
     first = 0
@@ -63,7 +64,7 @@ def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
 
 
 def _find_task_end(rewards: Sequence[float], questions: np.ndarray, first: int) -> int | None:
-    """The index at which the task that begins at `first` ends; None: it does not end."""
+    """Return the index at which the task that begins at `first` ends; None if it does not end."""
     reward, unlike = Moments(), Moments()
     total = np.zeros(questions.shape[1])
     for start in range(first, len(rewards) - BLOCK + 1, BLOCK):
@@ -80,6 +81,6 @@ def _find_task_end(rewards: Sequence[float], questions: np.ndarray, first: int) 
 
 
 def _unlike(questions: np.ndarray, total: np.ndarray) -> list[float]:
-    """1 - cosine of each known question with `total`, the sum of the questions so far."""
+    """Return 1 - cosine of each known question with `total`, the sum of the questions so far."""
     length = float(np.linalg.norm(total))
     return [1.0 - float(q @ total) / length for q in questions if length > 0 and q.any()]

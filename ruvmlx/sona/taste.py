@@ -1,16 +1,17 @@
-"""The taste model: from a user's ratings, the stars they would give to any reply, with the uncertainty.
+"""The taste model: from a user's ratings, it predicts the stars that the user would give to any reply, and
+how uncertain they are.
 
-A Bayesian linear regression in stars,
+It is a Bayesian linear regression in stars,
 
     y = f(reply) w + noise,   w_k ~ N(0, a_k),   noise ~ N(0, s)
 
-whose columns f are an intercept, all measures of the text (taste_measures.py) with one prior variance, and a
-few columns that the ratings select: a measure of its own, a word, a measure in questions that begin with one
-word. Variances and columns are chosen by the evidence p(y), so ten ratings select nothing that a coin could
-have made, and a hundred find a favourite phrase.  (MacKay 1992; Tipping & Faul 2003)
+Its columns f are an intercept, all measures of the text (taste_measures.py) with one prior variance, and a
+few columns that the ratings select: a measure with its own variance, a word, a measure in questions that
+begin with one word. Variances and columns are chosen by the evidence p(y). So ten ratings select nothing that
+could be chance, and a hundred ratings find a favourite phrase. (MacKay 1992; Tipping & Faul 2003)
 
-A preference is a row, too: the difference of the two replies' columns, in which the intercept cancels, with
-y = GAP stars. This is a Bradley-Terry model with a linear link in place of the logistic one.
+A preference is a row too: the difference of the two replies' columns, in which the intercept cancels, with y
+    = GAP stars. This is a Bradley-Terry model with a linear link instead of the logistic one.
 
 The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
 """
@@ -26,14 +27,14 @@ from .taste_fit import M, Rows, TasteFit, fit, missing_side
 from .taste_words import Liking, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
-# Variance of what a rating can stand for: a star is a rounded number, a thumb may be either of two stars.
+# The variance inside one rating: a star is a rounded number, a thumb may mean either of two stars.
 _STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0
-MAX_RATINGS = 1000  # ratings that are used at most
-GAP = 2.0  # y of a preference: stars by which the better reply leads
-DOUBTED = 1.0  # standard deviations from zero up to which a weight does not push tokens
-ROOT_STEP = 0.5  # by which one more of a word raises the root of its count, about: by 1, 0.4, 0.3 ..
-PAIR = 0.5  # weight of a preference, in ratings: a difference has the noise of two replies
+MAX_RATINGS = 1000  # the maximum number of ratings that are used
+GAP = 2.0  # y of a preference: the better reply leads by this many stars
+DOUBTED = 1.0  # a weight within this many standard deviations of zero does not push tokens
+ROOT_STEP = 0.5  # one more of a word raises the root of its count by about this; exactly 1, 0.4, 0.3 ..
+PAIR = 0.5  # the weight of a preference, in ratings: a difference has the noise of two replies
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class RatedFeatures:
 
 @dataclass(frozen=True)
 class PreferredFeatures:
-    """Two replies to one question. strength: 1 for a clear preference. is_reason: it is the reason for a
-    rating (taste_reasons.py), no feedback of its own."""
+    """Two replies to one question. strength: 1 for a clear preference. is_reason: whether it is the reason
+    for a rating (taste_reasons.py) instead of separate feedback."""
 
     better: ReplyFeatures
     worse: ReplyFeatures
@@ -57,7 +58,7 @@ Given = RatedFeatures | PreferredFeatures
 
 
 def background_counts(given: Sequence[Given]) -> bool:
-    """Should unrated replies count as evidence, because the ratings are nearly all up or nearly all down?"""
+    """Should unrated replies count as evidence, because nearly all ratings are up or nearly all are down?"""
     rated = [STARS[one.rating] - NEUTRAL for one in given if isinstance(one, RatedFeatures)]
     return missing_side(np.array(rated)) > 0
 
@@ -84,9 +85,12 @@ def _row(one: Given) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """Weights that hold for all questions. mean [K], covariance [K, K]: stars by which a reply's rating rises
-    with each measure, as `measured` gives it, and with one more of each word. words [K]: hashes of the words,
-    -1 for the measures, which come first."""
+    """The weights that hold for all questions.
+
+    mean: [K], covariance: [K, K]: stars by which a reply's rating rises with each measure (as `measure_text`
+        gives it) and with one more of each word
+    words: [K], hashes of the words; -1 for the measures, which come first
+    """
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -94,28 +98,32 @@ class TokenWeights:
 
     @property
     def shrunk(self) -> np.ndarray:
-        """[K]: each weight, shrunk by how uncertain it is; 0 below DOUBTED standard deviations."""
+        """Return [K]: each weight, shrunk by its uncertainty; 0 below DOUBTED standard deviations."""
         doubt = DOUBTED**2 * np.diag(self.covariance) / np.maximum(self.mean**2, 1e-12)
         return self.mean * np.maximum(0, 1 - doubt)
 
 
 @dataclass(frozen=True)
 class TasteModel:
-    """Immutable; made by `fit`. ratings: ratings and preferences that it was fitted to."""
+    """A fitted model; `fit` makes it. It is immutable. ratings: the number of ratings and preferences in the
+    fit."""
 
     ratings: int
     fitted: TasteFit
 
     @classmethod
     def fit(cls, given: Sequence[Given], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
-        """given: ratings and preferences, oldest first. background: replies that the user saw and did not
-        rate."""
+        """Fit a model.
+
+        given: ratings and preferences, oldest first
+        background: replies that the user saw and did not rate
+        """
         given = given[-MAX_RATINGS:]
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
         return cls(count, fit(_rows(given), background))
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
-        """(mean, standard deviation) [R] of the stars that the user would give."""
+        """Return (mean, standard deviation) [R] of the stars that the user would give."""
         mean, variance = self.fitted.posterior.predict(
             design(replies, self.fitted.columns, self.fitted.scale)
         )
@@ -128,7 +136,8 @@ class TasteModel:
 
     @property
     def turned(self) -> int:
-        """Ratings before the newest turn of the taste, which count no more; 0: it never turned."""
+        """The number of ratings before the newest turn of the taste, which no longer count; 0: the taste
+        never turned."""
         return self.fitted.turned
 
     def token_weights(self) -> TokenWeights:
@@ -151,10 +160,10 @@ class TasteModel:
         )
 
     def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Liking]:
-        """What the ratings support, the strongest first. rated: (question, reply) of rated replies, from
-        which words get their names; without them only measures are told."""
+        """Return what the ratings support, the strongest first. rated: (question, reply) of rated replies,
+        which give words their names; without them only measures are named."""
         return preferences(self.fitted, rated)
 
     def explain(self, rated: Sequence[tuple[str, str]] = ()) -> str:
-        """The preferences as a sentence for people; empty while the ratings support none."""
+        """Return the preferences as a sentence for people; "" if the ratings support none."""
         return sentence(self.preferences(rated))

@@ -1,4 +1,4 @@
-"""Columns of the taste model's regression, and the candidates among which the ratings select."""
+"""The columns of the taste model's regression, and the candidates from which the ratings select."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from .taste_measures import MEASURES, NAMED
 
 MAX_SPREADS = 4.0  # a measure counts at most this many of its spreads
 USUAL = 10
-SEEN = 3  # a word, or an opener, is a candidate if it is in this many rated replies
-WORDS, OPENERS = 300, 6  # most candidates, the commonest
+SEEN = 3  # a word or an opener is a candidate if this many rated replies have it
+WORDS, OPENERS = 300, 6  # the maximum number of candidates: the most common ones
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number of a reply: a measure (an index into MEASURES), the square root of a word's count, or 1;
-    times whether its question begins with `opener`, if that is given."""
+    """One number of a reply: a measure (an index in MEASURES), the square root of a word's count, or 1. With
+    `opener` it counts only if the reply's question begins with that word."""
 
     measure: int | None = None
     word: int | None = None
@@ -27,7 +27,7 @@ class Column:
     def of(
         self, replies: Sequence[ReplyFeatures], measures: np.ndarray, words: Mapping[int, np.ndarray]
     ) -> np.ndarray:
-        """[R]; measures [R, M] and roots of the words' counts [R] of the same replies."""
+        """Return [R], from the measures [R, M] and the roots of the words' counts [R] of the same replies."""
         if self.measure is not None:
             value = measures[:, self.measure]
         elif self.word is not None:
@@ -41,16 +41,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Scale:
-    """What replies are like to this user: centre [M] and spread [M] of the measures, from the replies that
-    the model is fitted to. A few long replies would otherwise all count as equally long."""
+    """The usual values of the measures for this user: centre [M] and spread [M], from the replies to which
+    the model is fitted. Otherwise a few long replies would all count as equally long."""
 
     centre: np.ndarray
     spread: np.ndarray
 
     @classmethod
     def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
-        """The replies, and USUAL more with the centre and spread of taste_measures.py. The spread is never
-        below that one: a measure that hardly varies says little."""
+        """Return the scale of these replies, with USUAL more replies that have the centre and spread of
+        taste_measures.py. The spread is never smaller than that, because a measure that hardly varies says
+        little."""
         found = _stack_measures(replies)
         count = USUAL + len(found)
         centre = found.sum(axis=0) / count
@@ -58,7 +59,7 @@ class Scale:
         return cls(centre, np.sqrt(np.maximum(square, 1)))
 
     def measures(self, replies: Sequence[ReplyFeatures]) -> np.ndarray:
-        """[R, M] float64, none further than FURTHEST spreads from the centre."""
+        """Return [R, M] float64, each at most MAX_SPREADS spreads from the centre."""
         return np.clip((_stack_measures(replies) - self.centre) / self.spread, -MAX_SPREADS, MAX_SPREADS)
 
 
@@ -68,7 +69,7 @@ def _stack_measures(replies: Sequence[ReplyFeatures]) -> np.ndarray:
 
 
 def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: Scale) -> np.ndarray:
-    """[R, 1 + M + K]: an intercept, all measures, the selected columns."""
+    """Return [R, 1 + M + K]: an intercept, all measures, the selected columns."""
     measures = scale.measures(replies)
     words = list(dict.fromkeys(column.word for column in selected if column.word is not None))
     counted = dict(zip(words, roots(replies, words).T, strict=True)) if words else {}
@@ -78,8 +79,8 @@ def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: 
 
 @dataclass(frozen=True)
 class Candidates:
-    """columns, their values [R, C] for the rated replies, and their cost [C]: how much log-evidence a column
-    must bring to be selected."""
+    """The candidates: their columns, their values [R, C] for the rated replies, and their cost [C]: the
+    log-evidence that a column must bring to be selected."""
 
     columns: list[Column]
     values: np.ndarray
@@ -97,7 +98,7 @@ class Candidates:
 
 _ROOT = np.sqrt(np.arange(256, dtype=np.float32))
 
-# A column must be worth more evidence the more there are of its kind.
+# The more columns of a kind there are, the more evidence a column of this kind must bring.
 _COSTS = {"measure": 1.0, "word": 4.0, "opener": 3.0, "both": 6.0}
 
 
@@ -120,7 +121,7 @@ def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
 
 
 def _common_words(replies: Sequence[ReplyFeatures]) -> list[int]:
-    """The WORDS commonest hashes that are in SEEN replies or more, and not in all."""
+    """Return the WORDS most common hashes that SEEN or more replies have, but not all."""
     seen = np.bincount(concatenate_parts([r.words for r in replies]), minlength=BUCKETS)
     found = np.flatnonzero((seen >= SEEN) & (seen < len(replies)))
     return found[np.argsort(-seen[found], kind="stable")[:WORDS]].tolist()
@@ -138,7 +139,7 @@ def concatenate_parts(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def roots(replies: Sequence[ReplyFeatures], words: Sequence[int]) -> np.ndarray:
-    """[R, W] float32: square roots of the words' counts."""
+    """Return [R, W] float32: the square roots of the words' counts."""
     place = np.zeros(BUCKETS, np.int32)  # 0: not wanted
     place[list(words)] = np.arange(1, len(words) + 1)
     sizes = [len(r.words) for r in replies]

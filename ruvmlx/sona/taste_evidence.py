@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-LEAST_NOISE = 1 / 12  # variance of a number that was rounded to a whole one, as stars are
+LEAST_NOISE = 1 / 12  # the variance of a number that was rounded to a whole one, as stars are
 USUAL_NOISE = 0.7
-_GAIN = 1e-3  # of log-evidence: a smaller one ends the search
+_GAIN = 1e-3  # of log-evidence: a smaller gain ends the search
 
 
 @dataclass(frozen=True)
 class Sums:
-    """joint [d + 1, d + 1]: sums of products of the columns and, last, y. count: sum of the weights."""
+    """joint: [d + 1, d + 1], sums of products of the columns and, last, y. count: the sum of the weights."""
 
     joint: np.ndarray
     count: float
@@ -47,8 +47,13 @@ class Sums:
 
 @dataclass(frozen=True)
 class Variances:
-    """base: of the weight of each measure. noise: s, never below `least`. own [K]: a of the selected columns.
-    intercept: a of the first column."""
+    """The variances of the model.
+
+    base: of the weight of each measure
+    noise: s, never below `least`
+    own: [K], a of the selected columns
+    intercept: a of the first column
+    """
 
     base: float
     noise: float
@@ -61,7 +66,8 @@ class Variances:
         return np.array([self.intercept, *[self.base] * measures, *self.own])
 
     def scale_variance(self, which: int, factor: float) -> "Variances":
-        """One of them times a factor: 0 base, 1 noise, from 2 on the selected columns."""
+        """Return the variances with one of them times a factor. which: 0: base, 1: noise, from 2 on: the
+        selected columns."""
         if which == 0:
             return replace(self, base=self.base * factor)
         if which == 1:
@@ -85,7 +91,7 @@ class Posterior:
         return cls(covariance @ sums.moment / noise, covariance, noise)
 
     def predict(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """x [R, d] -> mean and variance [R] of y, the noise included."""
+        """x [R, d] -> mean and variance [R] of y, with the noise."""
         return x @ self.mean, self.noise + np.einsum("rd,rd->r", x @ self.covariance, x)
 
 
@@ -97,16 +103,16 @@ def log_evidence(sums: Sums, prior: np.ndarray, noise: float) -> float:
 def log_evidences(
     joint: np.ndarray, count: np.ndarray | float, prior: np.ndarray, noise: float
 ) -> np.ndarray:
-    """The same for several sets of ratings: joint [..., d + 1, d + 1], count [...].
+    """Return the same for several sets of ratings: joint [..., d + 1, d + 1], count [...].
 
-    One factorisation gives both terms: of [[P, b / s], [b^T / s, y^T y / s]] the last corner is the root of
-    the misfit, the rest that of P.
+    One factorisation gives both terms. In the root of [[P, b / s], [b^T / s, y^T y / s]], the last corner is
+    the root of the misfit, and the rest is that of P.
     """
     both = joint / noise
     size = len(prior)
     diagonals = both.reshape(-1, (size + 1) ** 2)[:, :: size + 2]  # a view
     diagonals[:, :size] += 1 / prior
-    diagonals[:, size] += 1e-9  # no ratings at all: the corner must stay positive
+    diagonals[:, size] += 1e-9  # without any ratings the corner must stay positive
     roots = np.linalg.cholesky(both).diagonal(axis1=-2, axis2=-1)
     log_det = 2 * np.log(roots[..., :-1]).sum(axis=-1) + np.log(prior).sum()
     return -0.5 * (count * math.log(2 * math.pi * noise) + log_det + roots[..., -1] ** 2)
@@ -115,8 +121,8 @@ def log_evidences(
 def coordinate_ascent(
     variances: Variances, which: Sequence[int], score: Callable[[Variances], float], steps: Sequence[float]
 ) -> Variances:
-    """Coordinate ascent over log2 of the variances named by `which` (as in `scaled`), with steps of falling
-    size."""
+    """Coordinate ascent over log2 of the variances that `which` names (as in `scale_variance`). The steps get
+    smaller."""
     best = score(variances)
     for step in steps:
         for place in which:
@@ -127,7 +133,7 @@ def coordinate_ascent(
 
 
 def hyperprior(variances: Variances, base: float, own: Sequence[float]) -> float:
-    """Log-normal around usual values: few ratings say little about variances."""
+    """Log-normal around the usual values, because few ratings say little about variances."""
     off = [(variances.base / base, 2.0), (variances.noise / USUAL_NOISE, 1.5)]
     off += [(a / usual, 1.0) for a, usual in zip(variances.own, own, strict=True)]
     return sum(-0.5 * (math.log2(ratio) / spread) ** 2 for ratio, spread in off)

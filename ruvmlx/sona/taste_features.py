@@ -1,7 +1,7 @@
-"""What the taste model knows of a reply: measures of its text, its words, and how its question begins.
+"""What the taste model knows about a reply: measures of its text, its words, and how its question begins.
 
-All of it follows from the question and the reply's text alone, so an edited or imported reply has features,
-too.
+All of it is computed from the question and the reply's text alone. So an edited or imported reply has
+features too.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .taste_measures import MEASURES, measured
+from .taste_measures import MEASURES, measure_text
 
 BUCKETS = 1 << 16  # words and pairs of words are known by a hash of 16 bits
 _TOKEN = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*|\d+|[^\w\s]")
@@ -21,8 +21,12 @@ _MAX_COUNT = 255  # a count is one byte
 
 @dataclass(frozen=True)
 class ReplyFeatures:
-    """measures [M] float32. words [W] uint16, rising: hashes of the reply's words and pairs of words; counts
-    [W] uint8. opener: hash of the question's first word.  4 M + 3 W + 2 bytes: about 600 for 100 words.
+    """The features of one reply: 4 M + 3 W + 2 bytes, about 600 for 100 words.
+
+    measures: [M] float32
+    words: [W] uint16, rising: hashes of the reply's words and pairs of words
+    counts: [W] uint8
+    opener: the hash of the question's first word
     """
 
     measures: np.ndarray
@@ -40,7 +44,7 @@ class ReplyFeatures:
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> "ReplyFeatures | None":
-        """None if there are none, or if they were stored by a version with other measures: compute them
+        """Return None if there are no features, or if a version with other measures stored them: compute them
         again."""
         if data is None or len(data) < 6:
             return None
@@ -57,15 +61,15 @@ class ReplyFeatures:
 
 
 def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:
-    """finished: the reply ended by itself, and not at the length limit."""
+    """Return the features of a reply. finished: whether it ended by itself, not at the length limit."""
     counted = Counter(bucket(gram) for gram in grams(text))
     words = np.array(sorted(counted), np.uint16)
     counts = np.array([min(counted[int(w)], _MAX_COUNT) for w in words], np.uint8)
-    return ReplyFeatures(measured(text, finished), words, counts, bucket(opener_of(question)))
+    return ReplyFeatures(measure_text(text, finished), words, counts, bucket(opener_of(question)))
 
 
 def grams(text: str) -> list[str]:
-    """The words and marks of a text in lower case, and each pair of neighbours."""
+    """Return the words and marks of a text in lower case, and each pair of neighbours."""
     tokens = _TOKEN.findall(text.lower().replace("\u2019", "'"))
     return tokens + [f"{a} {b}" for a, b in itertools.pairwise(tokens)]
 

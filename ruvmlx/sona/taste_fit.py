@@ -22,24 +22,29 @@ from .taste_features import ReplyFeatures
 from .taste_measures import MEASURES
 
 M = len(MEASURES)
-BASE = 0.25 / M  # usual prior variance of a measure's weight: all measures together move half a star
+BASE = 0.25 / M  # the usual prior variance of a measure's weight: all measures together move half a star
 MAX_COLUMNS = 8  # selected columns
 _MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # prior variance of a selected column's weight
 
-DEGREES = 4.0  # of freedom of the noise
+DEGREES = 4.0  # degrees of freedom of the noise
 
-# Ratings after a turn: the lengths that are tried.
+# Numbers of ratings after a turn that are tried.
 TURN_AGES = 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 80, 100, 160, 250, 400
-LEAST_OLD = 6  # ratings before it
-REMEMBERED = 200  # ratings before it that say which columns matter to this user
-TURN_COST = 8.0  # log-evidence that a turn must bring
+LEAST_OLD = 6  # the minimum number of ratings before a turn
+REMEMBERED = 200  # ratings before a turn that help to select columns
+TURN_COST = 8.0  # the log-evidence that a turn must bring
 
 
 @dataclass(frozen=True)
 class Rows:
-    """replies, y [R] stars above neutral, weight [R]: 0.5 counts as half a rating. worse [R]:
-    the worse reply of a pair, None for a rating; in a pair y is the difference in stars, reply minus worse.
-    coarse: variance of y within what one rating can stand for, which is the least noise."""
+    """The ratings and pairs to fit.
+
+    replies: the rated reply, or the better reply of a pair
+    y: [R], stars above neutral; in a pair, the difference in stars, reply minus worse
+    weight: [R]; 0.5 counts as half a rating
+    worse: [R], the worse reply of a pair; None for a rating
+    coarse: the variance inside one rating, which is the minimum of the noise
+    """
 
     replies: Sequence[ReplyFeatures]
     y: np.ndarray
@@ -71,22 +76,22 @@ class Rows:
         return [*self.replies, *(worse for worse in self.worse if worse is not None)]
 
     @property
-    def rated(self) -> np.ndarray:
-        """y of the rows that are no pairs."""
+    def rated_stars(self) -> np.ndarray:
+        """y of the rows that are not pairs."""
         return np.delete(self.y, self.pairs)
 
     def differences(self, values: np.ndarray) -> np.ndarray:
-        """Values of all replies [E, C] -> of the rows [R, C]; of a pair, reply minus worse."""
+        """Values of all replies [E, C] -> values of the rows [R, C]; for a pair, reply minus worse."""
         found = values[: len(self.replies)].copy()
         found[self.pairs] -= values[len(self.replies) :]
         return found
 
     def design(self, columns: Sequence[Column], scale: Scale) -> np.ndarray:
-        """[R, 1 + M + K]; the row of a pair is a difference, so its intercept is 0."""
+        """Return [R, 1 + M + K]. The row of a pair is a difference, so its intercept is 0."""
         return self.differences(design(self.all_replies, columns, scale))
 
     def candidates(self, scale: Scale) -> Candidates:
-        """The columns that may be selected, with their values for the rows."""
+        """Return the columns that may be selected, with their values for the rows."""
         pool = candidates(self.all_replies, scale)
         return replace(pool, values=self.differences(pool.values)) if self.pairs else pool
 
@@ -96,8 +101,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class TasteFit:
-    """rows: what it was fitted to. turned: ratings before the newest turn of the taste, which count no more;
-    0: there was none."""
+    """The result of a fit. rows: the data. turned: the number of ratings before the newest turn of the taste,
+    which no longer count; 0: there was none."""
 
     columns: tuple[Column, ...]
     variances: Variances
@@ -108,25 +113,26 @@ class TasteFit:
 
 
 def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
-    """ratings: ratings and pairs, oldest first. background: replies that were seen and not rated."""
+    """Fit the model. ratings: ratings and pairs, oldest first. background: replies that were seen and not
+    rated."""
     rows = ratings + _neutral(ratings, background)
     scale = Scale.of(rows.all_replies)
-    begun = selected(rows, rows.candidates(scale))
+    begun = select_columns(rows, rows.candidates(scale))
     at = turn(ratings, begun.x[: len(ratings.y)], begun.variances)
     if not at:
         return replace(_robust(begun).fit, rows=rows)
     before = ratings[max(0, at - REMEMBERED) : at]
-    known = (*selected(before, before.candidates(scale)).columns, *begun.columns)
+    known = (*select_columns(before, before.candidates(scale)).columns, *begun.columns)
     rows = ratings[at:] + _neutral(ratings[at:], background)
-    after = selected(rows, rows.candidates(scale), tuple(dict.fromkeys(known))[:MAX_COLUMNS])
+    after = select_columns(rows, rows.candidates(scale), tuple(dict.fromkeys(known))[:MAX_COLUMNS])
     return replace(_robust(after).fit, rows=rows, turned=at)
 
 
 def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
-    """The background as ratings. Together they count as many as are missing on the rarer side: someone who
-    only ever presses up tells by what they pass over. That is below the middle for them, above it for someone
-    who only presses down."""
-    rated = ratings.rated
+    """Return the background as ratings. Together they count as many as are missing on the rarer side. A user
+    who only presses up also tells something by the replies that they do not rate. For this user they are
+    below the middle; for a user who only presses down, above it."""
+    rated = ratings.rated_stars
     total = missing_side(rated)
     used = background if total else ()
     passed_over = -float(np.sign(rated).sum()) / max(1, int(np.count_nonzero(rated)))
@@ -135,7 +141,8 @@ def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
 
 
 def missing_side(y: np.ndarray) -> int:
-    """How many ratings are missing on the rarer side: all if there is none, none from a quarter on."""
+    """Return how many ratings are missing on the rarer side: all if it has none, none if it has a quarter or
+    more."""
     return max(0, len(y) - 4 * min(int((y > 0).sum()), int((y < 0).sum())))
 
 
@@ -144,7 +151,7 @@ def missing_side(y: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Selection:
-    """x [R, d]: values of the columns, measures included, for the rows."""
+    """x: [R, d], the values of the columns, with measures, for the rows."""
 
     rows: Rows
     pool: Candidates
@@ -158,7 +165,7 @@ class Selection:
 
     @property
     def fit(self) -> TasteFit:
-        # A column that is the best of hundreds fits some of the noise, about as much as two that were given.
+        # A column that is the best of hundreds fits some noise, about as much as two columns that were given.
         count = len(self.rows.y)
         free = max(count / 3, count - 1 - 2 * len(self.columns))
         noise = self.variances.noise * max(1.0, count / max(free, 1.0))
@@ -166,15 +173,19 @@ class Selection:
         return TasteFit(self.columns, self.variances, posterior, self.pool.scale, self.rows)
 
 
-def selected(
+def select_columns(
     rows: Rows,
     pool: Candidates,
     known: tuple[Column, ...] = (),
     x: np.ndarray | None = None,
     most: int = MAX_COLUMNS,
 ) -> Selection:
-    """Adds the columns that raise the evidence most, one after the other. known: columns to begin with; x [R,
-    d]: their values, if they are at hand. most: columns."""
+    """Add the columns that raise the evidence most, one after the other.
+
+    known: the columns at the start
+    x: [R, d], their values, if the caller has them
+    most: the maximum number of columns
+    """
     columns, usual = list(known), [_MAX_PRIOR_VARIANCE / 4] * len(known)
     x = rows.design(columns, pool.scale) if x is None else x
     start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
@@ -196,14 +207,14 @@ def selected(
 
 
 def _robust(begun: Selection) -> Selection:
-    """The selection with less weight on ratings far from their prediction, such as a wrong key: noise with
-    the tails of Student's t, (DEGREES + 1) / (DEGREES + error^2 / s)."""
+    """Return the selection with less weight on ratings that are far from their prediction, such as a wrong
+    key. The noise has the tails of Student's t: (DEGREES + 1) / (DEGREES + error^2 / s)."""
     weight, found = begun.rows.weight, begun
     for most in (0, MAX_COLUMNS):  # first with the same columns, then with more
         error = found.rows.y - found.x @ found.posterior.mean
         trust = (DEGREES + 1) / (DEGREES + error * error / found.variances.noise)
         rows = replace(found.rows, weight=weight * trust * len(trust) / max(1.0, trust.sum()))
-        found = selected(rows, found.pool, found.columns, found.x, most)
+        found = select_columns(rows, found.pool, found.columns, found.x, most)
     return found
 
 
@@ -211,7 +222,7 @@ def _fit_variances(start: Variances, sums: Sums, usual: Sequence[float]) -> Vari
     def score(v: Variances) -> float:
         return log_evidence(sums, v.prior(M), v.noise) + hyperprior(v, BASE, usual)
 
-    # With a new column, the variances of the older ones hardly move.
+    # With a new column, the variances of the older ones hardly change.
     which, steps = ([0, 1, 1 + len(usual)], (1.0, 0.5)) if usual else ([0, 1], (2.0, 1.0, 0.5))
     return coordinate_ascent(start, which, score, steps)
 
@@ -219,12 +230,12 @@ def _fit_variances(start: Variances, sums: Sums, usual: Sequence[float]) -> Vari
 class Scan:
     """Scores all candidates at each step of the selection.
 
-    With q = z^T A^-1 y and r = z^T A^-1 z, A the covariance of y so far, a column z of variance a adds
-    [a q^2 / (1 + a r) - log(1 + a r)] / 2 to the evidence; the best a is (q^2 - r) / r^2.
+    With q = z^T A^-1 y and r = z^T A^-1 z, where A is the covariance of y so far, a column z of variance a
+    adds [a q^2 / (1 + a r) - log(1 + a r)] / 2 to the evidence. The best a is (q^2 - r) / r^2.
     """
 
     def __init__(self, pool: Candidates, rows: Rows, x: np.ndarray, taken: Sequence[int]):
-        """x [R, d]: the columns so far. taken: candidates among them."""
+        """x [R, d]: the columns so far. taken: the candidates that are among them."""
         self._pool, self._cost = pool, pool.cost.copy()
         self._cost[list(taken)] = np.inf
         self._weight = rows.weight.astype(np.float32)
@@ -233,14 +244,14 @@ class Scan:
         self._zx = pool.values.T @ (self._weight[:, None] * x.astype(np.float32))  # [C, d]
 
     def add(self, which: int) -> None:
-        """The candidate became a column."""
+        """Note that the candidate became a column."""
         column = self._pool.values.T @ (self._weight * self._pool.values[:, which])
         self._zx = np.column_stack([self._zx, column])
         self._cost[which] = np.inf
 
     def best(self, now: Posterior) -> tuple[int | None, float]:
-        """The candidate that raises the evidence most above its cost, with its best variance; None: none
-        does."""
+        """Return the candidate that raises the evidence most above its cost, with its best variance; None if
+        no candidate does."""
         s, zx = now.noise, self._zx
         q = (self._zy - zx @ now.mean) / s
         r = np.maximum((self._zz - np.einsum("cd,cd->c", zx @ now.covariance, zx) / s) / s, 1e-9)
@@ -254,8 +265,8 @@ class Scan:
 
 
 def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
-    """After how many ratings the taste turned, if two tastes, each with weights of its own, are clearly more
-    likely than one; else 0. x [R, d]: columns of the ratings."""
+    """Return after how many ratings the taste turned: two tastes, each with its own weights, must be clearly
+    more likely than one. 0: it did not turn. x [R, d]: columns of the ratings."""
     count = len(ratings.y)
     cuts = sorted(count - recent for recent in TURN_AGES if count - recent >= LEAST_OLD)
     if not cuts:
@@ -278,7 +289,7 @@ def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
 
 
 def _sharper(variances: Variances) -> list[Variances]:
-    """A mixture of two tastes looks like noise: each alone has less of it, and larger weights."""
+    """A mixture of two tastes looks like noise. Each taste alone has less noise, and larger weights."""
     less = {max(variances.least, variances.noise / part) for part in (1, 4)}
     return [
         replace(variances, base=variances.base * up, noise=noise, own=tuple(a * up for a in variances.own))

@@ -1,7 +1,7 @@
-"""Measures of a reply's text that people have words for: its length, its lists, how it speaks to the reader.
+"""Measures of a reply's text for which people have words: its length, its lists, how it speaks to the reader.
 
 Each measure is one number, scaled so that replies of one model to one question differ by about 1. The taste
-model (taste.py) learns which of them a user likes and says so with the words given here.
+model (taste.py) learns which measures a user likes and says so with the words given here.
 """
 
 import math
@@ -42,7 +42,7 @@ _WE = frozenset(["we", "us", "our", "ours", "let's", "we're", "we've", "we'll"])
 
 @dataclass(frozen=True)
 class ReplyText:
-    """A reply's text, cut into the parts that the measures count."""
+    """A reply's text, divided into the parts that the measures count."""
 
     text: str
     finished: bool
@@ -60,8 +60,8 @@ class ReplyText:
         return max(1, sum(1 for s in _SENTENCE.split(self.text) if _WORD.search(s)))
 
     def share(self, count: float) -> float:
-        """Square root of a count per 100 words: its sampling error is about the same for rare and common
-        things. Ten words are added, so that a reply of few words is near the average."""
+        """Return the square root of a count per 100 words. Its sampling error is about the same for rare and
+        common things. Ten words are added, so that a reply of few words is near the average."""
         return math.sqrt(100 * count / (len(self.words) + 10))
 
     def share_of(self, wanted: frozenset[str]) -> float:
@@ -76,9 +76,13 @@ class ReplyText:
 
 @dataclass(frozen=True)
 class Measure:
-    """more, less: what a user likes whose ratings rise, or fall, with it. usual, spread: mean over replies,
-    and standard deviation among replies to one question (starter model). by_word: a word or a mark changes it
-    wherever it stands; other measures are of the reply's structure."""
+    """One measure.
+
+    more, less: what a user likes if their ratings rise, or fall, with the measure
+    usual: the mean over replies (starter model)
+    spread: the standard deviation among replies to one question (starter model)
+    by_word: whether a word or a mark changes it at any place; other measures are of the reply's structure
+    """
 
     more: str
     less: str
@@ -137,8 +141,8 @@ _NAMED = (
 )  # fmt: skip
 
 
-# Words that every English reply has: their rates tell styles apart. The spread is twice what it is among
-# replies to one question, so that all of them together do not outweigh the measures above.
+# Words that every English reply has. Their rates show styles. The spread is twice the spread among replies to
+# one question, so that all of them together do not outweigh the measures above.
 _COMMON = (
     ("the", 1.73, 1.38),
     ("of", 1.43, 1.30),
@@ -168,7 +172,7 @@ NAMED = len(_NAMED)  # the first measures; the others are candidates as words, n
 MEASURES = (*_NAMED, *(_common(*word) for word in _COMMON))
 
 
-def measured(text: str, finished: bool) -> np.ndarray:
-    """[M] float32: every measure of a reply, 0 for a usual reply."""
+def measure_text(text: str, finished: bool) -> np.ndarray:
+    """Return [M] float32: every measure of a reply. 0 is the value of a usual reply."""
     reply = ReplyText(text, finished)
     return np.array([(m.of(reply) - m.usual) / m.spread for m in MEASURES], np.float32)

@@ -1,14 +1,14 @@
 """The taste model as weights: how much more or less likely each token becomes.
 
-The taste model (taste.py) predicts stars from measures of a reply, and a token changes some of them wherever
-it stands: " you" raises "more 'you'". So each token has an effect in stars, the taste model's weights times
-the change of the measures. In replies its logit rises by LOGIT times that effect. For a limit on the KL to
-the frozen model, log p' = log p + stars / beta is the distribution that earns the most stars.  (Ziegler et
-al. 2019, eq. 3; here each token counts by itself)
+The taste model (taste.py) predicts stars from measures of a reply. A token changes some measures at any
+place: " you" raises "more 'you'". So each token has an effect in stars: the taste model's weights times the
+change of the measures. In replies its logit rises by LOGIT times that effect. For a limit on the KL to the
+frozen model, log p' = log p + stars / beta is the distribution that earns the most stars. (Ziegler et al.
+2019, eq. 3; here each token counts by itself)
 
-This says more than the replies' gradients where a taste is one of words: many tokens share a measure, and 30
-ratings suffice to know a measure. Lists, paragraphs, lengths and other measures of structure depend on where
-a token stands; those are learned by the gradients alone (instant.py).
+If a taste is about words, this says more than the replies' gradients: many tokens share a measure, and 30
+ratings are enough to know a measure. Lists, paragraphs, lengths and other measures of structure depend on the
+place of a token. Only the gradients learn those (instant.py).
 """
 
 from dataclasses import dataclass
@@ -20,15 +20,18 @@ from ..models.model import Tokenizer
 from .kl_probe import KLProbe
 from .taste import DOUBTED, TasteModel
 from .taste_features import bucket, grams
-from .taste_measures import MEASURES, measured
+from .taste_measures import MEASURES, measure_text
 from .user_taste import UserTaste
 
-LOGIT = 20.0  # per star that one more such token earns
-MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0  # logits by which a token may become more, and less, likely
-END_LOGIT = 8.0  # of the tokens that end a reply, per star that half of the length earns
-MOST_END = 5.0  # logits by which they may become more, or less, likely
-FIRST, FIRST_END = 8, 4  # ratings before which a taste pushes no other token, and no end
-LAG = 8  # ratings that the push may be behind: fitting the taste would delay the rating
+LOGIT = 20.0  # logits per star that one more such token earns
+# The maximum number of logits by which a token may become more, and less, likely.
+MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
+END_LOGIT = 8.0  # logits, for the tokens that end a reply, per star that half of the length earns
+MOST_END = 5.0  # the maximum number of logits by which these may become more, or less, likely
+FIRST, FIRST_END = 8, 4  # ratings before a taste pushes any other token, and before it pushes an end
+# The number of ratings by which the push may be out of date, because fitting the taste would delay the
+# rating.
+LAG = 8
 
 # Each token is put between these two parts. The text is about as long as a usual reply, and has about the
 # usual rate of what the measures count.
@@ -52,9 +55,10 @@ _COMPLETE = [measure.more for measure in MEASURES].index("complete replies")
 class TokenEffects:
     """What tokens [A] do to the measures of a reply.
 
-    measures [A, M] float32: change of each measure by one more of the token; 0 for measures of structure.
-    words [A]: hash of the word that the token is, -1 if it is no whole word. shorter [M]: change of the
-    measures that grow with the length when a reply ends at half of its words; 0 for all others.
+    measures: [A, M] float32, the change of each measure by one more of the token; 0 for measures of structure
+    words: [A], the hash of the word that the token is; -1 if it is not a whole word
+    shorter: [M], the change of the measures that grow with the length, when a reply ends at half of its
+        words; 0 for all others
     """
 
     measures: np.ndarray
@@ -63,22 +67,23 @@ class TokenEffects:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tokens: np.ndarray) -> "TokenEffects":
-        """Measure a text with each of the tokens; 0.3 s for 2,048."""
-        without = measured(_BEFORE + _AFTER, False)
+        """Measure a text with each of the tokens: 0.3 s for 2,048 tokens."""
+        without = measure_text(_BEFORE + _AFTER, False)
         texts = [tokenizer.token_bytes(int(token)).decode("utf-8", "replace") for token in tokens]
-        rows = [measured(_BEFORE + text + _AFTER, False) - without for text in texts]
+        rows = [measure_text(_BEFORE + text + _AFTER, False) - without for text in texts]
+        half = measure_text(_BEFORE, False)
         return cls(
             np.where(_BY_WORD, np.stack(rows), 0),
             np.array([_word(text) for text in texts]),
-            np.where(_OF_LENGTH, measured(_BEFORE, False) - measured(_BEFORE + "\n\n" + _AFTER, False), 0),
+            np.where(_OF_LENGTH, half - measure_text(_BEFORE + "\n\n" + _AFTER, False), 0),
         )
 
     def stars(self, taste: TasteModel, likely: np.ndarray) -> np.ndarray:
-        """[A]: stars that one more of each token earns, by the taste model; 0 in the mean over the tokens,
-        each as `likely` [A] as in a usual reply.
+        """Return [A]: the stars that one more of each token earns, by the taste model. The mean over the
+        tokens is 0, with each token as likely as in a usual reply (`likely` [A]).
 
-        Noise in many weights adds up over the tokens. So all are scaled by 1 - noise / signal, or are 0
-        (James & Stein 1961): the variance of a token's stars against their square, in the mean over tokens.
+        Noise in many weights adds up over the tokens. So all stars are multiplied by 1 - noise / signal, or
+        are 0 (James & Stein 1961). noise: the mean variance of a token's stars; signal: their mean square.
         """
         weights = taste.token_weights()
         changes = np.zeros((len(self.words), weights.mean.size))
@@ -91,12 +96,12 @@ class TokenEffects:
         return max(0.0, 1 - noise / max(signal, 1e-12)) * (changes @ weights.shrunk)
 
     def end_stars(self, taste: TasteModel) -> float:
-        """Stars that a reply earns by ending at half of its words, shrunk by how uncertain they are. It is
-        then complete, which other replies are as often as those that this user saw."""
+        """Return the stars that a reply earns by ending at half of its words, shrunk by their uncertainty.
+        The reply is then complete; other replies are complete as often as those that this user saw."""
         weights = taste.token_weights()
         change = np.zeros(weights.mean.size)
         change[: self.shorter.size] = self.shorter
-        change[_COMPLETE] = measured("", True)[_COMPLETE] - taste.fitted.scale.centre[_COMPLETE]
+        change[_COMPLETE] = measure_text("", True)[_COMPLETE] - taste.fitted.scale.centre[_COMPLETE]
         mean, variance = float(change @ weights.mean), float(change @ weights.covariance @ change)
         return mean * max(0.0, 1 - DOUBTED**2 * variance / max(mean**2, 1e-12))
 
@@ -108,27 +113,29 @@ def _word(text: str) -> int:
 
 class TastePush:
     """The push of one user's taste, from the ratings before the one that uses it. It is computed while the
-    user reads: fitting the taste would delay the rating."""
+    user reads, because fitting the taste would delay the rating."""
 
     def __init__(self, tokenizer: Tokenizer, taste: UserTaste):
         self._tokenizer, self._taste = tokenizer, taste
         self._push = np.zeros(0, np.float32)
-        self._versions: list[int] = []  # of the adapter: that of the push, and those made by ratings since
+        # The adapter's versions: that of the push, and those that ratings have made since.
+        self._versions: list[int] = []
 
     def prepare(self, version: int, probe: KLProbe) -> None:
-        """Compute the push for an adapter of this version, unless it is there: milliseconds, and 0.3 s the
-        first time."""
+        """Compute the push for an adapter of this version, unless it is known. This takes milliseconds, and
+        0.3 s the first time."""
         if version not in self._versions[:1]:
             self._push, self._versions = self._compute_push(probe), [version]
 
     def of(self, version: int, probe: KLProbe) -> np.ndarray:
-        """[A], to be added to the first row of lora_b by a rating of a reply to this version."""
+        """Return [A], which a rating of a reply by this version adds to the first row of lora_b."""
         if version not in self._versions:
             self.prepare(version, probe)
         return self._push
 
-    def rated(self, before: int, after: int) -> None:
-        """A rating turned version `before` into `after`: the push may serve a few more ratings."""
+    def note_rating(self, before: int, after: int) -> None:
+        """Note that a rating turned version `before` into `after`. The push may be used for a few more
+        ratings."""
         if before in self._versions[:LAG]:
             self._versions.append(after)
 
@@ -150,8 +157,8 @@ _known: "WeakKeyDictionary[Tokenizer, tuple[bytes, TokenEffects]]" = WeakKeyDict
 
 
 def token_effects(tokenizer: Tokenizer, tokens: np.ndarray) -> TokenEffects:
-    """The effects of the tokens [A] that ratings may move. They are measured once for each tokenizer, because
-    all adapters of a model move the same tokens."""
+    """Return the effects of the tokens [A] that ratings may move. They are measured once for each tokenizer,
+    because all adapters of a model move the same tokens."""
     name = tokens.tobytes()
     known = _known.get(tokenizer)
     if known is None or known[0] != name:

@@ -1,8 +1,8 @@
-"""A reason for a bad rating as evidence of the taste model.
+"""The reason for a bad rating, as evidence for the taste model.
 
-A reason compares the reply with one that the user would have liked better and that differs from it in a few
-measures alone: half as long, twice as long, in the usual tone. It is a preference for that reply, which
-nobody wrote. The rating itself counts as before.
+A reason compares the reply with one that the user would have liked better. That reply differs only in a few
+measures: half as long, twice as long, in the usual tone. So a reason is a preference for a reply that does
+not exist. The rating itself counts as before.
 """
 
 import math
@@ -14,7 +14,7 @@ from .taste_measures import MEASURES
 
 _PLACES = {measure.more: place for place, measure in enumerate(MEASURES)}
 _LENGTH = _PLACES["longer replies"]
-_HALF = math.log(2) / MEASURES[_LENGTH].spread  # by which the measure of a reply with half of the words falls
+_HALF = math.log(2) / MEASURES[_LENGTH].spread  # the fall of this measure if a reply has half of the words
 _TONE = [
     _PLACES[name]
     for name in (
@@ -25,7 +25,7 @@ _TONE = [
 
 
 def asked_for(reply: ReplyFeatures, reason: str) -> PreferredFeatures | None:
-    """The preference that a reason states: "long", "short" or "tone"; None for a reason that states none."""
+    """Return the preference that a reason states: "long", "short" or "tone". None for other reasons."""
     measures = reply.measures.copy()
     if reason in ("long", "short"):
         measures[_LENGTH] += _HALF if reason == "short" else -_HALF

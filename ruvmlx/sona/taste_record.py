@@ -14,8 +14,12 @@ GROWTH = (
 
 @dataclass(frozen=True)
 class PredictedRating:
-    """given: the stars that `rating` stands for. predicted, sd: mean and standard deviation by a model that
-    was fitted to earlier ratings alone. usual: the mean of all earlier ratings, to compare with."""
+    """A rating and its prediction.
+
+    given: the stars of `rating`
+    predicted, sd: mean and standard deviation by a model that was fitted to earlier ratings alone
+    usual: the mean of all earlier ratings, for comparison
+    """
 
     reply_id: str
     rating: str
@@ -29,8 +33,9 @@ class PredictedRating:
 class TasteRecord:
     """All ratings, oldest first.
 
-    error, usual_error: mean absolute error, in stars, of the predictions, and of always predicting the mean
-    of the earlier ratings. correlation: of predicted and given stars; None where one of them never varies.
+    error, usual_error: the mean absolute error, in stars, of the predictions, and of always predicting the
+        mean of the earlier ratings. correlation: of predicted and given stars; None if one of them never
+        varies.
     """
 
     ratings: tuple[PredictedRating, ...]
@@ -56,10 +61,10 @@ class TasteRecord:
 
 
 def predicted_before(rated: Sequence[tuple[str, RatedFeatures]]) -> TasteRecord:
-    """rated: (reply id, rating), oldest first, each reply once.
+    """Predict each rating from the earlier ones. rated: (reply id, rating), oldest first, each reply once.
 
-    A rating never reaches the model that predicts it. Replies without a rating are left out, because it is
-    not known when they were seen.
+    A rating is never part of the model that predicts it. Replies without a rating are left out, because the
+    time when they were seen is unknown.
     """
     ratings = [rating for _, rating in rated]
     given = np.array([STARS[r.rating] for r in ratings])

@@ -12,14 +12,14 @@ from .taste_features import bucket, grams, opener_of
 from .taste_fit import M, TasteFit
 from .taste_measures import MEASURES
 
-FELT = 0.2  # stars that a usual difference between two replies must make
+FELT = 0.2  # the stars that a usual difference between two replies must make
 MOST_SAID = 4
 
 
 @dataclass(frozen=True)
 class Liking:
-    """One thing that a user likes. stars: what a usual difference between two replies makes. sure: standard
-    deviations from zero."""
+    """One thing that a user likes. stars: the effect of a usual difference between two replies. sure:
+    standard deviations from zero."""
 
     words: str
     stars: float
@@ -27,8 +27,8 @@ class Liking:
 
 
 def preferences(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> list[Liking]:
-    """What the ratings show clearly, the strongest first. rated: (question, reply) of rated replies; they
-    give words their names, because the model keeps only hashes."""
+    """Return what the ratings show clearly, the strongest first. rated: (question, reply) of rated replies;
+    they give words their names, because the model keeps only hashes."""
     names, found = _names(fit, rated), []
     for clear in clear_columns(fit.rows, fit.scale, MOST_SAID):
         stars, sure = _effect(fit, clear.column)
@@ -39,13 +39,13 @@ def preferences(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> list[Liking]
 
 
 def sentence(found: Sequence[Liking]) -> str:
-    """Empty if the ratings support nothing yet."""
+    """Return the preferences as a sentence; "" if the ratings support nothing yet."""
     return ", ".join(preference.words for preference in found)
 
 
 def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
-    """(stars, standard deviations from zero) of a column and, within one kind of question, of the same
-    measure in all questions."""
+    """Return (stars, standard deviations from zero) of a column. In one kind of question, the effect of the
+    same measure in all questions is included."""
     counted = np.zeros(1 + M + len(fit.columns))
     if column.measure is not None:
         counted[1 + column.measure] = 1
@@ -58,7 +58,7 @@ def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
 
 
 def _column_in_words(column: Column, sign: float, names: dict[int, str]) -> str:
-    """The column in words; empty if it is about questions alone, or if its word is in none of the texts."""
+    """Return the column in words; "" if it is about questions alone, or if none of the texts has its word."""
     if column.measure is not None:
         measure = MEASURES[column.measure]
         words = measure.more if sign > 0 else measure.less
@@ -73,7 +73,7 @@ def _column_in_words(column: Column, sign: float, names: dict[int, str]) -> str:
 
 
 def _names(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> dict[int, str]:
-    """Words by their hashes, as far as the fit's columns have any."""
+    """Return {hash: word} of the fit's columns, for the words that the texts have."""
     wanted = {h for c in fit.columns for h in (c.word, c.opener) if h is not None}
     if not wanted:
         return {}

@@ -24,11 +24,12 @@ from ..lora import MicroLoRA
 class ReplyStats:
     """Statistics of a reply under an adapter, computed before there is a rating.
 
-    gradient, information [r, A + k]: gradient and Fisher information in the coordinates of instant.py, at
-    weight 1. praise [r, A + k]: part of the gradient by which its end exceeds end_credit (instant.py).
-    beside [r, A + 1]: the part of lora_b that does not follow from earlier ratings, at a gain of 1.
-    covered: the adapter moves only tokens that ratings may move. finite: no NaN or Inf in the gradients and
-    in lora_a.
+    gradient, information: [r, A + k], gradient and Fisher information in the coordinates of instant.py, at
+        weight 1
+    praise: [r, A + k], the part of the gradient by which its end exceeds end_credit (instant.py)
+    beside: [r, A + 1], the part of lora_b that does not follow from earlier ratings, at a gain of 1
+    covered: whether the adapter moves only tokens that ratings may move
+    finite: whether the gradients and lora_a are free of NaN and Inf
     """
 
     gradient: np.ndarray
@@ -41,9 +42,10 @@ class ReplyStats:
 
 @dataclass(frozen=True)
 class LayerGradient:
-    """Gradient of a reply's log-probability with respect to the lora_b [n] of a LayerLoRA.
+    """The gradient of a reply's log-probability by the lora_b [n] of a LayerLoRA.
 
-    values [n]: summed over `tokens` tokens of the reply. frame: checksum of the LayerLoRA's lora_a.
+    values: [n], summed over `tokens` tokens of the reply
+    frame: the checksum of the LayerLoRA's lora_a
     """
 
     frame: int
@@ -53,9 +55,9 @@ class LayerGradient:
 
 @dataclass
 class Trace:
-    """One reply's gradient under one adapter version; `add` is called once per drawn token.
+    """One reply's gradient under one adapter version. `add` is called once per drawn token.
 
-    hidden [T, D] is kept so that the gradient can be computed again after the adapter has changed.
+    hidden [T, D] is kept, so that the gradient can be computed again after the adapter has changed.
     """
 
     adapter: MicroLoRA
@@ -63,17 +65,17 @@ class Trace:
     grad_a: np.ndarray = field(init=False)
     grad_b: np.ndarray = field(init=False)
     tokens: list[int] = field(default_factory=list)
-    logprob: float = 0.0  # sum of log p(y), the adapter applied
+    logprob: float = 0.0  # sum of log p(y), with the adapter
     frozen_logprob: float = 0.0  # the same without it
     # logprob when the reply was generated; None: this trace was recorded then.
     drawn_logprob: float | None = None
     stats: ReplyStats | None = None
-    layer_gradient: LayerGradient | None = None  # only where ratings move layers below the head
+    layer_gradient: LayerGradient | None = None  # only if ratings move layers below the head
     # logprob under the base alone; None: without a layer LoRA it equals frozen_logprob.
     base_logprob: float | None = None
     # To first order, nats per token of the mean log p(y):
-    carried: float = 0.0  # added by the layer LoRA that the reply was generated with
-    moved: float = 0.0  # added since by changes of the layer LoRA
+    carried: float = 0.0  # added by the layer LoRA with which the reply was generated
+    moved: float = 0.0  # added by later changes of the layer LoRA
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)
@@ -82,11 +84,11 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """Of its gradient and hidden states; those of layers below the head are left out."""
+        """The bytes of the gradient and hidden states, without those of layers below the head."""
         return self.grad_a.nbytes + self.grad_b.nbytes + sum(hidden.nbytes for hidden in self._hidden)
 
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """Add one token: hidden [D], logits [V] with the adapter applied, the token drawn from them."""
+        """Add one token. hidden: [D]. logits: [V], with the adapter. token: drawn from these logits."""
         logprob, frozen = kernels.trace_accumulate(
             hidden,
             logits,
@@ -100,7 +102,7 @@ class Trace:
         self._append_token(hidden, token, logprob, frozen)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """The kernel call of `add`, to be run together with those of other traces."""
+        """Return the kernel call of `add`. The caller runs it together with those of other traces."""
         a = self.adapter
         return [
             kernels.trace_work(
@@ -130,14 +132,14 @@ class Trace:
     def importance(self) -> float:
         """(p_now(reply) / p_drawn(reply))^(1/T), at most 1.
 
-        A reply that has become unlikely is pushed down less: TOPR's taper (arXiv 2503.14286). Per token as in
-        GSPO (arXiv 2507.18071), because the ratio of whole replies is nearly always 0 or 1.
+        A reply that has become unlikely is pushed down less: TOPR's taper (arXiv 2503.14286). The ratio is
+        per token as in GSPO (arXiv 2507.18071), because the ratio of whole replies is nearly always 0 or 1.
         """
         drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
         return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens) + self.moved)))
 
     def replay(self, adapter: MicroLoRA, version: int, head) -> "Trace":
-        """The same reply's trace under another adapter."""
+        """Return the same reply's trace under another adapter."""
         new = Trace(adapter, version)
         at = 0
         for hidden, logits in adapted_logits(adapter, self.hidden, head):
@@ -151,9 +153,9 @@ class Trace:
 
     @classmethod
     def from_hidden(cls, adapter, version, hidden, tokens, head, drawn_logprob: float | None) -> "Trace":
-        """The trace of a reply from its tokens and hidden states [T, D].
+        """Return the trace of a reply from its tokens and hidden states [T, D].
 
-        drawn_logprob: its log-probability when it was generated; None: it was generated without an adapter.
+        drawn_logprob: its log-probability when it was generated; None: it was generated without an adapter
         """
         seed = cls(adapter, version, tokens=list(tokens))
         seed._hidden = list(hidden)
@@ -187,9 +189,10 @@ class Trace:
 
     @classmethod
     def from_bytes(cls, data: bytes, adapter: MicroLoRA) -> "Trace | None":
-        """A stored trace; None if damaged or of another shape: the caller replays from the tokens.
+        """Return a stored trace; None if it is damaged or has another shape: the caller replays it from the
+        tokens.
 
-        `adapter` must be the stored version's, or the trace must be replayed before use.
+        adapter: must be the stored version's, or the trace must be replayed before use
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:

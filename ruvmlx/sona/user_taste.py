@@ -1,4 +1,4 @@
-"""One adapter's taste model, in step with the store: the ratings in force decide, also after an undo."""
+"""One adapter's taste model. It follows the store: the ratings in force decide, also after an undo."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +12,17 @@ from .taste_reasons import asked_for
 from .taste_record import TasteRecord, predicted_before
 from .taste_words import Liking, sentence
 
-BACKGROUND = 200  # newest unrated replies, for users who press only one thumb
+BACKGROUND = 200  # the number of newest unrated replies, for users who press only one thumb
 
 
 @dataclass(frozen=True)
 class TasteStatus:
-    """ratings: ratings and preferences that the model was fitted to. turned: how many of the oldest of them
-    no longer count, because the taste changed. preferences: what the others support, the strongest first."""
+    """The status of the taste model.
+
+    ratings: the ratings and preferences to which the model was fitted
+    turned: how many of the oldest of them no longer count, because the taste changed
+    preferences: what the others support, the strongest first
+    """
 
     ratings: int
     turned: int
@@ -26,13 +30,13 @@ class TasteStatus:
 
     @property
     def sentence(self) -> str:
-        """ "shorter replies, more 'you'"; empty while the ratings support nothing."""
+        """Return for example "shorter replies, more 'you'"; "" while the ratings support nothing."""
         return sentence(self.preferences)
 
 
 class UserTaste:
-    """Fitted when it is asked for, not when a rating is given; then kept until the adapter's version
-    changes."""
+    """The taste model, fitted when it is needed, not when a rating is given. It is kept until the adapter's
+    version changes."""
 
     def __init__(self, history: AdapterHistory):
         self._history = history
@@ -48,15 +52,15 @@ class UserTaste:
         return self._current()[2]
 
     def record(self) -> TasteRecord:
-        """Each rating beside what was predicted before it. Fits the model many times: seconds for hundreds of
-        ratings."""
-        return predicted_before([(reply_id, one) for reply_id, _, one in self._rated()])
+        """Return each rating beside its prediction from earlier ratings. This fits the model many times:
+        seconds for hundreds of ratings."""
+        return predicted_before([(reply_id, one) for reply_id, _, one in self._rated_features()])
 
     def _current(self) -> tuple[int, TasteModel, TasteStatus]:
         version = self._history.version()
         if self._fitted is None or self._fitted[0] != version:
             model = self._fit()
-            # Only words need the texts, to get their names back.
+            # The texts are needed only to give words their names back.
             texts = self._texts() if model.has_words else []
             status = TasteStatus(model.ratings, model.turned, tuple(model.preferences(texts)))
             self._fitted = version, model, status
@@ -71,14 +75,15 @@ class UserTaste:
         return TasteModel.fit(*self.evidence())
 
     def evidence(self) -> tuple[list[Given], Sequence[ReplyFeatures]]:
-        """(ratings and preferences in force, oldest first; unrated replies, if one thumb only is pressed)"""
-        given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated()]
+        """Return (ratings and preferences in force, oldest first; unrated replies, if the user presses only
+        one thumb)."""
+        given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
         given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
         return evidence, self._unrated_features() if background_counts(evidence) else ()
 
-    def _rated(self) -> list[tuple[str, int, RatedFeatures]]:
-        """(reply id, version, rating) of the ratings in force whose words are known, oldest first."""
+    def _rated_features(self) -> list[tuple[str, int, RatedFeatures]]:
+        """Return (reply id, version, rating) of the ratings in force whose words are known, oldest first."""
         labels = self._history.labels()
         if any(reply_id not in self._features for reply_id, *_ in labels):
             for row in self._history.rated_words():
@@ -91,7 +96,7 @@ class UserTaste:
         ]
 
     def _preferred_features(self) -> list[tuple[int, Given]]:
-        """(version, preference) of the preferences in force whose words are known."""
+        """Return (version, preference) of the preferences in force whose words are known."""
         pairs = self._history.pairs.in_force()
         if any({pair.better, pair.worse} - self._features.keys() for pair in pairs):
             for row in self._history.pairs.words():
@@ -104,7 +109,7 @@ class UserTaste:
         return found
 
     def _reasons(self) -> list[tuple[int, Given]]:
-        """(version, preference) of the reasons of ratings in force."""
+        """Return (version, preference) of the reasons of ratings in force."""
         stated = [
             (version, asked_for(features, reason))
             for reply_id, reason, version in self._history.reasons.in_force()
@@ -123,12 +128,12 @@ class UserTaste:
 
 
 def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeatures:
-    """Features of a reply as it is stored; of a thought and an answer, those of the answer."""
+    """Return the features of a stored reply. If it has a thought, only the answer counts."""
     return features_of(question, thinking.split(text).answer, finish_reason == "stop")
 
 
 def _compute_features(row: ReplyWords) -> ReplyFeatures | None:
-    """Features of a reply that was stored without those of today; None if its text was deleted or it teaches
-    nothing."""
+    """Return the features of a reply that has none in today's format; None if its text was deleted or it
+    teaches nothing."""
     missing = row.text and row.features != b""
     return reply_features(row.prompt, row.text, row.finish_reason) if missing else None

@@ -28,7 +28,7 @@ class Importance(Protocol):
 class WeightAnchors(Protocol):
     """An anchor: the base LoRA at the end of a task, and the importance of its weights for that task."""
 
-    limit: int  # most anchors that are kept
+    limit: int  # the maximum number of anchors that are kept
 
     def ids(self) -> list[int]:
         """Ids of the anchors on the path to the version in use, the oldest first."""
@@ -42,14 +42,14 @@ class WeightAnchors(Protocol):
     def new_importance(self) -> Importance: ...
 
     def read_importance(self, data: bytes) -> Importance:
-        """A stored importance; CorruptFile if damaged."""
+        """Return a stored importance. Raises CorruptFile if it is damaged."""
 
     def end_run(
         self, version: int, base: int, importance: Any, report: dict[str, Any], pruned: dict[str, str]
     ) -> bool:
-        """Store a run of the deep loop, and the anchor unless `importance` is None, in one transaction.
+        """Store a run of the deep loop and, unless `importance` is None, its anchor in one transaction.
 
-        False, and nothing is written, if the base in use is not `base`, the measured one.
+        Returns False, and writes nothing, if the base in use is not the measured one (`base`).
         """
 
     def penalty(

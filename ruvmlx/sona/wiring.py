@@ -1,4 +1,4 @@
-"""Puts a learner together: the core, and the optional parts behind its protocols."""
+"""Puts a learner together: the core, and the optional parts that implement its protocols."""
 
 from functools import partial
 
@@ -18,11 +18,11 @@ def open_learner(
     store: Store, model: Model, backend: Backend, name: str = "default",
     learn: bool = True, implicit: bool = False, targets: str = "head",
 ) -> Learner:  # fmt: skip
-    """The learner of one named adapter on one model. Nothing is measured yet (ActiveAdapter.measure).
+    """Return the learner of one named adapter on one model. Nothing is measured yet (ActiveAdapter.measure).
 
-    learn: False records ratings and updates the rating index, but never changes weights.
-    implicit: the rating index also uses implicit feedback on replies that were not rated (signal.py).
-    targets: the matrices that ratings change (lora/targets.py).
+    learn: False: ratings are recorded and indexed, but never change weights
+    implicit: whether the rating index also uses implicit feedback on replies that were not rated (signal.py)
+    targets: the matrices that ratings change (lora/targets.py)
     """
     layers = LayerAdapter(store, model, backend, targets)
     history = AdapterHistory(store, model.fingerprint, name, model.is_own)

@@ -110,7 +110,7 @@ async def test_idle_training_reports_its_result_once(rated, open_tiny, monkeypat
         await until(pilot, lambda: wanted in app.chat.status.message and not app.chat.status.background)
         assert app.chat.prompt.text == "x"
     assert stored(open_tiny, lambda runtime: len(runtime.learner.history.attempts())) == 1
-    assert not stored(open_tiny, lambda runtime: runtime.learning.due())
+    assert not stored(open_tiny, lambda runtime: runtime.learning.is_due())
 
 
 async def test_a_key_pauses_idle_training_and_the_next_idle_time_resumes_it(rated, open_tiny, monkeypatch):
@@ -145,7 +145,7 @@ async def test_idle_training_resumes_after_a_restart(rated, open_tiny):
     done = steps[-1]
     assert 0 < done < 24 and not app.host.is_open
     assert stored(open_tiny, lambda runtime: runtime.learner.history.training() is not None)
-    assert stored(open_tiny, lambda runtime: runtime.learning.due() and runtime.store.integrity()) == "ok"
+    assert stored(open_tiny, lambda runtime: runtime.learning.is_due() and runtime.store.integrity()) == "ok"
     async with idling(rated(settings, steps.append)) as (app, pilot):
         await until(pilot, lambda: "in the background: " in status_line(app), 60)
     assert steps == list(range(1, 25))
@@ -157,7 +157,7 @@ async def test_with_learn_when_idle_off_nothing_is_trained(rated, open_tiny):
             await pilot.pause(SOON)
         assert app.chat.status.background == ""
     assert stored(open_tiny, lambda runtime: runtime.learner.history.attempts()) == []
-    assert stored(open_tiny, lambda runtime: runtime.learning.due())
+    assert stored(open_tiny, lambda runtime: runtime.learning.is_due())
 
 
 async def test_a_key_pressed_during_idle_training_is_taken(rated, monkeypatch):
@@ -186,13 +186,13 @@ def test_a_stopped_deep_run_builds_no_training_graph(open_tiny, rated, monkeypat
     """Stopped while it anchors: the run ends there. With few ratings nothing of the sort is loaded."""
     cancel = threading.Event()
     cancel.set()
-    monkeypatch.setattr(Deep, "due", lambda *_: "a test wants it")
+    monkeypatch.setattr(Deep, "why_due", lambda *_: "a test wants it")
     monkeypatch.setattr(Background, "run", lambda *_: pytest.fail("it went on"))
     with open_tiny() as runtime:
         report = runtime.consolidate(None, cancel)
         assert not report["promoted"] and report["reason"] == report["deep"]["reason"]
     with open_tiny("other") as runtime:
-        assert not runtime.learning.due() and runtime.learning.loops._deep is None
+        assert not runtime.learning.is_due() and runtime.learning.loops._deep is None
 
 
 # -- the setting -------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class Sweep:
 
     def _texts(self, pairs) -> list[TrainingText]:
         context = self.model.config.max_context
-        encoded = (reference_text.encoded(self.model.tokenizer, q, a, context) for q, a in pairs)
+        encoded = (reference_text.encode_pair(self.model.tokenizer, q, a, context) for q, a in pairs)
         return [TrainingText(tuple(tokens), at) for tokens, at in encoded]
 
     def _task(self, pairs) -> Task:

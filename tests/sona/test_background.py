@@ -94,7 +94,7 @@ def test_it_trains_and_promotes(rated, monkeypatch):
     assert status.kl == pytest.approx(report["kl"]) and status.kl <= KL_CAP
     assert ("lm_head", 0) in learner.base.pairs and learner.micro.norm < 1e-6
     assert rated.backend.lora is learner.base
-    assert learner.history.training() is None and not learner.history.due()
+    assert learner.history.training() is None and not learner.history.is_due()
     assert status.last.report == {k: report[k] for k in status.last.report}
     rated.rollback(14)
     assert weights(rated) == before and rated.backend.lora is None
@@ -206,7 +206,7 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
 
     report, _ = consolidate(rated, cancel=Counting())
     assert not report["promoted"] and "stopped" in report["reason"]
-    assert rated.backend.lora is None and rated.learning.due() == ("after" in report["reason"])
+    assert rated.backend.lora is None and rated.learning.is_due() == ("after" in report["reason"])
     assert rated.status().adapter_version == 14
     if at % 2:  # as at the end of the program
         began = rated.learning.loops.background().is_paused
@@ -238,7 +238,7 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
         if not cancel.is_set():
             break
         assert not report["promoted"] and rated.backend.lora is None
-        assert rated.learning.due() or "before it began" in report["reason"]
+        assert rated.learning.is_due() or "before it began" in report["reason"]
         if restart:
             rated.learning.loops.close()
     assert report["promoted"] and report["loss_after"] == want["loss_after"]
@@ -250,7 +250,7 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
 
 PARTS = (
     "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "trainer._layer_input",
-    "trainer._run", "trainer.hidden", "adamw.update", "checkpoints.put_training", "background._gradients",
+    "trainer._run", "trainer.states", "adamw.update", "checkpoints.put_training", "background._gradients",
     "promotion.frozen_logprobs", "promotion._nll", "promotion._loss", "reference_text.read",
     "kl_probe.run", "base_probe._compare", "promotion._probed_base", "adapter_history.promote",
 )  # fmt: skip
@@ -346,13 +346,13 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
 def test_due_after_sixteen_new_ratings(open_tiny):
     with open_tiny() as runtime:
         for i in range(17):
-            assert runtime.learning.due() == (i >= 16)
+            assert runtime.learning.is_due() == (i >= 16)
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
         history = runtime.learner.history
         history.refuse(history.version(), {"promoted": False})
-        assert not runtime.learning.due()  # the same ratings would give the same answer
+        assert not runtime.learning.is_due()  # the same ratings would give the same answer
     with open_tiny(adapter=None) as runtime:
-        assert not runtime.learning.due()
+        assert not runtime.learning.is_due()
 
 
 def test_not_a_number_never_gets_in(rated, monkeypatch):

@@ -69,7 +69,7 @@ def test_small_banks_find_exactly_what_is_nearest(n, width):
 def test_nothing_is_found_in_an_empty_bank():
     bank = ReasoningBank(5)
     query = unit(np.ones(5))
-    assert len(bank.lookup(query).rows) == 0 and bank.liked(query) == [] and bank.patterns() == []
+    assert len(bank.lookup(query).rows) == 0 and bank.liked_replies(query) == [] and bank.patterns() == []
     assert bank.value(query) == 0 and bank.value(None) == 0 and not bank.tend()
 
 
@@ -101,7 +101,7 @@ def test_of_10000_entries_nearly_all_of_the_nearest_are_found(full_bank):
 def test_a_lookup_compares_a_bounded_number_of_entries(full_bank):
     bank, _, _ = full_bank
     for query in questions(20, 192, seed=3):
-        rows, similarity = bank._compared(query)
+        rows, similarity = bank._similarities(query)
         assert len(rows) == len(similarity) == len(set(rows.tolist())) <= SCAN + reasoning_bank.TAIL
 
 
@@ -207,11 +207,11 @@ def test_liked_is_what_this_user_means_by_it():
     bank = ReasoningBank(4)
     for label in ("up", "down", "5", "4", "3", "2", "1", "copied"):
         bank.put(label, label, v)
-    assert set(bank.liked(v)) == {"up", "5", "4"}
+    assert set(bank.liked_replies(v)) == {"up", "5", "4"}
     for i in range(30):
         bank.put(f"more{i}", "5", v)
-    assert "5" in bank.liked(v, k=40) and "4" not in bank.liked(v, k=40)
-    assert bank.liked(-v) == [] and bank.liked(unit(np.array([1, -1, 0, 0]))) == []
+    assert "5" in bank.liked_replies(v, k=40) and "4" not in bank.liked_replies(v, k=40)
+    assert bank.liked_replies(-v) == [] and bank.liked_replies(unit(np.array([1, -1, 0, 0]))) == []
 
 
 # -- with a runtime ------------------------------------------------------------------------------------
@@ -362,11 +362,11 @@ def test_tidying_merges_what_is_alike_and_prunes_what_is_poor():
     np.testing.assert_array_equal(bank.counts, counts)
     assert bank.labels() == labels and len(bank) == 90  # every rating still counts
     assert {bank._ids[row] for row in bank.lookup(vectors[70], 90).rows} == {f"r{i}" for i in range(60)}
-    assert not bank.placed("r70") and bank.placed("r7")
+    assert not bank.is_placed("r70") and bank.is_placed("r7")
     again = bank.tidy()
     assert (again.patterns, again.entries) == (1, {})
     bank.put("r70", "up", vectors[70])  # thought better of
-    assert bank.placed("r70") and bank.liked(vectors[70])[0] == "r70"
+    assert bank.is_placed("r70") and bank.liked_replies(vectors[70])[0] == "r70"
 
 
 def test_tidying_can_be_left_and_has_changed_nothing_then(full_bank):
@@ -391,4 +391,4 @@ def test_tidying_nothing_or_all_of_it():
     assert len(bank.tidy().entries) == 4 and bank.patterns() == []
     assert len(bank.lookup(unit(np.ones(5))).rows) == 0 and bank.value(unit(np.ones(5))) < 0
     bank.put("new", "up", unit(np.ones(5)))
-    assert bank.liked(unit(np.ones(5))) == ["new"] and not bank.tend()
+    assert bank.liked_replies(unit(np.ones(5))) == ["new"] and not bank.tend()

@@ -56,7 +56,7 @@ def test_too_few_ratings(open_tiny):
     with open_tiny() as runtime:
         report = runtime.learning.loops.deepen()
         assert not report["anchored"] and "at least 10 rated replies" in report["reason"]
-        assert runtime.learner.history.deep.last_run() is None and not runtime.learning.due()
+        assert runtime.learner.history.deep.last_run() is None and not runtime.learning.is_due()
 
 
 def test_the_same_task_is_not_anchored_twice(learned):
@@ -99,7 +99,7 @@ def test_stopped_and_resumed_equals_uninterrupted(learned, at, restart, monkeypa
     if restart:
         learned.learning.loops.close()
         assert history.deep.measurement() is not None
-    assert learned.learning.due() and learned.learning.loops.deep().due() == "it was stopped"
+    assert learned.learning.is_due() and learned.learning.loops.deep().why_due() == "it was stopped"
     seen = []
     assert learned.learning.loops.deepen(lambda done, total: seen.append(done))["anchored"]
     assert seen == list(range(len(task.examples) - len(seen) + 1, len(task.examples) + 1))
@@ -163,44 +163,45 @@ def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
             runtime.rate(request.request_id, "up" if i % 2 else "down")
         report = runtime.learning.loops.deepen()
         bank = runtime.learner.rating_index.bank
-        pruned = {r for r in ids if not bank.placed(r)}
+        pruned = {r for r in ids if not bank.is_placed(r)}
         assert report["pruned"] >= 1 and pruned == set(ids[::2]), report
         counts = bank.counts.copy()
     with open_tiny() as runtime:
         memory = runtime.learner.rating_index
         memory.sync()
-        assert {r for r in ids if not memory.bank.placed(r)} == pruned
+        assert {r for r in ids if not memory.bank.is_placed(r)} == pruned
         np.testing.assert_array_equal(memory.bank.counts, counts)
         assert len(runtime.learner.history.ratings()) == 24
         runtime.rate(ids[0], "up")
-        assert memory.bank.placed(ids[0])
+        assert memory.bank.is_placed(ids[0])
         assert runtime.learning.loops.deepen()["pruned"] == 0  # and what was pruned before is not forgotten
         assert set(runtime.learner.history.deep.pruned_ratings()) == pruned - {ids[0]}
     with open_tiny() as runtime:
         runtime.learner.rating_index.sync()
-        assert runtime.learner.rating_index.bank.placed(ids[0])
+        assert runtime.learner.rating_index.bank.is_placed(ids[0])
 
 
 def test_due_after_a_week(learned, monkeypatch):
     loop, history = learned.learning.loops.deep(), learned.learner.history
     began = history.first_rating()
-    assert loop.due(began + deep.WEEK - 1) == "" and loop.due(began + deep.WEEK) == "a week has passed"
+    assert loop.why_due(began + deep.WEEK - 1) == ""
+    assert loop.why_due(began + deep.WEEK) == "a week has passed"
     learned.learning.loops.deepen()
     ended = history.deep.last_run().created
-    assert loop.due(ended + 9 * deep.WEEK) == ""  # nothing is new
+    assert loop.why_due(ended + 9 * deep.WEEK) == ""  # nothing is new
     learned.rate(answer(learned, 14), "up")
-    assert loop.due(ended + 1) == "" and loop.due(ended + deep.WEEK) == "a week has passed"
+    assert loop.why_due(ended + 1) == "" and loop.why_due(ended + deep.WEEK) == "a week has passed"
 
 
 def test_due_where_a_new_task_began(learned, monkeypatch):
     """Its replies are not part of the task that is anchored; `consolidate` runs the deep loop first."""
     monkeypatch.setattr(deep, "boundaries", lambda rewards, questions: [9] if len(rewards) > 12 else [])
-    assert learned.learning.loops.deep().due() == "a new task began" and learned.learning.due()
+    assert learned.learning.loops.deep().why_due() == "a new task began" and learned.learning.is_due()
     held = learned.consolidate(settings=replace(QUICK, ewc=1.0))["deep"]
     assert held["anchored"] and held["boundary"] == 10, held
     replies = {e.reply_id for e in learned.learning.loops.deep()._buffer().train if e.version >= 10}
     assert held["examples"] < 7 and replies
-    assert learned.learning.loops.deep().due() == "" and "deep" not in learned.consolidate(settings=QUICK)
+    assert learned.learning.loops.deep().why_due() == "" and "deep" not in learned.consolidate(settings=QUICK)
 
 
 def test_without_ewc_nothing_is_anchored_unasked(learned, monkeypatch):

@@ -7,7 +7,7 @@ from ruvmlx.kernels.micro import NotFinite, beyond_noise
 from ruvmlx.kernels.rating import EvidenceSolverRef, Rule
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant
-from ruvmlx.sona.calibration import directions, features, measure, measured
+from ruvmlx.sona.calibration import directions, features, measure, states_to_measure
 from ruvmlx.sona.kl_probe import log_softmax_rows
 from ruvmlx.sona.reference_text import read
 from ruvmlx.sona.trace import Trace
@@ -201,7 +201,7 @@ def test_ratings_are_forgotten_when_the_taste_turns():
     """Replies that older ratings made likely, praised for a while, then punished."""
     trend, left = 0.0, []
     for weight in (1.0, -0.2) * 20 + (-1.0,) * 10:
-        trend = instant.turned(trend, weight, instant.MOVED / 2)
+        trend = instant.next_trend(trend, weight, instant.MOVED / 2)
         left.append(instant.retention_factor(trend))
     assert min(left[:40]) == 1 - instant.FADE
     assert np.prod(left[40:]) < 0.3
@@ -211,7 +211,7 @@ def test_wrong_ratings_now_and_then_are_no_change_of_taste():
     rng, trend, left = np.random.default_rng(5), 0.2, []
     for liked, wrong in zip(rng.random(200) < 0.4, rng.random(200) < 0.2, strict=True):
         weight = (0.8 if liked else -0.5) * (-1 if wrong else 1)
-        trend = instant.turned(trend, weight, 0.12 if liked else 0.03)
+        trend = instant.next_trend(trend, weight, 0.12 if liked else 0.03)
         left.append(instant.retention_factor(trend))
     assert np.mean(left) > 0.98
 
@@ -238,8 +238,9 @@ def pushed(evidence, probe) -> np.ndarray:
 def test_what_is_asked_is_what_its_twin_says(trace, probe, size):
     evidence, adapter = strong_evidence(probe, size), trace.adapter
     twin = EvidenceSolverRef(probe.precision, probe.features.astype(np.float16), probe.coordinates.ends)
-    want = twin.block(evidence, instant.RULE, probe.answered(adapter), adapter.scale)
-    np.testing.assert_allclose(instant.asked(adapter, evidence, probe), want, atol=1e-4 * np.abs(want).max())
+    want = twin.block(evidence, instant.RULE, probe.answer_contexts(adapter), adapter.scale)
+    found = instant.block_of(adapter, evidence, probe)
+    np.testing.assert_allclose(found, want, atol=1e-4 * np.abs(want).max())
 
 
 def test_features_say_nothing_where_chance_explains_all(probe):
@@ -275,11 +276,11 @@ def test_what_replies_say_is_held_back_and_their_end_is_not(probe, trace, size, 
     adapter = replace(trace.adapter, lora_a=trace.adapter.lora_a * np.float32(reads))
     evidence = strong_evidence(probe, size)
     free = pushed(evidence, probe)
-    held = instant.asked(adapter, evidence, probe)
+    held = instant.block_of(adapter, evidence, probe)
     before, after = slow_said(probe, adapter, free), slow_said(probe, adapter, held)
     quiet = free.copy()
     quiet[:, probe.coordinates.ends] = 0
-    found = probe.answered(adapter).distance(quiet, adapter.scale)
+    found = probe.answer_contexts(adapter).distance(quiet, adapter.scale)
     assert found[0] == pytest.approx(before, rel=1e-3, abs=1e-6)
     if before <= instant.SAID_CAP:
         np.testing.assert_array_equal(held, free)
@@ -299,13 +300,13 @@ def test_what_is_held_back_leaves_no_trace(trace, probe):
     second = step(first, much, little, probe).at(0.7, probe)
     back = step(second, little, much, probe).at(0.5, probe)
     np.testing.assert_allclose(
-        back.lora_b, first.lora_b, atol=1e-5 * np.abs(instant.asked(trace.adapter, much, probe)).max()
+        back.lora_b, first.lora_b, atol=1e-5 * np.abs(instant.block_of(trace.adapter, much, probe)).max()
     )
 
 
 def step(adapter, before, evidence, probe) -> instant.UncappedUpdate:
     """Update an adapter whose evidence was `before` to this evidence."""
-    block = instant.asked(adapter, evidence, probe) + instant.beside(adapter, before, probe)
+    block = instant.block_of(adapter, evidence, probe) + instant.residual_block(adapter, before, probe)
     return instant.UncappedUpdate(adapter, block, evidence, probe.coordinates.covers(adapter))
 
 
@@ -314,7 +315,7 @@ def test_a_rating_is_taken_back(trace, probe, tiny_backend):
     first = instant.update(trace.adapter, trace, 1.0, probe).adapter
     again = trace.replay(first, 0, tiny_backend.head)
     second = instant.update(first, again, -1.0, probe).adapter
-    back = instant.without(second, first, second, probe).adapter
+    back = instant.without_update(second, first, second, probe).adapter
     whole = [adapter.lora_b / adapter.gain for adapter in (first, second, back)]
     assert np.abs(whole[2] - whole[0]).max() < 0.1 * np.abs(whole[1] - whole[0]).max()
 
@@ -423,7 +424,7 @@ def random_adapter(trace, tokens, size=1.0) -> MicroLoRA:
 
 def test_prose_that_is_read_most_is_looked_at_whole():
     readings = np.random.default_rng(6).normal(size=(500, 2))
-    rows, counts = measured(readings, 100)
+    rows, counts = states_to_measure(readings, 100)
     answers, loud, rest = np.split(rows, np.cumsum(counts)[:-1])
     assert len(answers) and answers.max() < 100 <= min(loud.min(), rest.min())
     size = np.sum(readings**2, axis=1)

@@ -52,7 +52,7 @@ def long_reply(runtime, i, n=LONG) -> str:
 
 def reviewed(runtime) -> dict:
     report = runtime.tiers.review()
-    while runtime.tiers.due():
+    while runtime.tiers.is_due():
         report = runtime.tiers.review()
     return report
 
@@ -120,7 +120,7 @@ def test_it_can_be_stopped_between_pieces(tiny_backend, monkeypatch):
 def test_without_long_replies_the_default_stays(open_tiny):
     with open_tiny() as runtime:
         long_reply(runtime, 0, LONG - 1)
-        assert not runtime.tiers.due()
+        assert not runtime.tiers.is_due()
         report = runtime.tiers.review()
         assert not report["changed"] and "not enough long replies" in report["reason"]
         status = runtime.tiers.status()
@@ -130,11 +130,11 @@ def test_without_long_replies_the_default_stays(open_tiny):
 
 
 def test_two_are_not_enough_three_are(three):
-    assert three.tiers.due()
+    assert three.tiers.is_due()
     report = three.tiers.review()  # two at a time
     assert (report["measured"], report["changed"], report["candidates"]) == (2, False, [])
     report = three.tiers.review()
-    assert (report["measured"], report["changed"]) == (1, True) and not three.tiers.due()
+    assert (report["measured"], report["changed"]) == (1, True) and not three.tiers.is_due()
     assert [(c["replies"], c["tokens"]) for c in report["candidates"]] == [(3, 6 * PAGE)] * 3
     chosen = three.engine.sessions.policy
     assert chosen.lengths_by_name() == {name: report[name] for name in ("hot", "warm")} and chosen in (
@@ -147,14 +147,14 @@ def test_two_are_not_enough_three_are(three):
 
 
 def test_idle_time_measures_only_if_asked_and_only_until_it_is_enough(three, open_tiny):
-    assert three.tiers.due() and not three.tiers.due_when_idle()
+    assert three.tiers.is_due() and not three.tiers.due_when_idle()
     with open_tiny(kv_limit=1.0, kv_measure=True) as asking:
         rounds = 0
         while asking.tiers.due_when_idle():
             rounds += bool(asking.tiers.review()["measured"])
         assert rounds == 2
         long_reply(asking, 7)
-        assert asking.tiers.due() and not asking.tiers.due_when_idle()
+        assert asking.tiers.is_due() and not asking.tiers.due_when_idle()
 
 
 def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
@@ -163,7 +163,7 @@ def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
     with open_tiny() as again:
         assert again.engine.sessions.policy == chosen == again.tiers.status().policy
         assert again.engine.sessions.get_or_create(None).cache.policy == chosen
-        assert not again.tiers.due()  # what was measured is known, too
+        assert not again.tiers.is_due()  # what was measured is known, too
 
 
 def test_other_candidates_leave_the_choice_until_they_are_known(three, open_tiny, monkeypatch):
@@ -193,7 +193,7 @@ def test_memory_pressure_takes_the_smallest_and_lets_go_late(three, tiny_backend
     monkeypatch.setattr(tiny_backend.pool, "pressure", lambda: 0.85)
     long_reply(three, 4)
     report = three.tiers.review()
-    assert report["measured"] == 0 and "no room" in report["stopped"] and three.tiers.due()
+    assert report["measured"] == 0 and "no room" in report["stopped"] and three.tiers.is_due()
 
 
 def mine(runtime) -> tuple[str, str]:
@@ -231,7 +231,7 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
     """At every stop the store is sound; what was done is not done again; the end is the same."""
     store, kept_for = three.store, mine(three)
     done, stops = 0, 0
-    while three.tiers.due():
+    while three.tiers.is_due():
         report = three.tiers.review(Cancelled(97))
         stops += bool(report["stopped"])
         rows = store.kv.measurements(*kept_for)
@@ -343,7 +343,7 @@ def test_a_chat_keeps_the_policy_it_began_with(three):
 def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
     """The choice with its reason, and that a reply had another policy than the one before. Times are equal,
     so that the first choice is the smallest whatever the machine does, and never the second one."""
-    monkeypatch.setattr(tier_measurement, "_timed", lambda *_: [1.0, 1.0])
+    monkeypatch.setattr(tier_measurement, "_token_times", lambda *_: [1.0, 1.0])
     report = reviewed(three)
     assert report["warm"] == SOON.lengths[1]
     (row,) = three.store.witness.rows("kv_choice")
@@ -366,5 +366,5 @@ def test_a_backend_without_tiers_says_so(tiny, tiny_neutral, tiny_whitening, ope
     with open_tiny() as runtime:
         history = tier_measurement.TierHistory(runtime.store, tiny.fingerprint, "reference")
         loop = tier_measurement.KVLoop(history, tiny, ReferenceBackend(tiny))
-        assert not loop.due() and loop.review()["reason"] == tier_measurement.NO_TIERS
+        assert not loop.is_due() and loop.review()["reason"] == tier_measurement.NO_TIERS
         assert loop.history.status().policy == F16

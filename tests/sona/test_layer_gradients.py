@@ -56,7 +56,7 @@ def test_a_gradient_is_kept_with_its_trace(open_tiny, monkeypatch):
         wanted = runtime.learner.traces.held[reply_id].layer_gradient
     with open_tiny(learn_targets="attention") as runtime:
         monkeypatch.setattr(runtime.learner.layers.gradients, "gradient", None)  # would fail
-        monkeypatch.setattr(runtime.learner.layers.gradients, "_measured", None)
+        monkeypatch.setattr(runtime.learner.layers.gradients, "_calibrate", None)
         assert runtime.rate(reply_id, "up").applied
         sums = runtime.learner.layer_lora.evidence[0]
         np.testing.assert_allclose(sums / sums[0], wanted.values / wanted.values[0], rtol=1e-4)
@@ -85,7 +85,7 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
 
     with open_tiny(learn_targets="v_proj") as runtime:
         places, read = runtime.learner.targets.places, []
-        whole = LayerGradients(runtime.store, runtime.model, runtime.backend)._measured(places, None)
+        whole = LayerGradients(runtime.store, runtime.model, runtime.backend)._calibrate(places, None)
         reader = runtime.learner.layers.gradients
         graph = reader._graph()
         for name in ("inputs", "reply"):
@@ -100,7 +100,7 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
             setattr(graph, name, stopping)
         for _ in range(20):
             with suppress(Stopped):
-                layer_lora = reader._measured(places, None)
+                layer_lora = reader._calibrate(places, None)
                 break
         assert len(read) > 10 and layer_lora.frame == whole.frame
         np.testing.assert_array_equal(layer_lora.fisher, whole.fisher)
@@ -113,7 +113,7 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
 def true_log_ratio(runtime, reply_id) -> float:
     """Mean log-probability per token beyond the untouched model's, both read anew."""
     with_all, row = true_logprob(runtime, reply_id), runtime.store.replies.get(reply_id)
-    with runtime.learner.active.installed(None):
+    with runtime.learner.active.install_for(None):
         states = runtime.backend.hidden_states(row.prompt_ids + row.sampled_ids[:-1])
         hidden = states[len(row.prompt_ids) - 1 :]
         logits = runtime.backend.head(hidden).astype(np.float64)
@@ -184,5 +184,5 @@ def test_pushes_fade_and_tastes_turn_without_the_head(open_tiny):
         weight = learner.history.ratings()[-1].weight
         faded, plain = (objective.dro_weight("up", *known, ratio) for ratio in (wanted, 0.0))
         assert wanted > 1e-3 and abs(weight - faded) < 0.1 * (plain - faded)
-        assert learner.micro.trend == pytest.approx(instant.turned(trend, weight, wanted), abs=1e-4)
-        assert abs(learner.micro.trend - instant.turned(trend, weight, 0.0)) > 5e-4
+        assert learner.micro.trend == pytest.approx(instant.next_trend(trend, weight, wanted), abs=1e-4)
+        assert abs(learner.micro.trend - instant.next_trend(trend, weight, 0.0)) > 5e-4

@@ -83,7 +83,7 @@ def test_what_is_taken_back_is_gone(tiny):
     first = layer_update.update(start, a, 1.0, 1.0, targets, WIDE)
     both = layer_update.update(first, b, -0.5, 1.0, targets, WIDE)
     alone = layer_update.update(start, b, -0.5, 1.0, targets, WIDE)
-    left = layer_update.without(both, None, first, targets, WIDE)
+    left = layer_update.without_rating(both, None, first, targets, WIDE)
     np.testing.assert_allclose(left.evidence, alone.evidence, atol=1e-5)
     np.testing.assert_allclose(left.lora_b / left.gain, alone.lora_b / alone.gain, rtol=1e-3, atol=1e-6)
 

@@ -94,7 +94,7 @@ def test_a_preference_is_one_piece_of_evidence(open_tiny):
         traces = [learner.traces.of(runtime.store.replies.get(i), base) for i in (better, worse)]
         pushes = [learner._push(trace, weight) for trace, weight in zip(traces, (1.0, -1.0), strict=True)]
         given = (pushes, pushes[:1], pushes[1:])
-        both, up, down = (instant.updated(base.micro, p, learner.probe).adapter.evidence for p in given)
+        both, up, down = (instant.update_by(base.micro, p, learner.probe).adapter.evidence for p in given)
         np.testing.assert_allclose(both[0], up[0] + down[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(both[1], (up[0] + down[0]) ** 2, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(both[2], up[2] + down[2], rtol=1e-4, atol=1e-5)
@@ -106,7 +106,7 @@ def test_a_reply_is_no_better_than_itself(open_tiny):
         learner, base = runtime.learner, runtime.learner.state
         trace = learner.traces.of(runtime.store.replies.get(reply(runtime)), base)
         pushes = [learner._push(trace, weight) for weight in (1.0, -1.0)]
-        update = instant.updated(base.micro, pushes, learner.probe)
+        update = instant.update_by(base.micro, pushes, learner.probe)
         np.testing.assert_allclose(update.adapter.lora_b, 0, atol=1e-6)
 
 

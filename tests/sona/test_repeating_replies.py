@@ -35,7 +35,7 @@ def test_no_part_of_learning_reads_a_loop(open_tiny):
         reply = looping_reply(runtime)
         runtime.rate(reply.request_id, "up")
         learner = runtime.learner
-        assert [id_ for id_, _, _ in learner.taste._rated()] == [other.request_id]
+        assert [id_ for id_, _, _ in learner.taste._rated_features()] == [other.request_id]
         assert [row.reply_id for row in learner.history.rated_replies(10)] == [other.request_id]
         assert learner.rating_index._example(reply.request_id) is None
 

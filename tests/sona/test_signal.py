@@ -105,7 +105,7 @@ def test_weak_signals_count_a_little_until_there_is_a_rating(open_tiny):
         assert bank.labels() == {reply_id: "copied"}  # the stronger one
         liked = bank.value(None)
         assert 0 < liked < 0.1
-        assert bank.liked(memory.query(runtime.store.replies.get(reply_id))) == []  # never an example
+        assert bank.liked_replies(memory.query(runtime.store.replies.get(reply_id))) == []  # never an example
         runtime.rate(reply_id, "down")
         runtime.notice(reply_id, "copied")
         memory.sync()

@@ -59,7 +59,7 @@ def style_of(runtime) -> dict:
 
 
 def test_ratings_move_the_base_within_the_limits(rated):
-    assert rated.learning.due()
+    assert rated.learning.is_due()
     report = rated.consolidate()
     assert report["promoted"], report
     status = rated.status()
@@ -68,7 +68,7 @@ def test_ratings_move_the_base_within_the_limits(rated):
     assert rated.backend.lora is rated.learner.base and set(rated.learner.base.pairs) == {
         (MODULE, layer) for layer in range(rated.model.config.n_layers)
     }
-    assert not rated.learning.due() and rated.learning.state().missing == STYLE_DUE
+    assert not rated.learning.is_due() and rated.learning.state().missing == STYLE_DUE
 
 
 def test_the_same_ratings_give_the_same_base(rated):
@@ -112,7 +112,7 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated, monkeypatch):
     assert not report["promoted"] and "less variety" in report["reason"]
     assert np.array(shares) / shares[0] == pytest.approx(style_loop.STEPS)
     assert rated.backend.lora is None and rated.status().adapter_version == 12
-    assert rated.status().last.report["reason"] == report["reason"] and not rated.learning.due()
+    assert rated.status().last.report["reason"] == report["reason"] and not rated.learning.is_due()
 
 
 def test_ratings_without_a_style_take_the_old_one_back(rated):
@@ -131,7 +131,7 @@ def test_it_stops_and_goes_on(rated):
     cancel.set()
     report = rated.consolidate(cancel=cancel)
     assert not report["promoted"] and "stopped" in report["reason"]
-    assert rated.learning.due() and rated.backend.lora is None
+    assert rated.learning.is_due() and rated.backend.lora is None
     assert rated.consolidate()["promoted"]
 
 

@@ -143,7 +143,7 @@ def test_features_with_other_measures_are_refused():
 def test_a_measure_tells_two_texts_apart(name, high, low):
     at = next(i for i, m in enumerate(taste_measures.MEASURES) if name in (m.more, m.less))
     sign = 1 if taste_measures.MEASURES[at].more == name else -1
-    more, less = (taste_measures.measured(text, True)[at] for text in (high, low))
+    more, less = (taste_measures.measure_text(text, True)[at] for text in (high, low))
     assert sign * (more - less) > 0.5
 
 

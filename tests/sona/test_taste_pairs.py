@@ -77,7 +77,7 @@ def test_a_pair_is_the_difference_of_its_replies_columns():
     expected = np.stack([one[0], one[1] - one[3], one[2] - one[4]])
     np.testing.assert_array_equal(rows.design(columns, scale), expected)
     assert expected[0, 0] == 1 and not expected[1:, 0].any()
-    np.testing.assert_array_equal(rows.rated, [1.0])
+    np.testing.assert_array_equal(rows.rated_stars, [1.0])
     pool = rows.candidates(scale)
     whole = taste_columns.candidates(shown, scale).values
     np.testing.assert_array_equal(pool.values, [whole[0], whole[1] - whole[3], whole[2] - whole[4]])

@@ -144,7 +144,7 @@ def taste_of(probe, seed=0) -> np.ndarray:
 def rated(trace, adapter, weight, probe, taste, backend) -> MicroLoRA:
     trace = trace.replay(adapter, 1, backend.head) if adapter is not trace.adapter else trace
     push = instant.ReplyPush(instant.prepare_stats(trace, probe), weight, trace.log_ratio)
-    return instant.updated(adapter, [push], probe, taste=taste).adapter
+    return instant.update_by(adapter, [push], probe, taste=taste).adapter
 
 
 def test_the_weights_hold_the_newest_taste_once(trace, probe, tiny_backend):
@@ -153,7 +153,7 @@ def test_the_weights_hold_the_newest_taste_once(trace, probe, tiny_backend):
     for i, weight in enumerate((1.0, -0.5, 0.8)):
         taste = taste_of(probe, i)
         adapter = rated(trace, adapter, weight, probe, taste, tiny_backend)
-        expected = instant.asked(adapter, adapter.evidence, probe)
+        expected = instant.block_of(adapter, adapter.evidence, probe)
         expected[0, :-1] += taste
         found = probe.coordinates.columns(adapter.lora_b) / np.float32(adapter.gain)
         np.testing.assert_allclose(found[:, :-1], expected[:, :-1], atol=2e-5 * np.abs(expected).max())
@@ -169,8 +169,8 @@ def test_a_rating_without_a_taste_keeps_the_one_before(trace, probe, tiny_backen
 def test_taking_one_rating_back_leaves_the_taste(trace, probe, tiny_backend):
     first = rated(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
     second = rated(trace, first, -0.7, probe, taste_of(probe, 1), tiny_backend)
-    back = instant.without(second, first, second, probe).adapter
-    expected = instant.asked(back, back.evidence, probe)
+    back = instant.without_update(second, first, second, probe).adapter
+    expected = instant.block_of(back, back.evidence, probe)
     expected[0, :-1] += second.taste
     found = probe.coordinates.columns(back.lora_b) / np.float32(back.gain)
     np.testing.assert_allclose(found[:, :-1], expected[:, :-1], atol=2e-5 * np.abs(expected).max())
@@ -182,7 +182,7 @@ def test_a_folded_adapter_adds_only_what_is_new(trace, probe, tiny_backend):
     first = rated(trace, trace.adapter, 1.0, probe, taste, tiny_backend)
     folded = replace(first, lora_b=np.zeros_like(first.lora_b))
     again = rated(trace, folded, 0.5, probe, taste, tiny_backend)
-    moved = instant.asked(again, again.evidence, probe) - instant.asked(first, first.evidence, probe)
+    moved = instant.block_of(again, again.evidence, probe) - instant.block_of(first, first.evidence, probe)
     found = probe.coordinates.columns(again.lora_b) / np.float32(again.gain)
     np.testing.assert_allclose(found[:, :-1], moved[:, :-1], atol=2e-4 * np.abs(moved).max())
 
@@ -220,7 +220,7 @@ def test_a_rating_uses_the_push_that_is_there(tiny, probe):
     push = TastePush(tiny.tokenizer, taste)
     push.prepare(7, probe)
     first = push.of(7, probe)
-    push.rated(7, 8)
+    push.note_rating(7, 8)
     assert push.of(8, probe) is first and taste.asked == 1
     push.prepare(8, probe)
     assert taste.asked == 2
@@ -251,7 +251,7 @@ def test_a_push_serves_only_so_many_ratings(tiny, probe):
     push = TastePush(tiny.tokenizer, taste)
     push.prepare(0, probe)
     for version in range(taste_push.LAG + 3):
-        push.rated(version, version + 1)
+        push.note_rating(version, version + 1)
     assert push.of(taste_push.LAG, probe) is not None and taste.asked == 1
     push.of(taste_push.LAG + 3, probe)
     assert taste.asked == 2

@@ -1,2 +1,6 @@
-"""Learning that is off by default: layers below the head, the router, EWC, self-measured tiers, and the
-style loop."""
+"""Parts of learning that are off by default: layers below the head, the router, EWC, measured tiers, the
+style loop.
+
+Each part implements a protocol of the core (layer_part.py, weight_anchors.py) or is opened by a setting. The
+core never imports this package except in `wiring.py`.
+"""

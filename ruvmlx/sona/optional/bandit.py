@@ -4,9 +4,9 @@ Each arm has a Bayesian linear regression of the reward on its features phi, wit
 
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 
-The arm with the best draw from its posterior is chosen. The updates are exact and of rank one; P is stored,
-not its inverse, so rounding errors do not grow. To take a rating back, the arm is fitted again to the other
-ratings: the result is bit for bit as if that rating had never been given.
+The arm with the best draw from its posterior is chosen. The updates are exact and of rank one. P is stored,
+not its inverse, so rounding errors do not grow. To take back a rating, the arm is fitted again to the other
+ratings. The result is bit for bit as if the rating had never been given.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ import numpy as np
 
 from ...errors import RuvmlxError
 
-NOISE = 0.5  # sigma: the deviation of rewards 0 and 1 in equal parts
+NOISE = 0.5  # sigma: the deviation of rewards that are 0 or 1 equally often
 BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior deviations of an arm's bias and of each feature's weight
-DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4  # prior mean rewards: of the arm used without a router, of the others
-MAX_REWARD = 2.0  # largest reward: quality (0 to 1) * max(0, 2 - latency_ratio)
+# Prior mean rewards: of the arm that is used without a router, and of the others.
+DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4
+MAX_REWARD = 2.0  # the largest reward: quality (0 to 1) * max(0, 2 - latency_ratio)
 DRAWS = 2000
 
 
 @dataclass
 class Regression:
-    """precision [d, d] and moment [d] = precision @ mean; count and total of the rewards seen."""
+    """One arm. precision: [d, d]. moment: [d] = precision @ mean. count, total: of the rewards seen."""
 
     precision: np.ndarray
     moment: np.ndarray
@@ -33,7 +34,8 @@ class Regression:
 
     @classmethod
     def prior(cls, dimensions: int, mean: float) -> "Regression":
-        """The prior of an arm with features [1, state]: the expected reward is `mean` at every state."""
+        """Return the prior of an arm with features [1, state]. The expected reward is `mean` at every
+        state."""
         diagonal = np.full(dimensions, WEIGHT_SD**-2)
         diagonal[0] = BIAS_SD**-2
         moment = np.zeros(dimensions)
@@ -41,8 +43,9 @@ class Regression:
         return cls(np.diag(diagonal), moment)
 
     def observe(self, phi: np.ndarray, reward: float) -> None:
-        """Add one rating: phi [d]. RuvmlxError, and nothing changes, if reward or state is invalid."""
-        if not 0 <= reward <= MAX_REWARD:  # false for NaN, too
+        """Add one rating. phi: [d]. Raises RuvmlxError, and changes nothing, if the reward or the state is
+        invalid."""
+        if not 0 <= reward <= MAX_REWARD:  # this is false for NaN too
             raise RuvmlxError(f"a reward is from 0 to {MAX_REWARD:g}; got {reward}. The router is unchanged.")
         if phi.shape != self.moment.shape or not np.isfinite(phi).all():
             raise RuvmlxError(
@@ -63,22 +66,24 @@ class Regression:
         return self.total / self.count if self.count else None
 
     def expects(self, phi: np.ndarray) -> tuple[float, float]:
-        """The posterior mean and standard deviation of the reward at a state."""
+        """Return the posterior mean and standard deviation of the reward at a state."""
         solved = np.linalg.solve(self.precision, np.stack([self.moment, phi], axis=1))
         return float(phi @ solved[:, 0]), float(np.sqrt(max(0.0, float(phi @ solved[:, 1]))))
 
 
 def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int = DRAWS) -> np.ndarray:
-    """Index of the best arm in each of n draws: [n].
+    """Return the index of the best arm in each of n draws: [n].
 
-    beliefs: (mean, standard deviation) of the reward per arm. Weights are normal, so rewards are, and arms
-    are independent: drawing rewards is the same as drawing weights, which the slow twin in the tests does.
+    beliefs: (mean, standard deviation) of the reward per arm. Weights are normal, so rewards are normal, and
+        arms are independent. So drawing rewards is the same as drawing weights, which the slow twin in the
+        tests does.
     """
     mean, sd = np.array(beliefs).T
     return np.argmax(mean + sd * rng.standard_normal((n, len(beliefs))), axis=1)
 
 
 def choose(beliefs: list[tuple[float, float]], rng: np.random.Generator) -> tuple[int, np.ndarray]:
-    """The best arm in the first draw, and each arm's share of all draws: its probability of being best."""
+    """Return the best arm in the first draw, and each arm's share of all draws, which is its probability of
+    being best."""
     best = draws(beliefs, rng)
     return int(best[0]), np.bincount(best, minlength=len(beliefs)) / len(best)

@@ -49,14 +49,15 @@ from ...lora.base_lora import BaseLoRA, Pair, Place, Squares
 from ...pausing import Pause
 from ..adapter_history import AdapterHistory
 
-DECAY = 0.999  # of the Fisher information's exponential mean, per example
-FADE = 0.95  # weight of the earlier of two merged anchors: gamma of online EWC
-TASKS = 10  # most anchors
+DECAY = 0.999  # factor of the exponential mean of the Fisher information, per example
+FADE = 0.95  # the weight of the earlier one of two merged anchors: gamma of online EWC
+TASKS = 10  # the maximum number of anchors
 
 
 @dataclass
 class Fisher:
-    """An estimate of F. squares: exponential sums of (rows [in], columns [out]); mass: the sum of weights."""
+    """An estimate of F. squares: exponential sums of (rows [in], columns [out]). mass: the sum of the
+    weights."""
 
     squares: dict[Place, Squares]
     mass: float = 0.0
@@ -73,16 +74,18 @@ class Fisher:
 
     @property
     def finite(self) -> bool:
-        """Is it free of NaN and Inf?"""
+        """Is the estimate free of NaN and Inf?"""
         return all(np.isfinite(x).all() for sides in self.squares.values() for x in sides)
 
     def mean(self, place: Place) -> Squares:
-        """Mean (rows [in], columns [out]) of the examples so far, at least one."""
+        """Return the mean (rows [in], columns [out]) of the examples so far, of which there must be one or
+        more."""
         rows, columns = self.squares[place]
         return rows / self.mass, columns / self.mass
 
     def then(self, later: "Fisher") -> "Fisher":
-        """The estimate of two tasks together (online EWC, Schwarz et al. 2018): FADE * earlier + later."""
+        """Return the estimate of two tasks together (online EWC, Schwarz et al. 2018): FADE * earlier +
+        later."""
         out: dict[Place, Squares] = {}
         for place in self.squares.keys() | later.squares.keys():
             parts = [
@@ -105,7 +108,7 @@ class Fisher:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Fisher":
-        """A stored estimate; CorruptFile if damaged."""
+        """Return a stored estimate. Raises CorruptFile if it is damaged."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files}
@@ -144,7 +147,7 @@ class EWC:
         return [row.id for row in self._history.deep.anchors()]
 
     def load(self) -> list[Anchor]:
-        """The anchors with these ids."""
+        """Return the anchors with these ids."""
         rows = self._history.deep.anchors()
         return [Anchor(self._history.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
 
@@ -168,12 +171,12 @@ class EWC:
         report: dict[str, Any],
         pruned: dict[str, str],
     ) -> bool:
-        """Store a run of the deep loop, and the anchor unless `importance` is None, in one transaction.
+        """Store a run of the deep loop and, unless `importance` is None, its anchor in one transaction.
 
-        False, and nothing is written, if the base in use is not `base`, the measured one.
+        Returns False, and writes nothing, if the base in use is not the measured one (`base`).
         """
         data = importance.to_bytes() if importance is not None else None
-        return self._history.deep.end_run(version, base, data, report, pruned, TASKS, merged)
+        return self._history.deep.end_run(version, base, data, report, pruned, TASKS, merge_estimates)
 
     def penalty(
         self, base: BaseLoRA, anchors: Sequence[Anchor], strength: float, pause: Pause | None = None
@@ -182,7 +185,7 @@ class EWC:
         return penalty(base, anchors, strength, pause)
 
 
-def merged(earlier: bytes, later: bytes) -> bytes:
+def merge_estimates(earlier: bytes, later: bytes) -> bytes:
     """Merge two stored estimates, as in `Fisher.then`."""
     return Fisher.from_bytes(earlier).then(Fisher.from_bytes(later)).to_bytes()
 
@@ -193,7 +196,7 @@ def penalty(
     strength: float,
     pause: Pause | None = None,
 ) -> tuple[float, dict[Place, Pair]]:
-    """The penalty and its gradient with respect to the base's lora_a and lora_b.
+    """Return the penalty and its gradient by the base's lora_a and lora_b.
 
     The gradient by dW is strength * F (dW - dW*); the chain rule gives the rest. Matrices without an estimate
     of F, such as the head, are not penalised.
@@ -211,7 +214,8 @@ def penalty(
 
 
 def _of_place(base: BaseLoRA, anchor: Anchor, place: Place, strength: float) -> tuple[float, Pair]:
-    """Penalty and gradient of one matrix. In float64: near the anchor, the halves of P Q almost cancel."""
+    """Return penalty and gradient of one matrix. In float64, because near the anchor the halves of P Q almost
+    cancel."""
     rows, columns = (x.astype(np.float64) for x in anchor.fisher.mean(place))
     weight = strength / rows.sum() if rows.sum() > 0 else 0.0
     a, b = (x.astype(np.float64) for x in base.pairs[place])

@@ -53,7 +53,7 @@ class Tape:
 
 @cache
 def fresh(inputs: int, hidden: int = HIDDEN, seed: int = 0) -> FastGRNNCell:
-    """A cell with random weights, the same on every machine. U is 0.9 * orthogonal, so that states neither
+    """Return a cell with random weights, the same on every machine. U is 0.9 * orthogonal, so states neither
     vanish nor explode."""
     rng = np.random.Generator(np.random.PCG64(seed))
     w = rng.standard_normal((inputs, hidden)) / np.sqrt(inputs)
@@ -79,7 +79,8 @@ def step(cell: FastGRNNCell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
 
 
 def pad_conversations(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Conversations [T_n, I], padded at the front to one array [N, T, I], and its mask [N, T]; 0: padding."""
+    """Pad conversations [T_n, I] at the front to one array [N, T, I]. Also returns its mask [N, T]; 0:
+    padding."""
     longest = max((len(t) for t in turns), default=0)
     x, mask = np.zeros((len(turns), longest, inputs)), np.zeros((len(turns), longest))
     for row, t in enumerate(turns):
@@ -89,7 +90,8 @@ def pad_conversations(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray,
 
 
 def forward(cell: FastGRNNCell, x: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, Tape]:
-    """States after the last turn: x [N, T, I], mask [N, T] -> [N, H]. A turn with mask 0 keeps the state."""
+    """Return the states after the last turn: x [N, T, I], mask [N, T] -> [N, H]. A turn with mask 0 does not
+    change the state."""
     h = np.zeros((len(x), cell.hidden))
     tape = Tape([], [], [], [], [])
     zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
@@ -105,7 +107,7 @@ def forward(cell: FastGRNNCell, x: np.ndarray, mask: np.ndarray) -> tuple[np.nda
 
 
 def backward(cell: FastGRNNCell, tape: Tape, grad: np.ndarray) -> FastGRNNCell:
-    """Gradient of a scalar by every parameter. grad [N, H]: its gradient by the last states."""
+    """Return the gradient of a scalar by every parameter. grad [N, H]: its gradient by the last states."""
     zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
     sums = {f.name: np.zeros_like(getattr(cell, f.name)) for f in fields(cell)}
     for x, h, z, k, m in zip(*(reversed(getattr(tape, f.name)) for f in fields(tape)), strict=True):

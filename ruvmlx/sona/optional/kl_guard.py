@@ -1,4 +1,5 @@
-"""The KL guard: after each reply, re-measure KL and scale the layer LoRA down if it is over the cap.
+"""The KL guard: after each reply it measures KL again, and scales the layer LoRA down if the KL exceeds the
+cap.
 
 At a rating, KL below the head is only estimated (layer_update.py). The guard measures it: it reads the
 reference text under the layer LoRA.
@@ -13,14 +14,14 @@ from .. import instant
 from ..active_adapter import ActiveAdapter
 from .layer_adapter import LayerAdapter
 
-LOOKS = 3  # most measurements per call; after the last the layer LoRA is scaled to 0
-SLACK = 1.05  # the layer LoRA may use this many times its limit before it is scaled down
+LOOKS = 3  # measurements per call; after the last one the layer LoRA is scaled to 0
+SLACK = 1.05  # the layer LoRA is scaled down when it uses more than this many times its limit
 
 
 def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | None = None) -> None:
-    """Measure KL under a layer LoRA that has changed, and scale it down until it is within its limit.
+    """Measure KL under a layer LoRA that has changed. Scale the layer LoRA down until it is within its limit.
 
-    Each scaling is stored as a version without a rating. `pause` may raise to stop.
+    Each scaling is stored as a version without a rating. `pause` may raise an exception to stop.
     """
     for refusals in range(LOOKS):
         layer_lora = active.layer_lora
@@ -28,7 +29,7 @@ def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | N
             return
         lora = active.combined_lora
         assert lora is not None
-        with active.installed(lora):
+        with active.install_for(lora):
             probe = active.probe_base(lora, pause).probe
         known, used = layers.note(layer_lora, active.probed_base.probe, probe)
         if used > SLACK:

@@ -28,12 +28,12 @@ class ProbedLayers:
 
 
 class LayerAdapter:
-    """Implements LayerPart and LayerInstaller. Does nothing unless ratings change more than the head."""
+    """Implements LayerPart and LayerInstaller. It does nothing if ratings change only the head."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
         self.targets = parse(targets, model.shape.n_layers)
         if self.targets.places:
-            _ = model.config  # UnsupportedModel without a decoder of our own
+            _ = model.config  # raises UnsupportedModel if this project has no decoder for the model
         self.gradients = LayerGradients(store, model, backend)
         self.measured: ProbedLayers | None = None
         self._fresh: LayerLoRA | None = None
@@ -65,7 +65,7 @@ class LayerAdapter:
         return self._combined[2]
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Like `combined`, but the combination in use stays cached."""
+        """Like `combined_lora`, but the combination in use stays in the cache."""
         known = self._combined[0] is base and self._combined[1] is layer_lora
         return self._combined[2] if known else combine_loras(base, layer_lora)
 
@@ -76,12 +76,12 @@ class LayerAdapter:
     # -- before a rating -----------------------------------------------------------------------------
 
     def prepare(self, state: LearnerState) -> None:
-        """Fill the caches that the next rating would otherwise wait for."""
+        """Fill the caches, so that the next rating need not wait."""
         layer_lora = state.layer_lora
         if layer_lora is not None and self.targets.places and self._unasked[0] is not layer_lora:
             self._unasked = layer_lora, layer_update.residual_b(layer_lora, self.targets)
 
-    def wanted(self, state: LearnerState) -> bool:
+    def needs_gradient(self, state: LearnerState) -> bool:
         """Does a rating need a layer gradient of its reply?"""
         return bool(self.targets.places) or state.layer_lora is not None
 
@@ -94,9 +94,9 @@ class LayerAdapter:
         trace: Trace,
         pause: Pause | None = None,
     ) -> bool:
-        """Add the layer gradient to the trace where it is missing; True if anything was added.
+        """Add the layer gradient to the trace if it is missing. Returns True if anything was added.
 
-        drawn: the layer LoRA in force when the trace was taken.
+        drawn: the layer LoRA that was in force when the trace was taken
         """
         added = False
         if self.targets.places:
@@ -110,14 +110,15 @@ class LayerAdapter:
         return added
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
-        """Change of the reply's mean log-probability since its trace was taken, to first order, nats."""
+        """Return how much the reply's mean log-probability has changed since its trace was taken (first
+        order, nats)."""
         if trace.layer_gradient is None:
             return 0.0
         layers = self.extend_layers(state) if self.targets.places else state.layer_lora
         return mean_logprob_change(trace.layer_gradient, layers) - trace.carried
 
     def extend_layers(self, state: LearnerState, pause: Pause | None = None) -> LayerLoRA:
-        """The state's layer LoRA, extended by the target places that no rating has changed yet."""
+        """Return the state's layer LoRA, with the target places that no rating has changed yet."""
         layers = state.layer_lora
         missing = [p for p in self.targets.places if layers is None or p not in layers.places]
         if not missing:
@@ -130,14 +131,14 @@ class LayerAdapter:
     # -- a rating ------------------------------------------------------------------------------------
 
     def limit(self, base: KLProbe) -> layer_update.LayerLimit:
-        """KL and rise that the layer LoRA may add. base: the KL probe under the base alone."""
-        return layer_update.LayerLimit.beside(base, self.targets)
+        """Return the KL and rise that the layer LoRA may add. base: the KL probe under the base alone."""
+        return layer_update.LayerLimit.above(base, self.targets)
 
-    def updated(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
+    def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
         """The layer LoRA after a rating."""
         if trace.layer_gradient is None or not weight or not self.targets.places:
             return state.layer_lora
-        kept = instant.retention_factor(instant.turned(state.micro.trend, weight, trace.log_ratio))
+        kept = instant.retention_factor(instant.next_trend(state.micro.trend, weight, trace.log_ratio))
         layers = self.extend_layers(state)
         if self.measured is not None:
             layers = layers.replace_fields(curvature=self.measured.layer_lora.curvature)
@@ -146,24 +147,25 @@ class LayerAdapter:
         gradient, limit = trace.layer_gradient, self.limit(base)
         return layer_update.update(layers, gradient, weight, kept, self.targets, limit, unasked)
 
-    def without(
+    def layers_without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
     ) -> LayerLoRA | None:
         """The layer LoRA without the effect of the rating that led from `before` to `after`."""
         layers, old, new = state.layer_lora, before.layer_lora, after.layer_lora
         if layers is None or new is None:
             return layers
-        return layer_update.without(layers, old, new, self.targets, self.limit(base))
+        return layer_update.without_rating(layers, old, new, self.targets, self.limit(base))
 
     # -- the KL guard --------------------------------------------------------------------------------
 
     def knows(self, layer_lora: LayerLoRA) -> bool:
-        """Is the last measurement of these weights, or do they change nothing?"""
+        """Was the last measurement made with these weights, or do the weights change nothing?"""
         known = self.measured is not None and self.measured.layer_lora.lora_b is layer_lora.lora_b
         return known or not layer_lora.moves
 
     def note(self, layer_lora: LayerLoRA, base: KLProbe, under: KLProbe) -> tuple[LayerLoRA, float]:
-        """Keep the KL probe `under`, measured with the layer LoRA. base: the probe under the base alone.
+        """Keep the KL probe `under`, which was measured with the layer LoRA. base: the probe under the base
+        alone.
 
         Returns the layer LoRA with its measured curvature, and its KL as a multiple of its limit.
         """
@@ -173,13 +175,14 @@ class LayerAdapter:
         return known, layer_update.estimated_kl(known) / limit.kl
 
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
-        """Estimated KL that it adds to the layer LoRA measured last, nats per token."""
+        """Return the estimated KL that this layer LoRA adds to the last measured one (nats per token)."""
         measured = self.measured.layer_lora if self.measured else None
         return layer_update.estimated_kl(layer_lora) - layer_update.estimated_kl(measured)
 
 
 def mean_logprob_change(gradient: LayerGradient, layer_lora: LayerLoRA | None) -> float:
-    """Change of the reply's mean log-probability per token by the layer LoRA, to first order, nats."""
+    """Return how much the layer LoRA changes the reply's mean log-probability per token (first order,
+    nats)."""
     if layer_lora is None or gradient.frame != layer_lora.frame:
         return 0.0
     return float(np.dot(gradient.values, layer_lora.lora_b)) / gradient.tokens

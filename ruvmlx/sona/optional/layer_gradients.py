@@ -1,7 +1,7 @@
-"""Gradients of replies with respect to a LayerLoRA, and the calibration of a LayerLoRA.
+"""Gradients of replies by a LayerLoRA, and the calibration of a LayerLoRA.
 
-Each reply's gradient is computed while the user reads it; the calibration runs once per model. Both need the
-training graph (training/trainer.py), which is built on first use.
+Each reply's gradient is computed while the user reads the reply. The calibration runs once per model. Both
+need the training graph (training/trainer.py), which is built at its first use.
 """
 
 import io
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-MIN_FISHER_SHARE = 0.1  # floor of an output's Fisher information, as a share of its matrix's mean
+MIN_FISHER_SHARE = 0.1  # the minimum of an output's Fisher information, as a share of its matrix's mean
 
 
 class LayerGradients:
-    """Gradients by a LayerLoRA, of replies and of the reference text. Lives in the backend's thread."""
+    """Gradients by a LayerLoRA, of replies and of the reference text. Used only in the backend's thread."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._store, self._model, self._backend = store, model, backend
         self._trainer: Trainer | None = None
-        self._done: dict[Any, Any] = {}  # results by text of an unfinished calibration
+        self._done: dict[Any, Any] = {}  # results of an unfinished calibration, by text
 
     def close(self) -> None:
         """Free the training graph."""
@@ -60,7 +60,7 @@ class LayerGradients:
         reply: ReplyRow,
         pause: Pause | None = None,
     ) -> LayerGradient:
-        """Gradient of a reply under base, layer LoRA and micro: some 10 ms per token."""
+        """Return the gradient of a reply under base, layer LoRA and micro: about 10 ms per token."""
         from ...training.slices import TrainingText
 
         trainer, text = self._graph(pause), TrainingText.cut(reply.context_ids, reply.rated_ids)
@@ -72,7 +72,8 @@ class LayerGradients:
         return LayerGradient(layer_lora.frame, values, text.answer_tokens)
 
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
-        """Log-probability of a reply, summed over its tokens, under the base alone, nats: one prefill."""
+        """Return the log-probability of a reply, summed over its tokens, under the base alone (nats): one
+        prefill."""
         tokens, at, total = np.asarray(reply.rated_ids, np.int32), 0, 0.0
         with with_lora(self._backend, base):
             states = self._backend.hidden_states(reply.context_ids + reply.rated_ids[:-1], pause)
@@ -84,20 +85,22 @@ class LayerGradients:
         return total
 
     def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> LayerLoRA:
-        """A calibrated layer LoRA of these places with lora_b = 0; measured once per model, then stored."""
+        """Return a calibrated layer LoRA of these places with lora_b = 0. It is measured once per model, then
+        stored."""
         name = zlib.crc32(json.dumps(places).encode())
         key = f"{self._model.fingerprint}/body-{name:08x}"
         stored = self._store.model_data.reference_text(key)
-        known = _known(stored, self._model) if stored else None
+        known = _read_calibration(stored, self._model) if stored else None
         if known is None:
-            known = self._measured(places, pause)
+            known = self._calibrate(places, pause)
             out = io.BytesIO()
             np.savez(out, **known.arrays())  # type: ignore[arg-type]
             self._store.model_data.put_reference_text(key, out.getvalue())
         return known
 
-    def _measured(self, places: Sequence[Place], pause: Pause | None) -> LayerLoRA:
-        """Calibrate lora_a and the Fisher information; if `pause` raises, the next call continues."""
+    def _calibrate(self, places: Sequence[Place], pause: Pause | None) -> LayerLoRA:
+        """Calibrate lora_a and the Fisher information. If `pause` raises an exception, the next call
+        continues."""
         trainer = self._graph(pause)
         trainer.set_head(None, None)
         answers, prose = self._texts()
@@ -140,13 +143,14 @@ class LayerGradients:
         found: tuple[list[TrainingText], list[TrainingText]] = [], []
         for question, answer in reference_text.texts():
             limit = min(MAX_TOKENS, self._model.shape.max_context)
-            tokens, first = reference_text.encoded(self._model.tokenizer, question, answer, limit)
+            tokens, first = reference_text.encode_pair(self._model.tokenizer, question, answer, limit)
             found[not question].append(TrainingText(tuple(tokens), first))
         return found
 
 
 def answer_direction(answers: np.ndarray, prose: np.ndarray) -> np.ndarray:
-    """lora_a [in] from mean inputs [in], such that x . lora_a is on average 1 in answers and 0 in prose."""
+    """Return lora_a [in] from mean inputs [in], so that x . lora_a is on average 1 in answers and 0 in
+    prose."""
     answers, prose = answers.astype(np.float64), prose.astype(np.float64)
     apart = answers - prose * (answers @ prose) / max(prose @ prose, 1e-12)
     if apart @ apart < 1e-4 * (answers @ answers):  # answers and prose hardly differ in this matrix
@@ -160,7 +164,7 @@ def _width(model: Model, place: Place) -> int:
     return shape[1]
 
 
-def _known(data: bytes, model: Model) -> LayerLoRA | None:
+def _read_calibration(data: bytes, model: Model) -> LayerLoRA | None:
     """A stored calibration; None if damaged: the caller measures again."""
     try:
         return unpack_layers(data, model.config)

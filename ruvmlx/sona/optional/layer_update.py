@@ -29,25 +29,27 @@ from ..kl_probe import KLProbe
 from ..trace import LayerGradient
 
 STEP = 1.0
-TOKENS = 300.0  # weight of the prior, in tokens of replies
-AGREE = 12.0  # after so many ratings that agree, half of a step is taken
+TOKENS = 300.0  # the weight of the prior, in tokens of replies
+AGREE = 12.0  # after this many ratings that agree, half of a step is taken
 NOISE = 0.5
-BESIDE_HEAD, ALONE = 0.5, 0.9  # limit as a share of the caps less the base's part, with and without the head
-CAREFUL = 0.8  # share of the limit that may be used while KL is only estimated
-HOPELESS = 1e12  # curvature if KL is not finite: it scales lora_b to about 0
+# The limit, as a share of the caps minus the base's part, with the head and without it.
+BESIDE_HEAD, ALONE = 0.5, 0.9
+CAREFUL = 0.8  # the share of the limit that may be used while KL is only estimated
+HOPELESS = 1e12  # the curvature if KL is not finite: it scales lora_b to about 0
 TINY = 1e-7  # nats: below this energy the curvature is not measured
 
 
 @dataclass(frozen=True)
 class LayerLimit:
-    """Limits of the layer LoRA: added kl in answers, added rise of the prose's nll; nats per token."""
+    """The limits of the layer LoRA (nats per token): added kl in answers, and added rise of the prose's
+    nll."""
 
     kl: float
     rise: float
 
     @classmethod
-    def beside(cls, probe: KLProbe, targets: Targets) -> "LayerLimit":
-        """The limit beside a base. probe: the KL probe under the base alone."""
+    def above(cls, probe: KLProbe, targets: Targets) -> "LayerLimit":
+        """Return the limit on top of a base. probe: the KL probe under the base alone."""
         share = BESIDE_HEAD if targets.head else ALONE
         return cls(share * max(KL_CAP - probe.floor, 1e-5), share * max(RISE_CAP - probe.rise, 1e-5))
 
@@ -61,10 +63,11 @@ def update(
     limit: LayerLimit,
     unasked_b: np.ndarray | None = None,
 ) -> LayerLoRA:
-    """The layer LoRA after a rating.
+    """Return the layer LoRA after a rating. Raises NotFinite if the weight, the gradient or the KL is not
+    finite.
 
-    kept: factor of the older evidence. unasked_b: `unasked` of the layer LoRA, if it is known already.
-    NotFinite if the weight, the gradient or the KL is not finite.
+    kept: the factor of the older evidence
+    unasked_b: `residual_b` of the layer LoRA, if the caller knows it
     """
     if weight == 0:
         return layer_lora
@@ -76,19 +79,20 @@ def update(
         evidence[0] += step
         step *= step
         evidence[1] += step
-    if not evidence[1].max() < MAX_MAGNITUDE**2:  # false for NaN; if the squares are finite, so is the rest
+    # False for NaN; if the squares are finite, so are the other numbers.
+    if not evidence[1].max() < MAX_MAGNITUDE**2:
         raise NotFinite("a gradient is NaN, infinite or far too large")
     tokens = kept * layer_lora.tokens + abs(weight) * gradient.tokens
     most = min(CAREFUL * limit.kl, estimated_kl(layer_lora) + PER_RATING)
     return cap_kl(_uncapped_layers(layer_lora, evidence, tokens, targets, unasked_b), most)
 
 
-def without(
+def without_rating(
     layer_lora: LayerLoRA, before: LayerLoRA | None, after: LayerLoRA, targets: Targets, limit: LayerLimit
 ) -> LayerLoRA:
     """The layer LoRA without the effect of one past rating, from `before` to `after`."""
     if layer_lora.frame != after.frame or (before and before.frame != after.frame):
-        return layer_lora  # other places: that update stays
+        return layer_lora  # the places differ: that update stays
     evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))
     evidence[1] = np.maximum(evidence[1], 0)
     tokens = max(0.0, layer_lora.tokens - after.tokens + (before.tokens if before else 0.0))
@@ -102,7 +106,7 @@ def _uncapped_layers(
     targets: Targets,
     unasked_b: np.ndarray | None = None,
 ) -> LayerLoRA:
-    """The layer LoRA of this evidence before any cap, at a gain of 1."""
+    """Return the layer LoRA that follows from this evidence before any cap, at a gain of 1."""
     new = layer_lora.replace_fields(evidence=evidence, tokens=tokens, gain=1.0)
     lora_b = evidence_theta(new, targets)
     lora_b += residual_b(layer_lora, targets) if unasked_b is None else unasked_b
@@ -110,14 +114,15 @@ def _uncapped_layers(
 
 
 def residual_b(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """lora_b [n] - theta at a gain of 1: the remainder of a consolidation, which ratings do not change."""
+    """Return lora_b [n] - theta at a gain of 1: the remainder of a consolidation, which ratings do not
+    change."""
     if not layer_lora.gain:
         return np.zeros_like(layer_lora.lora_b)
     return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - evidence_theta(layer_lora, targets)
 
 
 def cap_kl(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
-    """The layer LoRA, scaled down if its estimated KL is over `kl`."""
+    """Return the layer LoRA, scaled down if its estimated KL exceeds `kl`."""
     now = estimated_kl(layer_lora)
     if not math.isfinite(now):
         raise NotFinite(f"the estimated KL is {now}")
@@ -125,12 +130,12 @@ def cap_kl(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
 
 
 def evidence_theta(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """theta [n] of the layer LoRA's evidence; 0 outside the targets."""
+    """Return theta [n] of the layer LoRA's evidence; 0 outside the targets."""
     g, s = layer_lora.evidence
     square = g * g
     signal, noise = (np.add.reduceat(x, layer_lora.starts) for x in (square, s))
     clear = np.maximum(0, 1 - np.float32(NOISE) * noise / np.maximum(signal, np.float32(1e-12)))
-    clear[~chosen(layer_lora, signal, targets)] = 0
+    clear[~places_mask(layer_lora, signal, targets)] = 0
     below = np.float32(AGREE) * s
     below += np.float32(1e-12)
     below += square
@@ -142,8 +147,8 @@ def evidence_theta(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
     return theta
 
 
-def chosen(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> np.ndarray:
-    """Mask of the places to change. signal: squared length of each place's gradient so far."""
+def places_mask(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> np.ndarray:
+    """Return a mask of the places to change. signal: the squared length of each place's gradient so far."""
     wanted = set(targets.places)
     mask = np.array([place in wanted for place in layer_lora.places], bool)
     if 0 < targets.top < mask.sum():
@@ -160,10 +165,11 @@ def estimated_kl(layer_lora: LayerLoRA | None) -> float:
 
 
 def recalibrate(layer_lora: LayerLoRA, base: KLProbe, under: KLProbe, limit: LayerLimit) -> LayerLoRA:
-    """The layer LoRA with its measured curvature.
+    """Return the layer LoRA with its measured curvature.
 
-    base, under: the KL probe under the base alone, and under both. A rise of the prose's nll counts as KL,
-    squared because it is linear in lora_b where KL is quadratic: the fuller of the two limits decides.
+    base, under: the KL probe under the base alone, and under both. A rise of the prose's nll also counts as
+        KL. It is squared, because it is linear in lora_b while KL is quadratic. The limit that is used more
+        decides.
     """
     flat = layer_lora.energy
     if flat < TINY:

@@ -1,15 +1,16 @@
 """The router: chooses how each reply is generated, from the ratings and latencies of earlier replies.
 
-Its arms need no other model: the learned adapter or the untouched model, with or without liked replies as
-examples, if the user allows examples. A FastGRNN (fastgrnn.py) reads the newest turns of the conversation;
-one Bayesian regression per arm predicts the reward (bandit.py); the arm with the best draw is chosen.
+Its arms need no other model: the learned adapter or the original model, with or without liked replies as
+    examples, if the user allows examples. A FastGRNN (fastgrnn.py) reads the newest turns of the
+    conversation. One Bayesian regression per arm predicts the reward (bandit.py). The arm with the best draw
+    is chosen.
 
     reward = quality * max(0, 2 - latency_ratio)        (signal.py)
 
-The state is a pure function of the ratings in force and the trained cell, so it is the same to the bit after
+The state is a pure function of the ratings in force and the trained cell. So it is the same to the bit after
 an undo, a restart or another process's rating. Only the newest WINDOW ratings count, because the adapter,
-which is part of an arm, keeps changing. The precision of the KV cache is not an arm: it is chosen by
-measurements (tier_choice.py).
+which is part of an arm, keeps changing. The precision of the KV cache is not an arm: measurements choose it
+(tier_choice.py).
 """
 
 import threading
@@ -31,17 +32,18 @@ from .router_lora import Evidence, RouterLoRA, errors, fit, train
 
 ARMS = ("adapter", "plain", "adapter+examples", "plain+examples")
 WINDOW = 512  # rated choices that count
-TURNS = 8  # the cell reads the newest turns of a conversation, at most so many
+TURNS = 8  # the maximum number of newest turns that the cell reads
 TOPIC = 32  # dimensions of a question's vector after projection
 INPUTS = TOPIC + 2
-MINIMUM = 64  # rated choices before the cell is trained; a fourth of them is held out
-_LENGTH = 4.0  # norm of a question's vector: gives the gates' inputs a standard deviation near 0.7
+MINIMUM = 64  # rated choices before the cell is trained; a quarter of them is held out
+_LENGTH = 4.0  # the norm of a question's vector: the gates' inputs then have a standard deviation near 0.7
 _REPORT_CONVERSATIONS = 64  # newest conversations over which a report averages
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """A choice for one reply. probability: of this arm. best: each arm's probability of being best."""
+    """A choice for one reply. probability: of this arm. best: {arm: its probability of being the best
+    one}."""
 
     arm: str
     probability: float
@@ -58,7 +60,8 @@ class Route:
         return self.arm.endswith("+examples")
 
     def without_examples(self) -> "Route":
-        """The choice when no liked reply is found: arms with and without examples are the same then."""
+        """Return the choice for a conversation without liked replies: arms with and without examples are then
+        the same."""
         best: dict[str, float] = {}
         for arm, share in self.best.items():
             plain = arm.removesuffix("+examples")
@@ -72,8 +75,12 @@ class Route:
 
 @dataclass(frozen=True)
 class ArmStatus:
-    """chosen, rated: numbers of replies. mean_reward: None without ratings. best: probability of being the
-    best arm, averaged over the newest conversations."""
+    """The status of one arm.
+
+    chosen, rated: the number of replies
+    mean_reward: None without ratings
+    best: the probability of being the best arm, averaged over the newest conversations
+    """
 
     arm: str
     chosen: int
@@ -84,7 +91,8 @@ class ArmStatus:
 
 @dataclass(frozen=True)
 class RouterStatus:
-    """default: the arm used without a router. training: report of the newest training, if there is one."""
+    """The router's status. default: the arm that is used without a router. training: the report of the newest
+    training, or {}."""
 
     arms: list[ArmStatus]
     default: str
@@ -96,14 +104,15 @@ class RouterStatus:
 
 
 def offered_arms(examples: bool) -> tuple[str, ...]:
-    """Arms to choose from; the first is the one used without a router."""
+    """Return the arms to choose from. The first is the one that is used without a router."""
     return ("adapter+examples", "plain+examples", "adapter", "plain") if examples else ("adapter", "plain")
 
 
 def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray | None]) -> np.ndarray:
-    """The cell's input for a conversation: [T, INPUTS] float32, the newest TURNS turns.
+    """Return the cell's input for a conversation: [T, INPUTS] float32, the newest TURNS turns.
 
-    vector_of: a question's whitened vector; None, if it is not known, gives a topic of zeros.
+    vector_of: a function that returns a question's whitened vector; None, if unknown, becomes a topic of
+        zeros
     """
     said = [m for m in messages if m.role in ("user", "assistant")][-TURNS:]
     rows = np.zeros((len(said), INPUTS), np.float32)
@@ -118,7 +127,8 @@ def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray 
 
 @cache
 def _projection(width: int) -> np.ndarray:
-    """A random projection [width, TOPIC] of signs, the same on every machine; it keeps mean squared norms."""
+    """Return a random projection [width, TOPIC] of signs, the same on every machine. It keeps mean squared
+    norms."""
     signs = np.random.Generator(np.random.PCG64(2)).integers(0, 2, (width, TOPIC), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(TOPIC))
 
@@ -130,7 +140,7 @@ class Router:
         """examples: the user allows examples."""
         self._store, self._history, self._mine = store, history, (fingerprint, history.name)
         self.offered = offered_arms(examples)
-        self._known: Any = None  # versions of the store's data that the arms reflect
+        self._known: Any = None  # the versions of the store's data from which the arms were fitted
         self._lora = RouterLoRA.fresh(INPUTS, len(ARMS))
         self._arms = self._priors()
 
@@ -139,18 +149,18 @@ class Router:
         return [Regression.prior(1 + fastgrnn.HIDDEN, mean) for mean in means]
 
     def sync(self) -> None:
-        """Fit the arms to the ratings in force, if these may have changed. Takes milliseconds at most."""
+        """Fit the arms to the ratings in force, if these may have changed. This takes milliseconds."""
         state, _ = self._store.routes.cell(*self._mine)
         known = (self._history.version(), self._store.routes.rated_mark(*self._mine), state)
         if known == self._known:
             return
         lora = RouterLoRA.from_bytes(state, INPUTS, len(ARMS)) if state is not None else None
         self._lora = lora or RouterLoRA.fresh(INPUTS, len(ARMS))
-        self._arms = fit(self._lora, self._evidence(self._rated()), self._priors())
+        self._arms = fit(self._lora, self._evidence(self._rated_choices()), self._priors())
         self._known = known
 
-    def _rated(self) -> list[RatedRoute]:
-        """The newest rated choices in today's format."""
+    def _rated_choices(self) -> list[RatedRoute]:
+        """Return the newest rated choices in today's format."""
         return [
             row
             for row in self._store.routes.rated_routes(*self._mine, WINDOW)
@@ -158,7 +168,7 @@ class Router:
         ]
 
     def _evidence(self, rows: list[RatedRoute]) -> Evidence:
-        """The choices with their rewards, computed from all ratings in force."""
+        """Return the choices with their rewards, computed from all ratings in force."""
         labels = [signal.INDEX[rating] for _, rating, _ in self._store.ratings.labels(*self._mine)]
         counts = np.bincount(labels, minlength=len(signal.LABELS))
         rewards = [_reward(row.reply_id, row.rating, counts, row.latency_ratio) for row in rows]
@@ -190,13 +200,13 @@ class Router:
     # -- training ----------------------------------------------------------------------------------------
 
     def train(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train the cell; use it if it predicts held-out ratings better.
+        """Train the cell. Use it if it predicts held-out ratings better.
 
-        A fourth of the replies is held out, always the same ones: the new cell must have a smaller squared
-        error than the one in use, by more than twice the standard error of the difference.
+        A quarter of the replies is held out, always the same ones. The new cell's squared error must be
+        smaller than that of the cell in use, by more than twice the standard error of the difference.
         """
         self.sync()
-        rows, priors = self._rated(), self._priors()
+        rows, priors = self._rated_choices(), self._priors()
         evidence = self._evidence(rows)
         if len(evidence) < MINIMUM:
             why = f"{len(evidence)} rated choices; training needs {MINIMUM}"
@@ -239,7 +249,7 @@ class Router:
 
 
 def _reward(reply_id: str, rating: str, counts: np.ndarray, latency_ratio: float) -> float:
-    """The reward of a rating, ranked among the user's other ratings."""
+    """Return the reward of a rating, ranked among the user's other ratings."""
     others = counts.copy()
     others[signal.INDEX[rating]] -= 1
     return signal.extract(reply_id, rating, others, latency_ratio=latency_ratio).reward

@@ -45,7 +45,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rated choices. x [N, T, I] and mask [N, T]: from `fastgrnn.padded`. arm [N]: index. reward [N]."""
+    """Rated choices. x: [N, T, I] and mask: [N, T], from `fastgrnn.pad_conversations`. arm: [N], indices.
+    reward: [N]."""
 
     x: np.ndarray
     mask: np.ndarray
@@ -61,7 +62,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RouterLoRA:
-    """state: (A [H, 8], B [8, H]). gate: (A [I + H, 2], B [2, H]). heads: (A [H, 4], B [4, H]) per arm."""
+    """The trained weights. state: (A [H, 8], B [8, H]). gate: (A [I + H, 2], B [2, H]). heads: (A [H, 4], B
+    [4, H]) per arm."""
 
     state: Pair
     gate: Pair
@@ -114,7 +116,8 @@ class RouterLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes, inputs: int, arms: int) -> "RouterLoRA | None":
-        """None if damaged or of another shape: the untrained cell is used until the next training."""
+        """Return None if the data is damaged or has another shape: then the untrained cell is used until the
+        next training."""
         wanted = cls.fresh(inputs, arms)
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
@@ -140,7 +143,7 @@ def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[
 def loss(
     lora: RouterLoRA, evidence: Evidence, priors: list[Regression]
 ) -> tuple[float, RouterLoRA, list[np.ndarray]]:
-    """The loss (see the module), its gradient by every A and B, and the arms' optimal weights."""
+    """Return the loss (see the module), its gradient by every A and B, and the arms' optimal weights."""
     cell, n = lora.cell(), len(evidence)
     h, tape = fastgrnn.forward(cell, evidence.x, evidence.mask)
     at_h, total, heads, weights = np.zeros_like(h), 0.0, [], []
@@ -171,7 +174,8 @@ def train(
     lora: RouterLoRA, evidence: Evidence, priors: list[Regression], steps: int = STEPS,
     cancel: threading.Event | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> RouterLoRA | None:  # fmt: skip
-    """Train all A and B with AdamW; None if cancelled. A fraction of a second for hundreds of ratings."""
+    """Train all A and B with AdamW. Returns None if it was cancelled. Hundreds of ratings take a fraction of
+    a second."""
     arrays = [m.copy() for pair in lora.pairs for m in pair]
     mean, square = [np.zeros_like(m) for m in arrays], [np.zeros_like(m) for m in arrays]
     for t in range(1, steps + 1):
@@ -193,7 +197,7 @@ def _pair_arrays(arrays: list[np.ndarray]) -> RouterLoRA:
 
 
 def errors(lora: RouterLoRA, known: Evidence, unseen: Evidence, priors: list[Regression]) -> np.ndarray:
-    """Squared errors [N] on the unseen ratings, with arms fitted to the known ones."""
+    """Return the squared errors [N] on the unseen ratings, with arms fitted to the known ones."""
     arms = fit(lora, known, priors)
     h, _ = fastgrnn.forward(lora.cell(), unseen.x, unseen.mask)
     expected = np.stack([lora.phi(h, k) @ arm.mean for k, arm in enumerate(arms)])

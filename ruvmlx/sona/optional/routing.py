@@ -26,7 +26,8 @@ class Routing:
         return self._routers[name]
 
     def choose(self, learner: Learner, request: GenerationRequest) -> Route | None:
-        """Choose an arm for a request; None for an empty question, or if only one arm is available."""
+        """Choose an arm for a request. Returns None for an empty question, or if only one arm is
+        available."""
         learner.sync()
         router, question = self.of(learner), question_of(request)
         arms = tuple(arm for arm in router.offered if learner.active.differs or arm.startswith("adapter"))
@@ -39,7 +40,8 @@ class Routing:
     def _vectors(
         self, learner: Learner, question: str, session_id: str | None
     ) -> Callable[[str], np.ndarray | None]:
-        """A function: question -> vector. It embeds the newest question now and looks up earlier ones."""
+        """Return a function: question -> vector. The newest question is embedded now; earlier ones are looked
+        up."""
         index = learner.rating_index
         known = dict(self._store.replies.questions(session_id)) if session_id is not None else {}
 

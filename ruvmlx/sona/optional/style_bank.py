@@ -1,8 +1,8 @@
-"""Computes a model's style basis: samples the bank of replies, then takes the gradient of each reply.
+"""Computes a model's style basis: samples a bank of replies, then computes the gradient of each reply.
 
     questions (style_questions.json) -> REPLIES replies to each -> gradients -> StyleBasis
 
-The work takes minutes for a small model, so it can be stopped at any pause. A StyleBank keeps what is done,
+This takes minutes for a small model, so it can be stopped at any pause. A StyleBank keeps the finished part,
 and a later run continues it.
 """
 
@@ -21,32 +21,38 @@ from ...lora.base_lora import Place
 from ...models.model import Message, Model
 from ...pausing import Pause
 from ..sampled_replies import BegunReply, SampledReply, sampled_replies
-from ..taste_measures import measured
+from ..taste_measures import measure_text
 from .style_basis import MODULE, RANK, BankGradients, StyleBasis
 
 if TYPE_CHECKING:
     from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-REPLIES = 8  # to each question
-MAX_REPLY_TOKENS = 96  # tokens of a reply
+REPLIES = 8  # replies to each question
+MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
 _INPUT_TEXTS, _INPUT_ROWS = 40, 8  # texts, and positions in each, whose inputs give lora_a
-_PROSE_TOKENS = 160  # of each plain text
+_PROSE_TOKENS = 160  # the maximum number of tokens of each plain text
 
-Progress = Callable[[str, int, int], None]  # what is done, how many of them, of how many
+Progress = Callable[[str, int, int], None]  # what is done, how many are done, how many there are
 
 
 def texts(name: str) -> list[str]:
-    """The neutral questions ("style_questions"), or plain texts that must not change ("style_prose")."""
+    """Return the neutral questions ("style_questions"), or plain texts that must not change
+    ("style_prose")."""
     text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 
 @dataclass
 class StyleBank:
-    """What is done so far. replies: (index of the question, token ids, ended by itself). lora_a [L, in, r].
-    gradients: one [P] float16 for each reply, in order. prose: one for each plain text."""
+    """The finished part.
+
+    replies: (index of the question, token ids, whether it ended by itself)
+    lora_a: [L, in, r]
+    gradients: one [P] float16 for each reply, in order
+    prose: one gradient for each plain text
+    """
 
     replies: list[tuple[int, list[int], bool]] = field(default_factory=list)
     lora_a: np.ndarray | None = None
@@ -63,7 +69,7 @@ class StyleBank:
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> "StyleBank":
-        """An empty bank if there are no data, or if they are damaged."""
+        """Return an empty bank if there is no data, or if it is damaged."""
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
                 replies = [(int(q), ids, bool(ended)) for q, ids, ended in json.loads(str(f["replies"]))]
@@ -78,19 +84,20 @@ def _stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class BasisBuilder:
-    """Continues a bank to its end. Lives in the backend's thread; leaves the backend's LoRA as it is."""
+    """Continues a bank to its end. Used only in the backend's thread; the backend's LoRA does not change."""
 
     def __init__(
         self, model: Model, backend: Backend, bank: StyleBank, questions: Sequence[str], prose: Sequence[str]
     ):
-        """prose: plain texts, which the basis must not change."""
+        """prose: plain texts that the basis must not change."""
         self._model, self._backend, self.bank = model, backend, bank
         self._questions, self._prose = questions, prose
         self._layers = tuple(range(model.config.n_layers))
 
     def run(self, progress: Progress, pause: Pause) -> StyleBasis:
-        """`pause` may raise to stop; the bank then holds what is done."""
-        from ...training.trainer import Trainer  # here: it starts MLX
+        """Compute the basis. `pause` may raise an exception to stop; the bank then holds the finished
+        part."""
+        from ...training.trainer import Trainer  # this import starts MLX
 
         self._sample(progress, pause)
         trainer = Trainer(self._model, backend=self._backend, pause=pause)
@@ -122,7 +129,8 @@ class BasisBuilder:
         return sampled_replies(self._backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause)
 
     def _text(self, reply: tuple[int, list[int], bool]) -> "TrainingText":
-        """The end token belongs to the reply: a direction may change the length."""
+        """Return the text to train on. The end token belongs to the reply, because a direction may change the
+        length."""
         from ...training.slices import TrainingText
 
         question, ids, ended = reply
@@ -136,7 +144,8 @@ class BasisBuilder:
         return [(MODULE, layer) for layer in self._layers]
 
     def _directions(self, trainer: "Trainer", pause: Pause) -> np.ndarray:
-        """lora_a [L, in, RANK]: the leading eigenvectors of E[x x^T] over the roots of their eigenvalues."""
+        """Return lora_a [L, in, RANK]: the leading eigenvectors of E[x x^T], each divided by the root of its
+        eigenvalue."""
         rng, rows = np.random.default_rng(0), dict[Place, list[np.ndarray]]()
         chosen = rng.permutation(len(self.bank.replies))[:_INPUT_TEXTS]
         for at in chosen:
@@ -173,12 +182,12 @@ class BasisBuilder:
     # -- the basis -----------------------------------------------------------------------------------
 
     def gradients(self) -> BankGradients:
-        """Of the replies that are done."""
+        """Return the gradients of the finished replies."""
         bank, decode = self.bank, self._model.tokenizer.decode
         rows, known = np.stack(bank.gradients).astype(np.float32), bank.replies[: len(bank.gradients)]
         return BankGradients(
             rows,
-            np.stack([measured(decode(ids), ended) for _, ids, ended in known]),
+            np.stack([measure_text(decode(ids), ended) for _, ids, ended in known]),
             np.array([question for question, *_ in known]),
             np.array([len(ids) for _, ids, _ in known]),
             np.stack(bank.prose).astype(np.float32) if bank.prose else np.zeros((0, rows.shape[1])),
@@ -190,8 +199,8 @@ class BasisBuilder:
 
 
 def leading(rows: np.ndarray, rank: int) -> np.ndarray:
-    """[in, rank]: the leading eigenvectors of rows^T rows / n, each divided by the root of its eigenvalue.
-    rows [n, in]; n may be far smaller than `in`."""
+    """Return [in, rank]: the leading eigenvectors of rows^T rows / n, each divided by the root of its
+    eigenvalue. rows: [n, in]; n may be much smaller than `in`."""
     _, sigma, axes = np.linalg.svd(rows.astype(np.float64), full_matrices=False)
     scale = sigma[:rank] / np.sqrt(len(rows))
     return (axes[:rank] / np.maximum(scale, 1e-12)[:, None]).T.astype(np.float32)

@@ -35,8 +35,14 @@ _VERSION = 2  # of the stored form and of the measures' order
 
 @dataclass(frozen=True)
 class BankGradients:
-    """G [n, P] float32: a gradient for each reply of the bank. measures [n, M]. question [n]: index of the
-    reply's question. tokens [n]: length. prose [m, P]: gradients of the log-probability of plain texts."""
+    """The gradients of the bank's replies.
+
+    gradients: G [n, P] float32, one row for each reply
+    measures: [n, M]
+    question: [n], the index of the reply's question
+    tokens: [n], the length of the reply
+    prose: [m, P], gradients of the log-probability of plain texts
+    """
 
     gradients: np.ndarray
     measures: np.ndarray
@@ -52,11 +58,16 @@ class BankGradients:
 
 @dataclass(frozen=True)
 class StyleBasis:
-    """lora_a [L, in, r] float32: the same for all directions, for down_proj of each layer. directions
-    [M, L, r, out] float32: lora_b of each measure. information [M, M]: Fisher information per token along the
-    directions; a change with coefficients beta has a KL of about beta^T information beta / 2 nats per token.
-    response [M, M]: by how much each measure rises with the coefficient of each direction, for small changes,
-    on questions that the direction was not computed from. layers: indices of the L layers."""
+    """The basis.
+
+    lora_a: [L, in, r] float32, the same for all directions, for down_proj of each layer
+    directions: [M, L, r, out] float32, lora_b of each measure
+    information: [M, M], the Fisher information per token along the directions; a change with coefficients
+        beta has a KL of about beta^T information beta / 2 (nats per token)
+    response: [M, M], how much each measure rises with the coefficient of each direction, for small changes,
+        on questions that were not used for the direction
+    layers: the indices of the L layers
+    """
 
     lora_a: np.ndarray
     directions: np.ndarray
@@ -80,7 +91,7 @@ class StyleBasis:
         )
 
     def lora(self, coefficients: np.ndarray) -> BaseLoRA:
-        """The change of weights with these coefficients [M]."""
+        """Return the change of weights with these coefficients [M]."""
         b = np.tensordot(coefficients.astype(np.float32), self.directions, axes=1)
         pairs: Mapping[Place, Pair] = {
             (MODULE, layer): (np.ascontiguousarray(self.lora_a[i]), np.ascontiguousarray(b[i]))
@@ -89,7 +100,7 @@ class StyleBasis:
         return BaseLoRA(pairs)
 
     def kl(self, coefficients: np.ndarray) -> float:
-        """The expected KL of `lora(coefficients)`, nats per token, for small changes."""
+        """Return the expected KL of `lora(coefficients)` for small changes (nats per token)."""
         return 0.5 * float(coefficients @ self.information @ coefficients)
 
     def to_bytes(self) -> bytes:
@@ -103,7 +114,7 @@ class StyleBasis:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "StyleBasis | None":
-        """None if the data are damaged or of another version: the basis must then be computed again."""
+        """Return None if the data is damaged or of another version: the basis must be computed again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if int(f["version"]) != _VERSION:
@@ -117,7 +128,7 @@ class StyleBasis:
 
 
 def centre_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
-    """values [n, M] less the mean over the replies to the same question."""
+    """Return values [n, M] minus the mean over the replies to the same question."""
     out = values.copy()
     for one in np.unique(question):
         rows = question == one
@@ -126,23 +137,25 @@ def centre_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
 
 
 def inverse_information(gradients: np.ndarray, rows: int) -> np.ndarray:
-    """W [P]: 1 / mean g^2, one value for each of `rows` rows of lora_b. One for each weight would be noise:
-    there are more weights than replies."""
+    """Return W [P]: 1 / mean g^2, one value for each of `rows` rows of lora_b. One value for each weight
+    would be noise, because there are more weights than replies."""
     square = np.einsum("np,np->p", gradients, gradients, dtype=np.float64) / len(gradients)
     mean = square.reshape(rows, -1).mean(axis=1)
     return np.repeat(1 / np.maximum(mean, 1e-12), square.size // rows).astype(np.float32)
 
 
 def directions(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray:
-    """[M, P]: the direction of each measure; prose keeps its probability. rows: of lora_b, all layers."""
+    """Return [M, P]: the direction of each measure. Prose keeps its probability. rows: the rows of lora_b in
+    all layers."""
     weight = inverse_information(bank.gradients, rows)
     measures = centre_by_question(bank.measures.astype(np.float64), bank.question)
     return without_prose(ridge_directions(bank, weight, measures, ridge), bank.prose, weight)
 
 
 def left_out(bank: BankGradients, rows: int, ridge: float = RIDGE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each of FOLDS parts of the questions: the predicted rise of the log-probability of its replies [n,
-    M] along each direction, computed from the other parts, and their measures [n, M]. Both are centred."""
+    """Yield, for each of FOLDS parts of the questions: the predicted rise [n, M] of the log-probability of
+    its replies along each direction, computed from the other parts, and their measures [n, M]. Both are
+    centred."""
     for fold in range(FOLDS):
         out = bank.question % FOLDS == fold
         if out.any() and not out.all():
@@ -153,7 +166,7 @@ def left_out(bank: BankGradients, rows: int, ridge: float = RIDGE) -> Iterator[t
 
 
 def response(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray:
-    """[M, M]: the covariance of each measure with the log-probability along each direction."""
+    """Return [M, M]: the covariance of each measure with the log-probability along each direction."""
     total, count = np.zeros((bank.measures.shape[1],) * 2), 0
     for moved, measures in left_out(bank, rows, ridge):
         total, count = total + measures.T @ moved, count + len(moved)
@@ -163,7 +176,7 @@ def response(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray
 def ridge_directions(
     bank: BankGradients, weight: np.ndarray, measures: np.ndarray, ridge: float
 ) -> np.ndarray:
-    """[M, P]: d of each column of measures [n, M], which are centred."""
+    """Return [M, P]: d of each column of measures [n, M], which are centred."""
     count = len(bank.gradients)
     kernel = (bank.gradients * weight) @ bank.gradients.T
     kernel = centre_by_question(centre_by_question(kernel.astype(np.float64), bank.question).T, bank.question)
@@ -173,7 +186,8 @@ def ridge_directions(
 
 
 def without_prose(directions: np.ndarray, prose: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The directions [M, P] projected so that the log-probability of each prose text stays the same."""
+    """Return the directions [M, P], projected so that the log-probability of each prose text stays the
+    same."""
     if not len(prose):
         return directions
     changes = (prose * weight) @ prose.T

@@ -1,8 +1,8 @@
 """From a user's ratings to the coefficients of the style basis, and to how far the weights may move.
 
 The coefficients are the taste model's weights w of the measures. A small change along them raises measure j
-by (R w)_j, where R is the basis's response, and stars by w^T R w. The taste is uncertain, so the step is
-sized by the lower bound of that gain: a user whose ratings say little keeps nearly the untouched model.
+by (R w)_j, where R is the basis's response, and stars by w^T R w. The taste is uncertain, so the size of the
+step follows the lower bound of that gain. For a user whose ratings say little, the model hardly changes.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from ..taste_fit import M
 from .style_basis import StyleBasis
 
 DOUBT = 1.0  # standard deviations below the expected gain
-FOLDS = 5  # of the ratings: each is predicted by a taste that was fitted to the others
+FOLDS = 5  # parts of the ratings; each is predicted by a taste that was fitted to the others
 
 
 @dataclass(frozen=True)
 class StyleChoice:
-    """coefficients [M]: of the directions, up to a factor. confidence: 0 for a taste that may be none, 1 for
-    a certain one; the change of weights is proportional to it."""
+    """The choice. coefficients: [M], of the directions, up to a factor. confidence: 0 for a taste that may
+    not exist, 1 for a certain one; the change of weights is proportional to it."""
 
     coefficients: np.ndarray
     confidence: float
@@ -37,8 +37,9 @@ class StyleChoice:
 
 
 def agreement(given: Sequence[Given], background: Sequence[ReplyFeatures]) -> float:
-    """Covariance of ratings and their predictions, in squared stars: above 0 if the taste model predicts
-    ratings that it was not fitted to. background: unrated replies, for a user who presses one thumb only."""
+    """Return the covariance of ratings and their predictions (squared stars). It is above 0 if the taste
+    model predicts ratings to which it was not fitted. background: unrated replies, for a user who presses
+    only one thumb."""
     predicted, stars = np.zeros(len(given)), np.array([_stars(one) for one in given])
     usual = list[float]()
     for fold in range(FOLDS):

@@ -1,6 +1,7 @@
-"""Where style bases are: shipped with the package, or computed on this machine and kept in the data folder.
+"""The files of style bases: shipped with the package, or computed on this machine and kept in the data
+folder.
 
-A basis belongs to a model, not to an adapter, so all adapters and stores of a user share it.
+A basis belongs to a model, not to an adapter. So all adapters and stores of a user share it.
 """
 
 from contextlib import suppress
@@ -17,7 +18,7 @@ _NAMED = 16  # characters of a fingerprint in a file's name
 
 
 class StyleFiles:
-    """The style basis of one model, and the unfinished bank that it will be computed from."""
+    """The style basis of one model, and the unfinished bank from which it will be computed."""
 
     def __init__(self, fingerprint: str, folder: Path | None = None):
         """folder: None: in the data folder."""
@@ -25,20 +26,20 @@ class StyleFiles:
         self._folder = home() / _FOLDER if folder is None else folder
 
     def basis(self) -> StyleBasis | None:
-        """The basis; None if it must be computed first."""
+        """Return the basis; None if it must be computed first."""
         data = self._shipped_bytes() or self._read(self._basis)
         return StyleBasis.from_bytes(data) if data else None
 
     def bank(self) -> StyleBank:
-        """What is done of the computation; an empty bank if nothing is."""
+        """Return the finished part of the computation; an empty bank if there is none."""
         return StyleBank.from_bytes(self._read(self._bank))
 
     def put_bank(self, bank: StyleBank) -> None:
-        """Raises OSError."""
+        """Store the bank. Raises OSError."""
         self._write(self._bank, bank.to_bytes())
 
     def put_basis(self, basis: StyleBasis) -> None:
-        """Keep a finished basis; the bank is deleted. Raises OSError."""
+        """Store a finished basis and delete the bank. Raises OSError."""
         self._write(self._basis, basis.to_bytes())
         self._bank.unlink(missing_ok=True)
 

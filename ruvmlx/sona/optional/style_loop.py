@@ -1,13 +1,13 @@
-"""The style loop: after new ratings, sets the base LoRA to a combination of the style basis's directions.
+"""The style loop: after new ratings it sets the base LoRA to a combination of the style basis's directions.
 
     base = s sum_k beta_k d_k
 
 beta follows from the ratings in force (style_choice.py), so nothing is trained and an undo takes it back. s
-is as large as the confidence in the taste allows, and never beyond these limits, which are measured in the
-running backend: the KL to the untouched model, the perplexity of prose, and faults in replies to questions
-that nobody rated (faults.py). MicroLoRA stays on top of it, scaled to the room that is left.
+is as large as the confidence in the taste allows, within limits that are measured in the running backend: the
+KL to the original model, the perplexity of prose, and faults in replies to questions that no user rated
+(faults.py). MicroLoRA stays on top, scaled to the room that is left.
 
-A base that was trained before (background.py) stays under it.
+A base that was trained before (background.py) stays under the style.
 """
 
 import math
@@ -37,22 +37,22 @@ from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import StyleChoice, agreement
 from .style_file import StyleFiles
 
-KL = ROOM * KL_CAP  # nats per token, of a certain taste; the rest is for MicroLoRA
+KL = ROOM * KL_CAP  # nats per token, for a certain taste; the rest is for MicroLoRA
 RISE = ROOM * RISE_CAP  # of the mean negative log-likelihood of prose, nats per token
 TRIES = 4  # measurements in the search for s
-MIN_SHRINK = 0.05  # factor of s after a model that is broken
-CLOSE_ENOUGH = 0.8  # of the allowed s: near enough
-STEPS = (1.0, 0.7, 0.5)  # shares of s that are tried while replies have more faults
-CURVATURE = 1.0  # measured KL / KL predicted by the basis, until it is measured
+MIN_SHRINK = 0.05  # the factor of s after a measurement that shows a broken model
+CLOSE_ENOUGH = 0.8  # of the allowed s: this is near enough
+STEPS = (1.0, 0.7, 0.5)  # the shares of s that are tried while replies have more faults
+CURVATURE = 1.0  # measured KL divided by the KL that the basis predicts, until it is measured
 SAVE_EVERY = 60.0  # seconds
-NAME = "style"  # of this loop, in reports
+NAME = "style"  # the name of this loop in reports
 
 Progress = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True)
 class _MeasuredBase:
-    """scale: s. ground: the base, and the KL probe under it."""
+    """A measured base. scale: s. ground: the base, and the KL probe under it."""
 
     scale: float
     ground: ProbedBase
@@ -66,7 +66,8 @@ class _MeasuredBase:
         return self.ground.probe.rise
 
     def room(self, kl: float) -> float:
-        """Factor by which s may grow, 0 if the model is broken; both distances are about parabolas in s."""
+        """Return the factor by which s may grow; 0 if the model is broken. Both distances are about parabolas
+        in s."""
         if not (math.isfinite(self.kl) and math.isfinite(self.rise)):
             return 0.0
         shares = [kl / self.kl if self.kl > 0 else math.inf, RISE / self.rise if self.rise > 0 else math.inf]
@@ -74,7 +75,7 @@ class _MeasuredBase:
 
 
 class StyleLoop:
-    """Lives in the backend's thread. files: where the basis is."""
+    """The style loop. Used only in the backend's thread. files: where the basis is."""
 
     def __init__(self, learner: Learner, model: Model, files: StyleFiles | None = None):
         self._learner, self._model = learner, model
@@ -113,7 +114,8 @@ class StyleLoop:
     # -- the basis -----------------------------------------------------------------------------------
 
     def basis(self, progress: Progress, pause: Pause) -> StyleBasis:
-        """The model's basis, computed now if there is none: minutes, once for all time."""
+        """Return the model's basis. If there is none, it is computed now: this takes minutes, once for all
+        time."""
         self._basis = self._basis or self._files.basis()
         if self._basis is None:
             self._basis = self._compute(progress, pause)
@@ -167,7 +169,7 @@ class StyleLoop:
         return self._promote(parent.version, found.ground, update, facts, gain)
 
     def _without_style(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """The ratings say too little: take back the style that earlier ones asked for."""
+        """Take back the style of earlier ratings, because the ratings now say too little."""
         reason, learner = "your ratings do not agree on a style yet", self._learner
         if not self._has_style:
             return self._refuse(reason, facts)
@@ -176,7 +178,8 @@ class StyleLoop:
         return self._promote(learner.version, ground, update, facts | {"kl": update.kl}, reason)
 
     def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
-        """The base with the largest s that is within the limits; None if all that were tried are beyond."""
+        """Return the base with the largest s that is within the limits; None if every s that was tried
+        exceeds them."""
         wanted, found = KL * choice.confidence**2, list[_MeasuredBase]()
         predicted = basis.kl(choice.coefficients) * self._curvature
         scale, least = math.sqrt(wanted / max(predicted, 1e-12)), math.inf
@@ -210,20 +213,20 @@ class StyleLoop:
 
     @property
     def _trained_base(self) -> BaseLoRA | None:
-        """The trained base under the style, or in use without one."""
+        """Return the trained base under the style; without a style, the base in use."""
         base = self._learner.base
         return trained_part(base) if base is not None and self._has_style else base
 
     # -- faults --------------------------------------------------------------------------------------
 
     def _worse(self, found: _MeasuredBase, micro: Any, pause: Pause) -> str:
-        """What is worse in replies to questions that nobody rated; "" if nothing is."""
+        """Return what is worse in replies to questions that no user rated; "" if nothing is."""
         backend, tokenizer = self._learner.backend, self._model.tokenizer
         if self._untouched is None:
-            with self._learner.active.installed(None):
+            with self._learner.active.install_for(None):
                 self._untouched = faults.sample(backend, tokenizer, None, pause)
         plain = self._untouched
-        with self._learner.active.installed(found.ground.lora):
+        with self._learner.active.install_for(found.ground.lora):
             new = faults.sample(backend, tokenizer, micro, pause)
         return Faults.of(new, plain, tokenizer).worse_than(Faults.of(plain, plain, tokenizer))
 
@@ -248,7 +251,8 @@ class StyleLoop:
 
 
 def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
-    """A trained base and a style as one LoRA of scale 1; the style's are the last RANK of each rank."""
+    """Return a trained base and a style as one LoRA of scale 1. The last RANK of each rank belong to the
+    style."""
     if trained is None:
         return style
     pairs: dict[Place, Pair] = {
@@ -262,7 +266,7 @@ def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
 
 
 def trained_part(base: BaseLoRA) -> BaseLoRA | None:
-    """The trained base within a `sum_of_bases` one; None if there is none."""
+    """Return the trained base in a `sum_of_bases`; None if there is none."""
     pairs: dict[Place, Pair] = {}
     for place, (a, b) in base.pairs.items():
         if place[0] == MODULE:

@@ -2,8 +2,8 @@
 
     upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
 
-Among the policies under the limit that fit the byte budget, those within TIE of the fastest count as equally
-fast, and the smallest of them is chosen. Under memory pressure, the smallest policy under the limit is
+The policies under the limit that fit the byte budget are compared. Those within TIE of the fastest count as
+equally fast; the smallest of these is chosen. Under memory pressure the smallest policy under the limit is
 chosen. Ratings are not used: they judge the reply, not the precision of the cache.
 """
 
@@ -18,9 +18,9 @@ from ...store import KVMeasured
 from ...text import size
 from ...tiers import PAGE, filled
 
-KL_LIMIT = 0.004  # nats per token: the bound for which the tiers' formats were chosen (kv/README.md)
-TIE = 0.03  # relative difference of two times that is within the noise
-REPLIES = 3  # replies that a policy must be measured on before it may be chosen
+KL_LIMIT = 0.004  # nats per token: the bound with which the tiers' formats were chosen (kv/README.md)
+TIE = 0.03  # a relative difference of two times that is within the noise
+REPLIES = 3  # the number of replies on which a policy must be measured before it may be chosen
 
 # f16 is the reference, never a candidate. Hot tokens cost bytes and hardly lower the KL.
 CANDIDATES = tuple(
@@ -31,8 +31,8 @@ CANDIDATES = tuple(
 
 @dataclass(frozen=True)
 class CandidateSummary:
-    """The measurements of a policy. latency: time per token relative to f16. bytes: size of a cache of the
-    needed length."""
+    """The measurements of a policy. latency: time per token divided by f16's. bytes: of a cache of the needed
+    length."""
 
     policy: TierPolicy
     replies: int
@@ -75,8 +75,8 @@ def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> Cand
 
 
 def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
-    """Standard error of the mean KL: the larger of those over blocks and over replies, because the tokens of
-    one reply are not independent."""
+    """Return the standard error of the mean KL: the larger of those over blocks and over replies, because the
+    tokens of one reply are not independent."""
     spread = max(0.0, sum(r.squares for r in rows) / blocks - kl * kl)
     within = spread / max(1, blocks - 1)
     between = sum((r.total - r.blocks * kl) ** 2 for r in rows) / blocks**2
@@ -88,7 +88,9 @@ def choose(
 ) -> KVChoice:
     """Choose among policies that were measured often enough.
 
-    budget: bytes; 0: no bound. pressed: memory is short. limit: of the KL, nats per token.
+    budget: bytes; 0: no limit
+    pressed: whether memory is short
+    limit: of the KL, nats per token
     """
     known = list(found)
     fitting = [f for f in known if not budget or f.bytes <= budget]

@@ -3,9 +3,9 @@
 It records the state of each reply's cache, measures candidate policies against f16, and applies the rule of
 tier_choice.py.
 
-The untouched model reads a reply's prompt and tokens again, so ratings have no influence on the result. It
+The original model reads a reply's prompt and tokens again, so ratings do not influence the result. The work
 can be stopped between pieces of a few tens of milliseconds. The measurement of one reply with one policy is
-stored as a whole; a stopped one starts over.
+stored as a whole; a stopped one starts again.
 """
 
 import threading
@@ -31,33 +31,36 @@ from ...tiers import HOT, LENGTHS, PAGE
 from . import tier_choice
 from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
-BLOCKS = 8  # compared blocks of PAGE tokens, the last ones of a reply
+BLOCKS = 8  # the number of compared blocks of PAGE tokens, at the end of a reply
 PIECE = 16  # tokens between two pauses: 25 to 40 ms with the starter model on two cores
-TIMED = 16  # tokens after the blocks, decoded one by one to compare times
-MAX_MEASURED_TOKENS = 4096  # most tokens read of a prompt and its reply
-REPLIES_AT_ONCE = 2  # most replies measured in a review
-RECENT_REPLIES = 100  # newest replies whose lengths give the needed context
+TIMED = 16  # tokens after the blocks; they are decoded one by one to compare times
+MAX_MEASURED_TOKENS = 4096  # the maximum number of tokens read of a prompt and its reply
+REPLIES_AT_ONCE = 2  # the maximum number of replies measured in one review
+RECENT_REPLIES = 100  # the newest replies, whose lengths give the needed context
 
 NO_TIERS = "this backend has only f16 caches"
 
 
 class NoRoom(Exception):
-    """Memory is short: the pool would use a smaller policy than the one to be measured."""
+    """Memory is short: the pool would use a smaller policy than the one that is measured."""
 
 
 def reach(policy: TierPolicy) -> int:
-    """Smallest offset from which every token attends to a page in the policy's lowest tier; 0 for f16."""
+    """Return the smallest offset from which every token attends to a page in the policy's lowest tier; 0 for
+    f16."""
     return max((age + PAGE for age in policy.lengths if age < EVERYTHING), default=0)
 
 
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
-    """Tokens that a reply must have for all candidates: two blocks after the largest `reach`, and TIMED."""
+    """Return the tokens that a reply must have for all candidates: two blocks after the largest `reach`, and
+    TIMED."""
     return max(map(reach, candidates)) + 2 * PAGE + TIMED
 
 
 @dataclass(frozen=True)
 class Cost:
-    """kl: mean of each block of PAGE tokens, nats per token. us, us_f16: microseconds per decoded token."""
+    """kl: the mean of each block of PAGE tokens (nats per token). us, us_f16: microseconds per decoded
+    token."""
 
     kl: list[float]
     us: float
@@ -65,13 +68,13 @@ class Cost:
 
 
 class TierComparison:
-    """Compares policies with f16 on the last BLOCKS blocks of one reply, alternating between the two caches.
+    """Compares policies with f16 on the last BLOCKS blocks of one reply. The two caches take turns.
 
-    All policies are compared on the same tokens, each of which attends to pages of every tier.
+    All policies are compared on the same tokens. Each of these tokens attends to pages of every tier.
     """
 
     def __init__(self, backend: Backend, tokens: list[int], first: int):
-        """tokens: at least first + PAGE + TIMED. first: smallest offset of a compared block."""
+        """tokens: at least first + PAGE + TIMED. first: the smallest offset of a compared block."""
         self._backend, self.tokens = backend, tokens
         self._end = (len(tokens) - TIMED) // PAGE * PAGE
         self._start = max(first, self._end - BLOCKS * PAGE)
@@ -84,24 +87,25 @@ class TierComparison:
         caches = [self._f16.fork(), self._read(policy, pause)]
         kl = [self._block(at, caches, pause) for at in range(self._start, self._end, PAGE)]
         rest = self.tokens[self._end : self._end + TIMED]
-        us_f16, us = _timed(self._backend, rest, caches, pause)
+        us_f16, us = _token_times(self._backend, rest, caches, pause)
         return Cost(kl, us, us_f16)
 
     def _read(self, policy: TierPolicy, pause: Pause) -> KVCache:
-        """A cache filled with all tokens before the compared blocks."""
+        """Return a cache that holds all tokens before the compared blocks."""
         cache = self._backend.new_cache(policy)
-        for at in range(0, self._start, 2 * PIECE):  # as fast as `verify` of PIECE tokens: no logits here
+        # As fast as `verify` of PIECE tokens, because no logits are computed here.
+        for at in range(0, self._start, 2 * PIECE):
             pause()
             self._backend.prefill(self.tokens[at : at + 2 * PIECE], cache)
         return cache
 
     def _block(self, start: int, caches: list[KVCache], pause: Pause) -> float:
         pieces = (self.tokens[at : at + PIECE] for at in range(start, start + PAGE, PIECE))
-        return sum(_compared(self._backend, piece, caches, pause) for piece in pieces) / PAGE
+        return sum(_kl_of_piece(self._backend, piece, caches, pause) for piece in pieces) / PAGE
 
 
-def _compared(backend: Backend, piece: list[int], caches: list[KVCache], pause: Pause) -> float:
-    """Sum over the piece of KL(f16 || policy)."""
+def _kl_of_piece(backend: Backend, piece: list[int], caches: list[KVCache], pause: Pause) -> float:
+    """Return the sum of KL(f16 || policy) over the piece."""
     logits = []
     for cache in caches:
         pause()
@@ -111,8 +115,9 @@ def _compared(backend: Backend, piece: list[int], caches: list[KVCache], pause: 
     return sum(kl_divergence(log_softmax(p), log_softmax(q)) for p, q in rows)
 
 
-def _timed(backend: Backend, tokens: list[int], caches: list[KVCache], pause: Pause) -> list[float]:
-    """Median microseconds per token of each cache, decoding each token with all caches in turn."""
+def _token_times(backend: Backend, tokens: list[int], caches: list[KVCache], pause: Pause) -> list[float]:
+    """Return the median microseconds per token of each cache. Each token is decoded with all caches in
+    turn."""
     times: list[list[float]] = [[] for _ in caches]
     for token in tokens:
         pause()
@@ -125,8 +130,11 @@ def _timed(backend: Backend, tokens: list[int], caches: list[KVCache], pause: Pa
 
 @dataclass(frozen=True)
 class KVStatus:
-    """The policy of new caches and its reason. asked: the user chose it. report: of the newest review; None
-    before the first."""
+    """The policy of new caches and its reason.
+
+    asked: whether the user chose it
+    report: of the newest review; None before the first
+    """
 
     backend: str
     policy: TierPolicy | None
@@ -176,14 +184,14 @@ class TierHistory:
         return f"the default: {done} long replies were measured; it takes {REPLIES}"
 
     def _reply_averages(self) -> list[dict[str, Any]]:
-        """Averages over the newest replies, by policy."""
+        """Return averages over the newest replies, by policy."""
         by_policy: dict[tuple[int, ...], list[KVObservation]] = {}
         for seen in self.store.kv.observations(*self.mine, RECENT_REPLIES):
             by_policy.setdefault(seen.lengths, []).append(seen)
         return [_averages(lengths, seen) for lengths, seen in by_policy.items()]
 
     def unmeasured_candidates(self) -> Iterator[tuple[str, list[TierPolicy]]]:
-        """(reply id, candidates not yet measured on it) of long replies, the newest first."""
+        """Yield (reply id, candidates that were not measured on it) of long replies, the newest first."""
         known = {(m.reply_id, m.lengths) for m in self.store.kv.measurements(*self.mine)}
         for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
             missing = [c for c in self.candidates if (reply_id, c.lengths) not in known]
@@ -191,7 +199,7 @@ class TierHistory:
                 yield reply_id, missing
 
     def context(self) -> int:
-        """Tokens that a cache must hold: those of the longest recent reply, at least `long_enough`."""
+        """The tokens that a cache must hold: those of the longest recent reply, at least `long_enough`."""
         seen = self.store.kv.observations(*self.mine, RECENT_REPLIES)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
@@ -200,7 +208,7 @@ class TierHistory:
         seen = Counter(m.lengths for m in self.store.kv.measurements(*self.mine))
         return all(seen[candidate.lengths] >= REPLIES for candidate in self.candidates)
 
-    def found(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
+    def summaries(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
         """Summaries of the candidates; none until each was measured often enough."""
         if not self.is_enough():
             return []
@@ -222,12 +230,12 @@ def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, 
 
 
 class KVLoop:
-    """Records caches' states, measures policies, chooses one. Lives in the backend's thread."""
+    """Records caches' states, measures policies, chooses one. Used only in the backend's thread."""
 
     def __init__(
         self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
     ) -> None:
-        """limit: largest KL(f16 || policy), nats per token; None: KL_LIMIT."""
+        """limit: the maximum of KL(f16 || policy) (nats per token); None: KL_LIMIT."""
         self.history, self._backend = history, backend
         self._context = model.shape.max_context
         self._limit = KL_LIMIT if limit is None else limit
@@ -235,8 +243,8 @@ class KVLoop:
 
     # -- observing -----------------------------------------------------------------------------------
 
-    def observed(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
-        """The state of a reply's cache at its end. policy: the cache's; None: f16."""
+    def observation(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
+        """Return the state of a reply's cache at its end. policy: the cache's; None: f16."""
         kv, tps = response.kv, response.generation_tps
         lower = [self._size(n, tier) for tier, n in enumerate(kv.tokens[:HOT])]
         return KVObservation(
@@ -251,17 +259,18 @@ class KVLoop:
         )
 
     def _size(self, tokens: int, tier: int) -> int:
-        """Bytes of whole pages of a tier."""
+        """Return the bytes of a tier's whole pages."""
         return tokens // PAGE * self._pool.sizes[tier] if self._pool else 0
 
     # -- reviewing -----------------------------------------------------------------------------------
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Is there a reply to measure?"""
         return self._pool is not None and next(self.history.unmeasured_candidates(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Measure up to REPLIES_AT_ONCE replies, then choose. Returns a report; `cancel` stops measuring."""
+        """Measure up to REPLIES_AT_ONCE replies, then choose. Returns a report. `cancel` stops the
+        measuring."""
         if self._pool is None:
             return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
         started, stop = time.perf_counter(), ""
@@ -283,7 +292,7 @@ class KVLoop:
             tokens = self.history.store.replies.tokens(reply_id)[: min(MAX_MEASURED_TOKENS, self._context)]
             reading = TierComparison(self._backend, tokens, max(map(reach, self.history.candidates)))
             for policy in missing:
-                cost = self._measured(reading, policy, pause)
+                cost = self._measure(reading, policy, pause)
                 row = KVMeasured(
                     reply_id, policy.lengths, len(cost.kl), sum(cost.kl),
                     float(np.square(cost.kl).sum()), cost.us, cost.us_f16,
@@ -291,8 +300,9 @@ class KVLoop:
                 self.history.store.kv.add_measured(*self.history.mine, row)
             done.append(reply_id)
 
-    def _measured(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
-        """Measure one policy. NoRoom if memory gets short, because the pool then uses another policy."""
+    def _measure(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
+        """Measure one policy. Raises NoRoom if memory gets short, because the pool then uses another
+        policy."""
         pool = self._pool
         assert pool is not None
         level = pool.level
@@ -309,15 +319,15 @@ class KVLoop:
             check_memory()
             return reading.cost(policy, check_memory)
         finally:
-            pool.level = level  # the measurement's memory is free again
+            pool.level = level  # the memory of the measurement is free again
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
-        """Choose from all measurements, and store the choice if there are enough of them."""
+        """Choose from all measurements. Store the choice if there are enough of them."""
         history, context, now = self.history, self.history.context(), pool.pressure()
         before = history.store.kv.choice(*history.mine)
         was_pressed = bool(before and before.report["pressed"])
         pressed = now > HIGH or (was_pressed and now >= LOW)
-        found = history.found(lambda policy: policy.bytes(context, pool.sizes))
+        found = history.summaries(lambda policy: policy.bytes(context, pool.sizes))
         asked = {"asked": history.asked is not None, "pressure": now, "changed": False}
         if before and not found:  # the candidates have changed, and new ones are not measured yet
             return before.report | asked
@@ -335,7 +345,7 @@ class KVLoop:
         return report | asked | {"changed": changed}
 
     def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
-        """Store the choice, unless it is the same; True if the policy changed."""
+        """Store the choice, unless it is the same. Returns True if the policy changed."""
         if before and before.report == report:
             return False
         lengths = choice.policy.lengths
