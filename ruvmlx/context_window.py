@@ -63,6 +63,22 @@ class ContextWindow:
             first += 1
         return head + rest[first:]
 
+    def left_out(self, turns: list[Turn], max_new_tokens: int) -> list[Turn]:
+        """The oldest turns, for which the prompt of the last reply had no room."""
+        asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
+        read = turns[:asked]
+        if sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
+            return []  # a token has at least one byte
+        messages, spoken = alternating(read), [t for t in read if t.role != "system" and t.content]
+        gone = len(messages) - len(self.fitting(messages, max_new_tokens))
+        found, number = list[Turn](), 0
+        for turn, after in zip(spoken, [*spoken[1:], None], strict=True):
+            if number >= gone:
+                break
+            found.append(turn)
+            number += after is None or after.role != turn.role  # neighbours of one role are one message
+        return found
+
 
 def alternating(turns: list[Turn]) -> list[Message]:
     """Turns as messages with alternating roles. Empty replies are dropped, and their neighbours joined."""

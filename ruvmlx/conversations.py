@@ -76,6 +76,12 @@ class Conversations:
         """Tokens of a text for this model."""
         return len(self._model.tokenizer.encode(text, add_bos=False))
 
+    def left_out(self, session_id: str, max_new_tokens: int) -> frozenset[int]:
+        """Ids of the oldest messages, which the model did not read for its last reply: the context had no
+        room for them."""
+        gone = self._writer.window.left_out(self.turns(session_id), max_new_tokens)
+        return frozenset(turn.id for turn in gone if turn.id is not None)
+
     def template_system(self) -> str:
         """The system prompt that is sent where the user has none: `system_prompt`; "" for none."""
         return system_prompt(self._model).text

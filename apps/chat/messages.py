@@ -25,6 +25,7 @@ ENDINGS = {
 }
 
 
+READ_FROM_HERE = "the model reads from here on"
 WHY_KEYS = {
     "greater_than_sign": "long",
     "less_than_sign": "short",
@@ -38,6 +39,7 @@ class UserMessage(Vertical):
         super().__init__()
         self.text = sanitize(text)
         self.message_id = message_id
+        self.border_title = READ_FROM_HERE  # shown where it has a border at the top
 
     def place(self, turn: Turn) -> None:
         self.message_id = turn.id
@@ -98,6 +100,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self.text = sanitize(text)
+        self.border_title = READ_FROM_HERE
         self.finished = bool(text)
         self.begun = False  # chunks have arrived, so the runtime accepted the message
         self.message_id: int | None = None

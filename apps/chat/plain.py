@@ -202,7 +202,18 @@ class PlainChat:
         cancel = threading.Event()
         with self._interrupts.setting(cancel):
             self._stream(begin(self._runtime, cancel))
+        self._tell_left_out()
         self._runtime.settle()
+
+    def _tell_left_out(self) -> None:
+        """Say so when the model stops reading old messages."""
+        state, limit = self._state, self._state.options.max_new_tokens
+        gone = len(self._runtime.chats.left_out(state.session, limit))
+        if gone > state.left_out:
+            self._streams.note(
+                f"Note: the context is full; the model does not read the oldest {gone} messages."
+            )
+        state.left_out = gone
 
     def _stream(self, reply: Iterator[Chunk]) -> None:
         """Print words as they come. The label is printed with the first word, so that an error has its own

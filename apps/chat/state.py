@@ -28,6 +28,7 @@ class ChatState:
     candidates: list[Candidate] = field(default_factory=list)  # the two replies of the newest comparison
     response: GenerationResponse | None = None  # the newest reply, with its figures
     lesson: RatingResult | PreferenceResult | None = None  # what was learned last
+    left_out: int = 0  # oldest messages that the model did not read any more, as it was told last
     listed_chats: list[str] = field(default_factory=list)  # ids, as /chats numbered them last
     listed_models: list[str] = field(default_factory=list)  # names, as /models numbered them last
     sensors: Sensors = field(default_factory=Sensors)
@@ -38,7 +39,7 @@ class ChatState:
     def open_chat(self, session: str, system: str | None) -> None:
         """Another chat is shown from now on: forget what belonged to the one before."""
         self.session, self.system = session, system
-        self.selected, self.candidates, self.response = None, [], None
+        self.selected, self.candidates, self.response, self.left_out = None, [], None, 0
 
     def model_changed(self) -> None:
         """Forget what belongs to the former model."""

@@ -61,6 +61,10 @@ def learned_parts(learned: LearnStatus | None) -> list[str]:
     return [given(learned)] if learned else []
 
 
+def left_out_parts(count: int) -> list[str]:
+    return [f"oldest {count:,} not read"] if count else []
+
+
 def fit(left: str, parts: list[str], width: int) -> tuple[str, str]:
     """(left, right) texts of the line. On a narrow screen the left text is dropped first, then parts of the
     right one from its left."""
@@ -76,6 +80,7 @@ class StatusLine(Static):
     backend: reactive[str] = reactive("")
     meter: reactive[Meter] = reactive(Meter)
     learned: reactive[LearnStatus | None] = reactive(None)
+    left_out: reactive[int] = reactive(0)  # oldest messages that the model does not read any more
     background: reactive[str] = reactive("")  # shown instead of the figures: work in idle time
     message: reactive[str] = reactive("")  # shown instead of everything, for a moment
     _flashing: Timer | None = None
@@ -86,7 +91,8 @@ class StatusLine(Static):
             return Content.styled(self.message, "$text-accent")
         if self.background:
             return Content(self.background)
-        left, right = fit(self.backend, self.meter.parts() + learned_parts(self.learned), width)
+        parts = self.meter.parts() + left_out_parts(self.left_out) + learned_parts(self.learned)
+        left, right = fit(self.backend, parts, width)
         return Content(left + " " * max(0, width - cell_len(left) - cell_len(right)) + right)
 
     def flash(self, message: str, seconds: float = 3.0) -> None:

@@ -50,6 +50,7 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self, *children: Widget) -> None:
         super().__init__(*children)
         self._earlier: list[Turn] = []  # not shown yet
+        self._left_out: frozenset[int] = frozenset()  # ids of messages that the model does not read any more
         self._loading = asyncio.Lock()
         self._held: ScrollHold | None = None
 
@@ -142,6 +143,7 @@ class Transcript(VerticalScroll, can_focus=False):
         try:
             with self.app.batch_update():
                 await self.mount_all(map(_widget, turns), before=first)
+                self._mark_left_out()
             await self._held.moved.wait()
             await drawn(self)
         finally:
@@ -179,6 +181,18 @@ class Transcript(VerticalScroll, can_focus=False):
             if reply.reply_id in ratings:
                 reply.restore_rating(ratings[reply.reply_id], standing.version)
         self._earlier = [replace(t, rating=ratings.get(t.reply_id or "")) for t in self._earlier]
+        self._left_out = standing.left_out
+        self._mark_left_out()
+
+    def _mark_left_out(self) -> None:
+        """Dim the messages that the model does not read any more, and put a line above the first one that it
+        reads."""
+        before = False
+        for message in self.messages:
+            is_out = message.message_id in self._left_out
+            message.set_class(is_out, "left-out")
+            message.set_class(before and not is_out, "read-from-here")
+            before = is_out
 
     @property
     def messages(self) -> list[UserMessage | ReplyMessage]:

@@ -31,7 +31,7 @@ class ScriptedRuntime:
             bytes=96576768,
         )
         self.backend = SimpleNamespace(name="mlx", kernels="metal", caveat="")
-        self.settings = SimpleNamespace(best_of=1)
+        self.settings = SimpleNamespace(best_of=1, max_tokens=1024)
         self.last_reply_id = None
         self.replies = list(replies)
         self.gate, self.free = gate, free
@@ -75,6 +75,9 @@ class ScriptedRuntime:
 
     def asked_before(self):
         return [turn.content for turns in self.spoken.values() for turn in turns if turn.role == "user"][::-1]
+
+    def left_out(self, session_id, max_new_tokens):
+        return frozenset()
 
     def count_tokens(self, text):
         return len(text.split())

@@ -24,7 +24,8 @@ class LibraryActions:
         chat.state.open_chat(opened.session, system_prompt_of(opened.turns) or options.system)
         self.show(opened)
         await chat.transcript.restart(opened.turns, opened.model)
-        chat.phase = "idle"
+        chat.status.left_out, chat.phase = 0, "idle"
+        self._rate.look_again()
         chat.send_waiting()
 
     def show(self, opened: Opened) -> None:

@@ -102,6 +102,7 @@ class RateActions:
     def show(self, standing: Standing) -> None:
         """Show the ratings and the state of learning."""
         self._chat.transcript.show_standing(standing)
+        self._chat.status.left_out = len(standing.left_out)
         self.show_learned(standing.learned)
 
     def show_learned(self, learned: LearnStatus | None) -> None:
