@@ -113,6 +113,33 @@ class Conversations:
         the user's taste picks is shown, and the others are branches beside it; None: as the settings say.
         adapter_id: as in GenerationRequest.
         """
+        request = self.question(
+            session_id,
+            text,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            cancel=cancel,
+            instead_of=instead_of,
+            untouched=untouched,
+            best_of=best_of,
+            adapter_id=adapter_id,
+        )
+        yield from self._writer.generate(request, session_id)
+
+    def question(
+        self,
+        session_id: str,
+        text: str,
+        *,
+        sampling: Sampling | None = None,
+        max_new_tokens: int,
+        cancel: threading.Event | None = None,
+        instead_of: int | None = None,
+        untouched: bool = False,
+        best_of: int | str | None = None,
+        adapter_id: str | None = None,
+    ) -> GenerationRequest:
+        """Commit one message of a chat; returns the request for its reply. The rest is as in `say`."""
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)
@@ -120,14 +147,15 @@ class Conversations:
         asked = [*before, Turn("user", text)]
         # An empty or too long message is refused here, before it is saved.
         request = self._request(
-            session_id, asked, sampling, max_new_tokens, cancel, untouched, best_of, adapter_id
-        )
+            session_id, asked, sampling, max_new_tokens, cancel or threading.Event(), untouched, best_of,
+            adapter_id,
+        )  # fmt: skip
         self._notice_next(turns, before)
         if before and instead_of is None:  # who edits a question has gone on from that reply before
             self._choices.continued(session_id, before[-1])
         last = before[-1].id if before else None
         request.question_id = self._store.messages.add_user(session_id, text, after=last)
-        yield from self._writer.generate(request, session_id)
+        return request
 
     def again(
         self,

@@ -16,7 +16,7 @@ from ruvmlx.tiers import LENGTHS, TIERS
 
 from .interrupt import ctrl_c_sets
 from .learn_check import check
-from .learning_words import detail_rows, status_lines
+from .learning_words import detail_rows, status_facts, status_lines
 from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
 from .output import json_option, print_json, show
 from .text_output import count, say
@@ -49,25 +49,6 @@ def _history(flags: dict[str, Any]):
     return AdapterHistory(store, model.fingerprint, name, model.is_own)
 
 
-def _facts(status: Any) -> dict[str, Any]:
-    last = status.last.report if status.last else {}
-    return {
-        "ratings": status.ratings,
-        "preferences": status.preferences,
-        "updates": status.updates,
-        "pending": status.pending,
-        "consolidations": status.consolidations,
-        "adapter_version": status.adapter_version,
-        "kl": status.kl,
-        "kl_cap": status.kl_cap,
-        "micro_norm": status.micro_norm,
-        "versions": status.versions,
-        "ppl_change": last.get("ppl_change"),
-        "promoted": last.get("promoted"),
-        "reason": last.get("reason"),
-    }
-
-
 def _taste(history: Any) -> dict[str, Any]:
     """What the ratings say of this user's taste."""
     from ruvmlx.sona.user_taste import UserTaste
@@ -77,7 +58,7 @@ def _taste(history: Any) -> dict[str, Any]:
 
 
 def _show_status(status: Any, as_json: bool) -> None:
-    _show_facts(_facts(status), as_json)
+    _show_facts(status_facts(status), as_json)
 
 
 def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
@@ -99,7 +80,10 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
     from ruvmlx.sona.adapter_history import other_adapters, signal_groups
 
     history = _history(flags)
-    facts = _facts(history.status()) | {"targets": resolve(flags).learn_targets, "taste": _taste(history)}
+    facts = status_facts(history.status()) | {
+        "targets": resolve(flags).learn_targets,
+        "taste": _taste(history),
+    }
     facts |= {"adapter": history.name, "others": other_adapters(history)}
     facts["signals"] = [asdict(group) for group in signal_groups(history)]
     if resolve(flags).router:
@@ -165,7 +149,7 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
         report = _deepen(runtime, cancel) if deep else _consolidate(runtime, given, cancel)
         status = runtime.status()
         kv = runtime.tiers.review(cancel)
-    facts = _facts(status) | report
+    facts = status_facts(status) | report
     if as_json:
         print_json(facts | {"kv": kv})
     else:

@@ -15,6 +15,26 @@ DIFFERENCE = (
 STILL_THE_ORIGINAL = "replies are the original model's."
 
 
+def status_facts(status: Any) -> dict[str, Any]:
+    """What `learn status --json` prints of an `AdapterHistory.status()`."""
+    last = status.last.report if status.last else {}
+    return {
+        "ratings": status.ratings,
+        "preferences": status.preferences,
+        "updates": status.updates,
+        "pending": status.pending,
+        "consolidations": status.consolidations,
+        "adapter_version": status.adapter_version,
+        "kl": status.kl,
+        "kl_cap": status.kl_cap,
+        "micro_norm": status.micro_norm,
+        "versions": status.versions,
+        "ppl_change": last.get("ppl_change"),
+        "promoted": last.get("promoted"),
+        "reason": last.get("reason"),
+    }
+
+
 def status_lines(facts: dict[str, Any]) -> list[str]:
     """facts: as `learn status --json` prints them."""
     lines = [_learned(facts), _taste_line(facts), _way_back(facts), _training(facts)]

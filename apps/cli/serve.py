@@ -7,9 +7,11 @@ import os
 import shlex
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
@@ -156,7 +158,7 @@ async def _serve(
             with watching() as watch:
                 await model_host.open(watch)
             async with models.running(), IdleWork(serving, settings.learn_when_idle).running():
-                _announce(serving, _url(host, sock), access.keys, as_json)
+                _announce(serving, _url(host, sock), access, as_json)
                 await server.serve(sockets=[sock])
         finally:
             await model_host.close()
@@ -198,8 +200,10 @@ def _url(host: str, sock: socket.socket) -> str:
     return f"http://{name}:{sock.getsockname()[1]}/v1"
 
 
-def _announce(serving: "Serving", url: str, keys: Sequence[str], as_json: bool) -> None:
-    """Print what a client needs, when the model is ready."""
+def _announce(serving: "Serving", url: str, access: "Access", as_json: bool) -> None:
+    """Print what a client needs, when the model is ready. The page's address has a key of the chat app only
+    in a terminal: elsewhere it would be kept in a log."""
+    keys = access.keys
     model, adapter = serving.model_name, serving.runtime.adapter_label
     if as_json:
         key = keys[0] if keys else None
@@ -216,6 +220,8 @@ def _announce(serving: "Serving", url: str, keys: Sequence[str], as_json: bool) 
     show(f"curl {url}/chat/completions {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}")
     where = "" if url == f"{SERVER}/v1" else f" {url.removesuffix('/v1')}"
     show(f"ruvmlx chat --server{where}")
+    chat_key = f"#key={quote(access.chat_keys[0])}" if access.chat_keys and sys.stdout.isatty() else ""
+    show(f"Your chats in a browser: {url.removesuffix('/v1')}/{chat_key}")
 
 
 VERBS = [serve]

@@ -43,6 +43,13 @@ class Access:
             raise ApiError(403, "no web page may use the chat app.", code="origin_not_allowed")
         _key(headers, self.chat_keys)
 
+    def check_private(self, headers: Headers) -> None:
+        """Refuse other web pages, also of this machine, and whoever has no key of the chat app; ApiError."""
+        origin = headers.get("origin")
+        if origin is not None and not _is_own(origin, headers.get("host", "")):
+            raise ApiError(403, "only the server's own page may see the chats.", code="origin_not_allowed")
+        _key(headers, self.chat_keys)
+
     def check_host(self, headers: Headers) -> None:
         """Refuse a name that is not this server's: a web page may have pointed its own name here."""
         found = _HOST.fullmatch(headers.get("host", ""))

@@ -9,6 +9,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from . import (
     chat,
+    chats,
     completions,
     embeddings,
     health,
@@ -21,6 +22,7 @@ from . import (
     open_models,
     openapi,
     page,
+    page_texts,
     ratings,
     rerank,
     responses,
@@ -53,6 +55,8 @@ ENDPOINTS: list[Endpoint] = [
     *infill.ENDPOINTS,
     *health.ENDPOINTS,
     *page.ENDPOINTS,
+    *page_texts.ENDPOINTS,
+    *chats.ENDPOINTS,
 ]
 
 

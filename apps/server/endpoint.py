@@ -80,6 +80,7 @@ class Endpoint:
     the answer where the header `anthropic-version` is sent, if it is another. opens: whether the model that
     a body names is opened for it. waiting: what a client gets that streams, while its model is being opened;
     None: it does not stream. is_control: it is not for web pages, and needs a key of the chat app.
+    is_private: it needs such a key, too; of web pages, only the server's own may ask.
     """
 
     method: str
@@ -100,3 +101,4 @@ class Endpoint:
     opens: Callable[[Any], bool] = lambda body: True
     waiting: "Callable[[Any], Waiting | None]" = lambda body: None
     is_control: bool = False
+    is_private: bool = False

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from starlette.routing import compile_path
+
 from .access import Access, headers_of
 from .endpoint import Endpoint
 from .errors import ApiError, openai_error
@@ -17,7 +19,13 @@ class Gate:
 
     def __init__(self, app: App, serving: Serving, access: Access, endpoints: Sequence[Endpoint]):
         self._app, self._serving, self._access = app, serving, access
-        self._endpoints = endpoints
+        self._by_path: dict[str, list[Endpoint]] = {}
+        for endpoint in endpoints:
+            self._by_path.setdefault(endpoint.path, []).append(endpoint)
+        # Paths with names in them; all methods of such a path have the same rules of access.
+        self._named = [
+            (compile_path(path)[0], found[0]) for path, found in self._by_path.items() if "{" in path
+        ]
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -35,6 +43,8 @@ class Gate:
                 return
             if endpoint is not None and endpoint.is_control:
                 self._access.check_chat(headers)
+            if endpoint is not None and endpoint.is_private:
+                self._access.check_private(headers)
             state["salt"], state["headers"] = self._access.check_key(headers, endpoint), cors
             await self._app(scope, receive, send)
         except ApiError as error:
@@ -65,6 +75,8 @@ class Gate:
         return Sender(send, self._serving.limits, headers)
 
     def _find(self, scope: dict[str, Any]) -> Endpoint | None:
-        """The endpoint of a path without names in it, by path and method; else the first one of this path."""
-        here = [endpoint for endpoint in self._endpoints if endpoint.path == scope["path"]]
+        """The endpoint of a path, by path and method; else the first one of this path."""
+        here = self._by_path.get(scope["path"]) or next(
+            ([endpoint] for rule, endpoint in self._named if rule.match(scope["path"])), []
+        )
         return next((e for e in here if e.method == scope["method"]), here[0] if here else None)

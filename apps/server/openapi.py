@@ -144,7 +144,7 @@ def _operation(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
         header = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
         operation.setdefault("parameters", []).append({**header, "description": "Asks for Anthropic's form."})
     if not e.is_open:
-        operation["security"] = [{"key": []}, *([] if e.is_control else [{}])]
+        operation["security"] = [{"key": []}, *([] if e.is_control or e.is_private else [{}])]
     operation["responses"] = {"200": _success(e, schemas)} | {
         str(status): _failure(status, schemas[e.error_body]) for status in sorted(_statuses(e))
     }
@@ -156,6 +156,8 @@ def _statuses(e: Endpoint) -> set[int]:
 
 
 def _success(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
+    if e.answer is PlainText and e.event is not None:
+        return {"description": e.summary, "content": {EVENTS: {"schema": _event(e, schemas)}}}
     if e.answer is PlainText:
         return {"description": e.summary, "content": {e.media_type: {"schema": {"type": "string"}}}}
     answer = schemas[e.answer]
@@ -165,13 +167,17 @@ def _success(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     if e.event is not None and e.event_type != EVENTS:
         content[e.event_type] = {"schema": {"type": "string"}}
     elif e.event is not None:
-        known = {"anyOf": [schemas[e.event], schemas[e.error_body]]}
-        payload = {"type": "string", "contentMediaType": "application/json", "contentSchema": known}
-        data = {"anyOf": [{"const": "[DONE]"}, payload]}
-        event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
-        content["text/event-stream"] = {"schema": event}
+        content[EVENTS] = {"schema": _event(e, schemas)}
     links = {link["operationId"]: link for link in e.links}
     return {"description": e.summary, "content": content} | ({"links": links} if links else {})
+
+
+def _event(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
+    """The schema of a server-sent event."""
+    known = {"anyOf": [schemas[e.event], schemas[e.error_body]]}
+    payload = {"type": "string", "contentMediaType": "application/json", "contentSchema": known}
+    data = {"anyOf": [{"const": "[DONE]"}, payload]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _failure(status: int, schema: dict[str, Any]) -> dict[str, Any]:

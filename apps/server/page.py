@@ -1,4 +1,4 @@
-"""GET /: a page with what runs and a small chat. GET /v1/status: what the page shows."""
+"""GET /: a page with a chat and what runs. GET /v1/status: what runs."""
 
 import base64
 import hashlib
@@ -81,14 +81,19 @@ def _in_use(look: MemoryLook) -> MemoryInUse:
 
 
 async def page(call: Call) -> Answer:
-    """A page for people: what runs, and a small chat with thumbs."""
+    """A page for people: a chat with thumbs, what was learned, and what runs."""
     return _page()
 
 
 @cache
 def _page() -> PlainText:
-    """The file, and a policy that allows its own script and style, requests to this server, and no more."""
-    text = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+    """One file of three, and a policy that allows its own script and style, requests to this server, and no
+    more."""
+    text, style, script = (
+        (Path(__file__).parent / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
+    text = text.replace("<style></style>", f"<style>\n{style}</style>")
+    text = text.replace("<script></script>", f"<script>\n{script}</script>")
     policy = [
         "default-src 'none'",
         f"script-src {_digest(text, 'script')}",
@@ -115,7 +120,7 @@ def _digest(text: str, tag: str) -> str:
 
 ENDPOINTS = [
     Endpoint(
-        "GET", "/", page, "A page with what runs and a small chat.", PlainText,
+        "GET", "/", page, "A page with a chat and what runs.", PlainText,
         is_open=True, media_type="text/html",
     ),
     Endpoint("GET", "/v1/status", status, "What runs, as the page shows it.", ServerStatus),

@@ -180,7 +180,8 @@ async def _parts(
     call: Call, index: int, request: GenerationRequest, text: SplitText
 ) -> AsyncGenerator[ReplyPart, None]:
     begun, has_token, calls = time.monotonic(), False, list[CallPiece]()
-    async for chunks in call.serving.host.submit(request):
+    of_chat = () if request.session_id is None else (request.session_id,)
+    async for chunks in call.serving.host.submit(request, *of_chat):
         response = chunks[-1].response
         if not has_token and chunks[-1].generated:
             has_token = True

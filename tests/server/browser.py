@@ -54,6 +54,22 @@ class Browser:
     def open(self, url: str) -> None:
         self._send("POST", "/url", {"url": url})
 
+    def emulate(self, width: int, height: int, scheme: str) -> None:
+        """A screen of this size, light or dark."""
+        self._command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._command("Emulation.setEmulatedMedia", features=features)
+
+    def _command(self, name: str, **params: Any) -> None:
+        """A command of the browser's own protocol."""
+        self._send("POST", "/goog/cdp/execute", {"cmd": name, "params": params})
+
     def run(self, script: str, *args: Any) -> Any:
         """The value that a script in the page returns."""
         return self._send("POST", "/execute/sync", {"script": script, "args": args})

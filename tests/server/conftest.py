@@ -127,8 +127,8 @@ class Running:
         """Wait before each piece of a reply, as if the model were slow; not after it was cancelled."""
         submit = self.serving.host.submit
 
-        async def slowly(request: Any) -> Any:
-            async for chunks in submit(request):
+        async def slowly(request: Any, session_id: str | None = None) -> Any:
+            async for chunks in submit(request, session_id):
                 for chunk in chunks:
                     await asyncio.sleep(0 if request.cancel.is_set() else seconds)
                     yield [chunk]
@@ -298,12 +298,12 @@ def calls_first(roomy, monkeypatch):
         tokenizer = roomy.serving.runtime.model.tokenizer
         function = {"name": name, "parameters": parameters, "strict": True}
 
-        def submitted(request):
+        def submitted(request, session_id=None):
             seen.append(request)
             if len(seen) == 1:
                 forced = forced_calls(tokenizer, tool_form(tokenizer), [function])
                 request = replace(request, constraint=forced)
-            return submit(request)
+            return submit(request, session_id)
 
         monkeypatch.setattr(roomy.serving.host, "submit", submitted)
         return seen

@@ -2,14 +2,13 @@
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from ruvmlx.apps.server import page as page_module
 from ruvmlx.apps.server.app import ENDPOINTS
 from ruvmlx.apps.server.serving import MAX_RECENT_REQUESTS
 
-SOURCE = (Path(page_module.__file__).parent / "page.html").read_text(encoding="utf-8")
+SOURCE = page_module._page().text
 
 
 class Elements(HTMLParser):
@@ -37,7 +36,10 @@ def test_nothing_comes_from_elsewhere():
 
 def test_every_id_in_the_script_is_in_the_page():
     ids = {attributes["id"] for _, attributes in Elements().found if "id" in attributes}
-    assert set(re.findall(r'\bat\("(\w+)"\)', SOURCE)) == ids
+    tabs = set(re.findall(r'data-tab="(\w+)"', SOURCE))
+    numbers = {"temperature", "topp", "longest"}  # by `numbers` in the script
+    named = set(re.findall(r'\bat\("(\w+)"\)', SOURCE))
+    assert named | tabs | numbers | {"talk", "options"} == ids and tabs | numbers <= ids
 
 
 def test_every_request_of_the_page_has_an_endpoint():
@@ -45,7 +47,9 @@ def test_every_request_of_the_page_has_an_endpoint():
     asked = set(re.findall(r'ask\("(\w+)", "([^"]+)"', SOURCE))
     assert asked == {
         ("GET", "/v1/status"), ("GET", "/v1/models"), ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/ratings"), ("DELETE", "/v1/ratings/"),
+        ("POST", "/v1/ratings"), ("DELETE", "/v1/ratings/"), ("POST", "/v1/markdown"),
+        ("GET", "/v1/learned"), ("GET", "/v1/chats"), ("POST", "/v1/chats"), ("GET", "/v1/chats/"),
+        ("DELETE", "/v1/chats/"),
     }  # fmt: skip
     ours = {(endpoint.method, endpoint.path.replace("{id}", "")) for endpoint in ENDPOINTS}
     assert asked <= ours and SOURCE.count("fetch(") == 1

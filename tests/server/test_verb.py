@@ -81,6 +81,9 @@ def test_three_lines_to_paste(start):
     assert words[0].endswith("/v1/chat/completions") and json.loads(words[-1])["messages"]
     assert "Authorization: Bearer key-of-sixteen-characters" in words
     url = lines[1].partition("=")[2]
+    assert process.stdout.readline().strip() == f"ruvmlx chat --server {url.removesuffix('/v1')}"
+    page = process.stdout.readline().strip()  # no key: this is no terminal
+    assert page == f"Your chats in a browser: {url.removesuffix('v1')}"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         ask(url, "/models")
     assert ask(url, "/models", key="key-of-sixteen-characters")["data"]

@@ -1,0 +1,225 @@
+"""The user's chats over HTTP, for the page: those that the terminal shows, too.
+
+They need a key of the chat app, and of web pages only the server's own may ask (`Endpoint.is_private`).
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from ruvmlx.engine.types import GenerationRequest
+from ruvmlx.errors import NotFound
+from ruvmlx.models.thinking import Thought, split
+from ruvmlx.runtime import Runtime
+
+from .bodies import ReplyBody, Words
+from .endpoint import Answer, Call, Endpoint, EventStream, PlainText, Waiting
+from .errors import ApiError
+from .openai_answers import DONE, ReplyId, event, failed_event
+from .writing import reply_parts, requests_for
+
+SHOWN = 200  # chats in a list, and hits of a search
+MOST_LETTERS = 262_144  # of one message
+
+
+class ChatCard(Struct):
+    """A chat. updated: a Unix time."""
+
+    id: str
+    title: str
+    updated: float
+    model: str
+    turns: int
+
+
+class ChatList(Struct):
+    """The newest chats."""
+
+    chats: list[ChatCard]
+
+
+class ChatMessageShown(Struct):
+    """A message. thought: what the model thought before it. reply_id, rating: of a reply."""
+
+    id: int
+    role: str
+    content: str
+    thought: str
+    reply_id: str | None
+    rating: str | None
+
+
+class ChatShown(Struct):
+    """A chat: its system prompt and the branch of messages that is in use."""
+
+    id: str
+    title: str
+    system: str | None
+    messages: list[ChatMessageShown]
+
+
+class ChatDeleted(Struct):
+    """The chat is hidden; `ruvmlx sessions restore` shows it again for a day."""
+
+    id: str
+    deleted: Literal[True] = True
+
+
+class ChatHitShown(Struct):
+    """A message that has the words. message_id: null: the chat's title has them."""
+
+    chat: str
+    title: str
+    message_id: int | None
+    role: str
+    content: str
+
+
+class ChatHits(Struct):
+    """The newest first."""
+
+    hits: list[ChatHitShown]
+
+
+class SearchBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/chats/search: every word must be there."""
+
+    words: Annotated[str, Meta(pattern=r"\S", max_length=200)]
+    limit: Annotated[int, Meta(ge=1, le=SHOWN)] | None = None
+
+
+class SayBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/chats. chat: null begins a new one. system: its system prompt from now on."""
+
+    model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
+    content: Annotated[Words, Meta(max_length=MOST_LETTERS)]
+    chat: str | None = None
+    system: Annotated[str, Meta(max_length=MOST_LETTERS)] | None = None
+    adapter: str | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+
+
+class ChatEvent(Struct):
+    """A piece of a reply. chat: the one that it belongs to. done: the reply is complete."""
+
+    chat: str
+    reply_id: ReplyId
+    text: str = ""
+    thought: str = ""
+    done: bool | UnsetType = UNSET
+
+
+async def list_chats(call: Call) -> Answer:
+    """The newest chats."""
+    async with call.models.using_any() as serving:
+        rows = await serving.host.call_between(lambda runtime: runtime.store.chats.all()[:SHOWN])
+    return ChatList([ChatCard(row.id, row.title, row.updated, row.model, row.turns) for row in rows])
+
+
+async def show_chat(call: Call) -> Answer:
+    """One chat with its messages."""
+    async with call.models.using_any() as serving:
+        return await serving.host.call_between(lambda runtime: _shown(runtime, call.names["id"]))
+
+
+def _shown(runtime: Runtime, chat: str) -> ChatShown:
+    row = runtime.store.chats.get(_known(runtime, chat))
+    messages = []
+    for m in runtime.store.messages.branch(row.id):
+        said = split(m.content) if m.reply_id else Thought("", m.content)
+        messages.append(ChatMessageShown(m.id, m.role, said.answer, said.thought, m.reply_id, m.rating))
+    return ChatShown(row.id, row.title, row.system, messages)
+
+
+def _known(runtime: Runtime, chat: str) -> str:
+    """The id, if it is that of a chat; ApiError 404."""
+    try:
+        if chat and runtime.store.chats.find(chat) == chat:
+            return chat
+        raise NotFound(chat)
+    except NotFound:
+        raise ApiError(
+            404, "chat: there is no such chat; GET /v1/chats lists them.", "chat", "not_found"
+        ) from None
+
+
+async def delete_chat(call: Call) -> Answer:
+    """Hide a chat; its words are erased a day later."""
+    chat = call.names["id"]
+
+    def delete(runtime: Runtime) -> ChatDeleted:
+        runtime.store.chats.soft_delete(_known(runtime, chat))
+        return ChatDeleted(chat)
+
+    async with call.models.using_any() as serving:
+        return await serving.host.call_between(delete)
+
+
+async def search_chats(call: Call) -> Answer:
+    """Messages and titles that have all of these words."""
+    body: SearchBody = call.body
+    async with call.models.using_any() as serving:
+        found = await serving.host.call_between(
+            lambda runtime: runtime.store.search.find(body.words, body.limit or SHOWN)
+        )
+    return ChatHits(
+        [ChatHitShown(h.session.id, h.session.title, h.message_id, h.role, h.content) for h in found]
+    )
+
+
+async def say(call: Call) -> Answer:
+    """Say something in a chat: the reply streams, and both are kept."""
+    body: SayBody = call.body
+    asked = ReplyBody(model=body.model, adapter=body.adapter, temperature=body.temperature, top_p=body.top_p)
+    # What a request of any other form has: sampling, adapter, limit, patience.
+    [like] = await requests_for(call, asked, body.max_tokens, 0, [{"prompt": body.content}])
+    request = await call.serving.host.call_between(lambda runtime: _question(runtime, body, like))
+    return EventStream(_events(call, request), Waiting(failed_event))
+
+
+def _question(runtime: Runtime, body: SayBody, like: GenerationRequest) -> GenerationRequest:
+    """Save the message; returns the request for its reply."""
+    chats = runtime.chats
+    chat = _known(runtime, body.chat) if body.chat is not None else chats.new_chat(body.system)
+    if body.chat is not None and body.system is not None:
+        chats.set_system(chat, body.system)
+    request = chats.question(
+        chat,
+        body.content,
+        sampling=like.sampling,
+        max_new_tokens=like.max_new_tokens,
+        adapter_id=like.adapter_id,
+    )
+    return replace(request, tenant=like.tenant, patience=like.patience, request_id=like.request_id)
+
+
+async def _events(call: Call, request: GenerationRequest) -> AsyncGenerator[bytes, None]:
+    chat = str(request.session_id)
+    async with aclosing(reply_parts(call, [request])) as parts:
+        async for part in parts:
+            is_last = part.response is not None
+            yield event(ChatEvent(chat, request.request_id, part.text, part.thought, is_last or UNSET))
+    yield DONE
+
+
+ENDPOINTS = [
+    Endpoint("GET", "/v1/chats", list_chats, "List the newest chats.", ChatList, is_private=True),
+    Endpoint(
+        "POST", "/v1/chats", say, "Say something in a chat.", PlainText, body=SayBody, is_private=True,
+        event=ChatEvent, statuses=(404, 409), waiting=lambda body: Waiting(failed_event),
+    ),
+    Endpoint(
+        "POST", "/v1/chats/search", search_chats, "Search all chats.", ChatHits, body=SearchBody,
+        is_private=True,
+    ),
+    Endpoint("GET", "/v1/chats/{id}", show_chat, "Show a chat.", ChatShown, is_private=True, statuses=(404,)),
+    Endpoint(
+        "DELETE", "/v1/chats/{id}", delete_chat, "Delete a chat.", ChatDeleted, is_private=True,
+        statuses=(404,),
+    ),
+]  # fmt: skip

@@ -1,0 +1,382 @@
+"use strict";
+const at = (id) => document.getElementById(id);
+const KEY = "ruvmlx-api-key";
+let messages = [];      // of a chat that is not kept, as the server takes them
+let chat = null;        // the id of the kept chat that is shown
+let keeps = false;      // may this page see and keep the user's chats?
+let running = null;     // aborts the reply that is being written
+let timer = null;
+
+function make(tag, kind, text) {
+  const element = document.createElement(tag);
+  if (kind) element.className = kind;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+/* One request to this server. An error is thrown with the server's own line. */
+async function ask(method, path, body, signal) {
+  const headers = {}, key = sessionStorage.getItem(KEY);
+  if (key) headers["Authorization"] = "Bearer " + key;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const data = body === undefined ? undefined : JSON.stringify(body);
+  const answer = await fetch(path, { method, headers, body: data, signal, cache: "no-store" });
+  if (answer.ok) return answer;
+  let message = "the server answered with status " + answer.status + ".";
+  try { message = (await answer.json()).error.message; } catch { /* no JSON: the status must do */ }
+  const error = new Error(message);
+  error.status = answer.status;
+  throw error;
+}
+
+function showWrong(error) {
+  at("wrong").textContent = error.message;
+  at("wrong").hidden = false;
+}
+
+/* -- what runs ------------------------------------------------------------------------------------ */
+
+function bytes(count) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (count >= 1000 && unit < units.length - 1) { count /= 1000; unit += 1; }
+  return (count < 10 && unit ? count.toFixed(1) : Math.round(count)) + " " + units[unit];
+}
+
+function duration(seconds) {
+  const hours = Math.floor(seconds / 3600), minutes = Math.floor(seconds / 60) % 60;
+  return hours ? hours + " h " + minutes + " min" : minutes ? minutes + " min" : Math.floor(seconds) + " s";
+}
+
+const rate = (value) => value === null ? "-" : value.toFixed(1);
+
+function showStatus(status) {
+  at("model").textContent = status.model;
+  at("state").textContent = status.replies_in_progress ? "writing" : status.idle_work || "ready";
+  const memory = status.memory;
+  const facts = [
+    ["Adapter", status.adapter], ["Replies in progress", status.replies_in_progress],
+    ["Tokens per second", rate(status.tokens_per_second)], ["Running for", duration(status.uptime_seconds)],
+    ["Process", bytes(memory.resident_bytes) + " of " + bytes(memory.total_bytes)],
+    ["Model", bytes(memory.model_bytes)], ["KV caches", bytes(memory.kv_bytes)],
+    ["Adapters", bytes(memory.adapter_bytes)],
+  ];
+  at("facts").replaceChildren(...facts.map(([name, value]) => {
+    const box = make("div");
+    box.append(make("dt", "", name), make("dd", "", String(value)));
+    return box;
+  }));
+  at("memory").replaceChildren(...memory.purposes.map((each) => {
+    const name = each.name.replace("_", " ").replace("kv", "KV caches");
+    return row([name, "", bytes(each.planned), bytes(each.used), each.limit ? bytes(each.limit) : "-"]);
+  }));
+  at("requests").replaceChildren(...status.requests.map((each) => {
+    const clock = new Date(1000 * each.time).toLocaleTimeString();
+    return row([clock, each.method + " " + each.path, each.status, (each.ms / 1000).toFixed(2),
+      each.prompt_tokens, each.cached_tokens, each.generated_tokens, rate(each.tokens_per_second)]);
+  }));
+}
+
+function row(cells) {
+  const made = make("tr");
+  made.append(...cells.map((cell) => make("td", "", String(cell))));
+  return made;
+}
+
+async function refresh() {
+  clearTimeout(timer);
+  try {
+    showStatus(await (await ask("GET", "/v1/status")).json());
+    if (at("main").hidden) await begin();
+  } catch (error) {
+    at("state").textContent = error.status ? error.message : "the server does not answer";
+    if (error.status === 401) {
+      at("login").hidden = false;
+      at("main").hidden = at("tabs").hidden = true;
+      at("key").focus();
+      return;
+    }
+  }
+  timer = setTimeout(refresh, document.hidden ? 15000 : 2000);
+}
+
+async function begin() {
+  const names = (await (await ask("GET", "/v1/models")).json()).data.map((card) => card.id);
+  at("names").replaceChildren(...names.map((name) => make("option", "", name)));
+  at("login").hidden = true;
+  at("main").hidden = at("tabs").hidden = false;
+  at("kept").open = matchMedia("(min-width: 45rem)").matches;
+  await showChats();
+  at("ask").focus();
+}
+
+at("tabs").onclick = async (event) => {
+  const name = event.target.dataset.tab;
+  if (!name) return;
+  for (const tab of at("tabs").children) {
+    tab.setAttribute("aria-pressed", String(tab === event.target));
+    at(tab.dataset.tab).hidden = tab !== event.target;
+  }
+  if (name === "learned") await showLearned();
+};
+
+async function showLearned() {
+  let lines = ["To see what was learned, this page needs a key of the chat app: see Chats."];
+  try {
+    if (keeps) lines = (await (await ask("GET", "/v1/learned")).json()).sentences;
+  } catch (error) { lines = [error.message]; }
+  at("sentences").replaceChildren(...lines.map((line) => make("li", "", line)));
+}
+
+/* -- the user's chats ------------------------------------------------------------------------------ */
+
+async function showChats() {
+  keeps = false;
+  at("unlock").hidden = false;
+  if (!sessionStorage.getItem(KEY)) return;
+  try {
+    const found = (await (await ask("GET", "/v1/chats")).json()).chats;
+    keeps = true;
+    at("chats").replaceChildren(...found.map(cardOf));
+  } catch (error) {
+    showWrong(error);
+  }
+  at("unlock").hidden = keeps;
+}
+
+function cardOf(card) {
+  const item = make("li", card.id === chat ? "here" : "");
+  const open = make("button", "open", card.title || "(no title)"), drop = make("button", "drop", "✕");
+  open.title = card.title;
+  drop.title = "Delete this chat; ruvmlx sessions restore brings it back for a day";
+  open.onclick = () => openChat(card.id);
+  drop.onclick = async () => {
+    try {
+      await ask("DELETE", "/v1/chats/" + encodeURIComponent(card.id));
+      if (card.id === chat) clear();
+      await showChats();
+    } catch (error) { showWrong(error); }
+  };
+  item.append(open, drop);
+  return item;
+}
+
+async function openChat(id) {
+  try {
+    const shown = await (await ask("GET", "/v1/chats/" + encodeURIComponent(id))).json();
+    clear();
+    chat = id;
+    at("system").value = shown.system || "";
+    const places = shown.messages.map((message) => {
+      const turn = addTurn(message.role, false);
+      showPlain(turn.text, message.content);
+      turn.thought.textContent = message.thought;
+      if (message.reply_id) offerRating(turn.done, message.reply_id, message.rating);
+      return turn.text;
+    });
+    await render(places.filter((_, i) => shown.messages[i].role === "assistant"));
+    await showChats();
+  } catch (error) { showWrong(error); }
+}
+
+function clear() {
+  if (running) running.abort();
+  messages = [];
+  chat = null;
+  at("turns").replaceChildren();
+  at("wrong").hidden = true;
+}
+
+/* -- one chat -------------------------------------------------------------------------------------- */
+
+/* The newest turn is next to the message box. */
+function addTurn(role, isNew) {
+  const turn = make("div", "turn " + role);
+  const thought = make("div", "thought"), text = make("div", "text"), done = make("div", "done row");
+  turn.append(make("div", "who", role === "user" ? "you" : "model"), thought, text, done);
+  at("turns").append(turn);
+  if (isNew) turn.scrollIntoView({ block: "nearest" });
+  return { turn, thought, text, done };
+}
+
+function showPlain(place, text) {
+  place.classList.add("plain");
+  place.textContent = text;
+}
+
+/* The server's Markdown in place of the plain text. It has no HTML of the model's own. */
+async function render(places) {
+  if (!places.length) return;
+  try {
+    const texts = places.map((place) => place.textContent);
+    const made = (await (await ask("POST", "/v1/markdown", { texts })).json()).html;
+    places.forEach((place, i) => {
+      place.replaceChildren(...new DOMParser().parseFromString(made[i], "text/html").body.childNodes);
+      place.classList.remove("plain");
+      for (const link of place.querySelectorAll("a")) { link.target = "_blank"; link.rel = "noopener noreferrer"; }
+    });
+  } catch { /* the plain text stays */ }
+}
+
+/* The data of each server-sent event. */
+async function* eventsOf(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let held = ""; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (held + value).split("\n\n");
+    held = events.pop();
+    for (const event of events) {
+      const data = event.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6));
+      if (data.length && data[0] !== "[DONE]") yield JSON.parse(data.join("\n"));
+    }
+  }
+}
+
+/* Pieces of a reply, {id, text, thought}, and of a kept chat its id. */
+async function* reply(text, talk) {
+  const numbers = { temperature: "temperature", top_p: "topp", max_tokens: "longest" };
+  const body = { model: at("names").value }, system = at("system").value.trim();
+  for (const [name, id] of Object.entries(numbers)) if (at(id).value) body[name] = Number(at(id).value);
+  if (keeps) {
+    const asked = { ...body, chat, content: text };
+    if (chat !== null || system) asked.system = system;
+    const answer = await ask("POST", "/v1/chats", asked, running.signal);
+    for await (const event of eventsOf(answer)) {
+      if (event.error) throw new Error(event.error.message);
+      yield { id: event.reply_id, text: event.text, thought: event.thought, chat: event.chat };
+    }
+    return;
+  }
+  const asked = { ...body, stream: true, messages: system ? [{ role: "system", content: system }, ...talk] : talk };
+  const answer = await ask("POST", "/v1/chat/completions", asked, running.signal);
+  for await (const event of eventsOf(answer)) {
+    if (event.error) throw new Error(event.error.message);
+    for (const { delta } of event.choices) {
+      yield { id: event.id, text: delta.content || "", thought: delta.reasoning_content || "" };
+    }
+  }
+}
+
+async function send(text) {
+  const talk = messages;  // a new chat may begin meanwhile
+  const mine = addTurn("user", true);
+  showPlain(mine.text, text);
+  talk.push({ role: "user", content: text });
+  const turn = addTurn("assistant", true), own = running = new AbortController();
+  at("send").disabled = true;
+  at("stop").hidden = false;
+  at("wrong").hidden = true;
+  let id = null, written = "";
+  try {
+    for await (const piece of reply(text, talk)) {
+      id = piece.id;
+      if (piece.chat && talk === messages) chat = piece.chat;
+      written += piece.text;
+      turn.thought.textContent += piece.thought;
+      showPlain(turn.text, written);
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") showWrong(error);
+  }
+  if (running === own) {
+    running = null;
+    at("send").disabled = false;
+    at("stop").hidden = true;
+  }
+  if (written) {
+    talk.push({ role: "assistant", content: written });
+    offerRating(turn.done, id, null);
+    await render([turn.text]);
+  } else {  // the next question must not follow one without an answer
+    talk.pop();
+    mine.turn.remove();
+    turn.turn.remove();
+    if (talk === messages && !at("ask").value) at("ask").value = text;
+  }
+  refresh();
+  if (keeps) showChats();
+}
+
+/* -- ratings --------------------------------------------------------------------------------------- */
+
+/* (share of the allowed distance, how much replies differ below it), as `ruvmlx learn status` says it */
+const DIFFERENCE = [[0.05, "hardly differ"], [0.35, "differ slightly"], [0.8, "differ clearly"], [Infinity, "differ strongly"]];
+
+function learnedWords(done) {
+  if (!done.applied) return "kept; it changed nothing";
+  const share = done.kl_cap ? done.kl / done.kl_cap : 0, [, differ] = DIFFERENCE.find(([limit]) => share < limit);
+  const how = done.logprob_after >= done.logprob_before ? "more" : "less";
+  return "learned: " + how + " like this. Replies " + differ + " from the original model's (" +
+    Math.round(100 * share) + "% of the allowed change; " + done.adapter + ", version " + done.adapter_version + ")";
+}
+
+/* Thumbs under a reply. A rating changes the weights at once; it can be taken back. */
+function offerRating(place, id, given) {
+  const up = make("button", "up", "👍"), down = make("button", "down", "👎"), undo = make("button", "undo", "Take back");
+  const said = make("span", "said");
+  up.title = "Good: the model learns to write more like this";
+  down.title = "Bad: the model learns to write less like this";
+  undo.hidden = given === null;
+  up.classList.toggle("chosen", ["up", "4", "5"].includes(given));
+  down.classList.toggle("chosen", ["down", "1", "2"].includes(given));
+  const act = async (button, work) => {
+    for (const each of [up, down, undo]) each.disabled = true;
+    try {
+      said.textContent = await work();
+      at("wrong").hidden = true;
+      for (const each of [up, down]) each.classList.toggle("chosen", each === button);
+      undo.hidden = button === undo;
+    } catch (error) {
+      showWrong(error);
+    }
+    for (const each of [up, down, undo]) each.disabled = false;
+    refresh();
+  };
+  const rateIt = (rating) => async () =>
+    learnedWords(await (await ask("POST", "/v1/ratings", { id, rating })).json());
+  up.onclick = () => act(up, rateIt("up"));
+  down.onclick = () => act(down, rateIt("down"));
+  undo.onclick = () => act(undo, async () => {
+    await ask("DELETE", "/v1/ratings/" + encodeURIComponent(id));
+    return "taken back";
+  });
+  place.append(up, down, undo, said);
+}
+
+/* -- keys and buttons ------------------------------------------------------------------------------ */
+
+at("form").onsubmit = (event) => {
+  event.preventDefault();
+  const text = at("ask").value.trim();
+  if (!text || running) return;
+  at("ask").value = "";
+  send(text);
+};
+at("ask").onkeydown = (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    at("form").requestSubmit();
+  }
+};
+at("stop").onclick = () => { if (running) running.abort(); };
+at("fresh").onclick = () => { clear(); if (keeps) showChats(); at("ask").focus(); };
+at("login").onsubmit = (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, at("key").value.trim());
+  refresh();
+};
+at("unlock").onsubmit = (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, at("chatkey").value.trim());
+  clear();
+  showChats();
+};
+document.addEventListener("visibilitychange", () => { if (!document.hidden && !at("main").hidden) refresh(); });
+
+/* The address that `ruvmlx serve` prints has the key behind #, where it is sent to nobody. */
+if (location.hash.startsWith("#key=")) {
+  sessionStorage.setItem(KEY, decodeURIComponent(location.hash.slice(5)));
+  history.replaceState(null, "", location.pathname);
+}
+refresh();

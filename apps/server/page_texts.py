@@ -1,0 +1,75 @@
+"""What the page asks for to show: Markdown as HTML, and what was learned, in words."""
+
+import asyncio
+from functools import cache
+from typing import Annotated
+
+from markdown_it import MarkdownIt
+from msgspec import Meta, Struct
+
+from ruvmlx.runtime import Runtime
+from ruvmlx.sona.adapter_history import other_adapters
+
+from ..cli.learning_words import status_facts, status_lines
+from .endpoint import Answer, Call, Endpoint
+from .errors import ApiError
+
+MOST_LETTERS = 262_144  # of all texts together: tenths of a second of work
+
+
+class MarkdownBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/markdown."""
+
+    texts: Annotated[list[str], Meta(max_length=500, description="At most 262,144 characters together.")]
+
+
+class MarkdownAnswer(Struct):
+    """The texts as HTML. HTML in a text is shown as it was written; pictures are left out."""
+
+    html: list[str]
+
+
+class LearnedAnswer(Struct):
+    """What the adapter in use has learned, in sentences for people. adapter: null: none is in use."""
+
+    adapter: str | None
+    sentences: list[str]
+
+
+@cache
+def _parser() -> MarkdownIt:
+    return MarkdownIt("gfm-like", {"html": False, "linkify": False, "breaks": True}).disable("image")
+
+
+async def markdown(call: Call) -> Answer:
+    """Texts as HTML. In a thread: others are answered meanwhile."""
+    texts = call.body.texts
+    if sum(map(len, texts)) > MOST_LETTERS:
+        raise ApiError(400, f"texts: more than {MOST_LETTERS} characters.", "texts")
+    return MarkdownAnswer(await asyncio.to_thread(lambda: [_parser().render(text) for text in texts]))
+
+
+async def learned(call: Call) -> Answer:
+    """What the adapter in use of the first model has learned."""
+    async with call.models.using(call.models.first) as serving:
+        return await serving.host.call_between(_learned)
+
+
+def _learned(runtime: Runtime) -> LearnedAnswer:
+    learner = runtime.learner
+    if learner is None:
+        return LearnedAnswer(None, ["No adapter is in use, so ratings teach nothing."])
+    history, taste = learner.history, learner.taste.status
+    facts = status_facts(history.status()) | {
+        "adapter": history.name,
+        "others": other_adapters(history),
+        "targets": runtime.settings.learn_targets,
+        "taste": {"sentence": taste.sentence, "turned": taste.turned},
+    }
+    return LearnedAnswer(history.name, [line.replace("`", "") for line in status_lines(facts)])
+
+
+ENDPOINTS = [
+    Endpoint("POST", "/v1/markdown", markdown, "Turn Markdown into HTML.", MarkdownAnswer, body=MarkdownBody),
+    Endpoint("GET", "/v1/learned", learned, "What was learned, in words.", LearnedAnswer, is_private=True),
+]
