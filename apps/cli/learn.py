@@ -14,9 +14,9 @@ from ruvmlx.kv.policy import EVERYTHING
 from ruvmlx.text import size
 from ruvmlx.tiers import LENGTHS, TIERS
 
+from ..learning_words import detail_rows, status_facts, status_lines
 from .interrupt import ctrl_c_sets
 from .learn_check import check
-from .learning_words import detail_rows, status_facts, status_lines
 from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
 from .output import json_option, print_json, show
 from .text_output import count, say

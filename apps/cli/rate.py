@@ -7,8 +7,8 @@ import click
 from ruvmlx.errors import UsageError
 from ruvmlx.ratings import BAD, REASONS, with_reason
 
+from ..learning_words import preference_line, rating_line
 from .completion_values import complete_ratings, complete_replies
-from .learning_words import preference_line, rating_line
 from .options import model_options, open_runtime, resolve
 from .output import json_option, print_json
 from .text_output import say

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from ruvmlx.runtime import Runtime
 from ruvmlx.sona.adapter_history import other_adapters
 
-from ..cli.learning_words import status_facts, status_lines
+from ..learning_words import status_facts, status_lines
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
 

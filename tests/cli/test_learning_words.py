@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from ruvmlx.apps.cli.learning_words import preference_line, rating_line, status_lines
+from ruvmlx.apps.learning_words import preference_line, rating_line, status_lines
 
 NOTHING = {
     "ratings": 0, "updates": 0, "pending": 0, "consolidations": 0, "adapter_version": 0, "kl": 0.0,
