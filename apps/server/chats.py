@@ -124,11 +124,11 @@ async def list_chats(call: Call) -> Answer:
 async def show_chat(call: Call) -> Answer:
     """One chat with its messages."""
     async with call.models.using_any() as serving:
-        return await serving.host.call_between(lambda runtime: _shown(runtime, call.names["id"]))
+        return await serving.host.call_between(lambda runtime: _chat_answer(runtime, call.names["id"]))
 
 
-def _shown(runtime: Runtime, chat: str) -> ChatShown:
-    row = runtime.store.chats.get(_known(runtime, chat))
+def _chat_answer(runtime: Runtime, chat: str) -> ChatShown:
+    row = runtime.store.chats.get(_existing_chat(runtime, chat))
     messages = []
     for m in runtime.store.messages.branch(row.id):
         said = split(m.content) if m.reply_id else Thought("", m.content)
@@ -136,7 +136,7 @@ def _shown(runtime: Runtime, chat: str) -> ChatShown:
     return ChatShown(row.id, row.title, row.system, messages)
 
 
-def _known(runtime: Runtime, chat: str) -> str:
+def _existing_chat(runtime: Runtime, chat: str) -> str:
     """The id, if it is that of a chat; ApiError 404."""
     try:
         if chat and runtime.store.chats.find(chat) == chat:
@@ -153,7 +153,7 @@ async def delete_chat(call: Call) -> Answer:
     chat = call.names["id"]
 
     def delete(runtime: Runtime) -> ChatDeleted:
-        runtime.store.chats.soft_delete(_known(runtime, chat))
+        runtime.store.chats.soft_delete(_existing_chat(runtime, chat))
         return ChatDeleted(chat)
 
     async with call.models.using_any() as serving:
@@ -185,7 +185,7 @@ async def say(call: Call) -> Answer:
 def _question(runtime: Runtime, body: SayBody, like: GenerationRequest) -> GenerationRequest:
     """Save the message; returns the request for its reply."""
     chats = runtime.chats
-    chat = _known(runtime, body.chat) if body.chat is not None else chats.new_chat(body.system)
+    chat = _existing_chat(runtime, body.chat) if body.chat is not None else chats.new_chat(body.system)
     if body.chat is not None and body.system is not None:
         chats.set_system(chat, body.system)
     request = chats.question(

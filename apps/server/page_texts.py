@@ -49,13 +49,13 @@ async def markdown(call: Call) -> Answer:
     return MarkdownAnswer(await asyncio.to_thread(lambda: [_parser().render(text) for text in texts]))
 
 
-async def learned(call: Call) -> Answer:
+async def show_learned(call: Call) -> Answer:
     """What the adapter in use of the first model has learned."""
     async with call.models.using(call.models.first) as serving:
-        return await serving.host.call_between(_learned)
+        return await serving.host.call_between(_learned_answer)
 
 
-def _learned(runtime: Runtime) -> LearnedAnswer:
+def _learned_answer(runtime: Runtime) -> LearnedAnswer:
     learner = runtime.learner
     if learner is None:
         return LearnedAnswer(None, ["No adapter is in use, so ratings teach nothing."])
@@ -71,5 +71,7 @@ def _learned(runtime: Runtime) -> LearnedAnswer:
 
 ENDPOINTS = [
     Endpoint("POST", "/v1/markdown", markdown, "Turn Markdown into HTML.", MarkdownAnswer, body=MarkdownBody),
-    Endpoint("GET", "/v1/learned", learned, "What was learned, in words.", LearnedAnswer, is_private=True),
+    Endpoint(
+        "GET", "/v1/learned", show_learned, "What was learned, in words.", LearnedAnswer, is_private=True
+    ),
 ]
