@@ -18,6 +18,8 @@ from .verb import Verb
 if TYPE_CHECKING:
     import numpy as np
 
+    from ruvmlx.runtime import Runtime
+
 MAX_LINE_BYTES = 1 << 20  # of standard input: a text of 8,192 tokens is shorter
 
 
@@ -54,7 +56,7 @@ def embed(texts: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any)
                 print_json({"index": index, "embedding": vector.tolist()})
 
 
-def _vector(runtime: Any, text: str, number: int) -> "np.ndarray":
+def _vector(runtime: "Runtime", text: str, number: int) -> "np.ndarray":
     """The vector of a text; UsageError with the text's number if it is empty or too long."""
     try:
         [vector] = runtime.embed([text])

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 AHEAD = 64  # prompts that are being answered, or wait for the line of an earlier one
 COMMON = ("raw", "stop", "ignore_eos", "logprobs")  # flags that hold for every prompt
+Write = Callable[[dict[str, Any]], None]
 RequestOf = Callable[[PromptLine], "GenerationRequest"]
 
 
@@ -43,7 +44,8 @@ def answer_file(
     """Answer the prompts of a file. The results go to a file, or as lines to standard output."""
     if as_json and out is None:
         raise UsageError("--json with --prompts needs --out; without it, the results are JSON lines already.")
-    with opened_prompts(prompts, out) as file, result_file(out) if out else nullcontext() as results:
+    target: AbstractContextManager[BinaryIO | None] = result_file(out) if out else nullcontext()
+    with opened_prompts(prompts, out) as file, target as results:
         tally, begun = Tally(), time.monotonic()
         total, lines = count_prompts(file), prompt_lines(file)
         if results is not None:
@@ -71,7 +73,7 @@ def _answer_lines(
         told.begin("Answering", total, tally.kept)
         common = {name: flags[name] for name in COMMON} | {"max_tokens": settings.max_tokens}
         request_of = request_maker(runtime, settings.system, seed, **common)
-        write = print_json if results is None else partial(write_line, results)
+        write: Write = print_json if results is None else partial(write_line, results)
         with ctrl_c_sets(cancel):
             answer_all(runtime, lines, request_of, write, tally, cancel, told.add)
 
@@ -149,7 +151,7 @@ def answer_all(
     runtime: "Runtime",
     lines: Iterator[PromptLine],
     request_of: RequestOf,
-    write: Callable[[dict[str, Any]], None],
+    write: Write,
     tally: Tally,
     cancel: threading.Event,
     progress: Callable[[int], None],
@@ -177,7 +179,7 @@ def answer_all(
         runtime.scheduler.rest()
 
 
-def _write_result(answer: _Answer, write: Callable[[dict[str, Any]], None], tally: Tally) -> None:
+def _write_result(answer: _Answer, write: Write, tally: Tally) -> None:
     write(answer.facts())
     if answer.response is None:
         tally.failed += 1

@@ -14,11 +14,12 @@ from typing import Any, BinaryIO
 
 from ruvmlx.errors import UsageError
 from ruvmlx.platform.files import open_ordinary
-from ruvmlx.sampling import NO_SAMPLING, Sampling
+from ruvmlx.sampling import NO_SAMPLING, ReplyOptions, Sampling
 from ruvmlx.text import one_line
 
 MAX_LINE_BYTES = 8 << 20  # no context is that long
 NUMBERS = {field.name for field in fields(Sampling)} - {"logit_bias"}
+WHOLE = {name for name, kind in ReplyOptions.__annotations__.items() if kind is int}
 FIELDS = {"id", "prompt", "messages", *NUMBERS, *NO_SAMPLING}
 
 
@@ -98,8 +99,9 @@ def _fault(given: Mapping[str, Any]) -> str:
     if not _are_messages(given.get("messages", [{"role": "user", "content": ""}])):
         return 'messages must be a list of {"role": ..., "content": ...}, both texts.'
     for name in sorted((NUMBERS | {"max_tokens"}) & given.keys()):
-        if isinstance(given[name], bool) or not isinstance(given[name], int | float):
-            return f"{name} is {one_line(repr(given[name]))}; it must be a number."
+        kinds, word = (int, "a whole number") if name in WHOLE else (int | float, "a number")
+        if isinstance(given[name], bool) or not isinstance(given[name], kinds):
+            return f"{name} is {one_line(repr(given[name]))}; it must be {word}."
     return "" if isinstance(given.get("adapter", ""), str) else "adapter must be a name."
 
 
