@@ -81,6 +81,7 @@ def run(tmp_path):
         command = [sys.executable, "-m", "pytest", *options, *(arguments or (str(tmp_path),))]
         there = os.environ | {"PYTHONPATH": str(builds.ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         there |= environment
+        there.pop("PYTEST_ADDOPTS", None)
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=there, check=False)
         return [line for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "SKIPPED"))]
 

@@ -20,7 +20,7 @@ def names_of(tokens: list[int], key=KEY, salt: str = "") -> Chain:
 
 def files(folder: CacheFolder) -> list:
     """The pages on disk, by name."""
-    return sorted(file for file in folder.path.iterdir() if file.suffix not in (".uses", ".new", ".kv"))
+    return sorted(file for file in folder.path.glob("*") if file.suffix not in (".uses", ".new", ".kv"))
 
 
 def kept(folder: CacheFolder) -> set[str]:

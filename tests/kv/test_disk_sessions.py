@@ -12,6 +12,7 @@ import pytest
 from ruvmlx.backends.base import with_lora
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.engine.session_disk import SessionsOnDisk
 from ruvmlx.kv import owners, page_file
 from ruvmlx.kv.chain import MADE_BY
 from ruvmlx.kv.policy import F16
@@ -49,7 +50,13 @@ def test_an_engine_goes_on_where_another_stopped(tiny, folder):
     assert ask(edited, [*prompt[:100], 5, 6]).cached_tokens in (PAGE, 100)
 
 
-def test_a_session_that_falls_out_is_found_again(tiny, folder):
+@pytest.fixture
+def nothing_early(monkeypatch):
+    """Only what leaves memory is written: the other thread writes at its own time."""
+    monkeypatch.setattr(SessionsOnDisk, "keep_early", lambda *_: None)
+
+
+def test_a_session_that_falls_out_is_found_again(tiny, folder, nothing_early):
     engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
     engine.sessions.capacity = 4
     for i in range(5):
@@ -174,7 +181,7 @@ def test_another_policy_is_another_cache(tiny, folder):
     assert [cached(policy) for policy in (F16, SMALL, SMALL, F16)] == [0, 0, 99, 99]
 
 
-def test_a_file_of_before_is_read_once(tiny, folder):
+def test_a_file_of_before_is_read_once(tiny, folder, nothing_early):
     """A chat in the format of before goes on where it was; its file is replaced by pages. Any other file of
     that format is removed."""
     engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
