@@ -94,12 +94,45 @@ class Imported:
     model: str
     messages: list[MessageRow] = field(default_factory=list)  # parents before children
     head: int | None = None
+    created: float = 0.0  # seconds since 1970; 0: the file does not say
+    updated: float = 0.0
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """is_new: False where the chat was there already, perhaps with more messages at its end."""
+
+    session_id: str
+    is_new: bool
+
+
+def import_once(store: Store, data: bytes, name: str) -> ImportResult:
+    """Create a chat from a file's bytes, unless there is one that begins with its messages. CorruptFile, and
+    no chat, if they are not a chat."""
+    chat = parse(data, name)
+    known = store.chats.beginning_with(chat.messages)
+    return ImportResult(known, False) if known else ImportResult(_add(store, chat), True)
 
 
 def import_chat(store: Store, data: bytes, name: str) -> str:
     """Create a chat from a file's bytes; returns its id. CorruptFile, and no chat, if they are not a chat."""
-    chat = parse(data, name)
-    return store.chats.add(chat.model, chat.system, chat.title, chat.messages, chat.head)
+    return _add(store, parse(data, name))
+
+
+def _add(store: Store, chat: Imported) -> str:
+    return store.chats.add(
+        chat.model, chat.system, chat.title, chat.messages, chat.head, chat.created, chat.updated
+    )
+
+
+def chat_files(path: Path) -> list[Path]:
+    """The file itself, or all .json files below a folder; UsageError for a folder without any."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*.json") if file.is_file())
+    if not found:
+        raise UsageError(f"{one_line(str(path))} has no .json file; give a folder of exported chats.")
+    return found
 
 
 def parse(data: bytes, name: str) -> Imported:
@@ -117,6 +150,9 @@ def parse(data: bytes, name: str) -> Imported:
     messages = _messages([m for m in raw if _role(m) != "system"], name)
     title = _text(found.get("title")) or next((m.content for m in messages), "")
     chat = Imported(one_line(title)[:60], system or None, _text(found.get("model")) or "unknown", messages)
+    times = [message.created for message in messages if message.created] or [0.0]
+    chat.created = _moment(found.get("created")) or times[0]
+    chat.updated = _moment(found.get("updated")) or times[-1]
     head = _number(found.get("head"))
     chat.head = head if head in {m.id for m in messages} else messages[-1].id
     return chat

@@ -5,7 +5,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ruvmlx.chat_file import as_json, as_markdown, import_chat, read_bytes, write_new, writes_json
+from ruvmlx.chat_file import (
+    ImportResult,
+    as_json,
+    as_markdown,
+    import_once,
+    read_bytes,
+    write_new,
+    writes_json,
+)
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import excerpt, one_line
@@ -110,8 +118,11 @@ def export(runtime: Runtime, session: str, file: str, files: UserFiles) -> str:
     return f"Written: {path.absolute()}"
 
 
-def import_file(runtime: Runtime, file: str, files: UserFiles) -> str:
-    """Import a chat; return its id."""
+def import_file(runtime: Runtime, file: str, files: UserFiles) -> ImportResult:
+    """Import a chat, unless it is there already."""
     if not file:
         raise UsageError("which file? Give a .json file that /export wrote")
-    return import_chat(runtime.store, read_bytes(files.path(file)), one_line(file))
+    path = files.path(file)
+    if path.is_dir():
+        raise UsageError(f"{one_line(file)} is a folder; `ruvmlx sessions import` takes all files of one")
+    return import_once(runtime.store, read_bytes(path), one_line(file))

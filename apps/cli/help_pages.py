@@ -186,8 +186,9 @@ PAGES = {
         ("sessions export last --out trip.json", "all branches, for `sessions import`"),
     ),
     "sessions import": _page(
-        "Read a chat from a JSON file",
+        "Read chats from JSON files",
         ("sessions import trip.json", "an export, or a list of role and content"),
+        ("sessions import old-chats", "all files of a folder; none is imported twice"),
         ("sessions import - --json", "from standard input"),
     ),
     "sessions rename": _page(

@@ -21,7 +21,6 @@ from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, r
 from .output import json_option, print_json, show
 from .text_output import count, say
 from .text_output import facts as table_of_facts
-from .training_line import training_line
 from .verb import VerbGroup
 
 
@@ -166,6 +165,8 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
 def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -> dict[str, Any]:
     from ruvmlx.sona.background import TrainingSettings
 
+    from .training_line import training_line
+
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = TrainingSettings(targets=runtime.settings.base_targets, **chosen) if chosen else None
     with training_line("steps") as line:
@@ -174,6 +175,8 @@ def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -
 
 def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     """The deep loop promotes and refuses nothing, so those fields are None."""
+    from .training_line import training_line
+
     with training_line("replies") as line:
         report = runtime.learning.loops.deepen(line.step if line else None, cancel)
     return {"promoted": None, "ppl_change": None} | report

@@ -2,20 +2,22 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ruvmlx import settings
-from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.errors import CorruptFile, NotFound, RuvmlxError, UsageError, error_line
 from ruvmlx.text import excerpt, one_line
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
 from .options import open_runtime, resolve, setting_options
 from .output import json_option, log, print_json, show
 from .text_output import TableColumn, ago, hint, say, table
+from .text_output import count as count_of
 from .verb import VerbGroup
 
 chat_id = click.argument("session_id", metavar="ID|last", shell_complete=complete_chats)
@@ -178,20 +180,76 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
 
 
 @sessions.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument(
+    "files", metavar="FILE|FOLDER...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)  # fmt: skip
 @json_option
-def import_session(file: Path, as_json: bool) -> None:
-    """Import a chat from a JSON FILE (- is standard input): an export, or a list of {role, content}."""
-    from ruvmlx.chat_file import import_chat, read_bytes, read_limited
+def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
+    """Import chats from JSON files (- is standard input) or from all those of a folder.
 
-    here = str(file) == "-" and sys.stdin
-    data = read_limited(sys.stdin.buffer, "standard input") if here else read_bytes(file)
-    store = _store()
-    session_id = import_chat(store, data, one_line(str(file)))
+    A file is an export, or a list of {role, content}. Dates are kept. A chat that is there already, perhaps
+    continued since, is not imported again.
+    """
+    from ruvmlx.chat_file import chat_files
+
+    every = [file for path in files for file in ([path] if str(path) == "-" else chat_files(path))]
+    is_one = len(files) == 1 and every == list(files)
+    store, failures = _store(), list[RuvmlxError]()
+    with _watching_many(len(every)) as count:
+        found = list(_import_each(store, every, failures, count))
+    if is_one and failures:
+        raise failures[0]
+    rows = [_facts(store.chats.get(one.session_id)) | {"is_new": one.is_new} for one in found]
     if as_json:
-        print_json(_facts(store.chats.get(session_id)))
+        print_json(rows[0] if is_one else rows)
     else:
-        _show_rows([_facts(store.chats.get(session_id))])
+        _show_rows([row for row in rows if row["is_new"] or is_one])
+        _tell_imported(rows, failures)
+    if failures:
+        click.get_current_context().exit(failures[0].exit_code)
+
+
+def _import_each(
+    store: Any, files: Sequence[Path], failures: list[RuvmlxError], count: Callable[[], None]
+) -> Iterator[Any]:
+    """The result of each file. What fails is collected, and the others go on."""
+    from ruvmlx.chat_file import import_once, read_bytes, read_limited
+
+    for file in files:
+        try:
+            here = str(file) == "-" and sys.stdin
+            data = read_limited(sys.stdin.buffer, "standard input") if here else read_bytes(file)
+            yield import_once(store, data, one_line(str(file)))
+        except (CorruptFile, UsageError) as e:
+            failures.append(e)
+        count()
+
+
+@contextmanager
+def _watching_many(total: int) -> Iterator[Callable[[], None]]:
+    """A function that counts a file as done; the progress of many is shown."""
+    from ruvmlx.progress import Count
+
+    from ..progress import watching
+
+    done = Count("Importing", total, unit="files")
+    with watching() as watch:
+
+        def count() -> None:
+            done.add(1)
+            if total > 1:
+                watch.progress(done.now())
+
+        yield count
+
+
+def _tell_imported(rows: Sequence[dict[str, Any]], failures: Sequence[RuvmlxError]) -> None:
+    for error in failures:
+        log(f"Not imported: {error_line(error)}")
+    new = sum(row["is_new"] for row in rows)
+    if new < len(rows) or len(rows) + len(failures) > 1:
+        failed = f", {count_of(len(failures), 'file')} not" if failures else ""
+        log(f"{count_of(new, 'chat')} imported, {len(rows) - new:,} there already{failed}.")
 
 
 @sessions.command("rename")

@@ -3,7 +3,7 @@
 import math
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -81,6 +81,8 @@ class Chats:
         title: str,
         messages: Iterable[MessageRow],
         head: int | None,
+        created: float = 0.0,
+        updated: float = 0.0,
     ) -> str:
         """Commit a chat with all its messages and return its id.
 
@@ -89,13 +91,18 @@ class Chats:
 
         messages: parents before children
         head: the id of the last message of the current branch
+        created, updated: seconds since 1970; 0 is now
         """
         with self._db.transaction():
             new = self.new(model, system, title)
             self._set(new, "deleted", FILLING)
         try:
             self._messages.add_tree(new, messages, head, _FILLING_SLICE)
-            self._set(new, "deleted", None)
+            with self._db.transaction():
+                self._set(new, "deleted", None)
+                for column, when in (("created", created), ("updated", updated)):
+                    if when:
+                        self._set(new, column, when)
         except BaseException:
             with suppress(StoreError):
                 self.delete(new)
@@ -129,6 +136,23 @@ class Chats:
             " (SELECT 1 FROM messages WHERE session_id = s.id) ORDER BY s.updated DESC"
         )
         return [SessionRow(**row) for row in rows]
+
+    def beginning_with(self, messages: Sequence[MessageRow]) -> str | None:
+        """Return the id of a chat, not soft-deleted, whose oldest messages have these roles and texts. None
+        if there is none."""
+        if not messages:
+            return None
+        wanted = [(message.role, message.content) for message in messages]
+        rows = self._db.rows(
+            "SELECT m.session_id FROM messages m JOIN sessions s ON s.id = m.session_id"
+            " WHERE m.parent IS NULL AND m.role = ? AND m.content = ? AND s.deleted IS NULL",
+            *wanted[0],
+        )
+        for row in rows:
+            known = self._messages.all(row["session_id"])[: len(wanted)]
+            if [(message.role, message.content) for message in known] == wanted:
+                return str(row["session_id"])
+        return None
 
     def ids(self) -> set[str]:
         """Return the ids of all chats, with empty and soft-deleted ones."""

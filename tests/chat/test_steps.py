@@ -110,3 +110,14 @@ def test_edit_shows_the_question_or_asks_for_a_reply_to_new_words(runtime, state
 def test_quit_ends_the_chat(runtime, state):
     assert take("quit", runtime, state).leaves
     assert "/rate up|down|1-5 [NOTE]" in take("help", runtime, state).words
+
+
+def test_a_chat_that_is_there_already_is_opened_and_not_imported_again(open_tiny, tmp_path):
+    file = tmp_path / "talk.json"
+    file.write_text('[{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]')
+    with open_tiny() as runtime:
+        state = ChatState(ChatOptions())
+        first, second = (take("import", runtime, state, str(file)) for _ in range(2))
+        assert first.opens == second.opens and second.words == "Chat: hello (this chat was there already)"
+        with pytest.raises(UsageError, match="`ruvmlx sessions import` takes all files"):
+            take("import", runtime, state, str(tmp_path))

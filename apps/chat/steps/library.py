@@ -59,8 +59,11 @@ def export(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def import_file(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    return _open_chat(runtime, chat_files.import_file(runtime, argument, state.options.files))
+    found = chat_files.import_file(runtime, argument, state.options.files)
+    said = "" if found.is_new else "This chat was there already"
+    return _open_chat(runtime, found.session_id, said)
 
 
-def _open_chat(runtime: Runtime, session: str) -> Outcome:
-    return Outcome(f"Chat: {chat_files.title(runtime, session)}", opens=session, retell=True)
+def _open_chat(runtime: Runtime, session: str, said: str = "") -> Outcome:
+    words = f"Chat: {chat_files.title(runtime, session)}" + (f" ({said.lower()})" if said else "")
+    return Outcome(words, flash=said, opens=session, retell=True)
