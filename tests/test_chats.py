@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from ruvmlx import soft_delete
 from ruvmlx.engine import Sampling
 from ruvmlx.engine.detokenize import StreamDecoder
 from ruvmlx.engine.types import Begun
@@ -152,6 +151,11 @@ def test_what_cannot_be_gone_on_with(open_tiny):
         assert len(runtime.chats.turns(chat)) == 2
 
 
+def deleted_hours_ago(store, chat, hours):
+    with contextlib.closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE sessions SET deleted = ? WHERE id = ?", (time.time() - 3600 * hours, chat))
+
+
 def test_a_deleted_chat_can_come_back_for_a_day(open_tiny):
     """Whoever deleted it may end meanwhile: the command line, the app and the server keep the same day."""
     with open_tiny() as runtime:
@@ -163,9 +167,10 @@ def test_a_deleted_chat_can_come_back_for_a_day(open_tiny):
     with open_tiny() as runtime:
         runtime.store.chats.restore(kept)
         assert runtime.chats.last_chat() == kept and len(runtime.chats.turns(gone)) == 2
-        yesterday = time.time() - soft_delete.DAYS * 86400 - 1
-        with contextlib.closing(sqlite3.connect(runtime.store.path)) as db, db:
-            db.execute("UPDATE sessions SET deleted = ? WHERE id = ?", (yesterday, gone))
+        deleted_hours_ago(runtime.store, gone, 23)
+    with open_tiny() as runtime:
+        assert len(runtime.chats.turns(gone)) == 2
+        deleted_hours_ago(runtime.store, gone, 25)
     with open_tiny() as runtime:
         assert runtime.chats.last_chat() == kept
         with pytest.raises(NotFound):

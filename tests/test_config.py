@@ -59,6 +59,7 @@ def test_only_the_user_can_read_the_settings():
         ("min_p", "1"),
         ("top_k", "-3"),
         ("presence_penalty", "2.1"),
+        ("frequency_penalty", "3"),
         ("repetition_penalty", "0"),
     ],
 )

@@ -427,3 +427,13 @@ def test_adapter_none_learns_nothing_but_can_be_rated_later(open_tiny):
             runtime.rate(reply_id, "up")
     with open_tiny() as runtime:
         assert runtime.rate(reply_id, "up").applied
+
+
+@pytest.mark.full("ruvmlx/store/versions.py")
+def test_the_newest_64_versions_are_not_compressed(open_tiny):
+    with open_tiny() as runtime:
+        rated = reply(runtime, seed=1)
+        for i in range(68):
+            runtime.rate(rated, "up" if i % 2 else "down")
+        packed = runtime.store.db.rows("SELECT version FROM adapters WHERE packed ORDER BY version")
+    assert [row["version"] for row in packed] == [1, 2, 3, 4]

@@ -383,7 +383,7 @@ def test_going_on_after_a_regenerated_reply_prefers_it_weakly(open_tiny):
         assert runtime.status().preferences == 0  # pressing the key says nothing yet
         say(runtime, chat, "go on")
         (found,) = runtime.learner.history.pairs.in_force()
-        assert (found.better, found.worse) == (mine, left) and 0 < found.strength < 1
+        assert (found.better, found.worse, found.strength) == (mine, left, 0.3)
         say(runtime, chat, "and on")
         assert runtime.status().preferences == 1
 

@@ -74,6 +74,12 @@ def test_measured_replies_are_bounded(store, monkeypatch):
     assert len(kept) == 4 and kept[0] == row("b") and store.kv.measurements("f", "mlx") == [row("a")]
 
 
+def test_measurements_of_the_newest_32_replies_are_kept(store):
+    for i in range(40):
+        store.kv.add_measured("f", "native", row(f"{i:02}"))
+    assert [r.reply_id for r in store.kv.measurements("f", "native")] == [f"{i:02}" for i in range(8, 40)]
+
+
 def test_a_choice_is_witnessed_when_it_changes(store):
     for hot, context in ((64, 1), (64, 2), (256, 2)):
         report = {"reason": "a test", "context": context}

@@ -236,3 +236,16 @@ def test_a_newer_store_is_refused(tmp_path):
     with pytest.raises(StoreError, match="newer ruvmlx"):
         Store(path)
     assert stat.S_ISREG(path.stat().st_mode)
+
+
+def test_the_newest_50_replies_keep_their_traces(store):
+    for i in range(53):
+        store.replies.add(a_reply(f"{i:02}"), None)
+        store.traces.put(f"{i:02}", b"a trace")
+    assert [i for i in range(53) if store.traces.get(f"{i:02}") is None] == [0, 1, 2]
+
+
+def test_a_title_is_the_beginning_of_the_first_message(store):
+    chat = store.chats.new("m")
+    store.messages.add_user(chat, "many  words\n" * 20)
+    assert store.chats.get(chat).title.strip() == ("many words " * 20)[:60].strip()
