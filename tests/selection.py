@@ -35,12 +35,20 @@ DEAR = 1.0  # seconds of processor time
 # What the tests of each folder of tests/ test. The tests of no folder test all of RUVMLX.
 RUVMLX = ("ruvmlx", "apps", "neon", "metal_kernels")
 SUBJECTS = {
-    "backends": ("ruvmlx/backends", "ruvmlx/kernels", "ruvmlx/kv", "ruvmlx/lora", "ruvmlx/training", "neon"),
+    "backends": (
+        "ruvmlx/backends",
+        "ruvmlx/sampling.py",
+        "ruvmlx/kernels",
+        "ruvmlx/kv",
+        "ruvmlx/lora",
+        "ruvmlx/training",
+        "neon",
+    ),
     "bench": ("apps/bench",),
     "chat": ("apps/chat", "apps/attach"),
     "cli": ("apps/cli",),
     "docs": ("docs", "README.md"),
-    "engine": ("ruvmlx/engine", "ruvmlx/backends"),
+    "engine": ("ruvmlx/engine", "ruvmlx/backends", "ruvmlx/sampling.py"),
     "kernels": ("ruvmlx/kernels", "neon"),
     "kv": ("ruvmlx/kv", "ruvmlx/kernels", "neon"),
     "lora": ("ruvmlx/lora",),

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from ruvmlx.context_window import cut
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import UsageError
 from ruvmlx.models.model import Message
@@ -144,3 +145,7 @@ def test_what_was_measured_of_a_model_is_not_measured_again(open_tiny, monkeypat
     monkeypatch.setattr(Measurement, "run", lambda *_: pytest.fail("it was measured again"))
     with open_tiny() as runtime:
         runtime.learning.learner.active.measure()
+
+
+def test_the_oldest_messages_are_cut_as_soon_as_they_do_not_fit():
+    assert [cut([10, 10, last], limit=30, half=15) for last in (10, 11)] == [0, 2]

@@ -11,6 +11,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling, scheduler
 from ruvmlx.engine.best_of import requests_for
 from ruvmlx.engine.scheduler import Arrivals, Scheduler
+from ruvmlx.engine.tickets import Ticket
 from ruvmlx.errors import CacheTooLarge, UsageError
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA
@@ -387,3 +388,11 @@ def test_requests_are_not_changed(engine):
         while running.step():
             pass
     assert asked == before
+
+
+def test_a_request_that_eight_later_ones_overtook_is_one_more_important():
+    waiting = Ticket(request(priority=2), begin=None, sink=None)
+    waiting.overtaken = 7
+    assert waiting.rank == 2
+    waiting.overtaken = 8
+    assert waiting.rank == 3

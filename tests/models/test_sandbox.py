@@ -4,10 +4,12 @@ import json
 
 import jinja2
 import pytest
+from jinja2.sandbox import SecurityError
 
 from ruvmlx.errors import RuvmlxError, UnsupportedModel
 from ruvmlx.models.chat_template import ChatTemplate
 from ruvmlx.models.model import Message
+from ruvmlx.models.sandbox_bounds import Budget
 from tests.limits import peak_memory
 
 from . import template_mutants
@@ -220,3 +222,10 @@ def test_a_long_conversation_fits():
 def test_random_templates_stay_within_the_bounds(full):
     """2,000 with --full; each may take two seconds, and no memory to speak of."""
     assert template_mutants.campaign(2000 if full else 30) == []
+
+
+def test_a_number_has_at_most_4096_bits():
+    budget = Budget({})
+    budget.spread(1 << 4095)
+    with pytest.raises(SecurityError, match="4096 bits"):
+        budget.spread(1 << 4096)
