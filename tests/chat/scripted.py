@@ -202,7 +202,7 @@ class ScriptedRuntime:
         self.noticed.append((reply_id, what))
         return True
 
-    def due(self):
+    def is_due(self):
         """Is training, or a review of the tiers, due? Never."""
         self._called()
         return False

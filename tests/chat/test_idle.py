@@ -234,7 +234,7 @@ class Restful(ScriptedRuntime):
         self.is_paused = False
         self.begun: list[float] = []  # time.monotonic() of each
 
-    def due(self):
+    def is_due(self):
         self._called()
         return bool(self.lessons)
 

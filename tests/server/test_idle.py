@@ -102,7 +102,9 @@ async def test_status_names_the_work_while_it_goes_on(name):
                 seen.append(server.idle_work)
                 return {"promoted": False, "measured": 1}
 
-            due = SimpleNamespace(due=lambda: name == "training", due_when_idle=lambda: name == "measuring")
+            due = SimpleNamespace(
+                is_due=lambda: name == "training", due_when_idle=lambda: name == "measuring"
+            )
             tiers = SimpleNamespace(due_when_idle=due.due_when_idle, review=noted)
             done = work(SimpleNamespace(learning=due, tiers=tiers, consolidate=noted), threading.Event())
             self.did.append("learn")
