@@ -203,7 +203,8 @@ def _knowing(bench, run_: DrawnRun, number: int, sign: int):
 
 
 def test_the_full_loop_trains_when_the_chat_would_and_counts_its_seconds(bench, monkeypatch):
-    monkeypatch.setattr("ruvmlx.learning.Learning.is_due", lambda self: len(self.learner.history.ratings()) == 2)
+    due = "ruvmlx.learning.Learning.is_due"
+    monkeypatch.setattr(due, lambda self: len(self.learner.history.ratings()) == 2)
     trained = []
     monkeypatch.setattr(
         "ruvmlx.runtime.Runtime.consolidate", lambda self: trained.append(self) or time.sleep(0.02)
