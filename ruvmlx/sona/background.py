@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import RuvmlxError
+from ..kernels.micro import NotFinite
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
 from ..lora.layer_lora import base_part, combine_loras, fold_layers, pack_adapter
@@ -34,6 +35,7 @@ from ..models.model import Model, missing_features
 from ..pausing import Pause, Stopped, stop_when
 from ..settings import BASE_TARGETS
 from ..store import HeadMoved
+from ..training.accumulator import GradientAccumulator
 from ..training.adamw import Training
 from ..training.slices import TrainingText
 from ..training.trainer import Trainer
@@ -93,7 +95,8 @@ class Background:
         self._anchors: Sequence[Any] = []
         self._standing: dict[Place, Pair] = {}  # pairs of the layers that the run does not train
         self._promotion: PromotionTest | None = None
-        self._sum: _StepSum | None = None  # the sum so far of a step that was stopped
+        self._gradients = GradientAccumulator()  # of a step, which may have been stopped
+        self._step_key: tuple[int, int] | None = None  # the step and the version that they are for
 
     @property
     def is_paused(self) -> bool:
@@ -109,7 +112,9 @@ class Background:
     def _free(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
-        self._trainer, self._frozen, self._paused, self._promotion, self._sum = None, {}, None, None, None
+        self._trainer, self._frozen, self._paused, self._promotion = None, {}, None, None
+        self._step_key = None
+        self._gradients.reset()
         self._sizes = GradientSizes()
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
@@ -158,7 +163,7 @@ class Background:
         """The stopped run, if its weights are an ancestor of those in use and the settings are the same."""
         history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
-            self._promotion = self._sum = None
+            self._promotion = self._step_key = None
             if data := history.training():
                 pause()
                 training = Training.from_bytes(data, pause)
@@ -168,7 +173,7 @@ class Background:
             same = same and facts["anchors"] == self._anchor_ids()
             if same and history.leads_to(facts["version"], state.version):
                 return training
-        self._paused = self._promotion = self._sum = None
+        self._paused = self._promotion = self._step_key = None
         return None
 
     def _promotion_test(self, buffer: Buffer, pause: Pause) -> PromotionTest:
@@ -248,16 +253,15 @@ class Background:
         if progress is not None:
             progress(training.step, self.settings.steps, math.nan)
         while training.step < self.settings.steps:
-            loss, grads = self._gradients(training, buffer, promotion, pause)
-            if not np.isfinite(loss) or not all(np.isfinite(g).all() for p in grads.values() for g in p):
+            self._accumulate(training, buffer, promotion, pause)
+            try:
+                loss = self._apply(training, pause)
+            except NotFinite:
                 self._free()
                 self._learner.history.put_training(None)  # or the next run would resume from it
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
-                )
-            pause()
-            training.update(grads, self.settings.rate(training.step), self.settings.clip, pause)
-            self._sum = None
+                ) from None
             pause()
             if training.step % SAVE_EVERY == 0 and training.step < self.settings.steps:
                 data = training.to_bytes()
@@ -275,35 +279,42 @@ class Background:
         pause()
         return self._trainer
 
-    def _gradients(
+    def _apply(self, training: Training, pause: Pause) -> float:
+        """Make the step from the gradients that were accumulated; returns the loss."""
+        given = training, self.settings.rate(training.step), self.settings.clip
+        if not self.settings.ewc:
+            return self._gradients.apply(*given, pause)
+        penalty = self._learner.anchors.penalty(training.base, self._anchors, self.settings.ewc, pause)
+        return self._gradients.apply_with_ewc(*given, penalty, pause)
+
+    def _accumulate(
         self, training: Training, buffer: Buffer, promotion: PromotionTest, pause: Callable[[], None]
-    ) -> tuple[float, dict[Place, Pair]]:
-        """Return one step's loss and gradients. A stopped step resumes after its last finished text."""
+    ) -> None:
+        """Accumulate one step's gradients. A stopped step resumes after its last finished text."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
         standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active
         whole = combine_loras(standing, self._learner.layer_lora) or standing
-        total = self._sum = self._sum if self._sum is not None and self._sum.key == key else _StepSum(key)
+        total = self._gradients
+        if self._step_key != key:
+            total.reset()
+        self._step_key = key
         examples, texts = buffer.batch(training.facts["version"], training.step)
         frozen = training.facts["frozen"]
         promotion.frozen_logprobs(examples, frozen)
-        for example in examples[total.parts :]:
-            push = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
-            value, grads = trainer.reply(
-                whole, example.text, total.weight_recorder(push, -1 / len(examples)), pause
-            )
-            total.add(value, base_part(grads, base))
+        for example in examples[total.pending :]:
+            now = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
+            push = _Weight(now, -1 / len(examples))
+            value, grads = trainer.reply(whole, example.text, push, pause)
+            total.accumulate(push.last * value, base_part(grads, base))
             pause()
-        for text in texts[max(0, total.parts - len(examples)) :]:
+        for text in texts[max(0, total.pending - len(examples)) :]:
             if text not in self._frozen:
                 self._frozen[text] = trainer.states(None, text, pause)
-            hold = total.weight_recorder(lambda kl: self.settings.kl, 1 / len(texts))
+            hold = _Weight(lambda kl: self.settings.kl, 1 / len(texts))
             value, grads = trainer.kl(whole, text, self._frozen[text], hold, pause)
-            total.add(value, base_part(grads, base))
+            total.accumulate(hold.last * value, base_part(grads, base))
             pause()
-        if total.parts == len(examples) + len(texts):
-            total.plus(*self._learner.anchors.penalty(base, self._anchors, self.settings.ewc, pause))
-        return total.loss, total.pairs
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -361,37 +372,15 @@ def coefficient(example: RatedExample, frozen: float, nll: float, now: float) ->
     return w + (nll if example.reward > 0 else 0.0)
 
 
-class _StepSum:
-    """The sum of a step's losses and gradients."""
+class _Weight:
+    """`weigh` times share, as a function that keeps its last result."""
 
-    def __init__(self, key: tuple[int, int]) -> None:
-        """key: the step and the version in use to which the sum belongs."""
-        self.key, self.parts = key, 0
-        self.loss, self.pairs = 0.0, dict[Place, Pair]()
-        self._weight = 0.0
+    def __init__(self, weigh: Callable[[float], float], share: float):
+        self._weigh, self._share, self.last = weigh, share, 0.0
 
-    def weight_recorder(self, weigh: Callable[[float], float], share: float) -> Callable[[float], float]:
-        """Return a function: `weigh` times share. It keeps its last result for `add`."""
-
-        def weight(value: float) -> float:
-            self._weight = weigh(value) * share
-            return self._weight
-
-        return weight
-
-    def add(self, value: float, grads: dict[Place, Pair]) -> None:
-        """Add a text's loss, times the last result of `weight_recorder`, and its gradients, which are already
-        weighted."""
-        self.plus(self._weight * value, grads)
-
-    def plus(self, value: float, grads: dict[Place, Pair]) -> None:
-        self.loss, self.parts = self.loss + value, self.parts + 1
-        for place, pair in grads.items():
-            if place in self.pairs:
-                for total, more in zip(self.pairs[place], pair, strict=True):
-                    total += more
-            else:
-                self.pairs[place] = pair
+    def __call__(self, value: float) -> float:
+        self.last = self._weigh(value) * self._share
+        return self.last
 
 
 def _report(promoted: bool, reason: str, **more: Any) -> dict[str, Any]:

@@ -250,9 +250,10 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
 
 PARTS = (
     "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "trainer._layer_input",
-    "trainer._run", "trainer.states", "adamw.update", "checkpoints.put_training", "background._gradients",
-    "promotion.frozen_logprobs", "promotion._nll", "promotion._loss", "reference_text.read",
-    "kl_probe.run", "base_probe._compare", "promotion._probed_base", "adapter_history.promote",
+    "trainer._run", "trainer.states", "adamw.update", "checkpoints.put_training", "background._accumulate",
+    "accumulator.apply_with_ewc", "promotion.frozen_logprobs", "promotion._nll", "promotion._loss",
+    "reference_text.read", "kl_probe.run", "base_probe._compare", "promotion._probed_base",
+    "adapter_history.promote",
 )  # fmt: skip
 
 
