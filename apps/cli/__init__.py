@@ -67,6 +67,7 @@ FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # verb -> file
     "restore": "backup",
     "config": "settings",
     "ls": "models",
+    "mcp": "agent_tools",
     "models": "models",
     "ps": "open_models",
     "stop": "open_models",

@@ -34,7 +34,17 @@ SECTIONS = {
     "What was learned": ("learn", "adapters", "prove"),
     "Your chats and settings": ("sessions", "log", "backup", "restore", "config"),
     "Models": ("ls", "models", "pull", "show", "rm", "perplexity"),
-    "Programs and this machine": ("serve", "embed", "connect", "ps", "stop", "doctor", "bench", "completion"),
+    "Programs and this machine": (
+        "serve",
+        "embed",
+        "connect",
+        "mcp",
+        "ps",
+        "stop",
+        "doctor",
+        "bench",
+        "completion",
+    ),
 }
 
 PAGES = {
@@ -316,6 +326,11 @@ PAGES = {
         "Let another program use the server",
         ("connect claude", "print its configuration, for the running server"),
         ("connect codex --write", "write it; `connect codex --undo` takes it back"),
+    ),
+    "mcp": _page(
+        "Let an agent rate replies and search your chats",
+        ("mcp", "an MCP server on standard input and output, for the running server"),
+        ("mcp --server http://127.0.0.1:9000", "of another port"),
     ),
     "ps": _page(
         "List the models that the server has open",

@@ -41,14 +41,17 @@ def answer_of(
     body: Any = None,
     timeout: float = 60.0,
     headers: Mapping[str, str] | None = None,
+    method: str | None = None,
 ) -> Any:
-    """The server's JSON to GET, or with a body to POST. RuvmlxError, one line, if it refuses, or if none
-    answers."""
+    """The server's JSON to GET, or with a body to POST, or to another method. RuvmlxError, one line, if it
+    refuses, or if none answers."""
     url, sent = f"{server.rstrip('/')}{path}", {"content-type": "application/json", **(headers or {})}
     sent |= {"authorization": f"Bearer {key}"} if key else {}
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, sent), timeout=timeout) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, sent, method=method), timeout=timeout
+        ) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise _refusal(url, error) from None

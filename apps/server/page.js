@@ -189,13 +189,20 @@ function clear() {
 
 /* -- one chat -------------------------------------------------------------------------------------- */
 
+/* Change the page; who has read to its end stays there. */
+function follow(change) {
+  const isAtEnd = innerHeight + scrollY > document.body.scrollHeight - 40;
+  change();
+  if (isAtEnd) scrollTo(0, document.body.scrollHeight);
+}
+
 /* The newest turn is next to the message box. */
 function addTurn(role, isNew) {
   const turn = make("div", "turn " + role);
   const thought = make("div", "thought"), text = make("div", "text"), done = make("div", "done row");
   turn.append(make("div", "who", role === "user" ? "you" : "model"), thought, text, done);
   at("turns").append(turn);
-  if (isNew) turn.scrollIntoView({ block: "nearest" });
+  if (isNew) scrollTo(0, document.body.scrollHeight);
   return { turn, thought, text, done };
 }
 
@@ -210,11 +217,11 @@ async function render(places) {
   try {
     const texts = places.map((place) => place.textContent);
     const made = (await (await ask("POST", "/v1/markdown", { texts })).json()).html;
-    places.forEach((place, i) => {
+    follow(() => places.forEach((place, i) => {
       place.replaceChildren(...new DOMParser().parseFromString(made[i], "text/html").body.childNodes);
       place.classList.remove("plain");
       for (const link of place.querySelectorAll("a")) { link.target = "_blank"; link.rel = "noopener noreferrer"; }
-    });
+    }));
   } catch { /* the plain text stays */ }
 }
 
@@ -273,8 +280,10 @@ async function send(text) {
       id = piece.id;
       if (piece.chat && talk === messages) chat = piece.chat;
       written += piece.text;
-      turn.thought.textContent += piece.thought;
-      showPlain(turn.text, written);
+      follow(() => {
+        turn.thought.textContent += piece.thought;
+        showPlain(turn.text, written);
+      });
     }
   } catch (error) {
     if (error.name !== "AbortError") showWrong(error);
@@ -286,7 +295,7 @@ async function send(text) {
   }
   if (written) {
     talk.push({ role: "assistant", content: written });
-    offerRating(turn.done, id, null);
+    follow(() => offerRating(turn.done, id, null));
     await render([turn.text]);
   } else {  // the next question must not follow one without an answer
     talk.pop();

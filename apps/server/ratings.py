@@ -143,7 +143,41 @@ def _reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
     return reply
 
 
+SHOWN_REPLIES, SHOWN_LETTERS = 50, 300
+
+
+class ReplyCard(Struct):
+    """A reply. question, text: their beginnings. created: a Unix time."""
+
+    id: ReplyId
+    question: str
+    text: str
+    created: float
+    rating: str | None
+
+
+class ReplyCards(Struct):
+    """The newest replies of this API key, the newest first."""
+
+    replies: list[ReplyCard]
+
+
+async def list_replies(call: Call) -> Answer:
+    """The newest replies that can be rated."""
+
+    def cards(runtime: Runtime) -> ReplyCards:
+        rows = runtime.store.replies.newest(call.salt, SHOWN_REPLIES)
+        return ReplyCards([
+            ReplyCard(row.id, row.prompt[:SHOWN_LETTERS], row.text[:SHOWN_LETTERS], row.created, row.rating)
+            for row in rows
+        ])  # fmt: skip
+
+    async with call.models.using_any() as serving:
+        return await serving.host.call_between(cards)
+
+
 ENDPOINTS = [
+    Endpoint("GET", "/v1/replies", list_replies, "List the newest replies.", ReplyCards, is_private=True),
     Endpoint(
         "POST", "/v1/ratings", rate, "Rate a reply: the weights change at once.",
         RatingAnswer | PreferenceAnswer, body=RatingBody, statuses=(404, 409),

@@ -82,6 +82,17 @@ class ReplyWords:
     finish_reason: str
 
 
+@dataclass(frozen=True)
+class TenantReply:
+    """A reply as a list shows it. prompt: the question. created: seconds since 1970."""
+
+    id: str
+    prompt: str
+    text: str
+    created: float
+    rating: str | None
+
+
 class Replies:
     """The table `replies`: every reply, in a chat or outside of chats."""
 
@@ -146,6 +157,17 @@ class Replies:
         if len(rows) > 1:
             raise NotFound(f"{reply_id!r} is the beginning of more than one reply id; give more of it.")
         return _from_columns(ReplyRow(**rows[0]))
+
+    def newest(self, tenant: str, limit: int) -> list[TenantReply]:
+        """Return a tenant's newest replies that still have words, the newest first."""
+        rows = self._db.rows(
+            "SELECT r.id, r.prompt, r.text, r.created, (SELECT rating FROM ratings WHERE reply_id = r.id"
+            " AND in_force ORDER BY id DESC LIMIT 1) AS rating FROM replies r"
+            " WHERE r.tenant = ? AND r.text != '' ORDER BY r.seq DESC LIMIT ?",
+            tenant,
+            limit,
+        )
+        return [TenantReply(**row) for row in rows]
 
     def tokens(self, reply_id: str) -> list[int]:
         """Return the token ids of the prompt and the reply; [] if the reply was deleted."""

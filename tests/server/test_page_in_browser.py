@@ -205,3 +205,25 @@ def test_phone_and_dark(window, serve, one, width, scheme):
     assert 0 <= box[0] < box[1] <= 700
     colour = window.run("return getComputedStyle(document.body).color")
     assert (colour == "rgb(255, 255, 255)") == (scheme == "dark")
+
+
+def test_a_long_reply_is_followed(window, serve):
+    """The page stays at its end while a reply grows, unless the reader has scrolled up."""
+    running = serve(max_tokens=4)
+    window.emulate(400, 500, "light")
+    open_with_key(window, running)
+    submit = running.serving.host.submit
+
+    async def long(request, session_id=None):
+        async for chunks in submit(request, session_id):
+            yield [replace(chunk, text="word\n\n" * 40 if chunk.generated else "") for chunk in chunks]
+
+    running.serving.host.submit = long
+    window.type("#ask", "hello\n")
+    window.wait(lambda: window.sees(".turn .up"))
+    at_end = "return innerHeight + scrollY > document.body.scrollHeight - 40"
+    window.wait(lambda: window.run(at_end))
+    assert window.run("return document.body.scrollHeight") > 2000
+    window.run("scrollTo(0, 0)")
+    window.run("follow(() => at('turns').append(make('p', '', 'more')))")
+    assert window.run("return scrollY") == 0

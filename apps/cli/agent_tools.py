@@ -1,0 +1,82 @@
+"""`mcp`: an MCP server over standard input and output. An agent rates replies of the running `ruvmlx serve`,
+takes ratings back, and searches the user's chats."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+import click
+
+from ruvmlx import __version__
+from ruvmlx.errors import RuvmlxError
+
+from .running_server import answer_of, saved_key, server_options
+from .verb import Verb
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+INSTRUCTIONS = """\
+These tools teach the user's own local model. Rate a reply only when the user says what they think of it:
+find its id with `replies`, then call `rate`. `undo` takes that rating back."""
+Rating = Literal["up", "down", "1", "2", "3", "4", "5"]
+
+
+@click.command("mcp", cls=Verb)
+@server_options
+def mcp(server: str, api_key: str | None) -> None:
+    """Offer ratings and the search of chats to an agent, as an MCP server on standard input and output.
+
+    It asks the running `ruvmlx serve`, with a key of the chat app.
+    """
+    agent_server(server, saved_key(server, api_key)).run("stdio")
+
+
+def agent_server(server: str, key: str | None) -> "MCPServer":
+    """The MCP server. RuvmlxError where the package is missing."""
+    try:
+        from mcp.server.mcpserver import MCPServer
+    except ImportError:
+        raise RuvmlxError(
+            "`ruvmlx mcp` needs the package mcp, version 2; install it with `pip install 'ruvmlx[mcp]'`."
+        ) from None
+    made = MCPServer("ruvmlx", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+    ask = partial(_ask, server, key)
+
+    @made.tool()
+    def replies(limit: int = 10) -> list[dict[str, Any]]:
+        """The newest replies of the local model: id, question, beginning of the text, rating."""
+        found: list[dict[str, Any]] = ask("/v1/replies")["replies"]
+        return found[: max(1, limit)]
+
+    @made.tool()
+    def rate(reply_id: str, rating: Rating, note: str = "") -> dict[str, Any]:
+        """Rate a reply as the user does: up, down, or 1 to 5. The model's weights change at once. note: why,
+        in the user's words."""
+        return dict(ask("/v1/ratings", {"id": reply_id, "rating": rating, "note": note or None}))
+
+    @made.tool()
+    def undo(reply_id: str) -> dict[str, Any]:
+        """Take the rating of a reply back, as if it had never been given."""
+        return dict(ask(f"/v1/ratings/{quote(reply_id, safe='')}", method="DELETE"))
+
+    @made.tool()
+    def search_chats(words: str, limit: int = 20) -> list[dict[str, Any]]:
+        """Messages and titles of the user's chats that have all of these words, the newest first."""
+        body = {"words": words, "limit": max(1, min(limit, 200))}
+        return list(ask("/v1/chats/search", body)["hits"])
+
+    return made
+
+
+def _ask(server: str, key: str | None, path: str, body: Any = None, method: str | None = None) -> Any:
+    """The server's answer; ToolError, which the agent reads, if it refuses."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    try:
+        return answer_of(server, path, key, body, method=method)
+    except RuvmlxError as error:
+        raise ToolError(str(error)) from None
+
+
+VERBS = [mcp]
