@@ -103,10 +103,10 @@ async function refresh() {
 async function begin() {
   const names = (await (await ask("GET", "/v1/models")).json()).data.map((card) => card.id);
   at("names").replaceChildren(...names.map((name) => make("option", "", name)));
+  await showChats();
   at("login").hidden = true;
   at("main").hidden = at("tabs").hidden = false;
   at("kept").open = matchMedia("(min-width: 45rem)").matches;
-  await showChats();
   at("ask").focus();
 }
 
@@ -131,16 +131,15 @@ async function showLearned() {
 /* -- the user's chats ------------------------------------------------------------------------------ */
 
 async function showChats() {
-  keeps = false;
-  at("unlock").hidden = false;
-  if (!sessionStorage.getItem(KEY)) return;
+  let may = sessionStorage.getItem(KEY) !== null;  // meanwhile a message may be sent as before
   try {
-    const found = (await (await ask("GET", "/v1/chats")).json()).chats;
-    keeps = true;
+    const found = may ? (await (await ask("GET", "/v1/chats")).json()).chats : [];
     at("chats").replaceChildren(...found.map(cardOf));
   } catch (error) {
+    may = false;
     showWrong(error);
   }
+  keeps = may;
   at("unlock").hidden = keeps;
 }
 
