@@ -144,7 +144,7 @@ def _direction(runtime: Any) -> Row:
     """The direction in which a rating pushes, from what was prepared of its reply while the user reads."""
     learner = runtime.learner
     probe, trace = learner.probe, next(reversed(learner.traces.held.values()))
-    stats, before = instant.prepare_stats(trace, probe), instant.held(learner.micro, probe)
+    stats, before = instant.prepare_stats(trace, probe), instant.stored_evidence(learner.micro, probe)
     times = _timed(lambda i: instant.gradient_of(stats, 1.0 if i % 2 else -1.0, before, probe))
     return _median("gradient direction of a rating, median", times, "us", 15)
 
@@ -155,7 +155,7 @@ def _bookkeeping() -> Row:
     given = signal.extract("reply", "up", counts, None, 1.1, 1, 200)
 
     def update(i: int) -> None:
-        instant.retention_factor(instant.turned(0.1, 1.0 if i % 2 else -1.0, 0.05))
+        instant.retention_factor(instant.next_trend(0.1, 1.0 if i % 2 else -1.0, 0.05))
         pace.ratio(100.0 + i % 7, 10)
         given.row()
 
