@@ -54,9 +54,9 @@ def reply(runtime, question="name a river", untouched=False):
 @pytest.fixture
 def readings(monkeypatch):
     """The texts that models read to be measured, in order."""
-    read, seen = reference_text.encoded, []
+    read, seen = reference_text.encode_pair, []
     monkeypatch.setattr(
-        reference_text, "encoded", lambda tokenizer, *text: seen.append(text[:2]) or read(tokenizer, *text)
+        reference_text, "encode_pair", lambda tokenizer, *text: seen.append(text[:2]) or read(tokenizer, *text)
     )
     monkeypatch.setattr(
         embedding.ReadQuestions, "read", _noted(embedding.ReadQuestions.read, seen)
