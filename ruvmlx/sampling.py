@@ -62,8 +62,8 @@ class ReplyOptions(TypedDict, total=False):
     temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: 0 is all. min_p: least share
     of the likeliest token's probability. seed: the same seed, the same reply. max_tokens: longest reply.
     presence_penalty, frequency_penalty: from -2 to 2; over 0, tokens that the reply has already become less
-    likely. logit_bias: (token id, bias from -100 to 100) pairs. repetition_penalty: from 0.1 to 2;
-    over 1, the same by a factor, for the last repetition_window tokens of the reply (0: all). adapter: name
+    likely. logit_bias: (token id, bias from -100 to 100) pairs. repetition_penalty: from 0.1 to 2; over 1,
+    the last repetition_window tokens of the reply (0: all) become less likely by this factor. adapter: name
     of the one that answers, for this reply alone; None or "none": the original model does.
     """
 

@@ -67,7 +67,8 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
 
 
 def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
-    """On Python's reference manual, with the usual tiers, and with the smallest ones, for short memory."""
+    """Return the rows on quality: perplexity and KL of a tiered cache compared with f16, on Python's
+    reference manual. lengths: of the tiers; only the usual ones have a target."""
     found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, *lengths)
     named = ", ".join(f"{name} {age}" for name, age in zip(LENGTHS, lengths, strict=True))
     policy, note = f"{named}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"

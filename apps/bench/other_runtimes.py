@@ -32,8 +32,8 @@ class LlamaCpp:
         sequences: int = 1,
         unified: bool = False,
     ):
-        """context: tokens of all sequences together. repack: it may arrange the weights for its fastest
-        instructions, as it does by default. unified: one buffer for the caches of all sequences."""
+        """context: tokens of all sequences together. repack: whether llama.cpp may arrange the weights for
+        its fastest instructions (its default). unified: one buffer for the caches of all sequences."""
         import llama_cpp as lib
 
         self._lib = lib

@@ -175,7 +175,7 @@ class Ruvmlx:
 
 
 def _names(tokens: list[int]) -> Chain:
-    """Names of pages in a folder that holds one model's."""
+    """Return the names of the pages. They need no key, because the cache folder is for one model."""
     return extend([root({})], tokens)
 
 

@@ -254,7 +254,7 @@ def tools_of_body(body: CountBody) -> ToolUse:
 
 
 def form_of(body: CountBody) -> ReplyForm | None:
-    """What a reply without calls must fit; None: anything."""
+    """Return the form that a reply without calls must fit; None: any text."""
     if body.output_config is None or body.output_config.format is None:
         return None
     named = NamedSchema("answer", body.output_config.format.schema, strict=True)

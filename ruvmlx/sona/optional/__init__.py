@@ -1,6 +1,6 @@
 """Parts of learning that are off by default: layers below the head, the router, EWC, measured tiers, the
 style loop.
 
-Each part implements a protocol of the core (layer_part.py, weight_anchors.py) or is opened by a setting. The
-core never imports this package except in `wiring.py`.
+Each part implements a protocol of the core (layer_part.py, weight_anchors.py) or is opened by a setting. In
+the core, only `wiring.py` and `loops.py` import this package.
 """
