@@ -1,5 +1,6 @@
-/* Attention over pages (rvm.h, "layers"): an online softmax, page by page. Hot pages are multiplied here, in
- * float; code pages by the matrix kernels (page_kernel.h). Compiled once per instruction set. */
+/* Attention over pages (rvm.h, "layers"). It computes an online softmax: after each page the maximum m, the sum l and
+ * the output O are corrected, so the scores of all pages are never stored together. Hot pages are multiplied here, in
+ * float; pages of codes by the matrix kernels (page_kernel.h). Compiled once per instruction set. */
 #include "layers.h"
 #include "page_terms.h"
 
@@ -250,7 +251,7 @@ static const float *rotated(const flash *f, size_t head_dim) {
     return f->rotated;
 }
 
-/* The queries as pages of this tier take them; made once a call. */
+/* The queries in the form that pages of this tier need. They are made once per call. */
 static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tier) {
     if (f->made[tier]) return f->codes[tier];
     const float *q = TIERS[tier].rotated ? rotated(f, a->head_dim) : f->q;
@@ -290,7 +291,7 @@ static void flash_out(const flash *f, const rvm_attention *a) {
 
 static const rvm_page *pages_of(const rvm_attention *a, size_t t) { return a->rows ? a->rows[t].pages : a->pages; }
 
-/* Does every page have data, and every code page kernels? */
+/* Does every page have data, and are there kernels for every page of codes? */
 static int good_pages(const rvm_attention *a) {
     for (size_t t = 0; t < (a->rows ? a->queries : 1); t++)
         for (size_t i = a->first_page; i < a->end_page; i++) {
@@ -312,7 +313,7 @@ static void flash_page(flash *f, const rvm_attention *a, size_t page) {
     else flash_codes_page(f, a, page);
 }
 
-/* A page for each sequence its own. */
+/* Attention over a page that the sequences do not share. */
 static void flash_own_pages(const flash *all, const rvm_attention *a, size_t page) {
     for (size_t t = 0; t < a->queries; t++) {
         flash f = flash_of(all, a, t);

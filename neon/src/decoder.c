@@ -1,5 +1,5 @@
-/* The decoder of rvm.h: every thread walks through the same phases of a chunk of tokens (pool.h), which are
- * consecutive ones of a sequence, or the next ones of several: attention alone knows which.
+/* The decoder of rvm.h. Every thread goes through the same phases of a chunk of tokens (pool.h). A chunk is either
+ * consecutive tokens of one sequence, or the next token of each of several sequences; only attention differs.
  *
  *   embed                                            x, and the rope angles of each position
  *   for each layer
@@ -53,7 +53,7 @@ static void embed_phase(const stage *s) {
             embed(s, t);
 }
 
-/* Of the last layer only what is read is computed: keys and values of all tokens, the rest for `outputs`. */
+/* The last layer computes only what is read later: keys and values of all tokens, and the rest for `outputs`. */
 static int layer_phases(stage *s) {
     linear_phase(s, ROLE_QKV);
     heads_phase(s);
@@ -107,7 +107,7 @@ static int run_forward(rvm_decoder *d, call *c) {
     return rc;
 }
 
-/* Are all pages there that will be read, and hot those that will be written? */
+/* Do all pages exist that will be read, and are those hot that will be written? */
 static int pages_fit(const rvm_decoder *d, const rvm_page *pages, size_t offset, size_t n) {
     for (size_t i = first_page_seen(offset, d->config.sliding_window); i * PAGE < offset + n; i++) {
         const int written = (i + 1) * PAGE > offset;
@@ -128,7 +128,7 @@ int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, co
     return run_forward(d, &c);
 }
 
-/* One row alone is a sequence's next token, whose phases have the fewest barriers. */
+/* A single row is run as the next token of one sequence, because those phases have the fewest barriers. */
 int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidden, float *logits,
                      const int *cancel) {
     if (!d || !rows || n == 0 || n > d->config.max_tokens) return RVM_BAD_ARGUMENT;
@@ -169,7 +169,7 @@ size_t rvm_decoder_page_bytes(const rvm_decoder *d, rvm_tier tier) {
     return (size_t)d->config.n_layers * d->config.n_kv_heads * rvm_head_page_bytes(tier, d->config.head_dim);
 }
 
-/* Looks only at what never changes in a decoder: so it needs no turn of its own. */
+/* Reads only fields that never change in a decoder, so it may run at the same time as a call. */
 int rvm_decoder_demote(const rvm_decoder *d, const rvm_page *from, const rvm_page *to) {
     if (!d || !from || !to || !from->data || !to->data) return RVM_BAD_ARGUMENT;
     return d->kernels->demote((rvm_tier)from->tier, from->data, (rvm_tier)to->tier, to->data,

@@ -81,12 +81,13 @@ struct rvm_decoder {
     atomic_flag busy;
 };
 
-/* One call: consecutive tokens of one sequence, or rows, a token each of several. Every thread has a copy, which
- * says all that the order of the phases depends on: the arrays may be gone when a thread lags. */
+/* One call: consecutive tokens of one sequence, or rows (one token of each of several sequences). Every thread has a
+ * copy. The copy holds everything that decides the order of the phases, because the arrays may no longer exist when a
+ * slow thread gets there. */
 typedef struct {
     rvm_decoder *d;
     const rvm_row *rows; /* NULL: one sequence, as the next three say */
-    /* Rows next to each other whose pages begin alike are a group: a page that they share is read once. */
+    /* Neighbouring rows whose first pages are the same form a group. A page that they share is read once. */
     size_t groups, group_chunks; /* 0: no groups; chunks of the attention of all */
     uint8_t group_end[MOST_GROUPED];
     const rvm_page *pages;
@@ -101,7 +102,7 @@ typedef struct {
 
 _Static_assert(sizeof(call) <= POOL_CONTEXT, "threads copy it");
 
-/* Where a phase stands: tokens [first, first + n) of the chunk. */
+/* The tokens of a phase: [first, first + n) of the chunk. */
 typedef struct {
     call *c;
     pool_worker *w;
@@ -125,12 +126,12 @@ static inline void checked(call *c, int rc) {
 
 static inline size_t position_of(const call *c, size_t t) { return c->rows ? c->rows[t].offset : c->position + t; }
 
-/* The first page that a query at `position` sees some token of. */
+/* The first page that holds a token which a query at `position` sees. */
 static inline size_t first_page_seen(size_t position, size_t window) {
     return window && position + 1 > window ? (position + 1 - window) / PAGE : 0;
 }
 
-/* A matrix phase: y of all layers of a role, and what follows at once (residual, swiglu). */
+/* A matrix phase: y of all layers of a role, and the operation directly after it (residual, swiglu). */
 void linear_phase(const stage *s, role r);
 
 /* The input of a role for all tokens of the stage, into d->shared. */
@@ -146,14 +147,14 @@ void heads_phase(const stage *s);
 void append_phase(const stage *s);
 void attend_phase(const stage *s);
 
-/* Into how many key ranges the stage's attention is cut. */
+/* The number of key ranges in the stage's attention. */
 size_t parts_of(const stage *s);
 
 /* Attention of the stage's tokens [begin, end) from their key ranges, if they have several: rows of [q_width], in
  * `made` or where they lie already. */
 const float *merged(const stage *s, size_t begin, size_t end, float *made);
 
-/* Fills in what a call with rows says of their groups. */
+/* Fills in the groups of a call with rows. */
 void group_rows(call *c);
 
 #endif

@@ -7,7 +7,7 @@ typedef struct {
     size_t first, stop;
 } range;
 
-/* Pages that the queries [begin, end) of the stage see some token of. */
+/* The pages that hold a token which the queries [begin, end) of the stage see. */
 static range pages_seen(const stage *s, size_t begin, size_t end) {
     const size_t first = s->first + begin, last = s->first + end - 1;
     return (range){first_page_seen(position_of(s->c, first), s->c->window), position_of(s->c, last) / PAGE + 1};
@@ -22,12 +22,13 @@ static range part_of(range pages, size_t part, size_t parts) {
     return (range){pages.first + part * n / parts, pages.first + (part + 1) * n / parts};
 }
 
-/* By the number of pages and not by their tiers: a thread that lags may ask when the caller's table is gone. */
+/* Depends on the number of pages, not on their tiers: a slow thread may call this when the caller's table no longer
+ * exists. */
 size_t parts_of(const stage *s) {
     return s->c->rows || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
 }
 
-/* Where the key range `part` of a head of the stage's token t, and those after it, are. */
+/* The address of the key range `part` of a head of the stage's token t. Later parts follow it. */
 static float *partial_at(const stage *s, size_t part, size_t head, size_t t) {
     const rvm_decoder *d = s->c->d;
     return d->partial + ((part * d->config.n_kv_heads + head) * s->n + t) * d->group * RVM_PARTIAL(d->config.head_dim);
@@ -140,7 +141,7 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, range 
     checked(s->c, d->kernels->attend(&a));
 }
 
-/* A chunk's block of queries. Key ranges are the same for all blocks, or there is but one. */
+/* One block of a chunk's queries. All blocks have the same key ranges, or there is only one block. */
 static void attend_block(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
     if (parts == 1) {
         attend(s, head, begin, end, pages_seen(s, begin, end), NULL);
@@ -159,7 +160,7 @@ static size_t blocks_in(const stage *s, size_t parts) {
     return blocks;
 }
 
-/* The last blocks see the most keys: they go first. */
+/* The last blocks see the most keys, so they are taken first. */
 static void attend_chunk(const stage *s) {
     rvm_decoder *d = s->c->d;
     const size_t heads = d->config.n_kv_heads, parts = parts_of(s), blocks = blocks_in(s, parts);
@@ -177,7 +178,7 @@ static range pages_of_row(const call *c, size_t t) {
     return (range){first_page_seen(offset, c->window), offset / PAGE + 1};
 }
 
-/* Does row t, behind row t - 1, belong to the same group? */
+/* Does row t belong to the same group as row t - 1? */
 static int goes_on(const call *c, size_t t) {
     const rvm_row *a = c->rows + t - 1, *b = c->rows + t;
     const size_t first = pages_of_row(c, t).first;
@@ -207,7 +208,7 @@ static void attend_group(const stage *s, size_t i) {
            parts > 1 ? partial_at(s, part, head, begin) : NULL);
 }
 
-/* One head of a row, in the key ranges that it would have alone: so are its sums. */
+/* One head of a row. The key ranges, and so the sums, are those that the row would have alone. */
 static void attend_row(const stage *s, size_t head, size_t t) {
     rvm_decoder *d = s->c->d;
     const range pages = pages_seen(s, t, t + 1);

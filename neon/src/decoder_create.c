@@ -7,7 +7,7 @@
 
 enum { ALIGN = 64 };
 
-/* Memory in the arena: counted first, then handed out. */
+/* Memory in the arena. The first pass counts the bytes, the second one assigns addresses. */
 typedef struct {
     uint8_t *base;
     size_t used;

@@ -1,4 +1,4 @@
-/* The decoder's matrix phases: their input, the products, and what follows at once.
+/* The decoder's matrix phases: their input, the products, and the operations directly after them.
  *
  * The input of a matrix phase (norm, merge, quantised activations) is cheap for one token: each thread
  * makes its own when it takes its first chunk, which saves a barrier. For more tokens it is a phase. */
@@ -18,7 +18,8 @@ static size_t members(rvm_decoder *d, size_t i, role r, const linear **first) {
     }
 }
 
-/* The float rows that a role reads, tokens [begin, end) of the stage: where they are, or made in to->x. */
+/* The float rows that a role reads, for the tokens [begin, end) of the stage. Returns existing rows, or makes them in
+ * to->x. */
 static const float *rows_of(const stage *s, role r, const input *to, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t dim = d->config.hidden_size, at = s->first + begin, n = end - begin;
@@ -83,7 +84,7 @@ static void add_rows_to(float *x, const float *y, size_t n, size_t stride, size_
         for (size_t k = row; k < row + rows; k++) x[t * stride + k] += y[t * stride + k];
 }
 
-/* Layers below each other: q, k and v side by side in d->qkv. */
+/* The outputs of several layers, stored side by side: q, k and v in d->qkv. */
 static void do_qkv(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     float *y = d->qkv + s->first * d->qkv_width;
@@ -112,8 +113,8 @@ static void do_add(const stage *s, const linear *l, const input *from, size_t be
     add_rows_to(d->x + s->first * dim, y, s->n, dim, row, min_size(end * RVM_TILE_ROWS, dim) - row);
 }
 
-/* Adding 1 to an exponent of all ones reaches the sign bit: and, add, or are vector operations of any machine,
- * which the largest of unsigned numbers is not. */
+/* NaN and infinity have an exponent of all ones. Adding 1 to it carries into the sign bit. And, add and or are vector
+ * operations on every machine; the maximum of unsigned numbers is not. */
 static int all_finite(const float *x, size_t n) {
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i++) {
@@ -152,7 +153,7 @@ void linear_phase(const stage *s, role r) {
     }
 }
 
-/* The head alone, over hidden states that are already normed. */
+/* Only the output head, over hidden states that have gone through the norm. */
 static void prepare_head(const stage *s, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const linear *l = &d->head;

@@ -224,7 +224,7 @@ static void rotate_panel(panel *p) {
     for (size_t i = 0; i < p->columns * n; i++) p->x[i] *= norm;
 }
 
-/* x -> codes of a tier, from those of the next higher one. Rotating twice is rotating back. */
+/* x -> codes of a tier, from those of the next higher tier. A second rotation undoes the first. */
 static void lower(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
     if (keys && TIERS[tier].rotated != TIERS[tier + 1].rotated) rotate_panel(p);
     find_scales(p, keys, tier, scales, biases);

@@ -21,7 +21,8 @@ static float log_sum_of(const float *logits, size_t vocab, float max) {
     return (float)log(sum);
 }
 
-/* The least log p that min_p permits, as a float: a log p is over it exactly when it is over the double. */
+/* The smallest log p that min_p permits, rounded to a float. The rounding keeps every comparison: a float log p is
+ * over this float exactly when it is over the double. */
 static float least_logprob(const distribution *d, double min_p) {
     if (min_p == 0) return -INFINITY;
     const double least = (double)logprob(d, d->max) + log(min_p);

@@ -74,7 +74,8 @@ static void copy_hot(uint8_t *page, size_t head_dim, uint8_t *shared, int to_pag
         }
 }
 
-/* Both orders have the same scales and biases in the same order: ours before the codes, the shared one behind. */
+/* Both orders have the same scales and biases in the same order. Our order puts them before the codes, the shared
+ * order puts them after the codes. */
 static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
     if (tier == RVM_HOT) {
         copy_hot(page, head_dim, shared, to_page);

@@ -1,13 +1,13 @@
 /* pool.h: spin for a moment, then sleep.
  *
- * Two words tell the threads what goes on; both count in their upper half:
+ * Two words describe the state to all threads. Both have a counter in their upper half:
  *
  *   gate   job number : 32 | open : 1 | threads entering : 31    pool_run opens and closes it
  *   claim  phase      : 32 | next chunk : 32                     pool_next takes chunks from it
  *
- * A chunk is taken by compare-and-swap on both halves, so that a thread that is phases behind can take
- * none of a later phase: it walks on until it has caught up. Whoever reports the last chunk done moves
- * the phase on.
+ * A thread takes a chunk by compare-and-swap on both halves. So a thread that is some phases behind cannot take a
+ * chunk of a later phase: it goes through the phases until it has caught up. The thread that reports the last chunk
+ * as done starts the next phase.
  */
 #define _GNU_SOURCE /* sched_yield, pthread_atfork and clock_gettime under -std=c11 */
 #include "pool.h"
@@ -88,7 +88,7 @@ static void wait_change(pool *p, _Atomic uint64_t *word, uint32_t old, int64_t s
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Set *word and wake who sleeps on it. Both the store here and the sleepers' count are sequentially
+/* Set *word and wake the threads that sleep on it. Both the store here and the sleepers' count are sequentially
  * consistent: either the sleeper sees the new word, or we see the sleeper. */
 static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
     atomic_store(word, value);
@@ -98,7 +98,7 @@ static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* What a thread takes along from the gate. */
+/* What a thread copies at the gate: the description of its job. */
 typedef struct {
     void (*job)(pool_worker *, void *);
     pool_worker self;
@@ -191,7 +191,7 @@ uint32_t pool_threads(const pool *p) { return p->threads; }
 
 void pool_limit(pool *p, uint32_t n) { atomic_store(&p->limit, n ? n : 1); }
 
-/* The number of the next job; 0 is left out, for it means "none seen". */
+/* The number of the next job. 0 is skipped, because it means "no job seen". */
 static uint64_t next_job(pool *p) {
     uint32_t number = upper(&p->gate) + 1;
     return (uint64_t)(number ? number : 1) << 32;

@@ -1,4 +1,4 @@
-/* A team of threads that walks through a job in phases.  Inside the library; not in rvm.h.
+/* A pool of threads that runs a job in phases. Used only inside the library; not in rvm.h.
  *
  *   static void job(pool_worker *w, void *ctx) {        // every thread runs all of it
  *       for (uint32_t i; pool_next(w, 12, &i);) part_one(ctx, i);    // 12 chunks, whoever is free
@@ -43,7 +43,7 @@ enum { POOL_CONTEXT = 256 };
  * may therefore look only at its copy, and at what never changes. */
 void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx, size_t size);
 
-/* The next of the phase's n chunks in *i, or 0 once all n are done. */
+/* Stores the index of the phase's next chunk in *i and returns 1; returns 0 when all n chunks are done. */
 int pool_next(pool_worker *w, uint32_t n, uint32_t *i);
 
 #endif
