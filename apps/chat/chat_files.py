@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ruvmlx.chat_file import (
@@ -16,6 +16,7 @@ from ruvmlx.chat_file import (
 )
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.runtime import Runtime
+from ruvmlx.store import SessionRow
 from ruvmlx.text import excerpt, one_line
 
 from .user_files import UserFiles
@@ -32,6 +33,7 @@ class ChatEntry:
     turns: int
     updated: float
     said: str = ""
+    is_pinned: bool = False
 
     @property
     def when(self) -> str:
@@ -43,19 +45,33 @@ class ChatEntry:
 
 
 def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
-    """All chats, or those that contain these words; the newest first."""
+    """All chats, or those that contain these words; pinned ones first, then the newest."""
     store, wanted = runtime.store, words.split()
     if not wanted:
-        return [
-            ChatEntry(s.id, one_line(s.title) or "Untitled", s.turns, s.updated) for s in store.chats.all()
-        ]
+        return _in_order(_entry(s) for s in store.chats.all())
     found: dict[str, ChatEntry] = {}
     for hit in store.search.find(words):
         said = excerpt(hit.content, wanted) if hit.message_id is not None else ""
         s = hit.session
         if s.id not in found or not found[s.id].said:
-            found[s.id] = ChatEntry(s.id, one_line(s.title) or "Untitled", s.turns, s.updated, said)
-    return sorted(found.values(), key=lambda entry: -entry.updated)
+            found[s.id] = _entry(s, said)
+    return _in_order(found.values())
+
+
+def _entry(session: SessionRow, said: str = "") -> ChatEntry:
+    title = one_line(session.title) or "Untitled"
+    return ChatEntry(session.id, title, session.turns, session.updated, said, bool(session.pinned))
+
+
+def _in_order(found: Iterable[ChatEntry]) -> list[ChatEntry]:
+    return sorted(found, key=lambda entry: (not entry.is_pinned, -entry.updated))
+
+
+def pin(runtime: Runtime, session: str) -> str:
+    """Pin a chat, or unpin a pinned one; says which."""
+    pinned = not runtime.store.chats.get(session).pinned
+    runtime.store.chats.pin(session, pinned)
+    return "Pinned: it stands first in your chats" if pinned else "No longer pinned"
 
 
 def lines(runtime: Runtime, words: str = "") -> list[str]:
@@ -66,6 +82,7 @@ def lines(runtime: Runtime, words: str = "") -> list[str]:
     place = {entry.id: n for n, entry in enumerate(entries(runtime), 1)}
     return [
         f"{place[entry.id]}. {entry.title}, {entry.turns} messages, {entry.when}"
+        + (", pinned" if entry.is_pinned else "")
         + (f": {entry.said}" if entry.said else "")
         for entry in listed
     ]
@@ -79,7 +96,7 @@ def find(runtime: Runtime, argument: str, listed: Sequence[str] = ()) -> str:
     if not argument:
         raise UsageError("which chat? Give its number in /chats, or its id")
     if argument.isascii() and argument.isdigit() and len(argument) < ID_LENGTH // 2:
-        listed = listed or [chat.id for chat in runtime.store.chats.all()]
+        listed = listed or [entry.id for entry in entries(runtime)]
         if not 1 <= int(argument) <= len(listed):
             raise NotFound(f"no chat number {argument}; /chats lists {len(listed)}")
         return runtime.store.chats.find(listed[int(argument) - 1])

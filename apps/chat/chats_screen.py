@@ -29,6 +29,7 @@ class ChatsScreen(ModalScreen[str | None]):
     BINDINGS: ClassVar = [
         *keys.OF_LISTS,
         Binding("ctrl+t", "rename", "Rename", show=False, priority=True, id="chat_rename"),
+        Binding("ctrl+f", "pin", "Pin", show=False, priority=True, id="chat_pin"),
         Binding("ctrl+x", "delete", "Delete", show=False, priority=True, id="chat_delete"),
         Binding("ctrl+z", "bring_back", "Bring back", show=False, priority=True, id="chat_bring_back"),
     ]
@@ -57,8 +58,9 @@ class ChatsScreen(ModalScreen[str | None]):
     @property
     def _hints(self) -> str:
         rename, delete = self._key("chat_rename", "^t"), self._key("chat_delete", "^x")
+        pin = self._key("chat_pin", "^f")
         back, close = self._key("chat_bring_back", "^z"), self._key("close", "esc")
-        return f"⏎ Open   {rename} Rename   {delete} Delete   {back} Bring back   {close} Close"
+        return f"⏎ Open  {rename} Rename  {pin} Pin  {delete} Delete  {back} Bring back  {close} Close"
 
     @property
     def options(self) -> OptionList:
@@ -104,7 +106,8 @@ class ChatsScreen(ModalScreen[str | None]):
     def _row(self, entry: chat_files.ChatEntry) -> Content:
         """One line, cut to the list's width: the title, then right-aligned the number of messages and the
         date."""
-        mark = "● " if entry.id == self._chat.state.session else "  "
+        mark = "★ " if entry.is_pinned else "  "
+        mark = "● " if entry.id == self._chat.state.session else mark
         facts = f"{entry.turns:>6} · {entry.when:>6}"
         room = max(10, self.options.size.width - cell_len(mark + facts) - 2)
         title = entry.title if cell_len(entry.title) <= room else set_cell_size(entry.title, room - 1) + "…"
@@ -168,6 +171,15 @@ class ChatsScreen(ModalScreen[str | None]):
         self._end_naming()
         if await self._done(lambda runtime: chat_files.rename(runtime, entry.id, title)):
             self._search(entry.id)
+
+    @work
+    async def action_pin(self) -> None:
+        if self._naming or not (entry := await self._settled_choice()):
+            return
+        said: list[str] = []
+        if await self._done(lambda runtime: said.append(chat_files.pin(runtime, entry.id))):
+            self._search(entry.id)
+            self._say(f"{said[0]}: {entry.title}" if entry.is_pinned else said[0])
 
     @work
     async def action_delete(self) -> None:

@@ -141,6 +141,9 @@ COMMANDS = {
         "/title TEXT", "rename this chat", library.title,
         title="Rename this chat", takes_argument=True, asks=True,
     ),
+    "pin": CommandSpec(
+        "/pin", "show this chat first in lists, or no longer", library.pin, title="Pin this chat"
+    ),
     "fork": CommandSpec("/fork", "continue in a copy of this chat", library.fork, title="Fork this chat"),
     "delete": CommandSpec(
         "/delete [now]", "delete this chat; now: for good, at once", library.delete,

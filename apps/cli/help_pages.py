@@ -206,6 +206,11 @@ PAGES = {
         ('sessions rename last "Trip to Paris"', "the chat that was used last"),
         ("sessions rename 3f2a Cooking", "an id may be shortened"),
     ),
+    "sessions pin": _page(
+        "Show a chat first in lists",
+        ("sessions pin last", "the chat that was used last"),
+        ("sessions pin 3f2a --off", "no longer"),
+    ),
     "sessions fork": _page(
         "Copy a chat, to continue it differently",
         ("sessions fork last", "the chat that was used last"),

@@ -30,7 +30,9 @@ def _store(reading: bool = False):
 
 
 def _facts(session) -> dict[str, Any]:
-    return {"id": session.id, "title": session.title, "turns": session.turns, "updated": session.updated}
+    return {"id": session.id, "title": session.title, "turns": session.turns, "updated": session.updated} | {
+        "pinned": bool(session.pinned)
+    }
 
 
 COLUMNS = (
@@ -44,8 +46,12 @@ COLUMNS = (
 def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
     table(
         COLUMNS,
-        [(r["id"], ago(r["updated"]), f"{r['turns']:,}", one_line(r["title"]) or "Untitled") for r in rows],
+        [(r["id"], ago(r["updated"]), f"{r['turns']:,}", _title(r)) for r in rows],
     )
+
+
+def _title(row: dict[str, Any]) -> str:
+    return ("★ " if row["pinned"] else "") + (one_line(row["title"]) or "Untitled")
 
 
 @click.group(cls=VerbGroup)
@@ -56,8 +62,9 @@ def sessions() -> None:
 @sessions.command("ls")
 @json_option
 def list_sessions(as_json: bool) -> None:
-    """List all chats, the newest first."""
+    """List all chats: pinned ones first, then the newest."""
     rows = [_facts(s) for s in _store(reading=True).chats.all()]
+    rows.sort(key=lambda row: not row["pinned"])
     if as_json:
         print_json(rows)
         return
@@ -259,6 +266,15 @@ def rename_session(session_id: str, title: str) -> None:
     """Rename a chat."""
     store = _store()
     store.chats.set_title(store.chats.find(session_id), title)
+
+
+@sessions.command("pin")
+@chat_id
+@click.option("--off", is_flag=True, help="No longer.")
+def pin_session(session_id: str, off: bool) -> None:
+    """Show a chat first in lists."""
+    store = _store()
+    store.chats.pin(store.chats.find(session_id), not off)
 
 
 @sessions.command("fork")

@@ -20,7 +20,7 @@ TITLE = 200  # the maximum number of characters in a title
 _SLICE = 50  # messages that one transaction erases: about 30 ms
 _LONGEST_PAUSE = 0.1  # the maximum number of seconds between two such transactions
 _SELECT = (
-    "SELECT s.id, s.title, s.system, s.model, s.updated, s.created,"
+    "SELECT s.id, s.title, s.system, s.model, s.updated, s.created, s.pinned,"
     " (SELECT count(*) FROM messages WHERE session_id = s.id) AS turns FROM sessions s "
 )
 
@@ -31,6 +31,7 @@ class SessionRow:
 
     turns: the number of messages of all branches
     updated, created: seconds since 1970
+    pinned: 1 for a chat that lists show first
     """
 
     id: str
@@ -40,6 +41,7 @@ class SessionRow:
     turns: int
     updated: float
     created: float = 0.0
+    pinned: int = 0
 
 
 class Chats:
@@ -177,6 +179,10 @@ class Chats:
 
     def set_title(self, session_id: str, title: str) -> None:
         self._set(session_id, "title", " ".join(title.split())[:TITLE])
+
+    def pin(self, session_id: str, pinned: bool = True) -> None:
+        """Show a chat first in lists, or no longer."""
+        self._set(session_id, "pinned", int(pinned))
 
     def _set(self, session_id: str, column: str, value: str | float | None) -> None:
         with self._db.transaction():

@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 11
+VERSION = 12
 
 # Token ids are little-endian int32. Vectors and matrices are little-endian float32.
 _V1 = """
@@ -197,7 +197,11 @@ CREATE TABLE responses (  -- see responses.py; bytes: of input and answer
 );
 CREATE INDEX responses_by_previous ON responses(previous);
 """
-_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10, _V11)  # from each version to the next
+_V12 = """
+ALTER TABLE sessions  -- 1: the user wants it first in lists
+  ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
+"""
+_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10, _V11, _V12)  # from each version to the next
 
 
 def statements(version: int, before: int = 0) -> list[str]:

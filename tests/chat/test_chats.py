@@ -153,6 +153,30 @@ async def test_title_fork_open_export_and_import_work_in_the_app(chatting, three
         assert app.is_running
 
 
+async def test_a_chat_is_pinned_in_the_list_and_by_its_command(chatting, three):  # noqa: F811
+    """It stands first, with a star; /open counts as the list does."""
+    async with chatting() as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app))
+        order = rows(app)
+        await pilot.press("down", "down", "ctrl+f")
+        await until(
+            pilot, lambda: rows(app) == [order[2], *order[:2]] and app.screen.options.highlighted == 0
+        )
+        assert "★" in screen_text(app) and "Pinned: it stands first" in screen_text(app)
+        await pilot.press("ctrl+f")
+        await until(pilot, lambda: rows(app) == order and "No longer pinned" in screen_text(app))
+        await pilot.press("escape")
+        await send(app, pilot, "/open 3")
+        await send(app, pilot, "/pin")
+        await until(pilot, lambda: "stands first" in screen_text(app))
+        opened = app.chat.state.session
+        await send(app, pilot, "/open 2")
+        await until(pilot, lambda: app.chat.state.session != opened)
+        await send(app, pilot, "/open 1")
+        await until(pilot, lambda: app.chat.state.session == opened)
+
+
 async def test_an_unknown_session_is_an_error_with_its_exit_code(open_tiny):
     """`chat --session nope` says so, with the exit code of the error."""
     app = ChatApp(open_tiny, ChatOptions(session="nope"))
@@ -190,6 +214,15 @@ def test_plain_mode_has_the_same_chat_commands(open_tiny, three, tmp_path, capsy
     assert (tmp_path / "a.md").read_text().startswith("# Stripes (fork)\n")
     errors = capsys.readouterr().err
     assert code == 1 and errors.count("ruvmlx: ") == 3 and "is not JSON" in errors
+
+
+def test_plain_mode_pins_a_chat(open_tiny, three):
+    with open_tiny() as runtime:
+        code, said = plain(runtime, "/chats", "/open 3", "/pin", "/chats", "/pin", "/chats")
+    assert code == 0
+    assert said.count("1. Tell me of zebras") + said.count("pinned") >= 2
+    pinned = next(line for line in said.splitlines() if line.endswith(", pinned"))
+    assert pinned.startswith("1. ") and "No longer pinned" in said
 
 
 def test_plain_mode_opens_by_id(open_tiny, three):

@@ -41,14 +41,14 @@ def test_sessions_ls_show_search(run, chats):
     """The fields that scripts rely on; text for people has no control sequence."""
     first, second = chats
     rows = json.loads(run("sessions", "ls", "--json")[1])
-    assert [set(row) for row in rows] == [{"id", "title", "turns", "updated"}] * 2
+    assert [set(row) for row in rows] == [{"id", "title", "turns", "updated", "pinned"}] * 2
     assert [row["id"] for row in rows] == [second, first]
     assert "\x1b" not in run("sessions", "ls")[1] and "\x1b" not in run("sessions", "show", first)[1]
     shown = json.loads(run("sessions", "show", "last", "--json")[1])
     assert shown["system"] == "be brief" and [m["branch"] for m in shown["messages"]] == [1, 2]
     assert "(2 of 2): A lion" in run("sessions", "show", second[:9])[1]
     (hit,) = json.loads(run("sessions", "search", "NIGHT", "lion", "--json")[1])
-    assert {"id", "title", "turns", "updated", "message_id", "role", "text"} == set(hit)
+    assert {"id", "title", "turns", "updated", "pinned", "message_id", "role", "text"} == set(hit)
     assert hit["id"] == second and hit["role"] == "assistant"
     assert "assistant: A lion roars" in run("sessions", "search", "roars")[1]
     assert run("sessions", "search", "unicorn") == (0, "", "nothing found.\n")
@@ -67,6 +67,17 @@ def test_sessions_are_renamed_copied_and_deleted(run, chats):
     ]
     code, out, err = run("sessions", "rm", second)
     assert (code, out) == (1, "") and err.count("\n") == 1
+
+
+def test_a_pinned_chat_is_listed_first_and_is_not_the_last_used(run, chats):
+    first, second = chats
+    assert run("sessions", "pin", first)[0] == 0
+    rows = json.loads(run("sessions", "ls", "--json")[1])
+    assert [(row["id"], row["pinned"]) for row in rows] == [(first, True), (second, False)]
+    assert "★ " in run("sessions", "ls")[1].splitlines()[1]
+    assert json.loads(run("sessions", "show", "last", "--json")[1])["id"] == second
+    assert run("sessions", "pin", first, "--off")[0] == 0
+    assert [row["id"] for row in json.loads(run("sessions", "ls", "--json")[1])] == [second, first]
 
 
 def test_sessions_rm_can_be_undone(run, chats, home):

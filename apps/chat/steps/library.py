@@ -25,6 +25,12 @@ def title(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     return Outcome(said, flash=said)
 
 
+def pin(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    """Show this chat first in lists, or no longer."""
+    said = chat_files.pin(runtime, state.session)
+    return Outcome(said, flash=said)
+
+
 def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Copy the chat, up to the selected reply if there is one."""
     said = "This is the copy; the original chat is unchanged"
