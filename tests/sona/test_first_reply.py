@@ -56,7 +56,9 @@ def readings(monkeypatch):
     """The texts that models read to be measured, in order."""
     read, seen = reference_text.encode_pair, []
     monkeypatch.setattr(
-        reference_text, "encode_pair", lambda tokenizer, *text: seen.append(text[:2]) or read(tokenizer, *text)
+        reference_text,
+        "encode_pair",
+        lambda tokenizer, *text: seen.append(text[:2]) or read(tokenizer, *text),
     )
     monkeypatch.setattr(
         embedding.ReadQuestions, "read", _noted(embedding.ReadQuestions.read, seen)
