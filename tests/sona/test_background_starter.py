@@ -31,7 +31,8 @@ def test_twelve_short_replies_are_consolidated(starter, home, whole_text):
         losses = []
         settings = TrainingSettings(steps=3, lr=3e-4, depth=0.13)
         report = runtime.consolidate(lambda done, total, loss: losses.append(loss), None, settings)
-        assert len(losses) == 3 and np.isfinite(losses).all() and report["held_out"] >= 2
+        assert np.isnan(losses[0]) and len(losses) == 4  # progress begins before the first step
+        assert np.isfinite(losses[1:]).all() and report["held_out"] >= 2
         assert report["promoted"] == (runtime.status().adapter_version == 13)
         if report["promoted"]:
             assert report["loss_after"] < report["loss_before"] and report["kl"] <= KL_CAP
