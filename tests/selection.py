@@ -31,7 +31,7 @@ PASSED = BUILDS / "passed"
 DATA = ROOT / "tests" / "data"
 TESTED = DATA / "tested.tsv"  # places, and what they held when every case passed
 DEAR_TESTS = DATA / "dear.tsv"
-DEAR = 1.0  # seconds of processor time
+DEAR = 0.7  # seconds of processor time, on a busy machine
 # What the tests of each folder of tests/ test. The tests of no folder test all of RUVMLX.
 RUVMLX = ("ruvmlx", "apps", "neon", "metal_kernels")
 SUBJECTS = {
