@@ -306,6 +306,7 @@ class PagedCache:
         An older lower version of this page is then out of date, so the page forgets that version."""
         i = self.offset // PAGE
         page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
+        self.pool.release_abandoned()  # they may share the page
         if page is not None and page.users > 1:
             self._put(i, self.pool.copy(page))
         elif page is not None:

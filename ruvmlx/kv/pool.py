@@ -79,7 +79,7 @@ class PagePool:
     @property
     def pages(self) -> list[int]:
         """Pages in use, by tier."""
-        self._release_abandoned()
+        self.release_abandoned()
         return self._pages
 
     @property
@@ -154,7 +154,7 @@ class PagePool:
         wait for another thread would never end."""
         self._abandoned.append((pages, begun))
 
-    def _release_abandoned(self) -> None:
+    def release_abandoned(self) -> None:
         """In the thread that makes pages: release the pages of abandoned sequences."""
         while self._abandoned and self._thread == threading.get_ident():
             pages, begun = self._abandoned.popleft()
@@ -197,7 +197,7 @@ class PagePool:
     def _make_room(self, tier: int, n: int) -> None:
         """Free caches that are only kept for reuse, until n more pages of a tier fit."""
         self._thread = threading.get_ident()
-        self._release_abandoned()
+        self.release_abandoned()
         while self._exceeds(self.nbytes + n * self.sizes[tier]) and self.reclaim():
             pass
         if self.budget and self.storage.is_crowded(tier, n):

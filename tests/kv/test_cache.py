@@ -233,3 +233,14 @@ def test_a_budget_bounds_the_bytes():
     unbounded = TIERED.bytes(2000, pool.sizes)
     assert pool.nbytes <= 6000 + 400 < unbounded
     walker.check()
+
+
+def test_a_page_that_an_abandoned_sequence_shared_is_not_copied():
+    pool = new_pool()
+    walker = Walker(PagedCache(pool, SMALL))
+    walker.append([1, 2, 3])
+    fork = walker.cache.fork()
+    made = pool.storage.made
+    del fork
+    walker.append([4])
+    assert pool.storage.made == made and sum(pool.pages) == 1

@@ -339,5 +339,5 @@ def test_a_new_column_in_any_table_needs_no_other_change(tmp_path, clock):
     fill(store)
     clock()
     found = as_then(everything(store), known())
-    assert found.pop("integrity") == "table 'sessions' is not that of format 11"  # doctor notices it, no more
+    assert found.pop("integrity") == "table 'sessions' is not that of format 12"  # doctor notices it, no more
     assert len(names) > 20 and found == {key: value for key, value in known().items() if key != "integrity"}
