@@ -109,7 +109,7 @@ def _changed(item: pytest.Item, mark: pytest.Mark) -> bool:
         return False
     file, now = PASSED / digest(item.nodeid), _inputs(mark.args)
     if not file.exists():  # the first run here
-        _keep(item, now | {place: held for place, held in tested().items() if place in now})
+        _keep(item, now | {place: held for place, held in tested_contents().items() if place in now})
     return json.loads(file.read_text()) != now
 
 
@@ -137,7 +137,7 @@ def _inputs(places: Iterable[str]) -> dict[str, str]:
     return {place: contents(ROOT / place) for place in places}
 
 
-def tested() -> dict[str, str]:
+def tested_contents() -> dict[str, str]:
     """What each place held when every case passed; places that are not in it are as they should be."""
     if not TESTED.exists():
         return {}
@@ -153,7 +153,7 @@ def keep_dear(costs: Iterable[str]) -> None:
 
 def keep_tested(places: Iterable[str]) -> None:
     """Every case has passed with what these places hold now."""
-    rows = sorted((tested() | _inputs(places)).items())
+    rows = sorted((tested_contents() | _inputs(places)).items())
     TESTED.write_text("".join(f"{place}\t{held}\n" for place, held in rows), "utf-8")
 
 

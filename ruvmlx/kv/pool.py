@@ -211,7 +211,7 @@ class PagePool:
         return bool(self.budget) and nbytes > self.budget
 
     def _at(self, level: int) -> int:
-        """Return the bytes that all sequences would hold if this level had been in force from their start."""
+        """Return the size of all sequences, in bytes, as if each had used this level from its start."""
         return sum(tighten(c.policy, level).bytes(c.offset, self.sizes) for c in self.caches)
 
     def policy(self, wanted: TierPolicy) -> TierPolicy:

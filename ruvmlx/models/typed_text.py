@@ -49,7 +49,7 @@ class Guard:
         return [self.inside(part) for part in value] if isinstance(value, list | tuple) else value
 
     def _completes(self, text: str) -> bool:
-        """Could the template's text before this text form a special token together with it?"""
+        """Return whether the end of the template's text and the start of `text` can form a special token."""
         near = text[:_NEAR]
         if any(self._ends_one(near[:k]) for k in range(1, min(self._longest, len(near) + 1))):
             return True

@@ -21,7 +21,7 @@ _GAIN = 1e-3  # of log-evidence: a smaller gain ends the search
 
 @dataclass(frozen=True)
 class Sums:
-    """joint: [d + 1, d + 1], sums of products of the columns and, last, y. count: the sum of the weights."""
+    """joint: [d + 1, d + 1], sums of products of the d columns and, last, of y. count: the sum of weights."""
 
     joint: np.ndarray
     count: float

@@ -1,4 +1,4 @@
-"""Checks that a database of unknown origin is a store as this program writes it.
+"""Checks that the tables and values of an unknown database are those that this program writes.
 
 SQLite's own check reads pages and indexes. It does not object to foreign triggers, views, checks and
 generated columns, which would run with the next statement. It does not object to values of a wrong type
