@@ -59,17 +59,21 @@ class BoundedProcess:
         """The child's answer to a request.
 
         seconds: of processor time. memory: bytes that the child may take since its start, all requests
-        together. Raises ProcessEnded, or the RuvmlxError that the child raised.
+        together. Raises ProcessEnded, or the RuvmlxError that the child raised. If the system ended a child
+        that has answered before, a new child gets the request.
         """
         with self._lock:
             self._is_stopped = False
             _working.add(self)  # before the child starts, which takes a while: a signal may come meanwhile
             try:
-                if self._child is None or self._child.owner != os.getpid():
-                    self._child, seconds = _Child(self._command), seconds + self._opening
-                if self._is_stopped or ending.is_set():
-                    raise ProcessStopped
-                said = self._child.answer({"request": request, "seconds": seconds, "memory": memory})
+                is_used = self._child is not None and self._child.owner == os.getpid()
+                try:
+                    said = self._answer(request, seconds, memory)
+                except ProcessEnded:
+                    if not is_used or self._is_stopped or self._child is None or self._child.was_too_slow():
+                        raise
+                    self.close()
+                    said = self._answer(request, seconds, memory)
                 if "failed" in said:  # a library that has panicked may be in any state
                     raise ProcessEnded(said["failed"])
             except BaseException as error:  # also Ctrl+C: the next request would get this one's answer
@@ -82,6 +86,13 @@ class BoundedProcess:
         if "error" in said:
             raise getattr(errors, said["error"], RuvmlxError)(said["text"])
         return said["answer"]
+
+    def _answer(self, request: Any, seconds: float, memory: int) -> dict[str, Any]:
+        if self._child is None or self._child.owner != os.getpid():
+            self._child, seconds = _Child(self._command), seconds + self._opening
+        if self._is_stopped or ending.is_set():
+            raise ProcessStopped
+        return self._child.answer({"request": request, "seconds": seconds, "memory": memory})
 
     def stop(self) -> None:
         """End the request that is being answered; it raises ProcessStopped. From any thread."""
@@ -140,6 +151,13 @@ class _Child:
             return json.loads(self._receive(size, until, request["memory"]))
         except (ProcessEnded, OSError, ValueError, RecursionError):
             raise ProcessEnded from None
+
+    def was_too_slow(self) -> bool:
+        """After a failed request: did the limit of time end it?"""
+        try:
+            return self._process.wait(timeout=1) == -signal.SIGPROF
+        except subprocess.TimeoutExpired:
+            return True
 
     def _receive(self, size: int, until: float, memory: int) -> bytes:
         data = bytearray()

@@ -76,6 +76,13 @@ def test_answers(child):
     assert ask(child, "pid") == pid != os.getpid()
 
 
+def test_a_child_that_the_system_ended_is_replaced(child):
+    """For example by the system's own killer of processes, when memory is short."""
+    pid = ask(child, "pid")
+    os.kill(pid, signal.SIGKILL)
+    assert ask(child, "say", "again") == "again" and ask(child, "pid") != pid
+
+
 @pytest.mark.parametrize("what, value, seconds", [("spin", 0, 0.2), ("exit", 3, 60), ("fill", 10**9, 60)])
 def test_limits(child, what, value, seconds):
     """Time, memory, a death: the request ends, and a new child answers the next one."""

@@ -117,7 +117,7 @@ def test_what_codex_sends(shared, asked):
         "include": ["reasoning.encrypted_content"], "prompt_cache_key": "0199", "service_tier": "auto",
         "client_metadata": {"a": "b"},
     }  # fmt: skip
-    answer = shared.ask("POST", "/v1/responses", {**sent, "max_output_tokens": 4})
+    answer = shared.ask("POST", "/v1/responses", {**sent, "max_output_tokens": 4, "temperature": 0})
     assert answer.status == 200 and b"event: response.incomplete" in answer.body
 
 

@@ -68,7 +68,7 @@ def test_with_openais_client(serve):
         with client.responses.stream(**asked, input="hello") as stream:
             first = list(stream)[-1].response
         second = client.responses.create(**asked, input="more", previous_response_id=first.id)
-        assert client.responses.retrieve(first.id).output == first.output
+        assert client.responses.retrieve(first.id).output_text == first.output_text
         assert client.responses.retrieve(second.id).previous_response_id == first.id
         client.responses.delete(first.id)
         with pytest.raises(openai.NotFoundError):
