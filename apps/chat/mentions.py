@@ -6,7 +6,7 @@
     def sort(items): ...
     ````
 
-The screen shows a line instead of the text.
+The screen shows a line instead of the text. Of a PDF, the text of its pages stands there (pdf_text.py).
 """
 
 import re
@@ -19,6 +19,7 @@ from ruvmlx.chat_file import read_bytes
 from ruvmlx.errors import UsageError
 from ruvmlx.text import one_line, sanitize
 
+from .pdf_text import pdf_text
 from .user_files import UserFiles
 
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<plain>[^\s"]\S*))')
@@ -54,7 +55,7 @@ def has_mention(text: str) -> bool:
 def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Mentioned:
     """The message with the text of each file that it names. tokens: counts those of a text.
 
-    UsageError for a file that is no text. A name without a file stays as it was typed, and is told.
+    UsageError for a file that has no text. A name without a file stays as it was typed, and is told.
     """
     blocks, notes = dict[str, str](), list[str]()
     for match in _MENTION.finditer(text):
@@ -62,7 +63,7 @@ def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Men
         if path is None:
             notes.append(f"@{one_line(name)} matches no file; it is sent as text.")
         elif name not in blocks:
-            body = _read_text(path, name)
+            body = sanitize(pdf_text(path, name) if _is_pdf(path) else _read_text(path, name)).strip("\n")
             blocks[name] = _block(name, body)
             notes.append(f"{one_line(name)}: {tokens(body):,} tokens")
     return Mentioned(text + "".join(blocks.values()), tuple(dict.fromkeys(notes)))
@@ -81,13 +82,17 @@ def _file_of(match: re.Match[str], files: UserFiles) -> tuple[str, Path | None]:
     return names[-1] or typed, None
 
 
+def _is_pdf(path: Path) -> bool:
+    return path.suffix.lower() == ".pdf"
+
+
 def _read_text(path: Path, name: str) -> str:
     try:
-        return sanitize(read_bytes(path, MAX_FILE_BYTES).decode("utf-8")).strip("\n")
+        return read_bytes(path, MAX_FILE_BYTES).decode("utf-8")
     except UnicodeDecodeError as e:
         raise UsageError(
             f"@{one_line(name)} is no text (byte {e.start} is not UTF-8), so the model cannot read it. "
-            "Name a text file, or write the name without @."
+            "Name a text file or a PDF, or write the name without @."
         ) from e
 
 

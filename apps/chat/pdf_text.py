@@ -1,0 +1,71 @@
+"""The text of a PDF, read by pypdf (the extra `pdf`) in a child process: a damaged file could take hours.
+
+Pages are marked, because answers name them:
+
+    [page 1]
+    The first words ...
+"""
+
+import importlib.util
+from pathlib import Path
+
+from ruvmlx.errors import Interrupted, UsageError
+from ruvmlx.platform.bounded_process import BoundedProcess, ProcessEnded, ProcessStopped, answer_requests
+from ruvmlx.text import one_line, size
+
+MAX_PDF_BYTES = 64 << 20  # bytes: pictures take most of a long one
+SECONDS, OPENING = 20.0, 5.0  # of processor time, to read a file and to import pypdf
+MEMORY = 1 << 30  # bytes
+MAX_CHARACTERS = 8 << 20  # of text; no context is that long
+
+
+def pdf_text(path: Path, name: str) -> str:
+    """The text of all pages. UsageError if it has none, or cannot be read; it names the file by `name`."""
+    name = f"@{one_line(name)}"
+    if importlib.util.find_spec("pypdf") is None:
+        raise UsageError(
+            f"{name} is a PDF, and the package that reads them is missing: pip install 'ruvmlx[pdf]'."
+        )
+    if (nbytes := path.stat().st_size) > MAX_PDF_BYTES:
+        raise UsageError(f"{name} has {size(nbytes)}; PDFs of up to {size(MAX_PDF_BYTES)} are read.")
+    child = BoundedProcess(__name__, opening=OPENING)
+    try:
+        pages: list[str] = child.ask(str(path.absolute()), SECONDS, MEMORY)
+    except ProcessStopped:
+        raise Interrupted(f"ruvmlx was stopped before {name} was read.") from None
+    except ProcessEnded as ended:
+        raise UsageError(_refusal(name, str(ended))) from None
+    finally:
+        child.close()
+    if not any(pages):
+        raise UsageError(
+            f"{name} has no text: its pages are pictures, perhaps a scan. A text file can be read."
+        )
+    return "\n\n".join(f"[page {number}]\n{page}" for number, page in enumerate(pages, 1) if page)
+
+
+def _refusal(name: str, why: str) -> str:
+    """Why a PDF cannot be read; `why` is pypdf's word, or "" where the child was ended."""
+    if not why:
+        return f"{name} takes more than {SECONDS:.0f} seconds of work or {MEMORY >> 20} MB to read."
+    return f"{name} cannot be read as a PDF ({one_line(why)[:120]}). Save it again, or name a text file."
+
+
+# In the child -------------------------------------------------------------------------------------
+
+
+def _pages(path: str) -> list[str]:
+    """The text of each page."""
+    from pypdf import PdfReader
+
+    reader, pages, room = PdfReader(path), list[str](), MAX_CHARACTERS
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise ValueError("it has a password")
+    for page in reader.pages:
+        pages.append(page.extract_text().strip()[: max(0, room)])
+        room -= len(pages[-1])
+    return pages
+
+
+if __name__ == "__main__":
+    answer_requests(_pages)
