@@ -41,6 +41,18 @@ class Conversations:
         """A chat's id, from a unique beginning of it; NotFound if there is none."""
         return self._store.chats.find(beginning)
 
+    def find_message(self, words: str, session_id: str | None = None) -> tuple[str, int]:
+        """(chat, message) of the newest message with all these words, of one chat or of all. NotFound if
+        there is none."""
+        hit = self._store.search.newest(words, session_id)
+        if hit is None or hit.message_id is None:
+            raise NotFound(f"no message has the words {words!r}; `ruvmlx sessions ls` lists all chats.")
+        return hit.session.id, hit.message_id
+
+    def show_message(self, session_id: str, message: int) -> None:
+        """Make the branch with this message the current one."""
+        self._store.messages.show(session_id, message)
+
     def set_system(self, session_id: str, system: str | None) -> None:
         """Change a chat's system prompt, from the next reply on."""
         self._store.chats.set_system(session_id, system or None)

@@ -35,6 +35,7 @@ class AttachedChat:
         same = local and place_of(hello.folder) == hello.place != (0, 0)
         options = ChatOptions(
             session=hello.session,
+            find=hello.find,
             max_new_tokens=max_tokens,
             system=hello.system,
             learn_when_idle=False,  # the server learns

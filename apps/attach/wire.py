@@ -35,6 +35,7 @@ class Hello:
     folder: str
     place: tuple[int, int]
     session: str = "new"
+    find: str = ""
     system: str | None = None
     theme: str = "auto"
     motion: bool = True

@@ -40,6 +40,7 @@ def run_chat(
     max_new_tokens: int = 1024,
     system: str | None = None,
     session: str | None = None,
+    find: str = "",
     learn_when_idle: bool = True,
     theme: str = "auto",
     motion: bool = True,
@@ -49,7 +50,9 @@ def run_chat(
     from .options import ChatOptions
 
     chosen = session or ("continue" if continue_ else "new")
-    options = ChatOptions(chosen, sampling, max_new_tokens, system, learn_when_idle, theme, motion, keys)
+    options = ChatOptions(
+        chosen, sampling, max_new_tokens, system, learn_when_idle, theme, motion, keys, find=find
+    )
     linear = plain or not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout))
     try:
         return (_plain if linear else _app)(open_runtime, options)

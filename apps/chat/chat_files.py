@@ -26,7 +26,8 @@ ID_LENGTH = 12  # shorter numbers are places in the list
 
 @dataclass(frozen=True)
 class ChatEntry:
-    """A chat in a list, safe to show. said: the text around the words that were searched for."""
+    """A chat in a list, safe to show. said: the text around the words that were searched for; message: the
+    newest message that has them."""
 
     id: str
     title: str
@@ -34,6 +35,7 @@ class ChatEntry:
     updated: float
     said: str = ""
     is_pinned: bool = False
+    message: int | None = None
 
     @property
     def when(self) -> str:
@@ -54,13 +56,13 @@ def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
         said = excerpt(hit.content, wanted) if hit.message_id is not None else ""
         s = hit.session
         if s.id not in found or not found[s.id].said:
-            found[s.id] = _entry(s, said)
+            found[s.id] = _entry(s, said, hit.message_id)
     return _in_order(found.values())
 
 
-def _entry(session: SessionRow, said: str = "") -> ChatEntry:
+def _entry(session: SessionRow, said: str = "", message: int | None = None) -> ChatEntry:
     title = one_line(session.title) or "Untitled"
-    return ChatEntry(session.id, title, session.turns, session.updated, said, bool(session.pinned))
+    return ChatEntry(session.id, title, session.turns, session.updated, said, bool(session.pinned), message)
 
 
 def _in_order(found: Iterable[ChatEntry]) -> list[ChatEntry]:
@@ -74,9 +76,8 @@ def pin(runtime: Runtime, session: str) -> str:
     return "Pinned: it stands first in your chats" if pinned else "No longer pinned"
 
 
-def lines(runtime: Runtime, words: str = "") -> list[str]:
+def lines(runtime: Runtime, listed: Sequence[ChatEntry], words: str = "") -> list[str]:
     """The lines that /chats prints."""
-    listed = entries(runtime, words)
     if not listed:
         return ["No chat has these words." if words else "No chats yet."]
     place = {entry.id: n for n, entry in enumerate(entries(runtime), 1)}

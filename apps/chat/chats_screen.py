@@ -23,8 +23,8 @@ from .context import ChatContext
 SEARCH = "Search all chats"
 
 
-class ChatsScreen(ModalScreen[str | None]):
-    """Its result is the id of the chat to open, or None."""
+class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
+    """Its result is the chat to open, with the message that was searched for, or None."""
 
     BINDINGS: ClassVar = [
         *keys.OF_LISTS,
@@ -133,12 +133,12 @@ class ChatsScreen(ModalScreen[str | None]):
     @work(exclusive=True, group="open")
     async def _open(self) -> None:
         if entry := await self._settled_choice():
-            self.dismiss(entry.id)
+            self.dismiss(entry)
 
     @on(OptionList.OptionSelected)
     def _open_highlighted(self) -> None:
         if self.highlighted:
-            self.dismiss(self.highlighted.id)
+            self.dismiss(self.highlighted)
 
     def action_leave(self) -> None:
         if self._naming:

@@ -129,6 +129,10 @@ COMMANDS = {
         "/find WORDS", "find messages of this chat", write.find,
         title="Find in this chat", takes_argument=True, asks=True, during_reply=True,
     ),
+    "goto": CommandSpec(
+        "/goto N", "show message N, as /find numbers them", write.goto,
+        title="Go to a message of this chat", takes_argument=True, asks=True,
+    ),
     "chats": CommandSpec(
         "/chats [WORDS]", "list your chats, or those with these words", library.list_chats, "library.choose",
         "Chats: list and search", takes_argument=True,

@@ -25,6 +25,8 @@ class ChatOptions:
     motion: bool = True
     keys: str = ""  # as in "again=ctrl+t,chats=f3"
     best_of: int | str | None = None  # as /best says; None: the setting
+    find: str = ""  # begin at the newest message with these words, of the session, or with "new" of all chats
+    message: int | None = None  # begin at this message
     files: UserFiles = HERE
     copies: Callable[[str], bool] | None = None  # fills the clipboard of another machine
 
@@ -35,6 +37,18 @@ class ChatOptions:
     def for_answer(self, cancel: threading.Event) -> dict[str, Any]:
         """`for_reply`, for methods that can write several replies to one question."""
         return self.for_reply(cancel) | ({"best_of": self.best_of} if self.best_of else {})
+
+
+def start_place(runtime: Runtime, options: ChatOptions) -> tuple[str, int | None]:
+    """(session, message) to begin at; the message is None for the chat's end."""
+    if not options.find:
+        session, message = start_session(runtime, options), options.message
+    else:
+        within = None if options.session == "new" else start_session(runtime, options)
+        session, message = runtime.chats.find_message(options.find, within)
+    if message is not None:
+        runtime.chats.show_message(session, message)
+    return session, message
 
 
 def start_session(runtime: Runtime, options: ChatOptions) -> str:

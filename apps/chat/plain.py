@@ -31,7 +31,7 @@ from . import ending, models
 from .commands import COMMANDS, Command, message_text, parse
 from .interrupts import Interrupts
 from .mentions import has_mention, with_files
-from .options import ChatOptions, start_session
+from .options import ChatOptions, start_place
 from .state import ChatState, Outcome, system_prompt_of
 from .steps.write import place, say, spoken
 
@@ -129,10 +129,10 @@ class PlainChat:
         return self._streams.failure if not (self._streams.interactive and self._state.session) else 0
 
     def _begin(self) -> None:
-        session = start_session(self._runtime, self._options)
-        turns = self._runtime.chats.turns(session) if self._options.session != "new" else []
+        session, message = start_place(self._runtime, self._options)
+        turns = self._runtime.chats.turns(session)
         self._warn()
-        self._retell(turns)
+        self._retell(turns, message)
         self._state.open_chat(session, system_prompt_of(turns) or self._state.system)
 
     def _warn(self) -> None:
@@ -190,12 +190,14 @@ class PlainChat:
         self._state.open_chat(outcome.opens, system_prompt_of(turns))
         self._streams.print(outcome.words)
         if outcome.retell:
-            self._retell(turns)
+            self._retell(turns, outcome.message)
 
-    def _retell(self, turns: list[Turn]) -> None:
-        """Print the earlier messages, only for a person."""
+    def _retell(self, turns: list[Turn], message: int | None = None) -> None:
+        """Print the earlier messages, from this one on; only for a person."""
         if self._streams.interactive:
-            for line in spoken(turns):
+            begins = (n for n, turn in enumerate(turns) if message is not None and turn.id == message)
+            first = next(begins, 0)
+            for line in spoken(turns[first:]):
                 self._streams.print(line)
 
     def _reply(self, begin: BeginReply) -> None:

@@ -30,6 +30,7 @@ class ChatState:
     lesson: RatingResult | PreferenceResult | None = None  # what was learned last
     left_out: int = 0  # oldest messages that the model did not read any more, as it was told last
     listed_chats: list[str] = field(default_factory=list)  # ids, as /chats numbered them last
+    found_messages: dict[str, int] = field(default_factory=dict)  # of a search: chat -> message
     listed_models: list[str] = field(default_factory=list)  # names, as /models numbered them last
     sensors: Sensors = field(default_factory=Sensors)
 
@@ -61,6 +62,7 @@ class Outcome:
     flash: str = ""  # the answer for the status line, where it stays for `seconds`
     seconds: float = 3.0
     opens: str = ""  # the id of the session to switch to
+    message: int | None = None  # where to open it, or the message of the open chat to show
     retell: bool = False  # print that session's earlier messages
     learned: bool = False  # ratings or the adapter's version have changed
     reply: BeginReply | None = None  # a reply to stream, after `words`

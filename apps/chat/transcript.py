@@ -50,6 +50,8 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self, *children: Widget) -> None:
         super().__init__(*children)
         self._earlier: list[Turn] = []  # not shown yet
+        self._later: list[Turn] = []  # the same, below; only while a message in the middle was searched for
+        self._found: int | None = None  # that message's id
         self._left_out: frozenset[int] = frozenset()  # ids of messages that the model does not read any more
         self._loading = asyncio.Lock()
         self._held: ScrollHold | None = None
@@ -63,14 +65,36 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.mount_all(widgets)
         self.anchor()
 
-    async def restart(self, turns: list[Turn], model: str) -> None:
-        """Show these turns and nothing else."""
+    async def restart(self, turns: list[Turn], model: str, at: int | None = None) -> None:
+        """Show these turns and nothing else. at: the id of the message to show; None: the last one."""
         spoken = [turn for turn in turns if turn.role != "system"]
-        self._earlier = spoken[:-MAX_SHOWN_MESSAGES]
+        places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
+        end = min(len(spoken), places[0] + 2 * EARLIER) if places else len(spoken)
+        begin = max(0, end - MAX_SHOWN_MESSAGES)
+        self._earlier, self._later, self._found = spoken[:begin], spoken[end:], at if places else None
         with self.app.batch_update():
             await self.remove_children()
-            await self.mount_all(map(_widget, spoken[-MAX_SHOWN_MESSAGES:]) if spoken else [Welcome(model)])
-        self.anchor()
+            await self.mount_all(map(_widget, spoken[begin:end]) if spoken else [Welcome(model)])
+        self.anchor(not places)
+
+    def select_found(self) -> bool:
+        """Mark the message that was searched for, scroll to it, and give the focus to its reply; False if
+        there is none. Until the focus is in the input again, the end of the chat may be missing."""
+        messages = self.messages
+        at = next((n for n, m in enumerate(messages) if m.message_id == self._found), None)
+        if self._found is None or at is None:
+            return False
+        messages[at].add_class("found")
+        near = [*messages[at:], *reversed(messages[:at])]
+        reply = next((message for message in near if isinstance(message, ReplyMessage)), None)
+        if reply:
+            reply.focus(scroll_visible=False)
+        self.call_after_refresh(self.scroll_to_widget, messages[at], top=True, animate=False, force=True)
+        return True
+
+    @property
+    def has_later(self) -> bool:
+        return bool(self._later)
 
     async def show(self, turns: list[Turn], model: str) -> None:
         """Show these turns; keep the widgets that are there already, up to the first difference."""
@@ -86,6 +110,7 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.mount_all(map(_widget, spoken[after:]))
         for widget in kept:
             widget.place(spoken[place[widget.message_id]])
+        self._later = []
         self.anchor()
 
     async def trim(self, turns: list[Turn]) -> None:
@@ -110,7 +135,8 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.remove_children(gone)
 
     async def cut(self, after: Widget) -> None:
-        """Remove everything below a widget."""
+        """Remove everything below a widget: the chat ends there."""
+        self._later = []
         children = list(self.children)
         await self.remove_children(children[children.index(after) + 1 :])
 
@@ -118,6 +144,8 @@ class Transcript(VerticalScroll, can_focus=False):
         super().watch_scroll_y(old_value, new_value)
         if new_value <= 0 < old_value:
             self.run_worker(self.load_earlier())
+        elif self._later and old_value < new_value >= self.max_scroll_y:
+            self.run_worker(self.load_later())
 
     @property
     def has_earlier(self) -> bool:
@@ -133,6 +161,13 @@ class Transcript(VerticalScroll, can_focus=False):
         async with self._loading:
             if self._earlier and not already:
                 await self._load()
+
+    async def load_later(self) -> None:
+        """Put some later messages below; like `load_earlier`."""
+        async with self._loading:
+            self._later, turns = self._later[EARLIER:], self._later[:EARLIER]
+            await self.mount_all(map(_widget, turns))
+            self._mark_left_out()
 
     async def _load(self) -> None:
         await drawn(self)
@@ -181,6 +216,7 @@ class Transcript(VerticalScroll, can_focus=False):
             if reply.reply_id in ratings:
                 reply.restore_rating(ratings[reply.reply_id], standing.version)
         self._earlier = [replace(t, rating=ratings.get(t.reply_id or "")) for t in self._earlier]
+        self._later = [replace(t, rating=ratings.get(t.reply_id or "")) for t in self._later]
         self._left_out = standing.left_out
         self._mark_left_out()
 

@@ -7,7 +7,7 @@ from ruvmlx.runtime import LearnStatus, Runtime, Turn
 from ruvmlx.text import one_line
 
 from .mentions import without_files
-from .options import ChatOptions, start_session
+from .options import ChatOptions, start_place
 
 
 def learn_status(runtime: Runtime) -> LearnStatus | None:
@@ -45,6 +45,7 @@ class Opened:
     """What the app shows of a runtime that has just been opened, or of a new session."""
 
     session: str
+    message: int | None  # where to begin; None: at the end
     turns: list[Turn]
     model: str
     backend: str
@@ -55,9 +56,10 @@ class Opened:
 
     @classmethod
     def of(cls, runtime: Runtime, options: ChatOptions) -> "Opened":
-        session = start_session(runtime, options)
+        session, message = start_place(runtime, options)
         return cls(
             session=session,
+            message=message,
             turns=runtime.chats.turns(session),
             model=one_line(runtime.model.name),
             backend=f"{runtime.backend.name} · {runtime.backend.kernels}",

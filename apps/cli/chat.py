@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ruvmlx.settings import Settings
 
 # What the client of a server decides: the chat and how it looks. The server has decided everything else.
-_THE_CLIENTS = {"server", "api_key", "continue_", "session", "system", "theme", "motion"}
+_THE_CLIENTS = {"server", "api_key", "continue_", "session", "find", "system", "theme", "motion"}
 
 
 @click.command(cls=Verb)
@@ -30,6 +30,11 @@ _THE_CLIENTS = {"server", "api_key", "continue_", "session", "system", "theme", 
     metavar="ID",
     help="Continue this chat; `sessions ls` lists them.",
     shell_complete=complete_chats,
+)
+@click.option(
+    "--find",
+    metavar="WORDS",
+    help="Begin at the newest message with these words, of --session or of all chats.",
 )
 @click.option("--plain", is_flag=True, help="Line by line, for pipes and screen readers.")
 @setting_options("learn_when_idle", "theme", "motion")
@@ -43,6 +48,7 @@ def chat(
     context: click.Context,
     continue_: bool,
     session: str | None,
+    find: str | None,
     plain: bool,
     server: str | None,
     api_key: str | None,
@@ -52,13 +58,13 @@ def chat(
     settings = resolve(flags)
     if server is not None:
         _refuse_flags(context)
-        sys.exit(_attach(server, api_key, settings, session or ("continue" if continue_ else "new")))
+        sys.exit(_attach(server, api_key, settings, session or ("continue" if continue_ else "new"), find))
     if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
         raise UsageError("--api-key is the key of a server; give --server, too.")
-    sys.exit(_chat(settings, plain, continue_, session))
+    sys.exit(_chat(settings, plain, continue_, session, find))
 
 
-def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | None) -> int:
+def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | None, find: str | None) -> int:
     """Chat with a model in this process."""
     from ruvmlx.model_holder import Opener
 
@@ -73,6 +79,7 @@ def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | Non
         plain=plain,
         continue_=continue_,
         session=session,
+        find=find or "",
         max_new_tokens=settings.max_tokens,
         system=settings.system,
         learn_when_idle=settings.learn_when_idle,
@@ -97,7 +104,7 @@ def _refuse_flags(context: click.Context) -> None:
             raise UsageError(f"{flag} and --server do not go together; give {flag} to `ruvmlx serve`.")
 
 
-def _attach(url: str, key: str | None, settings: "Settings", session: str) -> int:
+def _attach(url: str, key: str | None, settings: "Settings", session: str, find: str | None) -> int:
     """Chat on a server."""
     from ..attach.client import attach, is_here
     from ..server.keys import saved_keys
@@ -110,6 +117,7 @@ def _attach(url: str, key: str | None, settings: "Settings", session: str) -> in
         url,
         key,
         session=session,
+        find=find or "",
         system=settings.system,
         theme=settings.theme,
         motion=settings.motion,

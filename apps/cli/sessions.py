@@ -1,6 +1,7 @@
 """`sessions`: saved chats."""
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -131,6 +132,8 @@ def search_sessions(
             show(f"{hit.session.id}  {title} · {hit.role}: {excerpt(hit.content, wanted.split())}")
     if not found:
         log("nothing found.")
+    else:
+        hint(f"`ruvmlx chat --session ID --find {shlex.quote(wanted)}` opens a chat there.")
 
 
 def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> None:

@@ -220,6 +220,14 @@ class Messages:
         with self._db.transaction():
             self._db.execute("UPDATE sessions SET head = ? WHERE id = ?", message_id, session_id)
 
+    def show(self, session_id: str, message_id: int) -> None:
+        """Make the branch with this message the current one, unless it is that already. Raises NotFound if
+        the chat has no such message."""
+        self._require(session_id, message_id)
+        tree = _tree(self.all(session_id))
+        if message_id not in tree.path(self.head(session_id)):
+            self.set_head(session_id, tree.newest_leaf(message_id))
+
     def _require(self, session_id: str, message_id: int) -> None:
         known = "SELECT 1 FROM messages WHERE id = ? AND session_id = ?"
         if not self._db.row(known, message_id, session_id):

@@ -24,6 +24,12 @@ class Search:
     def __init__(self, db: Database, chats: Chats):
         self._db, self._chats = db, chats
 
+    def newest(self, words: str, session_id: str | None = None) -> ChatHit | None:
+        """Return the newest message that contains every word, of one chat or of all; None if there is
+        none."""
+        found = self._in_messages(words.split(), 1, session_id) if words.split() else []
+        return found[0] if found else None
+
     def find(self, words: str, limit: int = 100) -> list[ChatHit]:
         """Return the titles, then the messages of every branch, that contain every word; newest first.
 
@@ -35,17 +41,20 @@ class Search:
             return []
         return (self._in_titles(terms) + self._in_messages(terms, limit))[:limit]
 
-    def _in_messages(self, terms: list[str], limit: int) -> list[ChatHit]:
+    def _in_messages(self, terms: list[str], limit: int, session_id: str | None = None) -> list[ChatHit]:
         long = ['"' + term.replace('"', '""') + '"' for term in terms if len(term) >= _INDEXED]
         short = [_like(term) for term in terms if len(term) < _INDEXED]
         where = ["s.deleted IS NULL", *["m.content LIKE ? ESCAPE '\\'" for _ in short]]
         if long:
             where.append("m.id IN (SELECT rowid FROM messages_text WHERE messages_text MATCH ?)")
+        if session_id is not None:
+            where.append("m.session_id = ?")
         rows = self._db.rows(
             "SELECT m.session_id, m.id, m.role, m.content FROM messages m JOIN sessions s"
             f" ON s.id = m.session_id WHERE {' AND '.join(where)} ORDER BY m.id DESC LIMIT ?",
             *short,
             *([" AND ".join(long)] if long else []),
+            *([] if session_id is None else [session_id]),
             limit,
         )
         chats = {row.id: row for row in self._chats.all()}

@@ -35,6 +35,7 @@ ARGUMENTS = {
     "best": "3",
     "set": "temperature 0.5",
     "find": "hello",
+    "goto": "1",
     "explain": "adapter",
     "rewrite": "My own words.",
     "why": "long",

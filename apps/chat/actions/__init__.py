@@ -45,6 +45,8 @@ class Actions:
 
     async def submit(self, text: str) -> None:
         """Send a message, save a rewritten reply, or carry out a command."""
+        if not self._chat.editing:
+            await self.write.show_end()
         if self.rewrite.is_begun():
             self.rewrite.save(text.strip())
             return
@@ -164,7 +166,9 @@ class Actions:
 
     async def _show(self, outcome: Outcome) -> None:
         if outcome.opens:
-            await self.library.open(outcome.opens)
+            await self.library.open(outcome.opens, outcome.message)
+        elif outcome.message is not None:
+            await self.library.open(self._chat.state.session, outcome.message)
         if outcome.notice:
             await self._chat.transcript.add(Notice(outcome.notice))
         if outcome.flash:

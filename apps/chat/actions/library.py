@@ -23,8 +23,10 @@ class LibraryActions:
         opened = await chat.host.call(lambda runtime: Opened.of(runtime, options))
         chat.state.open_chat(opened.session, system_prompt_of(opened.turns) or options.system)
         self.show(opened)
-        await chat.transcript.restart(opened.turns, opened.model)
+        await chat.transcript.restart(opened.turns, opened.model, opened.message)
         chat.status.left_out, chat.phase = 0, "idle"
+        if chat.transcript.select_found():
+            chat.status.flash("The message that was searched for · Esc goes to the end of the chat", 6)
         self._rate.look_again()
         chat.send_waiting()
 
@@ -38,10 +40,10 @@ class LibraryActions:
         chat.status.meter = Meter(max_context=opened.max_context)
         self._rate.show_learned(opened.learned)
 
-    async def open(self, session: str) -> None:
-        """Switch to another session."""
+    async def open(self, session: str, message: int | None = None) -> None:
+        """Switch to another session, or to a message of one."""
         self._write.cancel_edit()
-        await self.begin(replace(self._chat.options, session=session, system=None))
+        await self.begin(replace(self._chat.options, session=session, system=None, find="", message=message))
 
     def choose(self, words: str = "") -> None:
         """Show the list of all chats, or of those with these words."""
@@ -53,7 +55,7 @@ class LibraryActions:
         chosen = await chat.ask(screen)
         if chat.phase != "idle":
             return
-        if chosen and chosen != chat.state.session:
-            await self.open(chosen)
+        if chosen and (chosen.id != chat.state.session or chosen.message is not None):
+            await self.open(chosen.id, chosen.message)
         elif screen.has_deleted_open_chat:
-            await self.begin(replace(chat.options, session="new", system=chat.state.system))
+            await self.begin(replace(chat.options, session="new", system=chat.state.system, find=""))

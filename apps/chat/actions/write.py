@@ -1,5 +1,6 @@
 """Replies in the app: to a message, to an edited message, once more, and the rest of a cut reply."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -19,6 +20,7 @@ from .rate import RateActions
 class WriteActions:
     def __init__(self, chat: ChatContext, rate: RateActions) -> None:
         self._chat, self._rate = chat, rate
+        self._showing_end = asyncio.Lock()
 
     # Requests
 
@@ -151,6 +153,12 @@ class WriteActions:
         session = self._chat.state.session
         turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
         await self._chat.transcript.show(turns, self._chat.model)
+
+    async def show_end(self) -> None:
+        """Show the end of the chat again, if a message in its middle was searched for."""
+        async with self._showing_end:
+            if self._chat.transcript.has_later:
+                await self.show_turns()
 
     def settle(self) -> None:
         """Prepare the reply for its rating; a message sent meanwhile waits in the host's queue."""

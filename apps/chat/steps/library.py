@@ -1,5 +1,7 @@
 """Commands for saved chats: list, open, start, rename, copy, delete, export, import."""
 
+from dataclasses import replace
+
 from ruvmlx.errors import UsageError
 from ruvmlx.runtime import Runtime
 
@@ -9,11 +11,18 @@ from ..state import ChatState, Outcome, told
 
 def list_chats(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     state.listed_chats = [entry.id for entry in chat_files.entries(runtime)]
-    return Outcome("\n".join(chat_files.lines(runtime, argument)))
+    listed = chat_files.entries(runtime, argument)
+    state.found_messages = {entry.id: entry.message for entry in listed if entry.message is not None}
+    return Outcome("\n".join(chat_files.lines(runtime, listed, argument)))
 
 
 def open_chat(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    return _open_chat(runtime, chat_files.find(runtime, argument, state.listed_chats))
+    """At the message that /chats found last, if it did."""
+    session = chat_files.find(runtime, argument, state.listed_chats)
+    message = state.found_messages.get(session)
+    if message is not None:
+        runtime.chats.show_message(session, message)
+    return replace(_open_chat(runtime, session), message=message)
 
 
 def new_chat(runtime: Runtime, state: ChatState, _: str) -> Outcome:

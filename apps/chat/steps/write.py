@@ -7,7 +7,7 @@ from typing import Any
 
 from ruvmlx.chat_file import write_new
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.host import BeginReply
 from ruvmlx.models.thinking import split
 from ruvmlx.runtime import Runtime, Turn
@@ -152,6 +152,17 @@ def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
         for number, turn in enumerate(runtime.chats.turns(state.session), 1)
         if turn.role in NAMES and all(word in turn.content.lower() for word in words)
     ]
-    return told(
-        "\n".join(lines or ["No message of this chat has these words; /chats WORDS searches all chats."])
-    )
+    if not lines:
+        return told("No message of this chat has these words; /chats WORDS searches all chats.")
+    return told("\n".join([*lines, "/goto and the number shows a message."]))
+
+
+def goto(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Show the message with this number: in plain mode with the one after it."""
+    turns = runtime.chats.turns(state.session)
+    if not turns:
+        raise NotFound("this chat has no messages yet")
+    number = parse_number(argument, len(turns), "messages")
+    if number is None:
+        raise UsageError("which message? Give its number in /find, as in /goto 12")
+    return Outcome("\n".join(spoken(turns[number - 1 : number + 1])), message=turns[number - 1].id)
