@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from .sona.optional.router import Route, RouterStatus
 
 
+SUMMED_UP_AT = 10  # ratings and preferences
+
+
 @dataclass(frozen=True)
 class Rated:
     """A rating in force, and the question of its reply."""
@@ -54,6 +57,15 @@ class LearningState:
     likes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class FirstSummary:
+    """likes: what the ratings show clearly, as a sentence; "" for nothing. guess: what they point to."""
+
+    count: int  # ratings and preferences
+    likes: str
+    guess: str
+
+
 class Learning:
     """The adapters of one model. learner: of the adapter in use; None: no adapter is in use."""
 
@@ -61,6 +73,7 @@ class Learning:
         """learn: False records ratings, for examples and for later, but never changes weights."""
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns = learn
+        self._summed_up: set[str] = set()  # adapters of which `first_summary` was told
         parse(settings.base_targets, model.shape.n_layers, "base_targets")
         self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
         name = settings.adapter_name
@@ -177,6 +190,23 @@ class Learning:
         missing = self.loops.missing() if history.trains else None
         likes = tuple(preference.words for preference in learner.taste.status.preferences)
         return LearningState(history.name, history.status(), memory, missing, rated, likes)
+
+    def first_summary(self) -> FirstSummary | None:
+        """What the ratings say, told once for each adapter: after SUMMED_UP_AT ratings and preferences. None
+        before that, and once it was told."""
+        learner, log = self.required(), self._store.witness
+        if learner.history.name in self._summed_up:
+            return None
+        status = learner.history.status()
+        if (count := status.ratings + status.preferences) < SUMMED_UP_AT:
+            return None
+        facts = {"model": self._model.fingerprint, "adapter": learner.history.name}
+        self._summed_up.add(learner.history.name)
+        if any(facts.items() <= row.body.items() for row in log.rows("summary")):
+            return None
+        found = FirstSummary(count, learner.taste.status.sentence, learner.taste.model.guess())
+        log.note("summary", facts | {"likes": found.likes, "guess": found.guess})
+        return found
 
     def judge(self, learner: Learner | None) -> Judge | None:
         """A judge that scores replies by the ratings of an adapter; None before the first rating."""

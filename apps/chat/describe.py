@@ -5,6 +5,7 @@ from typing import Any
 
 from ruvmlx.engine.affordable import AUTO, MAX_REPLIES
 from ruvmlx.engine.types import GenerationResponse
+from ruvmlx.learning import FirstSummary
 from ruvmlx.models.thinking import Thought
 from ruvmlx.ratings import BAD, REASONS
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
@@ -87,6 +88,20 @@ def effect_words(result: RatingResult) -> str:
 
 
 NO_FACTS = "facts teach nothing: ratings change how the model writes, not what it knows"
+
+
+def first_summary(found: FirstSummary | None) -> str:
+    """What the first ratings say; a question if nothing is clear; "" for None."""
+    if found is None:
+        return ""
+    so_far = f"After {found.count} ratings"
+    if found.likes:
+        return f"{so_far}, you seem to like: {found.likes}. /effect shows what changed, /undo takes back."
+    asked = f" Could it be {found.guess}?" if found.guess else ""
+    return (
+        f"{so_far}, it is not clear yet what you like.{asked} "
+        "After a bad rating, /why says what was wrong; that counts more than the rating alone."
+    )
 
 
 def learned(result: RatingResult, key: str) -> str:

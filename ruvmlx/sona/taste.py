@@ -24,7 +24,7 @@ import numpy as np
 from .taste_columns import design
 from .taste_features import ReplyFeatures
 from .taste_fit import M, Rows, TasteFit, fit, missing_side
-from .taste_words import Liking, preferences, sentence
+from .taste_words import Liking, guess, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
 # The variance inside one rating: a star is a rounded number, a thumb may mean either of two stars.
@@ -163,6 +163,10 @@ class TasteModel:
         """Return what the ratings support, the strongest first. rated: (question, reply) of rated replies,
         which give words their names; without them only measures are named."""
         return preferences(self.fitted, rated)
+
+    def guess(self) -> str:
+        """Return in words what the ratings point to most, clear or not; "" if they point nowhere."""
+        return guess(self.fitted)
 
     def explain(self, rated: Sequence[tuple[str, str]] = ()) -> str:
         """Return the preferences as a sentence for people; "" if the ratings support none."""

@@ -14,6 +14,7 @@ from .taste_measures import MEASURES
 
 FELT = 0.2  # the stars that a usual difference between two replies must make
 MOST_SAID = 4
+POINTS = 1.0  # standard deviations from zero that a guess must have
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,14 @@ def preferences(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> list[Liking]
         if words and stars * clear.correlation > 0 and abs(stars) >= FELT:
             found.append(Liking(words, abs(stars), abs(sure)))
     return sorted(found, key=lambda p: -p.stars)
+
+
+def guess(fit: TasteFit) -> str:
+    """Return in words what the ratings point to most, clear or not; "" if they point nowhere."""
+    effects = [(k, *_effect(fit, Column(measure=k))) for k in range(M)]
+    k, stars, sure = max(effects, key=lambda one: abs(one[2]))
+    words = MEASURES[k].more if stars > 0 else MEASURES[k].less
+    return words if abs(sure) >= POINTS else ""
 
 
 def sentence(found: Sequence[Liking]) -> str:

@@ -168,6 +168,9 @@ class ScriptedRuntime:
             reply_id, rating, True, 41.0, 800.0, -1.234, -1.234 + sign * 0.036, 0.004 * n, 0.1, 0.2, n
         )
 
+    def first_summary(self):
+        return None
+
     def give_reason(self, reply_id, reason):
         result = replace(self.rate(reply_id, self._rating_of(reply_id)), reason=reason)
         return replace(result, applied=reason != "facts")

@@ -147,6 +147,14 @@ def test_the_sentence_names_the_taste(taste, words):
     assert words in model.explain(shown)
 
 
+def test_a_guess_needs_fewer_ratings_than_the_sentence_and_some_evidence():
+    """Eight ratings by someone who likes short replies point there, also where they are not clear."""
+    unclear = [fitted(sim.shorter, 8, seed) for seed in range(8)]
+    unclear = [model for model in unclear if not model.explain()]
+    assert len(unclear) > 2 and {model.guess() for model in unclear} == {"shorter replies"}
+    assert TasteModel.fit([]).guess() == ""
+
+
 def test_the_sentence_is_empty_without_evidence():
     """No ratings, one kind of rating, or dice: at most one in twenty says something."""
     assert TasteModel.fit([]).explain() == ""

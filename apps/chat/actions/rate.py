@@ -10,6 +10,7 @@ from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from .. import describe, keys
 from ..arguments import parse_rating, parse_reason
 from ..context import ChatContext, StatusWatch
+from ..messages import Notice
 from ..view_model import Standing
 from .panel import PanelActions
 
@@ -59,6 +60,15 @@ class RateActions:
             reply.rated(done[0], self._key)
             self.show(done[1])
             chat.status.flash(describe.effect(done[0], self._key), EFFECT_SHOWN)
+            await self._sum_up()
+
+    async def _sum_up(self) -> None:
+        """Tell once, in the conversation, what the first ratings say."""
+        found = await self._chat.attempt(lambda runtime: runtime.learning.first_summary())
+        if words := describe.first_summary(found):
+            await self._chat.transcript.mount(
+                Notice(words)
+            )  # where the reader is not at the end, nothing moves
 
     def ask_why_no_more(self) -> None:
         """The question below a reply that was rated bad goes with the next message or rating."""

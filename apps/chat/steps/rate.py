@@ -17,7 +17,8 @@ def rate(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     reply = _shown_id(runtime, state)
     with watching(still=True) as watch:
         state.lesson = runtime.rate(reply, rating, note, watch=watch)
-    return Outcome(describe.effect_words(state.lesson))
+    summary = describe.first_summary(runtime.learning.first_summary())
+    return Outcome("\n".join(filter(None, (describe.effect_words(state.lesson), summary))))
 
 
 def why(runtime: Runtime, state: ChatState, argument: str) -> Outcome:

@@ -1,0 +1,56 @@
+"""After ten ratings, the chat says once in words what they show, or asks."""
+
+import io
+
+import pytest
+from ruvmlx.apps.chat import describe
+from ruvmlx.apps.chat.messages import Notice
+from ruvmlx.apps.chat.options import ChatOptions
+from ruvmlx.apps.chat.plain import PlainChat
+
+from ruvmlx import learning
+from ruvmlx.engine import Sampling
+from ruvmlx.learning import FirstSummary
+
+from .helpers import ask, chatting, screen_text, until
+from .scripted import ScriptedRuntime
+
+
+def test_what_is_clear_is_said_and_what_is_not_is_asked():
+    assert describe.first_summary(FirstSummary(10, "shorter replies", "shorter replies")).startswith(
+        "After 10 ratings, you seem to like: shorter replies. "
+    )
+    unsure = describe.first_summary(FirstSummary(10, "", "shorter replies"))
+    assert "not clear yet what you like. Could it be shorter replies? After a bad rating, /why" in unsure
+    assert "Could it be" not in describe.first_summary(FirstSummary(10, "", ""))
+    assert describe.first_summary(None) == ""
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_plain_mode_tells_it_once_for_each_adapter(at, open_tiny, monkeypatch):
+    """Also when it is opened again; another adapter has its own."""
+    monkeypatch.setattr(learning, "SUMMED_UP_AT", at)
+
+    def told(*lines):
+        sink, options = io.StringIO(), ChatOptions(sampling=Sampling(1.5), max_new_tokens=4)
+        with open_tiny() as runtime:
+            PlainChat(runtime, options, io.StringIO("".join(f"{line}\n" for line in lines)), sink).run()
+        return [line.split(",")[0] for line in sink.getvalue().splitlines() if "After " in line]
+
+    assert told(*["Hello", "/up"] * (at - 1)) == []
+    assert told(*["Hello", "/down"] * 2) == [f"After {at} ratings"]
+    assert told("Hello", "/up", "/undo", "Hello", "/up") == []
+    assert told("/adapter other new", *["Hello", "/up"] * at) == [f"After {at} ratings"]
+
+
+async def test_the_app_says_it_in_the_conversation_and_opens_no_screen():
+    runtime = ScriptedRuntime(["One."], ["Two."])
+    found = [FirstSummary(10, "", "shorter replies"), None]
+    runtime.first_summary = lambda: found.pop(0)
+    async with chatting(runtime) as (app, pilot):
+        for left in (1, 0):
+            await ask(app, pilot)
+            await pilot.press("ctrl+y")
+            await until(pilot, lambda left=left: len(found) == left and len(app.query(Notice)) == 1)
+            assert left == 0 or "After 10 ratings" in screen_text(app)
+        assert len(app.screen_stack) == 1
