@@ -48,29 +48,37 @@ class ContextWindow:
         """Tokens of one message, with 16 added for the chat template."""
         return self._tokens(message.content) + 16
 
-    def fitting(self, messages: list[Message], max_new_tokens: int) -> list[Message]:
+    def fitting(self, messages: list[Message], max_new_tokens: int, summary: str = "") -> list[Message]:
         """The conversation without its oldest exchanges, if the context would overflow.
 
         A quarter of the context, or the reply's limit if that is less, is kept free for the reply. When the
         context is full, it is cut to half, so that the KV cache serves all turns until the next cut.
+
+        summary: of what was said before; the first message begins with it.
         """
         limit = self.size - min(max_new_tokens, self.size // 4)
+        if summary:
+            limit -= self.message_size(Message("user", summary))
         head = messages[:1] if messages[0].role == "system" else []
         rest = messages[len(head) :]
         sizes = [self.message_size(message) for message in rest]
         first = cut(sizes, limit - sum(map(self.message_size, head)), limit // 2)
         while first < len(rest) - 1 and rest[first].role != "user":
             first += 1
-        return head + rest[first:]
+        read = rest[first:]
+        if summary and read:
+            begun = f"(What was said before, in short: {summary})\n\n{read[0].content}"
+            read[0] = Message(read[0].role, begun)
+        return head + read
 
-    def left_out(self, turns: list[Turn], max_new_tokens: int) -> list[Turn]:
+    def left_out(self, turns: list[Turn], max_new_tokens: int, summary: str = "") -> list[Turn]:
         """The oldest turns, for which the prompt of the last reply had no room."""
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
         if sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
             return []  # a token has at least one byte
         messages, spoken = alternating(read), [t for t in read if t.role != "system" and t.content]
-        gone = len(messages) - len(self.fitting(messages, max_new_tokens))
+        gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary))
         found, number = list[Turn](), 0
         for turn, after in zip(spoken, [*spoken[1:], None], strict=True):
             if number >= gone:

@@ -15,6 +15,7 @@ from .reply_writer import ReplyWriter
 from .sampling import check_sampling
 from .sona.state import PreferenceResult
 from .store import Store
+from .summaries import ChatSummary, Summaries
 
 TAIL = 8  # tokens: more than any character consists of
 
@@ -28,6 +29,7 @@ class Conversations:
         """implicit: record implicit feedback on unrated replies."""
         self._store, self._writer, self._learning, self._choices = store, writer, learning, choices
         self._model, self._implicit = writer.engine.model, implicit
+        self._summaries = Summaries(store, writer.engine, writer.window)
 
     def new_chat(self, system: str | None = None) -> str:
         return self._store.chats.new(self._model.name, system or None)
@@ -79,8 +81,8 @@ class Conversations:
         shown = next((turn.reply_id for turn in reversed(turns) if turn.reply_id), None)
         ids = self._store.replies.get(shown).prompt_ids if shown else []
         if not ids:
-            messages = alternating([*turns, Turn("user", "...")])
-            sent = with_system(self._model, self._writer.window.fitting(messages, 1))
+            messages = self._read(session_id, [*turns, Turn("user", "...")], 1)
+            sent = with_system(self._model, messages)
             ids = self._model.tokenizer.encode_chat(sent)
         return self._model.tokenizer.text_with_specials(ids)
 
@@ -90,9 +92,29 @@ class Conversations:
 
     def left_out(self, session_id: str, max_new_tokens: int) -> frozenset[int]:
         """Ids of the oldest messages, which the model did not read for its last reply: the context had no
-        room for them."""
-        gone = self._writer.window.left_out(self.turns(session_id), max_new_tokens)
-        return frozenset(turn.id for turn in gone if turn.id is not None)
+        room for them, or the summary stands in their place."""
+        turns = self.turns(session_id)
+        summary, read = self._summaries.read_turns(session_id, turns)
+        gone = self._writer.window.left_out(read, max_new_tokens, summary)
+        kept = {turn.id for turn in read} - {turn.id for turn in gone}
+        return frozenset(turn.id for turn in turns if turn.id is not None and turn.id not in kept)
+
+    def _read(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> list[Message]:
+        """The messages that the model reads of these turns."""
+        summary, read = self._summaries.read_turns(session_id, turns)
+        return self._writer.window.fitting(alternating(read), max_new_tokens, summary)
+
+    def summary(self, session_id: str) -> ChatSummary:
+        """What the model reads in place of the oldest messages."""
+        return self._summaries.of(session_id, self.turns(session_id))
+
+    def summarize(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
+        """Let the model sum up the oldest messages, and read that in their place from the next reply on:
+        `Summaries.write`."""
+        yield from self._summaries.write(session_id, self.turns(session_id), cancel)
+
+    def forget_summary(self, session_id: str) -> None:
+        self._summaries.forget(session_id)
 
     def template_system(self) -> str:
         """The system prompt that is sent where the user has none: `system_prompt`; "" for none."""
@@ -100,8 +122,9 @@ class Conversations:
 
     def check_chat(self, session_id: str) -> None:
         """Raise UsageError or UnsupportedModel if the model's chat template does not accept the chat."""
-        messages = alternating([*self.turns(session_id), Turn("user", "?")])
-        self._model.tokenizer.encode_chat(self._writer.window.fitting(messages, 1))
+        self._model.tokenizer.encode_chat(
+            self._read(session_id, [*self.turns(session_id), Turn("user", "?")], 1)
+        )
 
     # -- replies -------------------------------------------------------------------------------------
 
@@ -284,7 +307,7 @@ class Conversations:
         sampling = sampling or self._writer.sampling()
         check_sampling(sampling)
         request = GenerationRequest(
-            messages=self._writer.window.fitting(alternating(turns), max_new_tokens),
+            messages=self._read(session_id, turns, max_new_tokens),
             session_id=session_id,
             sampling=sampling,
             max_new_tokens=max_new_tokens,

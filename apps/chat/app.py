@@ -65,6 +65,7 @@ class ChatApp(ChatShell):
         Binding("f3", "do('models.choose')", "Models", show=False, id="models"),
         Binding("f4", "do('models.choose_adapter')", "Adapters", show=False, id="adapters"),
         Binding("f5", "do('fetch.go')", "Better model", show=False, id="fetch"),
+        Binding("f8", "do('command', 'summarize')", "Sum up", show=False, id="summarize"),
         Binding("f1", "help", "Help", key_display="F1", id="help"),
     ]
 

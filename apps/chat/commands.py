@@ -15,7 +15,7 @@ from ruvmlx.text import did_you_mean
 
 from .arguments import RATE_USAGE, WHY_USAGE
 from .state import ChatState, Outcome, Step
-from .steps import compare, library, models, rate, settings, write
+from .steps import compare, library, models, rate, settings, summarize, write
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,10 @@ COMMANDS = {
         "/goto N", "show message N, as /find numbers them", write.goto,
         title="Go to a message of this chat", takes_argument=True, asks=True,
     ),
+    "summarize": CommandSpec(
+        "/summarize [off]", "sum the oldest messages up, to save context", summarize.summarize,
+        "summary.summarize", "Sum up the oldest messages", takes_argument=True,
+    ),
     "chats": CommandSpec(
         "/chats [WORDS]", "list your chats, or those with these words", library.list_chats, "library.choose",
         "Chats: list and search", takes_argument=True,
@@ -224,6 +228,7 @@ KEYS_HELP = (
     ("↑ ↓", "in the first or last line: earlier messages"),
     ("F2", "side panel: what was learned, the machine"),
     ("F3, F4, F5", "models, adapters, fetch a better model"),
+    ("F8", "sum up the oldest messages, to save context"),
     ("PgUp, PgDn", "scroll"),
     ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
 )

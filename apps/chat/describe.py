@@ -9,6 +9,7 @@ from ruvmlx.learning import FirstSummary
 from ruvmlx.models.thinking import Thought
 from ruvmlx.ratings import BAD, REASONS
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
+from ruvmlx.summaries import ChatSummary
 from ruvmlx.text import one_line, size
 from ruvmlx.tiers import TIERS
 
@@ -16,6 +17,7 @@ from .view_model import learn_status
 
 # What a tier is called: by the age of its tokens, the oldest first.
 AGES = ("oldest", *("older",) * (len(TIERS) - 2), "recent")
+NEARLY_FULL = 5 / 8  # of the context: the reply needs a part, and then the oldest messages are left out
 FELT = 0.0005  # of a mean log-probability per token: less does not show in three digits
 
 
@@ -102,6 +104,16 @@ def first_summary(found: FirstSummary | None) -> str:
         f"{so_far}, it is not clear yet what you like.{asked} "
         "After a bad rating, /why says what was wrong; that counts more than the rating alone."
     )
+
+
+def summary(found: ChatSummary, is_printed: bool = False) -> str:
+    """What the model reads in place of the oldest messages. is_printed: the notes themselves were shown."""
+    if not found.count:
+        return "The model wrote no notes; it reads what its context has room for."
+    told = (
+        f"The model reads these notes in place of the oldest {found.count} messages, which stay in the chat."
+    )
+    return f"{told} /summarize off ends this." + ("" if is_printed else f"\n\n{found.text}")
 
 
 def learned(result: RatingResult, key: str) -> str:

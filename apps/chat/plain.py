@@ -27,7 +27,7 @@ from ruvmlx.serving import BeginReply
 from ruvmlx.text import Sanitizer, sanitize
 
 from ..progress import watching
-from . import ending, models
+from . import describe, ending, models
 from .commands import COMMANDS, Command, message_text, parse
 from .interrupts import Interrupts
 from .mentions import has_mention, with_files
@@ -208,14 +208,22 @@ class PlainChat:
         self._runtime.settle()
 
     def _tell_left_out(self) -> None:
-        """Say so when the model stops reading old messages."""
+        """Say so when the model stops reading old messages, and shortly before."""
         state, limit = self._state, self._state.options.max_new_tokens
         gone = len(self._runtime.chats.left_out(state.session, limit))
+        gone = max(0, gone - self._runtime.chats.summary(state.session).count)
         if gone > state.left_out:
             self._streams.note(
-                f"Note: the context is full; the model does not read the oldest {gone} messages."
+                f"Note: the context is full; the model does not read the oldest {gone} messages. "
+                "/summarize lets it read notes on them."
             )
         state.left_out = gone
+        used, room = state.response.cache_tokens if state.response else 0, self._runtime.model.context
+        if (is_full := used > describe.NEARLY_FULL * room) and not (state.told_full or gone):
+            self._streams.note(
+                "Note: the context is nearly full. /summarize lets the model read notes on the oldest."
+            )
+        state.told_full = is_full
 
     def _stream(self, reply: Iterator[Chunk]) -> None:
         """Print words as they come. The label is printed with the first word, so that an error has its own

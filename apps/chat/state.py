@@ -29,6 +29,7 @@ class ChatState:
     response: GenerationResponse | None = None  # the newest reply, with its figures
     lesson: RatingResult | PreferenceResult | None = None  # what was learned last
     left_out: int = 0  # oldest messages that the model did not read any more, as it was told last
+    told_full: bool = False  # the user was told that the context is nearly full
     listed_chats: list[str] = field(default_factory=list)  # ids, as /chats numbered them last
     found_messages: dict[str, int] = field(default_factory=dict)  # of a search: chat -> message
     listed_models: list[str] = field(default_factory=list)  # names, as /models numbered them last
@@ -41,6 +42,7 @@ class ChatState:
         """Another chat is shown from now on: forget what belonged to the one before."""
         self.session, self.system = session, system
         self.selected, self.candidates, self.response, self.left_out = None, [], None, 0
+        self.told_full = False
 
     def model_changed(self) -> None:
         """Forget what belongs to the former model."""

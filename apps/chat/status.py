@@ -14,7 +14,8 @@ from textual.widgets import Static
 from ruvmlx.engine.types import Chunk
 from ruvmlx.runtime import LearnStatus
 
-from .describe import given, seconds
+from . import keys
+from .describe import NEARLY_FULL, given, seconds
 
 GAP = "  ·  "
 
@@ -61,8 +62,14 @@ def learned_parts(learned: LearnStatus | None) -> list[str]:
     return [given(learned)] if learned else []
 
 
-def left_out_parts(count: int) -> list[str]:
-    return [f"oldest {count:,} not read"] if count else []
+def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[str]:
+    """What the model does not read itself, and the key that sums up, where the context is full or nearly."""
+    told = [f"oldest {summed_up:,} summed up"] if summed_up else []
+    if left_out:
+        told.append(f"oldest {left_out:,} not read ({key} sums up)")
+    elif meter.context > NEARLY_FULL * meter.max_context > 0:
+        told.append(f"context nearly full ({key} sums up)")
+    return told
 
 
 def fit(left: str, parts: list[str], width: int) -> tuple[str, str]:
@@ -81,6 +88,7 @@ class StatusLine(Static):
     meter: reactive[Meter] = reactive(Meter)
     learned: reactive[LearnStatus | None] = reactive(None)
     left_out: reactive[int] = reactive(0)  # oldest messages that the model does not read any more
+    summed_up: reactive[int] = reactive(0)  # oldest messages in whose place it reads a summary
     background: reactive[str] = reactive("")  # shown instead of the figures: work in idle time
     message: reactive[str] = reactive("")  # shown instead of everything, for a moment
     _flashing: Timer | None = None
@@ -91,7 +99,9 @@ class StatusLine(Static):
             return Content.styled(self.message, "$text-accent")
         if self.background:
             return Content(self.background)
-        parts = self.meter.parts() + left_out_parts(self.left_out) + learned_parts(self.learned)
+        key = keys.shown(self.app, "summarize", "F8")
+        room = room_parts(self.meter, self.left_out, self.summed_up, key)
+        parts = self.meter.parts() + room + learned_parts(self.learned)
         left, right = fit(self.backend, parts, width)
         return Content(left + " " * max(0, width - cell_len(left) - cell_len(right)) + right)
 

@@ -21,19 +21,20 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
 @dataclass(frozen=True)
 class Standing:
     """What was learned, and each reply's rating, as they are in the store. Other processes may rate, too.
-    left_out: ids of the messages for which the context has no room any more."""
+    left_out: ids of the messages for which the context has no room any more; `summed_up` of them are in the
+    summary."""
 
     learned: LearnStatus | None
     ratings: dict[str, str | None]  # reply id -> rating, of one chat
     left_out: frozenset[int] = frozenset()
+    summed_up: int = 0
 
     @classmethod
     def of(cls, runtime: Runtime, session: str) -> "Standing":
         turns = runtime.chats.turns(session)
         ratings = {turn.reply_id: turn.rating for turn in turns if turn.reply_id}
-        return cls(
-            learn_status(runtime), ratings, runtime.chats.left_out(session, runtime.settings.max_tokens)
-        )
+        left_out = runtime.chats.left_out(session, runtime.settings.max_tokens)
+        return cls(learn_status(runtime), ratings, left_out, runtime.chats.summary(session).count)
 
     @property
     def version(self) -> int:

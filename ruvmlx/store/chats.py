@@ -21,6 +21,7 @@ _SLICE = 50  # messages that one transaction erases: about 30 ms
 _LONGEST_PAUSE = 0.1  # the maximum number of seconds between two such transactions
 _SELECT = (
     "SELECT s.id, s.title, s.system, s.model, s.updated, s.created, s.pinned,"
+    " s.summary, s.summarized_to, s.folder,"
     " (SELECT count(*) FROM messages WHERE session_id = s.id) AS turns FROM sessions s "
 )
 
@@ -32,6 +33,8 @@ class SessionRow:
     turns: the number of messages of all branches
     updated, created: seconds since 1970
     pinned: 1 for a chat that lists show first
+    summary: what the model reads in place of the messages up to `summarized_to`; None: nothing
+    folder: the name under which lists show it; "" for none
     """
 
     id: str
@@ -42,6 +45,9 @@ class SessionRow:
     updated: float
     created: float = 0.0
     pinned: int = 0
+    summary: str | None = None
+    summarized_to: int | None = None
+    folder: str = ""
 
 
 class Chats:
@@ -183,6 +189,17 @@ class Chats:
     def pin(self, session_id: str, pinned: bool = True) -> None:
         """Show a chat first in lists, or no longer."""
         self._set(session_id, "pinned", int(pinned))
+
+    def set_folder(self, session_id: str, folder: str) -> None:
+        """Show a chat under this name in lists; "" for none."""
+        self._set(session_id, "folder", " ".join(folder.split())[:TITLE])
+
+    def set_summary(self, session_id: str, summary: str | None, to: int | None) -> None:
+        """Let the model read `summary` in place of the messages up to the one with the id `to`; None: read
+        them again."""
+        with self._db.transaction():
+            self._set(session_id, "summary", summary)
+            self._set(session_id, "summarized_to", to)
 
     def _set(self, session_id: str, column: str, value: str | float | None) -> None:
         with self._db.transaction():

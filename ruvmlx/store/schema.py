@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 12
+VERSION = 13
 
 # Token ids are little-endian int32. Vectors and matrices are little-endian float32.
 _V1 = """
@@ -201,7 +201,29 @@ _V12 = """
 ALTER TABLE sessions  -- 1: the user wants it first in lists
   ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
 """
-_STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10, _V11, _V12)  # from each version to the next
+_V13 = """
+ALTER TABLE sessions  -- notes that the model reads in place of the messages up to one, see summaries.py
+  ADD COLUMN summary TEXT;
+ALTER TABLE sessions
+  ADD COLUMN summarized_to INTEGER;
+ALTER TABLE sessions  -- under which lists show it
+  ADD COLUMN folder TEXT NOT NULL DEFAULT '';
+"""
+_STEPS = (
+    _V1,
+    _V2,
+    _V3,
+    _V4,
+    _V5,
+    _V6,
+    _V7,
+    _V8,
+    _V9,
+    _V10,
+    _V11,
+    _V12,
+    _V13,
+)  # from each version to the next
 
 
 def statements(version: int, before: int = 0) -> list[str]:

@@ -12,6 +12,7 @@ from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow
+from ruvmlx.summaries import ChatSummary
 
 
 class ScriptedRuntime:
@@ -78,6 +79,9 @@ class ScriptedRuntime:
 
     def left_out(self, session_id, max_new_tokens):
         return frozenset()
+
+    def summary(self, session_id):
+        return ChatSummary()
 
     def count_tokens(self, text):
         return len(text.split())

@@ -27,6 +27,7 @@ from ruvmlx.store import (
     Store,
 )
 from ruvmlx.store.audit import disagreement
+from ruvmlx.store.schema import VERSION
 
 DATA = Path(__file__).parents[1] / "data"
 MODEL = "fingerprint"
@@ -339,5 +340,7 @@ def test_a_new_column_in_any_table_needs_no_other_change(tmp_path, clock):
     fill(store)
     clock()
     found = as_then(everything(store), known())
-    assert found.pop("integrity") == "table 'sessions' is not that of format 12"  # doctor notices it, no more
+    assert (
+        found.pop("integrity") == f"table 'sessions' is not that of format {VERSION}"
+    )  # doctor notices it, no more
     assert len(names) > 20 and found == {key: value for key, value in known().items() if key != "integrity"}

@@ -24,6 +24,7 @@ from .panel import PanelActions
 from .rate import RateActions
 from .rewrite import RewriteActions
 from .select import SelectActions
+from .summarize import SummaryActions
 from .write import WriteActions
 
 
@@ -39,6 +40,7 @@ class Actions:
         self.fetch = self.models.fetch
         self.compare = CompareActions(chat, self.rate, self.write)
         self.rewrite = RewriteActions(chat, self.rate, self.write)
+        self.summary = SummaryActions(chat, self.rate)
         self.leave = LeaveActions(chat, self.write, self.clipboard)
         self.select = SelectActions(chat)
         self.draft = DraftActions(chat, self.select)
@@ -130,7 +132,7 @@ class Actions:
             return chat.editing is not None
         if what in ("write.again", "write.more", "write.edit", "write.flip"):
             return session and idle and self.write.may(what.removeprefix("write."))
-        if what in ("library.choose", "models.choose", "models.choose_adapter", "fetch.go"):
+        if what in ("library.choose", "models.choose", "models.choose_adapter", "fetch.go", "summarize"):
             return session and idle
         if what == "take_back":
             return session and chat.key_hints.can_take_back

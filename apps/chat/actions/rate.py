@@ -112,7 +112,8 @@ class RateActions:
     def show(self, standing: Standing) -> None:
         """Show the ratings and the state of learning."""
         self._chat.transcript.show_standing(standing)
-        self._chat.status.left_out = len(standing.left_out)
+        self._chat.status.left_out = max(0, len(standing.left_out) - standing.summed_up)
+        self._chat.status.summed_up = standing.summed_up
         self.show_learned(standing.learned)
 
     def show_learned(self, learned: LearnStatus | None) -> None:

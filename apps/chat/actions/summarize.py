@@ -1,0 +1,71 @@
+"""Summing up the oldest messages in the app: the status line counts the notes' tokens, Esc stops."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ruvmlx.engine.types import Chunk
+from ruvmlx.runtime import Runtime
+
+from .. import describe
+from ..context import ChatContext
+from ..messages import Notice
+from ..steps.summarize import summarize
+from ..view_model import Standing
+from .rate import RateActions
+
+WORKING = "Summing up the oldest messages"
+
+
+class SummaryActions:
+    def __init__(self, chat: ChatContext, rate: RateActions) -> None:
+        self._chat, self._rate = chat, rate
+
+    async def summarize(self, argument: str = "") -> None:
+        """Sum up; "off" lets the model read the messages themselves again."""
+        if argument:
+            self._chat.start(lambda: self._forget(argument))
+        else:
+            self._chat.start(self._summarize, group="write")
+
+    async def _forget(self, argument: str) -> None:
+        state = self._chat.state
+
+        def forget(runtime: Runtime) -> tuple[str, Standing]:
+            return summarize(runtime, state, argument).words, Standing.of(runtime, state.session)
+
+        if done := await self._chat.attempt(forget):
+            await self._show(*done)
+
+    async def _summarize(self) -> None:
+        chat, session = self._chat, self._chat.state.session
+        if chat.phase != "idle":
+            return
+
+        def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
+            return runtime.chats.summarize(session, cancel)
+
+        def result(runtime: Runtime) -> tuple[str, Standing]:
+            return describe.summary(runtime.chats.summary(session)), Standing.of(runtime, session)
+
+        chat.phase, chat.status.background, stopped = "replying", f"{WORKING} · Esc stops", False
+        try:
+            async for chunks in chat.host.write(begin):
+                newest = chunks[-1]
+                count = f", {newest.generated} tokens of notes" if newest.generated else ""
+                chat.status.background = f"{WORKING}{count} · Esc stops"
+                stopped = newest.response is not None and newest.response.finish_reason == "cancelled"
+            if not stopped:
+                await self._show(*await chat.host.call_between(result))
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            await chat.show_error(error)
+        finally:
+            chat.status.background = ""
+            if chat.phase == "replying":
+                chat.phase = "idle"
+            chat.app.refresh_bindings()
+
+    async def _show(self, words: str, standing: Standing) -> None:
+        self._rate.show(standing)
+        self._chat.status.meter = replace(self._chat.status.meter, context=0)  # the next reply's is smaller
+        await self._chat.transcript.add(Notice(words))

@@ -1,0 +1,22 @@
+"""/summarize: the model sums up the oldest messages, and reads that in their place."""
+
+from ruvmlx.errors import UsageError
+from ruvmlx.runtime import Runtime
+
+from .. import describe
+from ..state import ChatState, Outcome
+
+
+def summarize(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """With "off", the model reads the messages themselves again."""
+    session = state.session
+    if argument not in ("", "off"):
+        raise UsageError(f"/summarize takes nothing or off, got {argument[:40]!r}")
+    if argument:
+        runtime.chats.forget_summary(session)
+        return Outcome("The model reads the messages themselves again, as far as its context has room.")
+    return Outcome(reply=lambda runtime, cancel: runtime.chats.summarize(session, cancel), then=_told)
+
+
+def _told(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    return Outcome(describe.summary(runtime.chats.summary(state.session), is_printed=True))

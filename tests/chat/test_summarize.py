@@ -1,0 +1,95 @@
+"""/summarize and F8: the model sums up the oldest messages, in the app and in plain mode."""
+
+import io
+
+import pytest
+from ruvmlx.apps.chat import describe
+from ruvmlx.apps.chat.messages import Notice
+from ruvmlx.apps.chat.options import ChatOptions
+from ruvmlx.apps.chat.plain import PlainChat
+from ruvmlx.apps.chat.status import Meter, room_parts
+
+from ruvmlx.engine import Sampling
+from ruvmlx.errors import NotFound
+from ruvmlx.summaries import ChatSummary
+
+from ..test_summaries import QUESTIONS, noted  # noqa: F401
+from .helpers import ask, chatting, screen_text, until
+from .scripted import ScriptedRuntime
+
+
+def test_the_status_line_offers_it_when_the_context_is_nearly_full():
+    half, most = Meter(context=4000, max_context=8192), Meter(context=6000, max_context=8192)
+    assert room_parts(half, 0, 0, "F8") == [] and room_parts(Meter(context=9), 0, 0, "F8") == []
+    assert room_parts(most, 0, 0, "F8") == ["context nearly full (F8 sums up)"]
+    assert room_parts(most, 3, 0, "F7") == ["oldest 3 not read (F7 sums up)"]
+    assert room_parts(half, 0, 8, "F8") == ["oldest 8 summed up"]
+
+
+def test_plain_mode_offers_it_prints_the_notes_and_ends_it(open_tiny, noted, capsys):  # noqa: F811
+    lines, sink = [*QUESTIONS, "/summarize", "Next?", "/summarize off", "/summarize wrong"], io.StringIO()
+    with open_tiny() as runtime:
+        options = ChatOptions(sampling=Sampling(0.0), max_new_tokens=8)
+        PlainChat(runtime, options, io.StringIO("".join(f"{line}\n" for line in lines)), sink).run()
+    told, said = capsys.readouterr().err.splitlines(), sink.getvalue()
+    nearly = [n for n, line in enumerate(told) if "context is nearly full" in line]
+    full = [n for n, line in enumerate(told) if "does not read the oldest" in line]
+    assert nearly and full and nearly[0] < full[0] and all("/summarize" in told[n] for n in (*nearly, *full))
+    assert "Assistant: note\nThe model reads these notes in place of the oldest" in said
+    assert "The model reads the messages themselves again" in said
+    assert told[-1].endswith("/summarize takes nothing or off, got 'wrong'")
+
+
+class Summing(ScriptedRuntime):
+    """Its notes replace the first message. `failure` is raised instead."""
+
+    found, failure = ChatSummary(), None
+
+    def summary(self, session_id):
+        return self.found
+
+    def left_out(self, session_id, max_new_tokens):
+        return frozenset([1]) if self.found.count else frozenset()
+
+    def summarize(self, session_id, cancel):
+        if self.failure:
+            raise self.failure
+        other = ScriptedRuntime(["Notes."])
+        yield from other.say(other.new_chat(), "x", sampling=None, max_new_tokens=1, cancel=cancel)
+        self.found = ChatSummary("Notes.", 1)
+
+    def forget_summary(self, session_id):
+        self.found = ChatSummary()
+
+
+@pytest.fixture
+def summing():
+    return Summing(["One."], ["Two."])
+
+
+async def test_the_app_shows_the_notes_and_marks_what_they_replace(summing):
+    async with chatting(summing) as (app, pilot):
+        await ask(app, pilot, "First?")
+        await pilot.press("f8")
+        await until(pilot, lambda: app.query(Notice) and app.phase == "idle")
+        screen = " ".join(screen_text(app).split())
+        assert "in place of the oldest 1 messages" in screen and "Notes." in screen
+        assert "oldest 1 summed up" in screen and "not read" not in screen
+        assert app.chat.transcript.messages[0].has_class("left-out") and app.chat.status.background == ""
+        await ask(app, pilot, "Second?")
+        app.chat.prompt.text = "/summarize off"
+        await pilot.press("enter")
+        await until(pilot, lambda: len(app.query(Notice)) == 2 and "summed up" not in screen_text(app))
+
+
+async def test_the_app_tells_why_nothing_was_summed_up(summing):
+    summing.failure = NotFound("there is nothing to sum up yet.")
+    async with chatting(summing) as (app, pilot):
+        await ask(app, pilot, "First?")
+        await pilot.press("f8")
+        await until(pilot, lambda: "nothing to sum up yet" in screen_text(app))
+        assert app.phase == "idle" and not app.query(Notice)
+
+
+def test_no_notes_are_told():
+    assert describe.summary(ChatSummary()).startswith("The model wrote no notes")
