@@ -52,11 +52,11 @@ class Summaries:
     def of(self, session_id: str, turns: list[Turn]) -> ChatSummary:
         """The summary that counts for these turns."""
         text, rest = self._split(session_id, turns)
-        return ChatSummary(text, len(_spoken(turns)) - len(rest)) if text else ChatSummary()
+        return ChatSummary(text, len(_spoken_turns(turns)) - len(rest)) if text else ChatSummary()
 
     def _split(self, session_id: str, turns: list[Turn]) -> tuple[str, list[Turn]]:
         """(the summary or "", the spoken turns after it)"""
-        chat, spoken = self._store.chats.get(session_id), _spoken(turns)
+        chat, spoken = self._store.chats.get(session_id), _spoken_turns(turns)
         ends = (n for n, turn in enumerate(spoken, 1) if turn.id == chat.summarized_to)
         at = next(ends, 0) if chat.summary and chat.summarized_to is not None else 0
         return (chat.summary or "") if at else "", spoken[at:]
@@ -121,5 +121,5 @@ class Summaries:
         return parts
 
 
-def _spoken(turns: list[Turn]) -> list[Turn]:
+def _spoken_turns(turns: list[Turn]) -> list[Turn]:
     return [turn for turn in turns if turn.role != "system"]

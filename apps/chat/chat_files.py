@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,12 @@ class ChatEntry:
     said: str = ""
     is_pinned: bool = False
     message: int | None = None
+    folder: str = ""
+
+    @property
+    def name(self) -> str:
+        """The folder, if it is in one, and the title."""
+        return f"{self.folder} › {self.title}" if self.folder else self.title
 
     @property
     def when(self) -> str:
@@ -47,11 +54,15 @@ class ChatEntry:
 
 
 def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
-    """All chats, or those that contain these words; pinned ones first, then the newest."""
+    """All chats, or those that contain these words or are in a folder of that name: pinned ones first, then
+    folder by folder, the one used last first."""
     store, wanted = runtime.store, words.split()
     if not wanted:
         return _in_order(_entry(s) for s in store.chats.all())
     found: dict[str, ChatEntry] = {}
+    for s in store.chats.all():
+        if s.folder and one_line(words).lower() in s.folder.lower():
+            found[s.id] = _entry(s)
     for hit in store.search.find(words):
         said = excerpt(hit.content, wanted) if hit.message_id is not None else ""
         s = hit.session
@@ -62,11 +73,18 @@ def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
 
 def _entry(session: SessionRow, said: str = "", message: int | None = None) -> ChatEntry:
     title = one_line(session.title) or "Untitled"
-    return ChatEntry(session.id, title, session.turns, session.updated, said, bool(session.pinned), message)
+    return ChatEntry(
+        session.id, title, session.turns, session.updated, said, bool(session.pinned), message, session.folder
+    )
 
 
 def _in_order(found: Iterable[ChatEntry]) -> list[ChatEntry]:
-    return sorted(found, key=lambda entry: (not entry.is_pinned, -entry.updated))
+    entries, used = list(found), dict[str, float]()
+    for entry in entries:
+        used[entry.folder] = max(entry.updated, used.get(entry.folder, 0.0))
+    return sorted(
+        entries, key=lambda e: (not e.is_pinned, not e.is_pinned and -used[e.folder], e.folder, -e.updated)
+    )
 
 
 def pin(runtime: Runtime, session: str) -> str:
@@ -76,13 +94,23 @@ def pin(runtime: Runtime, session: str) -> str:
     return "Pinned: it stands first in your chats" if pinned else "No longer pinned"
 
 
+def put_in_folder(runtime: Runtime, session: str, folder: str) -> str:
+    """Put a chat into a folder, or with "none" out of it; without a name, tell the folders there are."""
+    if not folder:
+        counts = Counter(chat.folder for chat in runtime.store.chats.all() if chat.folder)
+        told = ", ".join(f"{one_line(name)} ({count})" for name, count in sorted(counts.items()))
+        return f"Folders: {told}" if told else "No folders yet; /folder NAME puts this chat into one."
+    runtime.store.chats.set_folder(session, "" if folder == "none" else one_line(folder))
+    return "No longer in a folder" if folder == "none" else f"In the folder {one_line(folder)}"
+
+
 def lines(runtime: Runtime, listed: Sequence[ChatEntry], words: str = "") -> list[str]:
     """The lines that /chats prints."""
     if not listed:
         return ["No chat has these words." if words else "No chats yet."]
     place = {entry.id: n for n, entry in enumerate(entries(runtime), 1)}
     return [
-        f"{place[entry.id]}. {entry.title}, {entry.turns} messages, {entry.when}"
+        f"{place[entry.id]}. {entry.name}, {entry.turns} messages, {entry.when}"
         + (", pinned" if entry.is_pinned else "")
         + (f": {entry.said}" if entry.said else "")
         for entry in listed

@@ -110,7 +110,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         mark = "● " if entry.id == self._chat.state.session else mark
         facts = f"{entry.turns:>6} · {entry.when:>6}"
         room = max(10, self.options.size.width - cell_len(mark + facts) - 2)
-        title = entry.title if cell_len(entry.title) <= room else set_cell_size(entry.title, room - 1) + "…"
+        title = entry.name if cell_len(entry.name) <= room else set_cell_size(entry.name, room - 1) + "…"
         row = Content.assemble((mark, "$accent"), set_cell_size(title, room), (facts, "$secondary"))
         return Content.assemble(row, (f"\n    {entry.said}", "$secondary")) if entry.said else row
 

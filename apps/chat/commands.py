@@ -152,6 +152,10 @@ COMMANDS = {
     "pin": CommandSpec(
         "/pin", "show this chat first in lists, or no longer", library.pin, title="Pin this chat"
     ),
+    "folder": CommandSpec(
+        "/folder [NAME|none]", "put this chat into a folder of the list", library.folder,
+        title="Folder of this chat", takes_argument=True, asks=True,
+    ),
     "fork": CommandSpec("/fork", "continue in a copy of this chat", library.fork, title="Fork this chat"),
     "delete": CommandSpec(
         "/delete [now]", "delete this chat; now: for good, at once", library.delete,

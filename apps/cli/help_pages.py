@@ -206,6 +206,11 @@ PAGES = {
         ('sessions rename last "Trip to Paris"', "the chat that was used last"),
         ("sessions rename 3f2a Cooking", "an id may be shortened"),
     ),
+    "sessions folder": _page(
+        "Put a chat into a folder of lists",
+        ("sessions folder last Work", "`sessions ls --folder Work` lists them"),
+        ("sessions folder 3f2a", "out of it"),
+    ),
     "sessions pin": _page(
         "Show a chat first in lists",
         ("sessions pin last", "the chat that was used last"),

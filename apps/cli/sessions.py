@@ -32,7 +32,8 @@ def _store(reading: bool = False):
 
 def _facts(session) -> dict[str, Any]:
     return {"id": session.id, "title": session.title, "turns": session.turns, "updated": session.updated} | {
-        "pinned": bool(session.pinned)
+        "pinned": bool(session.pinned),
+        "folder": session.folder,
     }
 
 
@@ -52,7 +53,8 @@ def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _title(row: dict[str, Any]) -> str:
-    return ("★ " if row["pinned"] else "") + (one_line(row["title"]) or "Untitled")
+    folder = f"{one_line(row['folder'])} › " if row["folder"] else ""
+    return ("★ " if row["pinned"] else "") + folder + (one_line(row["title"]) or "Untitled")
 
 
 @click.group(cls=VerbGroup)
@@ -61,16 +63,17 @@ def sessions() -> None:
 
 
 @sessions.command("ls")
+@click.option("--folder", metavar="NAME", help="Only those of this folder.")
 @json_option
-def list_sessions(as_json: bool) -> None:
+def list_sessions(folder: str | None, as_json: bool) -> None:
     """List all chats: pinned ones first, then the newest."""
-    rows = [_facts(s) for s in _store(reading=True).chats.all()]
+    rows = [_facts(s) for s in _store(reading=True).chats.all() if folder in (None, s.folder)]
     rows.sort(key=lambda row: not row["pinned"])
     if as_json:
         print_json(rows)
         return
     if not rows:
-        say("No chats yet; `ruvmlx chat` begins one.")
+        say(f"No chat is in {folder!r}." if folder else "No chats yet; `ruvmlx chat` begins one.")
         return
     _show_rows(rows)
     hint("`ruvmlx chat --session ID` continues one; an ID may be shortened.")
@@ -278,6 +281,15 @@ def pin_session(session_id: str, off: bool) -> None:
     """Show a chat first in lists."""
     store = _store()
     store.chats.pin(store.chats.find(session_id), not off)
+
+
+@sessions.command("folder")
+@chat_id
+@click.argument("name", required=False)
+def put_in_folder(session_id: str, name: str | None) -> None:
+    """Put a chat into the folder NAME of lists; without NAME, out of it."""
+    store = _store()
+    store.chats.set_folder(store.chats.find(session_id), one_line(name or ""))
 
 
 @sessions.command("fork")

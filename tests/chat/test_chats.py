@@ -225,6 +225,34 @@ def test_plain_mode_pins_a_chat(open_tiny, three):
     assert pinned.startswith("1. ") and "No longer pinned" in said
 
 
+async def test_folders_stand_together_the_one_used_last_first(chatting, three):  # noqa: F811
+    """Chats of no folder are one group; a folder's name finds its chats."""
+    async with chatting() as (app, pilot):
+        for number, folder in ((1, "Work"), (3, "Work")):  # lions and pelicans; then zebras are alone
+            await send(app, pilot, f"/open {number}")
+            await until(pilot, lambda: app.chat.state.session in three and app.phase == "idle")
+            await send(app, pilot, f"/folder {folder}")
+            await until(pilot, lambda: "In the folder Work" in screen_text(app))
+        await send(app, pilot, "/folder")
+        await until(pilot, lambda: "Folders: Work (2)" in screen_text(app))
+        await pilot.press("ctrl+o")
+        await until(
+            pilot, lambda: rows(app) == ["Tell me of lions", "Tell me of pelicans", "Tell me of zebras"]
+        )
+        assert "Work › Tell me of pelicans" in screen_text(app)
+        await pilot.press(*"work")
+        await until(pilot, lambda: rows(app) == ["Tell me of lions", "Tell me of pelicans"])
+
+
+def test_plain_mode_takes_a_chat_out_of_its_folder(open_tiny, three):
+    with open_tiny() as runtime:
+        said = plain(runtime, "/open 1", "/folder A\tB", "/chats", "/folder none", "/chats", "/folder")[1]
+    assert (
+        "1. A B › Tell me of lions" in said and "No longer in a folder" in said and said.count("A B ›") == 1
+    )
+    assert said.endswith("No folders yet; /folder NAME puts this chat into one.\n")
+
+
 def test_plain_mode_opens_by_id(open_tiny, three):
     with open_tiny() as runtime:
         _, said = plain(runtime, f"/open {three[1][:10]}", "/system", session=three[0])

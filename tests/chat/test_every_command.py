@@ -36,6 +36,7 @@ ARGUMENTS = {
     "set": "temperature 0.5",
     "find": "hello",
     "goto": "1",
+    "folder": "Work",
     "summarize": "off",
     "explain": "adapter",
     "rewrite": "My own words.",

@@ -41,14 +41,14 @@ def test_sessions_ls_show_search(run, chats):
     """The fields that scripts rely on; text for people has no control sequence."""
     first, second = chats
     rows = json.loads(run("sessions", "ls", "--json")[1])
-    assert [set(row) for row in rows] == [{"id", "title", "turns", "updated", "pinned"}] * 2
+    assert [set(row) for row in rows] == [{"id", "title", "turns", "updated", "pinned", "folder"}] * 2
     assert [row["id"] for row in rows] == [second, first]
     assert "\x1b" not in run("sessions", "ls")[1] and "\x1b" not in run("sessions", "show", first)[1]
     shown = json.loads(run("sessions", "show", "last", "--json")[1])
     assert shown["system"] == "be brief" and [m["branch"] for m in shown["messages"]] == [1, 2]
     assert "(2 of 2): A lion" in run("sessions", "show", second[:9])[1]
     (hit,) = json.loads(run("sessions", "search", "NIGHT", "lion", "--json")[1])
-    assert {"id", "title", "turns", "updated", "pinned", "message_id", "role", "text"} == set(hit)
+    assert {"id", "title", "turns", "updated", "pinned", "folder", "message_id", "role", "text"} == set(hit)
     assert hit["id"] == second and hit["role"] == "assistant"
     assert "assistant: A lion roars" in run("sessions", "search", "roars")[1]
     assert run("sessions", "search", "unicorn") == (0, "", "nothing found.\n")
@@ -194,3 +194,14 @@ def test_reading_on_a_full_disk(home, tmp_path, log):
     done = run("sessions", "rename", "last", "streams")
     assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1
     assert run("sessions", "ls").stdout.count("rivers") == 1
+
+
+def test_a_chat_is_put_into_a_folder_and_out_of_it(run, chats):
+    first = chats[0]
+    assert run("sessions", "folder", first, "Work \x1b[31mnow")[0] == 0
+    assert "Work now › " in run("sessions", "ls")[1]
+    [row] = json.loads(run("sessions", "ls", "--folder", "Work now", "--json")[1])
+    assert row["id"] == first and row["folder"] == "Work now"
+    assert "No chat is in 'Play'." in run("sessions", "ls", "--folder", "Play")[1]
+    run("sessions", "folder", first)
+    assert [row["folder"] for row in json.loads(run("sessions", "ls", "--json")[1])] == ["", ""]

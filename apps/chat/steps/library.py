@@ -40,6 +40,11 @@ def pin(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     return Outcome(said, flash=said)
 
 
+def folder(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Put this chat into a folder of lists; without a name, tell which there are."""
+    return told(chat_files.put_in_folder(runtime, state.session, argument))
+
+
 def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Copy the chat, up to the selected reply if there is one."""
     said = "This is the copy; the original chat is unchanged"

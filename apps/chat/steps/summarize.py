@@ -15,8 +15,10 @@ def summarize(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if argument:
         runtime.chats.forget_summary(session)
         return Outcome("The model reads the messages themselves again, as far as its context has room.")
-    return Outcome(reply=lambda runtime, cancel: runtime.chats.summarize(session, cancel), then=_told)
+    return Outcome(
+        reply=lambda runtime, cancel: runtime.chats.summarize(session, cancel), then=_tell_of_notes
+    )
 
 
-def _told(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+def _tell_of_notes(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     return Outcome(describe.summary(runtime.chats.summary(state.session), is_printed=True))
