@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .choices import Choices, EditedReply
 from .context_window import Turn, alternating
@@ -20,6 +21,15 @@ from .summaries import ChatSummary, Summaries
 TAIL = 8  # tokens: more than any character consists of
 
 
+@dataclass(frozen=True)
+class ChatRoom:
+    """left_out: ids of the oldest messages, which the model does not read itself; `summed_up` of them are in
+    the summary."""
+
+    left_out: frozenset[int]
+    summed_up: int
+
+
 class Conversations:
     """The user's chats. A chat is a tree of messages; calls work on the current branch."""
 
@@ -30,6 +40,7 @@ class Conversations:
         self._store, self._writer, self._learning, self._choices = store, writer, learning, choices
         self._model, self._implicit = writer.engine.model, implicit
         self._summaries = Summaries(store, writer.engine, writer.window)
+        self._room: tuple[object, ChatRoom] | None = None  # of the chat that was asked for last
 
     def new_chat(self, system: str | None = None) -> str:
         return self._store.chats.new(self._model.name, system or None)
@@ -93,11 +104,24 @@ class Conversations:
     def left_out(self, session_id: str, max_new_tokens: int) -> frozenset[int]:
         """Ids of the oldest messages, which the model did not read for its last reply: the context had no
         room for them, or the summary stands in their place."""
-        turns = self.turns(session_id)
-        summary, read = self._summaries.read_turns(session_id, turns)
-        gone = self._writer.window.left_out(read, max_new_tokens, summary)
-        kept = {turn.id for turn in read} - {turn.id for turn in gone}
-        return frozenset(turn.id for turn in turns if turn.id is not None and turn.id not in kept)
+        return self.room(session_id, self.turns(session_id), max_new_tokens).left_out
+
+    def room(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> ChatRoom:
+        """What the model reads of these turns, a chat's current branch. A long chat takes a second the first
+        time."""
+        known = (
+            session_id,
+            [turn.id for turn in turns],
+            self._summaries.of(session_id, turns),
+            max_new_tokens,
+        )
+        if self._room is None or self._room[0] != known:
+            summary, read = self._summaries.read_turns(session_id, turns)
+            gone = self._writer.window.left_out(read, max_new_tokens, summary)
+            kept = {turn.id for turn in read} - {turn.id for turn in gone}
+            left_out = frozenset(turn.id for turn in turns if turn.id is not None and turn.id not in kept)
+            self._room = known, ChatRoom(left_out, known[2].count)
+        return self._room[1]
 
     def _read(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> list[Message]:
         """The messages that the model reads of these turns."""

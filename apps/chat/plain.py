@@ -210,8 +210,9 @@ class PlainChat:
     def _tell_left_out(self) -> None:
         """Say so when the model stops reading old messages, and shortly before."""
         state, limit = self._state, self._state.options.max_new_tokens
-        gone = len(self._runtime.chats.left_out(state.session, limit))
-        gone = max(0, gone - self._runtime.chats.summary(state.session).count)
+        chats = self._runtime.chats
+        found = chats.room(state.session, chats.turns(state.session), limit)
+        gone = max(0, len(found.left_out) - found.summed_up)
         if gone > state.left_out:
             self._streams.note(
                 f"Note: the context is full; the model does not read the oldest {gone} messages. "

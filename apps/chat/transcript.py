@@ -18,8 +18,8 @@ from .stream import drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-MAX_SHOWN_MESSAGES = 60  # messages that are shown at first; each takes 10 to 20 ms
-EARLIER = 20  # messages that are added on top each time
+MAX_SHOWN_MESSAGES = 16  # messages that are shown at first; each takes 5 to 10 ms
+EARLIER = 10  # messages that are added on top each time
 MAX_COLUMNS = 1 << 16  # columns; more than any terminal has
 
 
@@ -69,7 +69,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """Show these turns and nothing else. at: the id of the message to show; None: the last one."""
         spoken = [turn for turn in turns if turn.role != "system"]
         places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
-        end = min(len(spoken), places[0] + 2 * EARLIER) if places else len(spoken)
+        end = min(len(spoken), places[0] + MAX_SHOWN_MESSAGES // 2) if places else len(spoken)
         begin = max(0, end - MAX_SHOWN_MESSAGES)
         self._earlier, self._later, self._found = spoken[:begin], spoken[end:], at if places else None
         with self.app.batch_update():

@@ -33,8 +33,8 @@ class Standing:
     def of(cls, runtime: Runtime, session: str) -> "Standing":
         turns = runtime.chats.turns(session)
         ratings = {turn.reply_id: turn.rating for turn in turns if turn.reply_id}
-        left_out = runtime.chats.left_out(session, runtime.settings.max_tokens)
-        return cls(learn_status(runtime), ratings, left_out, runtime.chats.summary(session).count)
+        room = runtime.chats.room(session, turns, runtime.settings.max_tokens)
+        return cls(learn_status(runtime), ratings, room.left_out, room.summed_up)
 
     @property
     def version(self) -> int:

@@ -10,10 +10,11 @@ import numpy as np
 from ..errors import NotFound
 from .database import Database, to_vector
 from .search_index import SearchIndex
-from .tree import Node, Tree
+from .tree import Tree
 
 ERASING = 0.0  # in `sessions.deleted`: the chat is being erased and cannot be restored
 HEAD = -1  # instead of a message's id: the last message of the current branch
+_READ = 5  # times as many messages are read as different texts are wanted
 _TITLE = 60  # the number of characters of the first message that become the chat's title
 
 
@@ -78,13 +79,13 @@ class Messages:
         return [MessageRow(**row) for row in rows]
 
     def user_texts(self, limit: int = 200) -> list[str]:
-        """Return the user's messages of all chats, newest first. Equal texts appear once."""
+        """Return the newest of the user's messages of all chats, newest first. Equal texts appear once."""
         rows = self._db.rows(
             "SELECT m.content FROM messages m JOIN sessions s ON s.id = m.session_id"
-            " WHERE m.role = 'user' AND s.deleted IS NULL GROUP BY m.content ORDER BY max(m.id) DESC LIMIT ?",
-            limit,
+            " WHERE m.role = 'user' AND s.deleted IS NULL ORDER BY m.id DESC LIMIT ?",
+            _READ * limit,
         )
-        return [row["content"] for row in rows]
+        return list(dict.fromkeys(row["content"] for row in rows))[:limit]
 
     def questions(self, session_id: str, fingerprint: str) -> list[Question]:
         """Return the user's messages of all branches of a chat, newest first, with their states in one
@@ -308,12 +309,12 @@ class Messages:
 
 
 def _tree(rows: Iterable[MessageRow]) -> Tree:
-    return Tree([Node(row.id, row.parent, row.role) for row in rows])
+    return Tree(list(rows))
 
 
 def _with_branch_number(row: MessageRow, tree: Tree) -> MessageRow:
     """Return the message with its place among its siblings."""
     siblings = tree.siblings(row.id)
-    if row.id not in siblings:
+    if row.id not in siblings or len(siblings) == 1:
         return row
     return replace(row, branch=siblings.index(row.id) + 1, branches=len(siblings))

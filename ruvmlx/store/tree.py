@@ -5,20 +5,27 @@ branches stay.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Protocol
 
 
-@dataclass(frozen=True)
-class Node:
-    id: int
-    parent: int | None  # the id of the message before it; None: it is a first message
-    role: str
+class Node(Protocol):
+    """A message; parent: the id of the message before it; None: it is a first message."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def parent(self) -> int | None: ...
+
+    @property
+    def role(self) -> str: ...
 
 
 class Tree:
     """The tree of a chat. nodes: the chat's messages, oldest first; a parent is older than its children."""
 
-    def __init__(self, nodes: list[Node]):
+    def __init__(self, nodes: Sequence[Node]):
         self._nodes = {node.id: node for node in nodes}
         self._children: dict[int | None, list[Node]] = defaultdict(list)
         for node in nodes:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from ruvmlx.conversations import ChatRoom
 from ruvmlx.engine.types import Chunk, GenerationResponse, Sampling
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
@@ -82,6 +83,9 @@ class ScriptedRuntime:
 
     def summary(self, session_id):
         return ChatSummary()
+
+    def room(self, session_id, turns, max_new_tokens):
+        return ChatRoom(self.left_out(session_id, max_new_tokens), self.summary(session_id).count)
 
     def count_tokens(self, text):
         return len(text.split())

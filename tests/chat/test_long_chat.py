@@ -3,12 +3,19 @@
 import pytest
 from ruvmlx.apps.chat import transcript
 from ruvmlx.apps.chat.messages import ReplyMessage, UserMessage
-from ruvmlx.apps.chat.transcript import EARLIER, MAX_SHOWN_MESSAGES
 
 from ruvmlx.runtime import Turn
 
 from .helpers import SMALL, WIDE, ask, chatting, lines_of, screen_text, until
 from .scripted import ScriptedRuntime
+
+MAX_SHOWN_MESSAGES, EARLIER = 60, 20  # more than the app's: the numbers below are of these
+
+
+@pytest.fixture(autouse=True)
+def more_messages(monkeypatch):
+    monkeypatch.setattr(transcript, "MAX_SHOWN_MESSAGES", MAX_SHOWN_MESSAGES)
+    monkeypatch.setattr(transcript, "EARLIER", EARLIER)
 
 
 def long_chat(exchanges):

@@ -86,3 +86,12 @@ def test_find_lists_the_messages_of_this_chat(replied):
     assert "No message of this chat" in write.find(*replied, "zebra").words
     with pytest.raises(UsageError):
         write.find(*replied, " ")
+
+
+def test_find_lists_the_newest_and_counts_the_others(replied):
+    runtime, state = replied
+    for _ in range(write.MOST_FOUND + 5):
+        list(runtime.chats.say(state.session, "zebra", **state.options.for_reply(threading.Event())))
+    lines = write.find(runtime, state, "zebra").words.splitlines()
+    assert lines[0].startswith("25 messages have these words") and len(lines) == write.MOST_FOUND + 2
+    assert lines[1].startswith("13. You") and lines[-2].startswith("51. You")

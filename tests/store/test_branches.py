@@ -4,13 +4,14 @@ import os
 import random
 import time
 from contextlib import closing
+from typing import NamedTuple
 
 import pytest
 
 from ruvmlx import soft_delete
 from ruvmlx.errors import NotFound
 from ruvmlx.store import MessageRow, Store, search_index
-from ruvmlx.store.tree import Node, Tree
+from ruvmlx.store.tree import Tree
 
 from .test_store import a_reply
 
@@ -105,6 +106,12 @@ def test_the_first_question_can_be_put_anew(store):
     assert [(m.branch, m.branches) for m in store.messages.branch(chat)] == [(2, 2)]
     store.messages.next_sibling(chat, store.messages.branch(chat)[0].id, 1)
     assert said(store, chat) == ["one", "a"]
+
+
+class Node(NamedTuple):
+    id: int
+    parent: int | None
+    role: str
 
 
 def test_every_message_of_a_random_tree_can_be_reached(store):

@@ -20,6 +20,7 @@ from ..code import code_blocks
 from ..state import ChatState, Outcome, told
 from .shown import shown_question, shown_reply
 
+MOST_FOUND = 20  # messages that /find lists
 NAMES = {"user": "You", "assistant": "Assistant"}
 
 
@@ -147,13 +148,16 @@ def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     words = argument.lower().split()
     if not words:
         raise UsageError("which words? /find lists the messages of this chat that contain them")
-    lines = [
-        f"{number}. {NAMES[turn.role]}: {excerpt(turn.content, words)}"
+    found = [
+        (number, turn)
         for number, turn in enumerate(runtime.chats.turns(state.session), 1)
         if turn.role in NAMES and all(word in turn.content.lower() for word in words)
     ]
-    if not lines:
+    if not found:
         return told("No message of this chat has these words; /chats WORDS searches all chats.")
+    lines = [f"{n}. {NAMES[turn.role]}: {excerpt(turn.content, words)}" for n, turn in found[-MOST_FOUND:]]
+    if len(found) > MOST_FOUND:
+        lines.insert(0, f"{len(found):,} messages have these words; these are the newest.")
     return told("\n".join([*lines, "/goto and the number shows a message."]))
 
 
