@@ -16,7 +16,7 @@ from .reply_writer import ReplyWriter
 from .sampling import check_sampling
 from .sona.state import PreferenceResult
 from .store import Store
-from .summaries import ChatSummary, Summaries
+from .summaries import Summaries
 
 TAIL = 8  # tokens: more than any character consists of
 
@@ -39,7 +39,7 @@ class Conversations:
         """implicit: record implicit feedback on unrated replies."""
         self._store, self._writer, self._learning, self._choices = store, writer, learning, choices
         self._model, self._implicit = writer.engine.model, implicit
-        self._summaries = Summaries(store, writer.engine, writer.window)
+        self.summaries = Summaries(store, writer.engine, writer.window, self.turns)
         self._room: tuple[object, ChatRoom] | None = None  # of the chat that was asked for last
 
     def new_chat(self, system: str | None = None) -> str:
@@ -112,11 +112,11 @@ class Conversations:
         known = (
             session_id,
             [turn.id for turn in turns],
-            self._summaries.of(session_id, turns),
+            self.summaries.of(session_id, turns),
             max_new_tokens,
         )
         if self._room is None or self._room[0] != known:
-            summary, read = self._summaries.read_turns(session_id, turns)
+            summary, read = self.summaries.read_turns(session_id, turns)
             gone = self._writer.window.left_out(read, max_new_tokens, summary)
             kept = {turn.id for turn in read} - {turn.id for turn in gone}
             left_out = frozenset(turn.id for turn in turns if turn.id is not None and turn.id not in kept)
@@ -125,20 +125,8 @@ class Conversations:
 
     def _read(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> list[Message]:
         """The messages that the model reads of these turns."""
-        summary, read = self._summaries.read_turns(session_id, turns)
+        summary, read = self.summaries.read_turns(session_id, turns)
         return self._writer.window.fitting(alternating(read), max_new_tokens, summary)
-
-    def summary(self, session_id: str) -> ChatSummary:
-        """What the model reads in place of the oldest messages."""
-        return self._summaries.of(session_id, self.turns(session_id))
-
-    def summarize(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
-        """Let the model sum up the oldest messages, and read that in their place from the next reply on:
-        `Summaries.write`."""
-        yield from self._summaries.write(session_id, self.turns(session_id), cancel)
-
-    def forget_summary(self, session_id: str) -> None:
-        self._summaries.forget(session_id)
 
     def template_system(self) -> str:
         """The system prompt that is sent where the user has none: `system_prompt`; "" for none."""

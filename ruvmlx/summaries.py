@@ -11,7 +11,7 @@ A chat has one summary. It counts only where its last message is on the branch i
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .context_window import ContextWindow, Turn
@@ -41,16 +41,24 @@ class ChatSummary:
 
 
 class Summaries:
-    def __init__(self, store: Store, engine: LLMInferenceEngine, window: ContextWindow):
-        self._store, self._engine, self._window = store, engine, window
+    def __init__(
+        self,
+        store: Store,
+        engine: LLMInferenceEngine,
+        window: ContextWindow,
+        turns: Callable[[str], list[Turn]],
+    ):
+        """turns: those of a chat's branch in use, by the chat's id."""
+        self._store, self._engine, self._window, self._turns = store, engine, window, turns
 
     def read_turns(self, session_id: str, turns: list[Turn]) -> tuple[str, list[Turn]]:
         """(the summary or "", the turns that the model reads besides it)"""
         text, rest = self._split(session_id, turns)
         return text, [*(turn for turn in turns if turn.role == "system"), *rest]
 
-    def of(self, session_id: str, turns: list[Turn]) -> ChatSummary:
-        """The summary that counts for these turns."""
+    def of(self, session_id: str, turns: list[Turn] | None = None) -> ChatSummary:
+        """The summary that counts for these turns; None: for those of the branch in use."""
+        turns = self._turns(session_id) if turns is None else turns
         text, rest = self._split(session_id, turns)
         return ChatSummary(text, len(_spoken_turns(turns)) - len(rest)) if text else ChatSummary()
 
@@ -65,10 +73,12 @@ class Summaries:
         """Let the model read the messages themselves again, as far as the context has room."""
         self._store.chats.set_summary(session_id, None, None)
 
-    def write(self, session_id: str, turns: list[Turn], cancel: threading.Event) -> Iterator[Chunk]:
-        """Sum up all but the newest messages; the chunks are those of the notes. Nothing changes if `cancel`
-        is set before the end. NotFound if the chat is too short."""
-        text, rest = self._split(session_id, turns)
+    def write(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
+        """Sum up all but the newest messages, from the next reply on; the chunks are those of the notes.
+
+        Nothing changes if `cancel` is set before the end. NotFound if the chat is too short.
+        """
+        text, rest = self._split(session_id, self._turns(session_id))
         old = rest[: self._first_kept(rest)]
         if not old:
             raise NotFound("there is nothing to sum up yet: the model reads the newest messages themselves.")

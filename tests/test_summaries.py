@@ -45,7 +45,7 @@ def talk(runtime, questions=QUESTIONS):
 
 
 def summarize(runtime, chat, cancel=None):
-    return list(runtime.chats.summarize(chat, cancel or threading.Event()))
+    return list(runtime.chats.summaries.write(chat, cancel or threading.Event()))
 
 
 def test_the_model_reads_the_notes_in_place_of_the_oldest(open_tiny, noted):
@@ -54,7 +54,7 @@ def test_the_model_reads_the_notes_in_place_of_the_oldest(open_tiny, noted):
         chat = talk(runtime)
         before = runtime.chats.turns(chat)
         summarize(runtime, chat)
-        summary = runtime.chats.summary(chat)
+        summary = runtime.chats.summaries.of(chat)
         assert summary.text == f"note {len(noted)}" and 0 < summary.count <= len(before) - 5
         assert runtime.chats.turns(chat) == before
         say(runtime, chat, "What now?", n=8)
@@ -72,13 +72,13 @@ def test_a_second_summary_takes_the_first_one_in_and_a_full_context_keeps_it(ope
     with open_tiny() as runtime:
         chat = talk(runtime)
         summarize(runtime, chat)
-        first, count = runtime.chats.summary(chat), len(noted)
+        first, count = runtime.chats.summaries.of(chat), len(noted)
         for question in QUESTIONS:
             say(runtime, chat, f"Again {question}", n=8)
             assert first.text in runtime.chats.prompt_text(chat)
         summarize(runtime, chat)
         assert f"Before: {first.text}" in noted[count] and QUESTIONS[0] not in noted[count]
-        assert runtime.chats.summary(chat).count > first.count
+        assert runtime.chats.summaries.of(chat).count > first.count
 
 
 def test_another_branch_has_its_own_messages(open_tiny, noted):
@@ -93,12 +93,16 @@ def test_another_branch_has_its_own_messages(open_tiny, noted):
             chat, "Another start", max_new_tokens=4, cancel=threading.Event(), instead_of=asked.id
         ):
             pass
-        assert runtime.chats.summary(chat).count == 0 and "in short" not in runtime.chats.prompt_text(chat)
+        assert runtime.chats.summaries.of(chat).count == 0 and "in short" not in runtime.chats.prompt_text(
+            chat
+        )
         runtime.store.messages.set_head(chat, head)
-        assert runtime.chats.summary(chat).count > 0
-        runtime.chats.forget_summary(chat)
+        assert runtime.chats.summaries.of(chat).count > 0
+        runtime.chats.summaries.forget(chat)
         say(runtime, chat, "What now?", n=8)
-        assert runtime.chats.summary(chat).count == 0 and "in short" not in runtime.chats.prompt_text(chat)
+        assert runtime.chats.summaries.of(chat).count == 0 and "in short" not in runtime.chats.prompt_text(
+            chat
+        )
 
 
 def test_a_stop_changes_nothing_and_a_short_chat_is_refused(open_tiny, noted):
@@ -106,7 +110,7 @@ def test_a_stop_changes_nothing_and_a_short_chat_is_refused(open_tiny, noted):
         chat, stopped = talk(runtime), threading.Event()
         stopped.set()
         summarize(runtime, chat, stopped)
-        assert runtime.chats.summary(chat).count == 0
+        assert runtime.chats.summaries.of(chat).count == 0
         with pytest.raises(NotFound, match="nothing to sum up yet"):
             summarize(runtime, talk(runtime, ["Hello"]))
 
@@ -120,4 +124,4 @@ def test_a_message_longer_than_the_context_is_cut_for_the_notes(open_tiny, noted
             store.messages.add_user(chat, "endless " * 2000 if n == 0 else f"question {n}")
             store.messages.append(chat, "assistant", f"answer {n}", None, 1.0)
         summarize(runtime, chat)
-        assert "endless" in noted[0] and runtime.chats.summary(chat).text
+        assert "endless" in noted[0] and runtime.chats.summaries.of(chat).text

@@ -54,7 +54,7 @@ class ScriptedRuntime:
         """The runtime's parts: this object plays all of them."""
         return self
 
-    chats = choices = learning = tiers = scheduler = parts
+    chats = summaries = choices = learning = tiers = scheduler = parts
 
     def clean_index(self, seconds):
         return True
@@ -81,11 +81,11 @@ class ScriptedRuntime:
     def left_out(self, session_id, max_new_tokens):
         return frozenset()
 
-    def summary(self, session_id):
+    def of(self, session_id):
         return ChatSummary()
 
     def room(self, session_id, turns, max_new_tokens):
-        return ChatRoom(self.left_out(session_id, max_new_tokens), self.summary(session_id).count)
+        return ChatRoom(self.left_out(session_id, max_new_tokens), self.of(session_id).count)
 
     def count_tokens(self, text):
         return len(text.split())

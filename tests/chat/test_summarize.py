@@ -45,20 +45,20 @@ class Summing(ScriptedRuntime):
 
     found, failure = ChatSummary(), None
 
-    def summary(self, session_id):
+    def of(self, session_id):
         return self.found
 
     def left_out(self, session_id, max_new_tokens):
         return frozenset([1]) if self.found.count else frozenset()
 
-    def summarize(self, session_id, cancel):
+    def write(self, session_id, cancel):
         if self.failure:
             raise self.failure
         other = ScriptedRuntime(["Notes."])
         yield from other.say(other.new_chat(), "x", sampling=None, max_new_tokens=1, cancel=cancel)
         self.found = ChatSummary("Notes.", 1)
 
-    def forget_summary(self, session_id):
+    def forget(self, session_id):
         self.found = ChatSummary()
 
 

@@ -43,10 +43,10 @@ class SummaryActions:
             return
 
         def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
-            return runtime.chats.summarize(session, cancel)
+            return runtime.chats.summaries.write(session, cancel)
 
         def result(runtime: Runtime) -> tuple[str, Standing]:
-            return describe.summary(runtime.chats.summary(session)), Standing.of(runtime, session)
+            return describe.summary(runtime.chats.summaries.of(session)), Standing.of(runtime, session)
 
         chat.phase, chat.status.background, stopped = "replying", f"{WORKING} · Esc stops", False
         try:

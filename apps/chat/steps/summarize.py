@@ -13,12 +13,12 @@ def summarize(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if argument not in ("", "off"):
         raise UsageError(f"/summarize takes nothing or off, got {argument[:40]!r}")
     if argument:
-        runtime.chats.forget_summary(session)
+        runtime.chats.summaries.forget(session)
         return Outcome("The model reads the messages themselves again, as far as its context has room.")
     return Outcome(
-        reply=lambda runtime, cancel: runtime.chats.summarize(session, cancel), then=_tell_of_notes
+        reply=lambda runtime, cancel: runtime.chats.summaries.write(session, cancel), then=_tell_of_notes
     )
 
 
 def _tell_of_notes(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    return Outcome(describe.summary(runtime.chats.summary(state.session), is_printed=True))
+    return Outcome(describe.summary(runtime.chats.summaries.of(state.session), is_printed=True))
