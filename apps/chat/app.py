@@ -93,7 +93,8 @@ class ChatApp(ChatShell):
         chat.panel, chat.transcript = Panel(), Transcript()
         chat.status, chat.key_hints = StatusLine(), KeyHints()
         chat.suggestions = SuggestionList()
-        chat.prompt = Prompt(lambda words: chat.status.flash(words, 10), self.actions.draft.suggest)
+        draft = self.actions.draft
+        chat.prompt = Prompt(lambda words: chat.status.flash(words, 10), draft.suggest, draft.complete)
         yield chat.panel
         with chat.transcript:
             yield Welcome()

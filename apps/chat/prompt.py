@@ -51,8 +51,10 @@ class Prompt(TextArea):
         self,
         flash: Callable[[str], None] = lambda words: None,
         moved: Callable[[], None] = lambda: None,
+        complete: Callable[[], bool] = lambda: False,
     ) -> None:
-        """flash: shows a line for some seconds. moved: called when the text or the cursor has changed."""
+        """flash: shows a line for some seconds. moved: called when the text or the cursor has changed.
+        complete: puts the next suggestion in; False if there is none."""
         super().__init__(
             soft_wrap=True,
             tab_behavior="focus",
@@ -61,7 +63,7 @@ class Prompt(TextArea):
             placeholder="Ask anything",
         )
         self._title = self._doing = ""
-        self._flash, self._moved = flash, moved
+        self._flash, self._moved, self._complete = flash, moved, complete
         self.earlier: list[str] = []  # earlier messages, the newest first
         self._at = -1  # place in the history; -1 is the present draft
         self._draft = ""
@@ -88,6 +90,10 @@ class Prompt(TextArea):
             action = self.action_newline
         elif event.key == "enter":
             action = self.action_submit
+        elif event.key == "tab" and self._complete():  # now: what is typed after it comes after it
+            event.stop()
+            event.prevent_default()
+            return
         else:
             await super()._on_key(event)
             return

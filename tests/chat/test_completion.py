@@ -8,6 +8,7 @@ import pytest
 from ruvmlx.apps.chat import editor
 from ruvmlx.apps.chat.completion import suggestions
 from ruvmlx.apps.chat.user_files import HERE, UserFiles
+from textual.events import Key
 
 from ruvmlx.errors import UsageError
 
@@ -94,6 +95,16 @@ async def test_tab_still_chooses_a_reply_where_nothing_is_suggested():
         await pilot.press(*"Hello", "tab")
         await until(pilot, lambda: app.focused is reply)
         assert app.chat.prompt.text == "Hello"
+
+
+async def test_what_is_typed_right_after_tab_stands_after_the_name(folder):
+    """Keys that come at once, as from a fast typist on a busy machine."""
+    async with chatting(ScriptedRuntime(["Hi."])) as (app, pilot):
+        await ask(app, pilot)
+        for typed in "@sort.\t!":
+            app.post_message(Key("tab" if typed == "\t" else typed, typed))
+        await until(pilot, lambda: app.chat.prompt.text.endswith("!"))
+        assert app.chat.prompt.text == "@sort.py!" and app.focused is app.chat.prompt
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 12)], ids=str)

@@ -30,17 +30,23 @@ class DraftActions:
 
     def complete_or_choose(self) -> None:
         """Put the next suggestion into the input; if none would change it, choose a reply."""
+        if not self.complete():
+            self._select.select(0)
+
+    def complete(self) -> bool:
+        """Put the next suggestion into the input; False if none would change it."""
+        self.suggest()  # for letters of this moment
         shown, prompt = self._chat.suggestions, self._chat.prompt
         texts = [row.text + " " * (row.goes_on and len(shown.rows) == 1) for row in shown.rows]
         others = [n for n, row in enumerate(shown.rows) if prompt.line_start[row.start :] != texts[n]]
         if not others:
-            self._select.select(0)
-            return
+            return False
         place = next((n for n in others if n > shown.taken), others[0])
         line, start = prompt.cursor_location[0], shown.rows[place].start
         self._put = prompt.line_start[:start] + texts[place] if len(texts) > 1 else None
         prompt.replace(texts[place], (line, start), prompt.cursor_location)
         shown.taken = place
+        return True
 
     def edit(self) -> None:
         """Open the user's editor on the draft."""
