@@ -140,7 +140,9 @@ def parse(data: bytes, name: str) -> Imported:
     try:
         found = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as e:
-        raise CorruptFile(f"{name} is not JSON: {one_line(str(e))}. Give a file of `sessions export`.") from e
+        raise CorruptFile(
+            f"{name} is not JSON: {one_line(str(e))}. Give one that `sessions export --format json` wrote."
+        ) from e
     if isinstance(found, list):
         found = {"messages": found}
     raw = found.get("messages") if isinstance(found, dict) else None

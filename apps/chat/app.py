@@ -166,7 +166,7 @@ class ChatApp(ChatShell):
     @on(events.DescendantFocus)
     def _show_mode(self, event: events.DescendantFocus) -> None:
         self.chat.prompt.is_choosing = isinstance(event.widget, ReplyMessage)
-        if event.widget is self.chat.prompt and self.chat.transcript.has_later and not self.chat.editing:
+        if event.widget is self.chat.prompt and self.chat.transcript.has_found and not self.chat.editing:
             self.chat.start(self.actions.write.show_end)  # who writes is at the end of the chat
 
     def on_app_focus(self) -> None:

@@ -92,6 +92,16 @@ class Transcript(VerticalScroll, can_focus=False):
         self.call_after_refresh(self.scroll_to_widget, messages[at], top=True, animate=False, force=True)
         return True
 
+    def follow_end(self) -> None:
+        """After `select_found`: scroll to the end, and follow it again."""
+        if self._found is not None:
+            self._found = None
+            self.anchor()
+
+    @property
+    def has_found(self) -> bool:
+        return self._found is not None
+
     @property
     def has_later(self) -> bool:
         return bool(self._later)

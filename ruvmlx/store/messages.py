@@ -15,7 +15,7 @@ from .tree import Tree
 ERASING = 0.0  # in `sessions.deleted`: the chat is being erased and cannot be restored
 HEAD = -1  # instead of a message's id: the last message of the current branch
 _READ = 5  # times as many messages are read as different texts are wanted
-_TITLE = 60  # the number of characters of the first message that become the chat's title
+_TITLE = 60  # the number of characters of the first message's first line that become the chat's title
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class Messages:
         after: the id of the message before it; None: the new message is a first one
         """
         now = time.time()
-        title = " ".join(content.split())[:_TITLE]
+        line = next((line for line in content.splitlines() if line.strip()), "")  # files may follow
+        title = " ".join(line.split())[:_TITLE]
         with self._db.transaction():
             message = self.append(session_id, "user", content, None, now, after)
             self._db.execute("UPDATE sessions SET title = ? WHERE id = ? AND title = ''", title, session_id)

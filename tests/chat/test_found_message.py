@@ -26,7 +26,9 @@ def long(open_tiny):
         place = 0
         for n in range(COUNT):
             word = "needle" if n == 40 else "hay"
-            message = store.messages.add_user(chat, f"question {n} of {word}")
+            message = store.messages.add_user(
+                chat, f"question {n} of {word}" + (f" number {n}" if n == 145 else "")
+            )
             store.messages.append(chat, "assistant", f"answer {n}", None, 1.0)
             place = message if n == 40 else place
         store.messages.add_user(store.chats.new("m"), "a short one")
@@ -73,6 +75,15 @@ async def test_goto_shows_a_message_of_the_open_chat(chatting, long):  # noqa: F
         await found(app, pilot)
         await send(app, pilot, "/goto 301")
         await until(pilot, lambda: "numbered from 1 to 300" in screen_text(app))
+
+
+async def test_esc_goes_to_the_end_also_where_all_is_loaded(chatting, long):  # noqa: F811
+    async with chatting(session=long[0], find="number 145") as (app, pilot):
+        await until(pilot, lambda: isinstance(app.focused, ReplyMessage))
+        assert app.focused.text == "answer 145" and not app.chat.transcript.has_later
+        await until(pilot, lambda: "answer 149" not in screen_text(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: "answer 149" in screen_text(app))
 
 
 async def test_writing_the_found_reply_again_leaves_no_hole():

@@ -159,6 +159,7 @@ class WriteActions:
         async with self._showing_end:
             if self._chat.transcript.has_later:
                 await self.show_turns()
+            self._chat.transcript.follow_end()
 
     def settle(self) -> None:
         """Prepare the reply for its rating; a message sent meanwhile waits in the host's queue."""
