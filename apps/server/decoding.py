@@ -2,6 +2,7 @@
 
 import re
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -48,6 +49,18 @@ def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
             _refuse(str(error), kind)
     try:
         return Decoded(msgspec.convert(_whole(value), kind), ignored)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), kind)
+
+
+def decode_query(data: bytes, kind: type[B]) -> B:
+    """The part of a URL behind its `?` as a struct; ApiError, 400, as `decode`."""
+    pairs = parse_qsl(data.decode("latin-1"), keep_blank_values=True)
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ApiError(400, "the query has a field twice.", code="invalid_value")
+    try:
+        return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
         _refuse(str(error), kind)
 

@@ -10,7 +10,7 @@ from typing import Any
 from ruvmlx.errors import RuvmlxError
 
 from .access import headers_of
-from .decoding import Decoded, decode
+from .decoding import Decoded, decode, decode_query
 from .endpoint import Call, Endpoint, EventStream
 from .errors import ApiError, InternalError, api_error
 from .held_bodies import HeldBody
@@ -77,6 +77,7 @@ class Dispatcher:
             scope["state"]["salt"],
             facts,
             "anthropic-version" in headers,
+            endpoint.query and decode_query(scope.get("query_string", b""), endpoint.query),
         )
         await unless_gone(receive, self._within_time(call, sender))
 

@@ -52,6 +52,7 @@ class Call:
     such a field, the first one, which may be closed. models: all. body: of the endpoint's type, or None.
     names: what the path names. salt: caches are shared only between requests with equal salts. facts: for the
     log and the metrics; numbers only, no words of users. is_anthropic: the client reads Anthropic's form.
+    query: of the endpoint's type, or None.
     """
 
     serving: "Serving"
@@ -61,6 +62,7 @@ class Call:
     salt: str
     facts: dict[str, float] = field(default_factory=dict)
     is_anthropic: bool = False
+    query: Any = None
 
     def salt_for(self, user: str | None) -> str:
         """The salt of one user of this API key."""
@@ -73,14 +75,15 @@ Handler = Callable[[Call], Awaitable[Answer]]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """path: as Starlette writes it. body, answer: structs; event: the struct of a streamed event. is_open: no
-    API key is asked for. errors: how its clients read errors; error_body: the struct of that. statuses:
-    errors that it answers with besides those that all endpoints have. media_type: of a PlainText;
-    event_type: of a stream. links: what to do with the answer, as OpenAPI's Link Objects. anthropic_answer:
-    the answer where the header `anthropic-version` is sent, if it is another. opens: whether the model that
-    a body names is opened for it. waiting: what a client gets that streams, while its model is being opened;
-    None: it does not stream. is_control: it is not for web pages, and needs a key of the chat app.
-    is_private: it needs such a key, too; of web pages, only the server's own may ask.
+    """path: as Starlette writes it. body, answer: structs; event: the struct of a streamed event. query: the
+    struct of what the URL has behind its `?`; None: that is not read. is_open: no API key is asked for.
+    errors: how its clients read errors; error_body: the struct of that. statuses: errors that it answers with
+    besides those that all endpoints have. media_type: of a PlainText; event_type: of a stream. links: what to
+    do with the answer, as OpenAPI's Link Objects. anthropic_answer: the answer where the header
+    `anthropic-version` is sent, if it is another. opens: whether the model that a body names is opened for
+    it. waiting: what a client gets that streams, while its model is being opened; None: it does not stream.
+    is_control: it is not for web pages, and needs a key of the chat app. is_private: it needs such a key,
+    too; of web pages, only the server's own may ask.
     """
 
     method: str
@@ -89,6 +92,7 @@ class Endpoint:
     summary: str
     answer: Any
     body: Any = None
+    query: Any = None
     event: Any = None
     is_open: bool = False
     errors: ErrorShape = openai_error

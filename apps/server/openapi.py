@@ -137,6 +137,8 @@ def _operation(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             for name in names
         ]
+    if e.query is not None:
+        operation.setdefault("parameters", []).extend(_query_parameters(e.query))
     if e.body is not None:
         content = {"application/json": {"schema": schemas[e.body]}}
         operation["requestBody"] = {"required": True, "content": content}
@@ -152,7 +154,14 @@ def _operation(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _statuses(e: Endpoint) -> set[int]:
-    return {*_ALWAYS, *e.statuses, *(() if e.body is None else _WITH_BODY), *(() if e.is_open else (401,))}
+    given = () if e.body is None else _WITH_BODY
+    asked = () if e.query is None else (400,)
+    return {*_ALWAYS, *e.statuses, *given, *asked, *(() if e.is_open else (401,))}
+
+
+def _query_parameters(query: type) -> list[dict[str, Any]]:
+    [schema] = msgspec.json.schema(query)["$defs"].values()
+    return [{"name": name, "in": "query", "schema": field} for name, field in schema["properties"].items()]
 
 
 def _success(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:

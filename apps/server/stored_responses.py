@@ -1,12 +1,16 @@
-"""Responses that are kept, so that later requests go on from them: GET and DELETE /v1/responses/ID.
+"""Responses that are kept, so that later requests go on from them.
+
+GET and DELETE /v1/responses/ID, and GET /v1/responses/ID/input_items.
 
 They are in the store of the chats. Deletion takes the words out of all its files, and out of the KV caches.
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ruvmlx import soft_delete
 from ruvmlx.errors import NotFound, UsageError
@@ -17,10 +21,11 @@ from ruvmlx.store import ResponseRow
 from . import responses_answers as answers
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
-from .responses_bodies import InputItem, ResponsesBody, items_of
+from .responses_bodies import InputItem, InputText, OutputText, ResponsesBody, items_of
 
 SHOW_LINK = {"operationId": "show_response", "parameters": {"id": "$response.body#/id"}}
 DELETE_LINK = {**SHOW_LINK, "operationId": "delete_response"}
+ITEMS_LINK = {**SHOW_LINK, "operationId": "list_input_items"}
 
 
 class ResponseDeleted(Struct):
@@ -29,6 +34,31 @@ class ResponseDeleted(Struct):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+class ListedItem(InputItem, omit_defaults=True, kw_only=True):
+    """An item that a response was written for; texts of messages are parts."""
+
+    id: str
+    type: Literal["message", "reasoning", "function_call", "function_call_output"]
+
+
+class InputItemList(Struct, kw_only=True):
+    """A page of them. first_id, last_id: null where it is empty. has_more: for `after` the last_id."""
+
+    object: Literal["list"] = "list"
+    data: Sequence[ListedItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class PageQuery(Struct, forbid_unknown_fields=True):
+    """Which items a page has, and in which order."""
+
+    order: Annotated[Literal["asc", "desc"], Meta(description="asc: the oldest item first.")] = "desc"
+    limit: Annotated[int, Meta(ge=1, le=100, description="Items of a page.")] = 20
+    after: Annotated[str, Meta(description="The last item's id of the page before.")] = ""
 
 
 class _StoredOutput(Struct):
@@ -83,6 +113,38 @@ async def _stored_row(call: Call) -> ResponseRow:
         raise ApiError(404, f"id: {error}", "id", "not_found") from None
 
 
+async def list_input_items(call: Call) -> Answer:
+    """What a response was written for: what its request sent, and all that this went on from."""
+    row, query = await _stored_row(call), call.query
+    async with call.models.using_any() as serving:
+        before = await stored_items(replace(call, serving=serving), row.previous)
+    items = _items_with_ids(row.id, [*before, *msgspec.json.decode(row.input, type=list[InputItem])])
+    if query.order == "desc":
+        items.reverse()
+    if query.after:
+        ids = [item.id for item in items]
+        if query.after not in ids:
+            raise ApiError(404, "after: the response has no such item.", "after", "not_found")
+        items = items[ids.index(query.after) + 1 :]
+    page = items[: query.limit]
+    ends = (page[0].id, page[-1].id) if page else (None, None)
+    return InputItemList(data=page, first_id=ends[0], last_id=ends[1], has_more=len(items) > len(page))
+
+
+def _items_with_ids(response_id: str, items: Sequence[InputItem]) -> list[ListedItem]:
+    """Each item has an id: its own, unless another item has it, too."""
+    found, ids = list[ListedItem](), set[str]()
+    for at, item in enumerate(items):
+        fields = msgspec.structs.asdict(item)
+        id = item.id if item.id and item.id not in ids else f"item_{response_id}_{at}"
+        ids.add(id)
+        if isinstance(item.content, str):
+            is_reply = item.role == "assistant"
+            fields["content"] = [OutputText(item.content, [], []) if is_reply else InputText(item.content)]
+        found.append(ListedItem(**fields | {"id": id, "status": item.status or "completed"}))
+    return found
+
+
 async def delete_response(call: Call) -> Answer:
     """Delete a response and its words. Responses that went on from it cannot be continued any more."""
     row = await _stored_row(call)
@@ -96,7 +158,11 @@ async def delete_response(call: Call) -> Answer:
 ENDPOINTS = [
     Endpoint(
         "GET", "/v1/responses/{id}", show_response, "Show a stored response.", answers.ResponseAnswer,
-        links=[DELETE_LINK], statuses=(404,),
+        links=[DELETE_LINK, ITEMS_LINK], statuses=(404,),
+    ),
+    Endpoint(
+        "GET", "/v1/responses/{id}/input_items", list_input_items, "List what a response was written for.",
+        InputItemList, query=PageQuery, statuses=(404,),
     ),
     Endpoint(
         "DELETE", "/v1/responses/{id}", delete_response, "Delete a stored response and its words.",

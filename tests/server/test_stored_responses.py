@@ -91,6 +91,51 @@ def test_calls_and_results_are_part_of_it(roomy, calls_first):
     assert alone.status == 400 and alone.error["param"] == "input[0].call_id"
 
 
+def test_the_items_that_a_response_was_written_for(serve):
+    """With all that its request went on from; by pages, in both orders; each item has one id."""
+    running = serve()
+    first = post(running, "hello")
+    more = [
+        {"role": "user", "content": "and", "id": "mine"},
+        {"role": "user", "content": "you?", "id": "mine"},
+    ]
+    second = post(running, more, **after(first))
+    with openai.OpenAI(base_url=running.url, api_key="none-needed", max_retries=0, timeout=60) as client:
+        listed = client.responses.input_items.list
+        assert [item.content[0].text for item in listed(first.json["id"])] == ["hello"]
+        for size in (1, 3, 100):  # the client asks for the next page itself
+            found = list(listed(second.json["id"], order="asc", limit=size))
+            assert [item.content[0].text for item in found] == ["hello", text(first), "and", "you?"]
+            assert [item.role for item in found] == ["user", "assistant", "user", "user"]
+            assert len({item.id for item in found}) == 4 and found[2].id == "mine"
+            assert [item.id for item in listed(second.json["id"], limit=size)] == [
+                item.id for item in found[::-1]
+            ]
+    place = f"{path(second)}/input_items"
+    page = running.ask("GET", f"{place}?limit=2&order=asc").json
+    assert page["has_more"] and [page["first_id"], page["last_id"]] == [item.id for item in found[:2]]
+    empty = running.ask("GET", f"{place}?after={found[0].id}").json
+    assert empty == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    running.ask("DELETE", path(first))
+    assert running.ask("GET", place).error["code"] == "previous_response_not_found"
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "param"),
+    [
+        ("limit=0", 400, "limit"),
+        ("limit=some", 400, "limit"),
+        ("order=best", 400, "order"),
+        ("before=x", 400, "before"),
+        ("after=nothing", 404, "after"),
+        ("limit=3&limit=4", 400, None),
+    ],
+)
+def test_a_wrong_query_is_refused(shared, query, status, param):
+    refused = shared.ask("GET", f"{path(post(shared, 'hello'))}/input_items?{query}")
+    assert refused.status == status and refused.error["param"] == param
+
+
 def test_what_is_not_stored(shared):
     """`store: false`, and an id of nobody."""
     first = post(shared, "hello", store=False)
@@ -108,6 +153,7 @@ def test_it_belongs_to_one_key(serve):
     assert post(running, "more", KEYS[1], **after(first)).status == 404
     for method in ("GET", "DELETE"):
         assert running.ask(method, path(first), **bearer(KEYS[1])).status == 404
+    assert running.ask("GET", f"{path(first)}/input_items", **bearer(KEYS[1])).status == 404
     assert running.ask("GET", path(first), **bearer(KEYS[0])).json == first.json
     assert post(running, "more", KEYS[0], **after(first)).status == 200
 

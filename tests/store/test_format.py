@@ -1,8 +1,9 @@
 """The format of the store: older files open with everything in them, and the log's bytes stay the same.
 
 store_v3.db.gz was written by `fill` before the store was split into parts, store_v6.db.gz before there were
-preferences, store_v7.db.gz to store_v9.db.gz by `fill` and `prefer`; the .json files are what was read from
-them then. A change of the schema adds new files; these stay as they are.
+preferences, store_v7.db.gz to store_v10.db.gz by `fill` and `prefer`, store_v11.db.gz by `respond`, too, and
+store_v12.db.gz has a pinned chat; the .json files are what was read from them then. A change of the schema
+adds new files; these stay as they are.
 """
 
 import gzip
@@ -22,6 +23,7 @@ from ruvmlx.store import (
     KVObservation,
     PreferenceRow,
     ReplyRow,
+    ResponseRow,
     RouteRow,
     SignalRow,
     Store,
@@ -149,6 +151,23 @@ def preferred(store) -> dict:
         "last": store.preferences.last_version(*mine, store.versions.head(*mine)),
         "chats": [store.preferences.of_chat(row.id) for row in sessions],
         "edited": [store.replies.get(reply_id).edited for reply_id in ("r7", "r8")],
+    }
+    return json.loads(json.dumps(found, default=plain))
+
+
+def respond(store) -> None:
+    """Two responses of one tenant; the second went on from the first."""
+    for reply_id, previous in (("r9", None), ("r10", "r9")):
+        store.replies.add(reply(reply_id, tenant="a tenant"), None)
+        sent, answer = f"input {reply_id}".encode(), f"answer {reply_id}".encode()
+        store.responses.add(ResponseRow(reply_id, previous, "a tenant", sent, answer))
+
+
+def responded(store) -> dict:
+    """The results of every method that reads responses, as JSON."""
+    found = {
+        "rows": [store.responses.get(reply_id, "a tenant") for reply_id in ("r9", "r10")],
+        "conversation": store.responses.conversation("r10", "a tenant", 99),
     }
     return json.loads(json.dumps(found, default=plain))
 
@@ -289,12 +308,15 @@ def written_by(version: int, folder: Path) -> Store:
     return Store(path)
 
 
-@pytest.mark.parametrize("version", [3, 6, 7, 8, 9])
+PARTS = {"preferred": preferred, "responded": responded}  # what files of later formats have besides
+
+
+@pytest.mark.parametrize("version", [3, 6, 7, 8, 9, 10, 11, 12])
 def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock, version):
     store, then = written_by(version, tmp_path), known(version)
     assert disagreement(store) == ""
     clock()
-    found = everything(store) | ({"preferred": preferred(store)} if "preferred" in then else {})
+    found = everything(store) | {name: read(store) for name, read in PARTS.items() if name in then}
     assert as_then(found, then) == then
     assert disagreement(store) == ""
 
