@@ -32,7 +32,19 @@ def test_a_reply_grows_and_its_buttons_rate_it(model, monkeypatch):
     view.buttons["Good"].click()
     assert view.note.value == "Learned: more like this" and not view.undo.disabled
     view.undo.click()
-    assert view.note.value == "Taken back" and view.undo.disabled and model.learned().adapter_version == 1
+    assert view.note.value.startswith("Taken back") and view.undo.disabled and model.learned().ratings == 0
+
+
+def test_take_back_is_of_its_own_reply(model):
+    """Also where another reply was rated after it."""
+    views = [notebook.ReplyView(), notebook.ReplyView()]
+    for view, words in zip(views, ("hello", "you"), strict=True):
+        view.show(model.chat().stream(words))
+        view.buttons["Good"].click()
+    views[0].undo.click()
+    assert model.learned().ratings == 1
+    kept = model._call(lambda runtime: runtime.learning.state().recent)
+    assert [row.reply_id for row in kept] == [views[1].reply.id]
 
 
 def test_a_finished_reply_is_shown_and_an_error_is_one_line(tiny_folder, home):
