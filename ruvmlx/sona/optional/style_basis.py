@@ -30,7 +30,7 @@ from ...lora.base_lora import BaseLoRA, Pair, Place
 RIDGE = 0.5  # lambda
 MODULE, RANK = "down_proj", 2
 FOLDS = 4  # of questions, for `response`
-_VERSION = 2  # of the stored form and of the measures' order
+_VERSION = 3  # of the stored form and of the measures' order
 
 
 @dataclass(frozen=True)
