@@ -3,6 +3,7 @@
     python -m ruvmlx.apps.prove.style_study BANK build      # sample and differentiate; may be stopped
     python -m ruvmlx.apps.prove.style_study BANK measures   # what the basis moves, on questions left out
     python -m ruvmlx.apps.prove.style_study BANK users --users 8 --ratings 30
+    python -m ruvmlx.apps.prove.style_study BANK ship       # write the starter's basis into the package
 
 `users`: each user rates replies of the bank, which are the untouched model's. The taste model's weights are
 the coefficients of the basis. Unseen questions are then answered with the changed weights. `--taste true`:
@@ -32,6 +33,7 @@ from ruvmlx.settings import home
 from ruvmlx.sona.optional.style_bank import BasisBuilder, StyleBank, texts
 from ruvmlx.sona.optional.style_basis import StyleBasis, left_out
 from ruvmlx.sona.optional.style_choice import StyleChoice
+from ruvmlx.sona.optional.style_file import StyleFiles
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
@@ -200,7 +202,7 @@ def _win_rate(stars: DrawnStars, new: dict[str, JudgedReply], frozen: dict[str, 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("bank", type=Path)
-    ask.add_argument("what", choices=("build", "measures", "users"))
+    ask.add_argument("what", choices=("build", "measures", "users", "ship"))
     ask.add_argument("--users", type=int, default=8)
     ask.add_argument("--ratings", type=int, default=30)
     ask.add_argument("--questions", type=int, default=24)
@@ -213,6 +215,8 @@ def main() -> None:
     if given.what == "build":
         study.build()
         print(f"{len(study.bank.gradients)} replies, {given.bank}")
+    elif given.what == "ship":
+        StyleFiles(model.fingerprint).ship(study.builder.basis())
     elif given.what == "measures":
         found = study.correlations()
         for k in np.argsort(-found):

@@ -81,13 +81,19 @@ def test_coefficients_add_up_and_survive_storage(bank):
     assert StyleBasis.from_bytes(basis.to_bytes()[:-30]) is None
 
 
-def test_the_leading_directions_are_those_of_the_second_moment():
-    rows = np.random.default_rng(4).normal(size=(40, 9)) * np.arange(1, 10)
-    found = leading(rows, 2)
-    values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
-    for k in range(2):
-        slow = vectors[:, -1 - k] / np.sqrt(values[-1 - k])
-        assert abs(found[:, k] @ slow) == pytest.approx(slow @ slow, rel=1e-4)
+@pytest.mark.parametrize("inputs", [9, 200])
+def test_the_leading_directions_are_large_in_replies_and_small_in_prose(inputs):
+    """The same as the eigenvectors of M^-1 C, of the whole matrices."""
+    rng = np.random.default_rng(4)
+    rows, prose = (rng.normal(size=(40, inputs)) * rng.uniform(1, 9, inputs) for _ in range(2))
+    found = leading(rows, prose, 2)
+    second, other = rows.T @ rows / len(rows), prose.T @ prose / len(prose)
+    other += style_bank._PROSE_RIDGE * np.trace(other) / inputs * np.eye(inputs)
+    values, vectors = np.linalg.eig(np.linalg.solve(other, second))
+    for k, at in enumerate(np.argsort(-values.real)[:2]):
+        slow = vectors[:, at].real
+        slow /= np.sqrt(slow @ second @ slow)
+        assert abs(found[:, k]) == pytest.approx(abs(slow), rel=1e-4, abs=1e-6)
 
 
 def test_scores_are_the_slope_of_the_log_probability(tiny):

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 REPLIES = 8  # replies to each question
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-_INPUT_TEXTS, _INPUT_ROWS = 40, 8  # texts, and positions in each, whose inputs give lora_a
+_INPUT_TEXTS, _INPUT_ROWS = 60, 16  # texts, and positions in each, whose inputs give lora_a
+_PROSE_RIDGE = 1.0  # added to the second moment of prose inputs, as a share of its mean eigenvalue
 _PROSE_TOKENS = 160  # the maximum number of tokens of each plain text
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are done, how many there are
@@ -144,24 +145,35 @@ class BasisBuilder:
         return [(MODULE, layer) for layer in self._layers]
 
     def _directions(self, trainer: "Trainer", pause: Pause) -> np.ndarray:
-        """Return lora_a [L, in, RANK]: the leading eigenvectors of E[x x^T], each divided by the root of its
-        eigenvalue."""
-        rng, rows = np.random.default_rng(0), dict[Place, list[np.ndarray]]()
+        """Return lora_a [L, in, RANK]: inputs that are large in replies and small in plain prose, so that a
+        change along them leaves other text nearly as it was."""
+        rng = np.random.default_rng(0)
         chosen = rng.permutation(len(self.bank.replies))[:_INPUT_TEXTS]
-        for at in chosen:
-            text = self._text(self.bank.replies[at])
+        replies = self._inputs(trainer, [self._text(self.bank.replies[at]) for at in chosen], rng, pause)
+        prose = self._inputs(trainer, [self._prose_text(text) for text in self._prose], rng, pause)
+        return np.stack([leading(replies[place], prose[place], RANK) for place in self._places()])
+
+    def _inputs(
+        self, trainer: "Trainer", some: "Sequence[TrainingText]", rng: np.random.Generator, pause: Pause
+    ) -> dict[Place, np.ndarray]:
+        """Return the inputs [n, in] of each place at _INPUT_ROWS random positions of each text."""
+        rows = dict[Place, list[np.ndarray]]()
+        for text in some:
             picks = np.sort(rng.permutation(text.answer_tokens)[:_INPUT_ROWS])
             for place, x in trainer.input_rows(self._places(), text, picks, pause).items():
                 rows.setdefault(place, []).append(x)
-        return np.stack([leading(np.concatenate(rows[place]), RANK) for place in self._places()])
+        return {place: np.concatenate(found) for place, found in rows.items()}
+
+    def _prose_text(self, prose: str) -> "TrainingText":
+        from ...training.slices import TrainingText
+
+        return TrainingText(tuple(self._model.tokenizer.encode(prose)[:_PROSE_TOKENS]), 1)
 
     def _differentiate(self, trainer: "Trainer", progress: Progress, pause: Pause) -> None:
         assert self.bank.lora_a is not None
-        from ...training.slices import TrainingText
-
         lora_a = dict(zip(self._places(), self.bank.lora_a, strict=True))
         for prose in self._prose[len(self.bank.prose) :]:
-            text = TrainingText(tuple(self._model.tokenizer.encode(prose)[:_PROSE_TOKENS]), 1)
+            text = self._prose_text(prose)
             self.bank.prose.append(self._gradient(trainer, lora_a, text, 1.0, pause))
         for reply in self.bank.replies[len(self.bank.gradients) :]:
             progress("gradients of them", len(self.bank.gradients), len(self.bank.replies))
@@ -198,9 +210,17 @@ class BasisBuilder:
         return StyleBasis.of(self.gradients(), self.bank.lora_a, self._layers)
 
 
-def leading(rows: np.ndarray, rank: int) -> np.ndarray:
-    """Return [in, rank]: the leading eigenvectors of rows^T rows / n, each divided by the root of its
-    eigenvalue. rows: [n, in]; n may be much smaller than `in`."""
-    _, sigma, axes = np.linalg.svd(rows.astype(np.float64), full_matrices=False)
-    scale = sigma[:rank] / np.sqrt(len(rows))
-    return (axes[:rank] / np.maximum(scale, 1e-12)[:, None]).T.astype(np.float32)
+def leading(rows: np.ndarray, prose: np.ndarray, rank: int) -> np.ndarray:
+    """Return [in, rank]: the vectors a with the largest ratio of the mean of (a . x)^2 over `rows` to that
+    over `prose` (generalised eigenvectors). Each is scaled to a mean of 1 over `rows`. rows: [n, in]. prose:
+    [m, in]."""
+    # All of it happens in the span of the rows, which may be much smaller than `in`.
+    axes = np.linalg.qr(np.concatenate([rows, prose]).T.astype(np.float64))[0]
+    inner, outer = rows @ axes, prose @ axes
+    moment = outer.T @ outer / len(outer)
+    moment += _PROSE_RIDGE * np.trace(moment) / rows.shape[1] * np.eye(len(moment))
+    root = np.linalg.cholesky(moment)
+    _, _, best = np.linalg.svd(np.linalg.solve(root, inner.T).T, full_matrices=False)
+    found = np.linalg.solve(root.T, best[:rank].T)
+    scale = np.sqrt(np.maximum(((inner @ found) ** 2).mean(axis=0), 1e-12))
+    return (axes @ (found / scale)).astype(np.float32)

@@ -104,11 +104,12 @@ class StyleBasis:
         return 0.5 * float(coefficients @ self.information @ coefficients)
 
     def to_bytes(self) -> bytes:
-        out = io.BytesIO()
+        """Each row of a direction is stored as int8 with a scale of its own."""
+        out, step = io.BytesIO(), abs(self.directions).max(axis=-1, keepdims=True) / 127
         np.savez(
             out, version=_VERSION, lora_a=self.lora_a.astype(np.float16), layers=np.array(self.layers),
-            directions=self.directions.astype(np.float16), information=self.information,
-            response=self.response,
+            directions=np.rint(self.directions / np.maximum(step, 1e-30)).astype(np.int8), step=step,
+            information=self.information, response=self.response,
         )  # fmt: skip
         return out.getvalue()
 
@@ -119,7 +120,7 @@ class StyleBasis:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if int(f["version"]) != _VERSION:
                     return None
-                lora_a, directions = (f[name].astype(np.float32) for name in ("lora_a", "directions"))
+                lora_a, directions = f["lora_a"].astype(np.float32), f["directions"] * f["step"]
                 found = cls(lora_a, directions, f["information"], f["response"], tuple(map(int, f["layers"])))
         except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile):
             return None

@@ -13,7 +13,7 @@ from ...settings import home
 from .style_bank import StyleBank
 from .style_basis import StyleBasis
 
-_FOLDER = "style"
+_FOLDER, _SHIPPED = "style", "style_bases"  # in the data folder; in this package
 _NAMED = 16  # characters of a fingerprint in a file's name
 
 
@@ -43,6 +43,12 @@ class StyleFiles:
         self._write(self._basis, basis.to_bytes())
         self._bank.unlink(missing_ok=True)
 
+    def ship(self, basis: StyleBasis) -> None:
+        """Write the basis into the package itself, so that nobody needs to compute it. Raises OSError."""
+        folder = Path(__file__).parent / _SHIPPED
+        folder.mkdir(exist_ok=True)
+        (folder / f"{self._name}.npz").write_bytes(basis.to_bytes())
+
     @property
     def _basis(self) -> Path:
         return self._folder / f"{self._name}.basis.npz"
@@ -52,7 +58,7 @@ class StyleFiles:
         return self._folder / f"{self._name}.bank.npz"
 
     def _shipped_bytes(self) -> bytes | None:
-        file = resources.files(__package__).joinpath("style_bases", f"{self._name}.npz")
+        file = resources.files(__package__).joinpath(_SHIPPED, f"{self._name}.npz")
         return file.read_bytes() if file.is_file() else None
 
     def _read(self, path: Path) -> bytes | None:
