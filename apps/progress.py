@@ -11,9 +11,9 @@ from typing import TextIO
 from rich.cells import cell_len, set_cell_size
 
 from ruvmlx import settings
-from ruvmlx.models.facts import Facts
-from ruvmlx.models.variants import FileChoice
-from ruvmlx.plan import Plan
+from ruvmlx.memory.load_plan import Plan
+from ruvmlx.models.config.header_facts import Facts
+from ruvmlx.models.find.variants import FileChoice
 from ruvmlx.progress import QUIET, Progress, Watch, megabytes, parameters
 from ruvmlx.text import one_line
 

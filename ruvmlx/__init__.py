@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         open,
     )
     from .api_types import AdapterInfo, ModelInfo, Preference, Rating
-    from .context_window import Turn
+    from .engine.context_window import Turn
     from .errors import RuvmlxError
     from .listing import list_adapters, list_models
     from .sampling import ReplyOptions
@@ -67,7 +67,7 @@ _MODULES = {
     "AsyncReplyStream": "aio",
     "LearnStatus": "sona.adapter_history",
     "RuvmlxError": "errors",
-    "Turn": "context_window",
+    "Turn": "engine.context_window",
     "aopen": "aio",
     "list_adapters": "listing",
     "list_models": "listing",

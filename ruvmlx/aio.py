@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from .api import Chat, LocalModel, Prompt, Reply, ReplyStream, open
 from .api_types import Preference, Rating
-from .context_window import Turn
+from .engine.context_window import Turn
 from .sampling import ReplyOptions
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from .api_types import Preference, Rating
-from .context_window import Turn
+from .engine.context_window import Turn
 from .engine.types import Chunk, GenerationRequest, GenerationResponse
 from .errors import NotFound, UsageError
-from .models.model import Message
-from .models.thinking import split
+from .models.config.model import Message
+from .models.text.thinking import split
 from .sampling import NO_SAMPLING, ReplyOptions
 from .settings import SPECS, Settings, load
 

@@ -9,7 +9,7 @@ from .settings import store_file
 def list_models() -> list[ModelInfo]:
     """The starter model, then the models in the Hugging Face cache, of ollama and of LM Studio; no weights
     are read."""
-    from .models.local import list_local_models
+    from .models.find.local import list_local_models
 
     return [ModelInfo(**row | {"path": Path(row["path"])}) for row in list_local_models()]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .errors import Interrupted, RuvmlxError, UsageError, error_line
-from .models.facts import Facts
-from .models.variants import FileChoice
-from .plan import Plan
+from .memory.load_plan import Plan
+from .models.config.header_facts import Facts
+from .models.find.variants import FileChoice
 from .platform.cpu import GPU_SHARE
 from .progress import QUIET, Progress, Watch
 from .runtime import Runtime

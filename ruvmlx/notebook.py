@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .api import Reply, ReplyStream
 from .api_types import Rating
 from .errors import RuvmlxError, error_line
-from .models.thinking import split
+from .models.text.thinking import split
 from .text import sanitize
 
 if TYPE_CHECKING:

@@ -91,12 +91,12 @@ class Watch:
     def found(self, facts: Any) -> None:
         """The model's files are known; no weights were fetched or read yet.
 
-        facts: models.facts.Facts"""
+        facts: models.config.header_facts.Facts"""
 
     def chosen(self, choice: Any) -> None:
         """A GGUF file of a repository is chosen; nothing of it was fetched yet.
 
-        choice: models.variants.FileChoice"""
+        choice: models.find.variants.FileChoice"""
 
     def planned(self, plan: Any) -> None:
         """The plan is made. Memory that is freed in this call counts as free.

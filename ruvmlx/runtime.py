@@ -11,24 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import memory_plan, soft_delete
 from . import settings as config
 from .backends.base import Backend
 from .backends.select import describe, open_backend
-from .choices import Choices, EditedReply
-from .context_window import Turn
-from .conversations import Conversations
+from .chats import soft_delete
+from .chats.choices import Choices, EditedReply
+from .chats.conversations import Conversations
+from .chats.learning import Learning, LearningState
+from .chats.reply_writer import ReplyWriter
 from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
+from .engine.context_window import Turn
 from .engine.scheduler import Scheduler, Sink
 from .errors import StoreBusy
 from .kv.disk import CacheFolder
-from .learning import Learning, LearningState
-from .models.model import Model
-from .plan import Plan, Planning
+from .kv_tuning.tier_review import TierReview
+from .memory import memory_plan
+from .memory.load_plan import Plan, Planning
+from .models.config.model import Model
 from .platform.cpu import total_memory
 from .platform.memory import MemoryUse, peak, resident
 from .progress import QUIET, Watch
-from .reply_writer import ReplyWriter
 from .settings import Settings
 from .sona import embedding
 from .sona.adapter_history import LearnStatus
@@ -37,7 +39,6 @@ from .sona.rating_index import MemoryStatus
 from .sona.state import PreferenceResult, RatingResult
 from .sona.taking_back import take_back
 from .store import NamedRow, Store
-from .tier_review import TierReview
 
 if TYPE_CHECKING:
     from .sona.background import TrainingSettings as Training

@@ -9,8 +9,8 @@ import pytest
 from ruvmlx import settings as config
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine
+from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
-from ruvmlx.models.starter import starter_path
 from ruvmlx.platform import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings

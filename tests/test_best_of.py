@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ruvmlx.chats.learning import Learning
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.learning import Learning
 from ruvmlx.settings import Settings
 from ruvmlx.sona.judge import CandidateReply
 
@@ -178,7 +178,7 @@ def test_outside_of_chats(open_tiny, judged):
 
 def test_a_draft_is_the_leader_so_far(open_tiny, judged, monkeypatch):
     """The process is killed after the first replies were dropped."""
-    monkeypatch.setattr("ruvmlx.stored_replies.SAVE_EVERY", -1.0)
+    monkeypatch.setattr("ruvmlx.chats.stored_replies.SAVE_EVERY", -1.0)
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
         judged(0.0, 5.0, 0.0, 0.0)
@@ -191,7 +191,7 @@ def test_a_draft_is_the_leader_so_far(open_tiny, judged, monkeypatch):
 
 
 def test_auto_asks_the_machine_once_there_is_a_taste(open_tiny, judged, monkeypatch):
-    monkeypatch.setattr("ruvmlx.reply_writer.affordable", lambda engine: 3)
+    monkeypatch.setattr("ruvmlx.chats.reply_writer.affordable", lambda engine: 3)
     with open_tiny(best_of="auto") as runtime:
         judged(1.0, 2.0, 1.5)
         assert len(say(runtime, runtime.chats.new_chat(), best_of=None).others) == 2

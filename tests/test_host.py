@@ -10,9 +10,9 @@ import pytest
 from ruvmlx.backends.select import Choice
 from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, UsageError
 from ruvmlx.host import Host
+from ruvmlx.memory.load_plan import MachineMemory, Need, Plan
 from ruvmlx.model_holder import ModelHolder, ModelUnchanged, Opener, StoppableWatch, _PlanWatch
-from ruvmlx.models.facts import Facts
-from ruvmlx.plan import MachineMemory, Need, Plan
+from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.progress import QUIET, Progress, Watch
 
 from .chat.scripted import ScriptedRuntime

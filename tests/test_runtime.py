@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from ruvmlx.context_window import cut
 from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.engine.context_window import cut
 from ruvmlx.errors import UsageError
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.settings import Settings
 from ruvmlx.sona.calibration import Measurement
 

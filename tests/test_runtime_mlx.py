@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ruvmlx import stored_replies
 from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.chats import stored_replies
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store

@@ -9,9 +9,9 @@ import pytest
 from ruvmlx.apps.chat.steps.write import spoken
 
 from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.models.config.model import Message
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import split
+from ruvmlx.models.text.thinking import split
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.settings import Settings
 

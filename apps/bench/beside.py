@@ -17,8 +17,8 @@ from ruvmlx.backends.mlx import graph
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.kv.policy import TIERED, TierPolicy
+from ruvmlx.models.config.model import Model
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Model
 from ruvmlx.platform.mx import mx
 
 PROMPT, TOKENS = 512, 48

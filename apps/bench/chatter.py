@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ruvmlx.chats.stored_replies import ReplyArchive
 from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse, Sampling
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings as RuntimeSettings
-from ruvmlx.stored_replies import ReplyArchive
 
 from ..chat import run_chat
 

@@ -24,8 +24,8 @@ from ruvmlx.backends.mlx.kernels.source import DTYPES, Kernel
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.kv.policy import TIERED, TierPolicy
 from ruvmlx.lora.micro_lora import MicroLoRA
+from ruvmlx.models.config.model import Model, ModelConfig
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Model, ModelConfig
 from ruvmlx.platform.mx import mx
 from ruvmlx.sona.trace import Trace
 

@@ -25,7 +25,7 @@ from ruvmlx.kv.cache import PagedCache
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.lora.micro_lora import MicroLoRA
-from ruvmlx.models.model import ModelConfig
+from ruvmlx.models.config.model import ModelConfig
 from ruvmlx.platform import mlxlm
 from ruvmlx.platform.mx import mx, nn
 from ruvmlx.tiers import TIERS

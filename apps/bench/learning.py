@@ -12,8 +12,8 @@ import numpy as np
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kernels import micro
+from ruvmlx.models.config.model import Message
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.sona import embedding, instant, signal, taste_features

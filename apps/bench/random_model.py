@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.models.byte_level import byte_chars
-from ruvmlx.models.gguf_types import ROWS
-from ruvmlx.models.gguf_writer import ALIGNMENT, f32, gguf_header, u32
+from ruvmlx.models.files.gguf_types import ROWS
+from ruvmlx.models.files.gguf_writer import ALIGNMENT, f32, gguf_header, u32
+from ruvmlx.models.text.byte_level import byte_chars
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from textual.containers import Vertical
 from textual.screen import Screen
 
 from ruvmlx import settings_file
-from ruvmlx.chat_file import write_new
+from ruvmlx.chats.chat_file import write_new
 from ruvmlx.errors import RuvmlxError, error_line
-from ruvmlx.guest import Guest
 from ruvmlx.host import Host
 from ruvmlx.model_holder import OpenRuntime
+from ruvmlx.shared_host import Guest
 from ruvmlx.text import sanitize
 
-from . import ending, gc_policy, keys, palette, theme
+from . import exit_signals, gc_policy, keys, palette, theme
 from .actions import Actions
 from .chats_screen import ChatsScreen
 from .compare_screen import CompareScreen
@@ -205,7 +205,7 @@ class ChatApp(ChatShell):
     def _end_anyway(self) -> None:
         self.host.close_now()
         time.sleep(GRACE)
-        os._exit(ending.exit_code(self.ended_by))
+        os._exit(exit_signals.exit_code(self.ended_by))
 
     def _fatal_error(self) -> None:
         """A defect of the app: show one line. Textual would print a traceback with all locals."""
@@ -276,7 +276,7 @@ async def _remember_theme(chat: ChatContext, name: str) -> None:
 def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:
     """Chat in the terminal; return the exit code. The runtime is always closed."""
     app = ChatApp(open_runtime, options)
-    with ending.heard(app.told_to_end):
+    with exit_signals.heard(app.told_to_end):
         try:
             app.run()
         except OSError:
@@ -286,8 +286,8 @@ def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:
             left = app.host.close_now()
             app.failure = app.failure or left
     if app.ended_by:
-        ending.let_go(sys.stdout, sys.stderr)
-        return ending.exit_code(app.ended_by)
+        exit_signals.let_go(sys.stdout, sys.stderr)
+        return exit_signals.exit_code(app.ended_by)
     if app.failure is not None:
         print(f"ruvmlx: {error_line(app.failure)}", file=sys.stderr)
         return getattr(app.failure, "exit_code", 1)

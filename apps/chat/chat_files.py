@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ruvmlx.chat_file import (
+from ruvmlx.chats.chat_file import (
     ImportResult,
     as_json,
     as_markdown,

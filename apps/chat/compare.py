@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.host import BeginReply
-from ruvmlx.models.thinking import split
+from ruvmlx.models.text.thinking import split
 from ruvmlx.runtime import Runtime
 
 from .options import ChatOptions

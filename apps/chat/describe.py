@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ruvmlx.engine.affordable import AUTO, MAX_REPLIES
+from ruvmlx.chats.learning import FirstSummary
+from ruvmlx.chats.summaries import ChatSummary
+from ruvmlx.engine.auto_best_of import AUTO, MAX_REPLIES
 from ruvmlx.engine.types import GenerationResponse
-from ruvmlx.learning import FirstSummary
-from ruvmlx.models.thinking import Thought
+from ruvmlx.models.text.thinking import Thought
 from ruvmlx.ratings import BAD, REASONS
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
-from ruvmlx.summaries import ChatSummary
 from ruvmlx.text import one_line, size
 from ruvmlx.tiers import TIERS
 

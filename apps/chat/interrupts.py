@@ -8,7 +8,7 @@ from typing import Self
 
 from ruvmlx.platform.bounded_process import stop_requests
 
-from . import ending
+from . import exit_signals
 
 
 class Interrupts:
@@ -25,7 +25,7 @@ class Interrupts:
         self._pending = False
 
     def __enter__(self) -> Self:
-        self._heard.enter_context(ending.heard(self._on_signal, (signal.SIGINT, *ending.SIGNALS)))
+        self._heard.enter_context(exit_signals.heard(self._on_signal, (signal.SIGINT, *exit_signals.SIGNALS)))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ruvmlx.chat_file import read_bytes
+from ruvmlx.chats.chat_file import read_bytes
 from ruvmlx.errors import UsageError
 from ruvmlx.text import one_line, sanitize
 

@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.reactive import var
 from textual.widgets import Markdown, Static
 
-from ruvmlx.models.thinking import split
+from ruvmlx.models.text.thinking import split
 from ruvmlx.runtime import PreferenceResult, RatingResult, Turn
 from ruvmlx.text import sanitize
 

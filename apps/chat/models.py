@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruvmlx import proposals, settings_file
+from ruvmlx import settings_file
 from ruvmlx.errors import RuvmlxError, UsageError
-from ruvmlx.models.hub import offline
-from ruvmlx.models.local import list_local_models
-from ruvmlx.models.model import Model
-from ruvmlx.plan import Plan
+from ruvmlx.memory import proposals
+from ruvmlx.memory.load_plan import Plan
+from ruvmlx.models.config.model import Model
+from ruvmlx.models.find.hub import offline
+from ruvmlx.models.find.local import list_local_models
 from ruvmlx.progress import Progress, megabytes, parameters
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import did_you_mean, one_line

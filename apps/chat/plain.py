@@ -21,13 +21,13 @@ from ruvmlx.engine.repetition import REPEATS
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import UsageError, error_line
 from ruvmlx.model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
-from ruvmlx.models.thinking import AnswerFilter
+from ruvmlx.models.text.thinking import AnswerFilter
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.serving import BeginReply
 from ruvmlx.text import Sanitizer, sanitize
 
 from ..progress import watching
-from . import describe, ending, models
+from . import describe, exit_signals, models
 from .commands import COMMANDS, Command, message_text, parse
 from .interrupts import Interrupts
 from .mentions import has_mention, with_files
@@ -124,7 +124,7 @@ class PlainChat:
                     break
                 self._attempt(partial(self._handle, line))
         if self._interrupts.ended_by:
-            return ending.exit_code(self._interrupts.ended_by)
+            return exit_signals.exit_code(self._interrupts.ended_by)
         # A script needs the error's exit code; a person has read the message.
         return self._streams.failure if not (self._streams.interactive and self._state.session) else 0
 
@@ -278,4 +278,4 @@ def run_plain(open_runtime: OpenRuntime, options: ChatOptions) -> int:
         return PlainChat(holder, options, source, sink).run()
     finally:
         holder.close()
-        ending.let_go(sys.stdout, sys.stderr)
+        exit_signals.let_go(sys.stdout, sys.stderr)

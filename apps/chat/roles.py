@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from ruvmlx import settings
-from ruvmlx.chat_file import read_bytes
+from ruvmlx.chats.chat_file import read_bytes
 from ruvmlx.errors import NotFound, StoreError, UsageError
 from ruvmlx.platform.files import replacing
 from ruvmlx.text import did_you_mean, one_line, sanitize

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from textual.reactive import var
 from textual.widgets import Static
 
-from ruvmlx.plan import Plan
+from ruvmlx.memory.load_plan import Plan
 from ruvmlx.progress import Progress
 from ruvmlx.text import one_line
 

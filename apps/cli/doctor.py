@@ -91,7 +91,7 @@ def _privacy() -> str:
 
 def _deleted_chats() -> str:
     """Erase the deleted chats that are due, as every start does."""
-    from ruvmlx import soft_delete
+    from ruvmlx.chats import soft_delete
     from ruvmlx.store import Store
 
     store = Store(settings.store_file())
@@ -225,8 +225,8 @@ def _writable(file: Path) -> None:
 
 
 def _report(checks: list[dict[str, Any]], file: Path, seconds: int, as_json: bool) -> None:
+    from ruvmlx.models.files.safetensors_writer import replacing
     from ruvmlx.models.load import load_model
-    from ruvmlx.models.safetensors_writer import replacing
 
     from ..report.make import make
     from ..report.page import markdown

@@ -91,7 +91,7 @@ def _check_new(out: Path) -> None:
 def _save(out: Path, vectors: "Sequence[np.ndarray]") -> dict[str, Any]:
     import numpy as np
 
-    from ruvmlx.chat_file import new_file
+    from ruvmlx.chats.chat_file import new_file
 
     if not vectors:
         raise UsageError("standard input is empty; give a text on each line.")

@@ -19,7 +19,7 @@ from .verb import Verb
 
 if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationResponse
-    from ruvmlx.models.model import Message
+    from ruvmlx.models.config.model import Message
 
 MAX_STDIN_BYTES = 8 << 20  # bytes of standard input; no context is that long
 
@@ -111,7 +111,7 @@ def _piped_text() -> str:
 
 
 def _read_stdin() -> str:
-    from ruvmlx.chat_file import read_limited
+    from ruvmlx.chats.chat_file import read_limited
 
     if sys.stdin is None:
         raise UsageError("standard input is closed; give the prompt as an argument.")
@@ -122,13 +122,13 @@ def _read_stdin() -> str:
 
 
 def _messages(text: str, system: str | None) -> "list[Message]":
-    from ruvmlx.models.model import Message
+    from ruvmlx.models.config.model import Message
 
     return [*([Message("system", system)] if system else []), Message("user", text)]
 
 
 def _print_reply(chunks: "Iterator[Chunk]", quiet: bool) -> "GenerationResponse":
-    from ruvmlx.models.thinking import AnswerFilter
+    from ruvmlx.models.text.thinking import AnswerFilter
 
     sanitizer, answer, several = Sanitizer(), AnswerFilter(), False
     for chunk in chunks:

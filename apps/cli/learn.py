@@ -209,7 +209,7 @@ def export(format_: str, **flags: Any) -> None:
 @json_option
 def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
     """Compare each of your ratings with what was predicted before you gave it, from earlier ratings."""
-    from ruvmlx.models.safetensors_writer import replacing
+    from ruvmlx.models.files.safetensors_writer import replacing
     from ruvmlx.sona.user_taste import UserTaste
 
     from . import taste_chart as chart
@@ -309,7 +309,7 @@ def _show_router(facts: dict[str, Any]) -> None:
 def _tier_history(flags: dict[str, Any]):
     """The measured KV policies of the chosen model; no weights are loaded."""
     from ruvmlx.backends.select import asked_policy, describe
-    from ruvmlx.sona.optional.tier_measurement import TierHistory
+    from ruvmlx.kv_tuning.tier_measurement import TierHistory
     from ruvmlx.store import Store
 
     settings = resolve(flags)

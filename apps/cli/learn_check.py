@@ -75,7 +75,7 @@ def _show(found: Any, full: bool) -> None:
 
 
 def _read_questions(file: Path) -> list[str]:
-    from ruvmlx.chat_file import read_bytes
+    from ruvmlx.chats.chat_file import read_bytes
 
     from ..prove import prompts
 

@@ -22,7 +22,7 @@ from .verb import VerbGroup
 
 if TYPE_CHECKING:
     from ruvmlx.store import Store
-    from ruvmlx.store.witness import LogFilter, WitnessRow
+    from ruvmlx.store.audit_log import LogFilter, WitnessRow
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_ROWS = 10_000  # that `show` prints; `export` has no limit
@@ -62,7 +62,7 @@ def _store() -> "Store":
 
 
 def _filter(kinds: tuple[str, ...], since: datetime | None, until: datetime | None) -> "LogFilter":
-    from ruvmlx.store.witness import LogFilter
+    from ruvmlx.store.audit_log import LogFilter
 
     return LogFilter(kinds, *(int(day.timestamp()) * _NS if day else None for day in (since, until)))
 
@@ -166,7 +166,7 @@ def export_log(out: Path | None, as_json: bool, **wanted: Any) -> None:
     store = _store()
     rows = map(_facts, store.witness.walk(_filter(**wanted)))
     if out is not None:
-        from ruvmlx.chat_file import write_new
+        from ruvmlx.chats.chat_file import write_new
 
         number = write_new(out, (json.dumps(row) + "\n" for row in rows))
         if as_json:

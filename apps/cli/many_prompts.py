@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from ruvmlx.errors import Interrupted, RuvmlxError, UsageError, error_line
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.progress import Told
 from ruvmlx.settings import Settings
 

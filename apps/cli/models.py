@@ -19,10 +19,10 @@ from .text_output import facts as table_of_facts
 from .verb import Verb
 
 if TYPE_CHECKING:
-    from ruvmlx.models.facts import Facts
-    from ruvmlx.models.model import Model, ModelShape
-    from ruvmlx.plan import Fit
-    from ruvmlx.proposals import ModelOffer
+    from ruvmlx.memory.load_plan import Fit
+    from ruvmlx.memory.proposals import ModelOffer
+    from ruvmlx.models.config.header_facts import Facts
+    from ruvmlx.models.config.model import Model, ModelShape
 
 
 def _facts(model: "Model | Facts") -> dict[str, Any]:
@@ -45,8 +45,8 @@ def pull(name: str, as_json: bool) -> None:
     Of GGUF files the one that suits this machine is taken; owner/name:Q5_K_M or owner/name/file.gguf names
     one.
     """
+    from ruvmlx.models.find.resolve import REPO
     from ruvmlx.models.load import load_model
-    from ruvmlx.models.resolve import REPO
 
     from ..progress import watching
 
@@ -80,7 +80,7 @@ def _show_model(facts: dict[str, Any], fit: "Fit", more: Iterable[tuple[str, str
 @json_option
 def list_models(as_json: bool) -> None:
     """List the models on this machine, those of ollama and LM Studio included."""
-    from ruvmlx.models.local import list_local_models
+    from ruvmlx.models.find.local import list_local_models
 
     rows = list_local_models()
     fits = _fits_by_name()
@@ -107,7 +107,7 @@ def propose_models(as_json: bool) -> None:
 
     Memory is that with 8,192 tokens of context. The speed is computed from this machine's memory bandwidth.
     """
-    from ruvmlx.proposals import installed, proposals
+    from ruvmlx.memory.proposals import installed, proposals
 
     here, offers = installed(), proposals()
     if as_json:
@@ -129,8 +129,8 @@ def _offer_line(offer: "ModelOffer") -> str:
 def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
     """How a model fits this machine with the backend that would run it."""
     from ruvmlx.backends.select import describe, for_model
-    from ruvmlx.models.facts import Facts
-    from ruvmlx.plan import Fit
+    from ruvmlx.memory.load_plan import Fit
+    from ruvmlx.models.config.header_facts import Facts
 
     facts = model if isinstance(model, Facts) else Facts.of(model)
     return Fit.of(facts, for_model(describe(backend), backend, facts.shape))
@@ -144,7 +144,7 @@ def fit_words(name: str | None) -> str:
 
 
 def _fits_by_name() -> "dict[str, Fit]":
-    from ruvmlx.models.local import readable_models
+    from ruvmlx.models.find.local import readable_models
 
     return {facts.name: _fit(facts) for facts in readable_models()}
 
@@ -174,8 +174,8 @@ def show_model(name: str, memory: bool, as_json: bool) -> None:
         _show_memory(name, as_json)
         return
     from ruvmlx.backends.matrix_types import matrix_types
+    from ruvmlx.models.config.model import missing_features
     from ruvmlx.models.load import load_model
-    from ruvmlx.models.model import missing_features
 
     model = load_model(name)
     fit, types = _fit(model), matrix_types(model)
@@ -190,7 +190,7 @@ def show_model(name: str, memory: bool, as_json: bool) -> None:
 
 
 def _show_memory(name: str, as_json: bool) -> None:
-    from ruvmlx import memory_plan
+    from ruvmlx.memory import memory_plan
 
     from .options import open_runtime, resolve
 
@@ -205,8 +205,8 @@ def _show_memory(name: str, as_json: bool) -> None:
 
 def _config_facts(shape: "ModelShape") -> dict[str, Any]:
     """The shape's fields, and those that scripts know from the version before."""
-    from ruvmlx.models.model import ModelConfig
-    from ruvmlx.models.rope_scaling import LinearRope
+    from ruvmlx.models.config.model import ModelConfig
+    from ruvmlx.models.config.rope_scaling import LinearRope
 
     if not isinstance(shape, ModelConfig):
         return asdict(shape)
@@ -219,7 +219,7 @@ def _config_facts(shape: "ModelShape") -> dict[str, Any]:
 
 
 def _config_words(shape: "ModelShape") -> str:
-    from ruvmlx.models.model import ModelConfig
+    from ruvmlx.models.config.model import ModelConfig
 
     words = (
         f"{shape.model_type}, {shape.n_layers} layers, {shape.hidden_size} hidden, vocabulary of "
@@ -236,8 +236,8 @@ def remove_model(name: str) -> None:
     """Delete a fetched model (owner/name) from the Hugging Face cache."""
     from huggingface_hub import scan_cache_dir
 
-    from ruvmlx.models.hub import cached_files, hub_cache
-    from ruvmlx.models.resolve import REPO
+    from ruvmlx.models.find.hub import cached_files, hub_cache
+    from ruvmlx.models.find.resolve import REPO
 
     asked = REPO.fullmatch(name)
     if asked and asked["repo"] != name:

@@ -16,7 +16,7 @@ from .output import log
 
 if TYPE_CHECKING:
     from ruvmlx.backends.base import Backend
-    from ruvmlx.models.model import Model
+    from ruvmlx.models.config.model import Model
     from ruvmlx.runtime import Runtime
 
 COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # settings whose values are looked up
@@ -95,7 +95,7 @@ def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Mode
     NotEnoughMemory is raised before weights are fetched or read.
     """
     from ruvmlx.backends.select import describe, open_backend
-    from ruvmlx.plan import Planning
+    from ruvmlx.memory.load_plan import Planning
 
     from ..progress import watching
 

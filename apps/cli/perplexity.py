@@ -75,7 +75,7 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
 
 
 def _read(file: str) -> str:
-    from ruvmlx.chat_file import read_limited
+    from ruvmlx.chats.chat_file import read_limited
 
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as opened:

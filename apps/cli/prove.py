@@ -273,7 +273,7 @@ def _arm(flags: dict[str, Any]):
 
 def _lines(path: str | None, own: str) -> list[str]:
     """The prompts of a file, or our own."""
-    from ruvmlx.chat_file import read_limited
+    from ruvmlx.chats.chat_file import read_limited
 
     from ..prove import prompts
 

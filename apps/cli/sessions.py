@@ -177,8 +177,8 @@ def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> 
 @json_option
 def export_session(session_id: str, form: str | None, out: Path | None, as_json: bool) -> None:
     """Export a chat as Markdown, or as JSON with all branches, which can be imported."""
-    from ruvmlx.chat_file import as_json as whole
-    from ruvmlx.chat_file import as_markdown, write_new, writes_json
+    from ruvmlx.chats.chat_file import as_json as whole
+    from ruvmlx.chats.chat_file import as_markdown, write_new, writes_json
 
     store = _store(reading=True)
     session_id = store.chats.find(session_id)
@@ -203,7 +203,7 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
     A file is an export, or a list of {role, content}. Dates are kept. A chat that is there already, perhaps
     continued since, is not imported again.
     """
-    from ruvmlx.chat_file import chat_files
+    from ruvmlx.chats.chat_file import chat_files
 
     every = [file for path in files for file in ([path] if str(path) == "-" else chat_files(path))]
     is_one = len(files) == 1 and every == list(files)
@@ -226,7 +226,7 @@ def _import_each(
     store: Any, files: Sequence[Path], failures: list[RuvmlxError], count: Callable[[], None]
 ) -> Iterator[Any]:
     """The result of each file. What fails is collected, and the others go on."""
-    from ruvmlx.chat_file import import_once, read_bytes, read_limited
+    from ruvmlx.chats.chat_file import import_once, read_bytes, read_limited
 
     for file in files:
         try:
@@ -310,7 +310,7 @@ def fork_session(session_id: str, as_json: bool) -> None:
 @click.option("--now", is_flag=True, help="Delete it for good.")
 def remove_session(session_id: str, now: bool) -> None:
     """Delete a chat; `restore` brings it back for a day. What was learned from its ratings stays."""
-    from ruvmlx import soft_delete
+    from ruvmlx.chats import soft_delete
 
     store = _store()
     session_id = _find_chat(store, session_id, deleted_too=now)
@@ -346,7 +346,7 @@ def _warn_of_readers(gone: bool) -> None:
 @json_option
 def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
     """Delete the words of a reply outside chats: of `generate`, or to a program. What was learned stays."""
-    from ruvmlx import soft_delete
+    from ruvmlx.chats import soft_delete
 
     if every == (reply_id is not None):
         raise UsageError("give a reply, as in `sessions forget last`, or --all.")
@@ -368,7 +368,7 @@ def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
 @json_option
 def restore_session(session_id: str | None, as_json: bool) -> None:
     """Restore a deleted chat; without an ID, list the deleted chats, the newest deletion first."""
-    from ruvmlx import soft_delete
+    from ruvmlx.chats import soft_delete
 
     store = _store()
     soft_delete.delete_older(store)

@@ -16,7 +16,7 @@ import numpy as np
 from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
 
 from .readers import learner_of, next_replies

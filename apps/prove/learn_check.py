@@ -16,8 +16,8 @@ from ruvmlx.backends.base import original_model
 from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.errors import NotFound
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import split
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.thinking import split
 from ruvmlx.progress import Progress, Watch
 from ruvmlx.runtime import Runtime
 from ruvmlx.sona.judge import CandidateReply, TasteJudge

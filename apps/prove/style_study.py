@@ -24,9 +24,9 @@ from ruvmlx.engine import GenerationRequest, LLMInferenceEngine
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.best_of import requests_for
 from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.models.config.model import Message, Model
+from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Message, Model
-from ruvmlx.models.starter import starter_path
 from ruvmlx.platform.files import replacing
 from ruvmlx.sampling import Sampling
 from ruvmlx.settings import home

@@ -13,7 +13,7 @@ import numpy as np
 
 from ruvmlx.engine import GenerationRequest
 from ruvmlx.engine.best_of import requests_for
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.sona.judge import CandidateReply, TasteJudge

@@ -11,8 +11,8 @@ from typing import Any
 
 import ruvmlx
 from ruvmlx import settings
-from ruvmlx.models.model import Model
-from ruvmlx.models.starter import starter_path
+from ruvmlx.models.config.model import Model
+from ruvmlx.models.find.starter import starter_path
 from ruvmlx.platform import sensors
 from ruvmlx.platform.cpu import available_memory, physical_cores
 

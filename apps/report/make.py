@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ruvmlx.models.model import Model
+from ruvmlx.models.config.model import Model
 from ruvmlx.platform.cpu import physical_cores
 
 from .. import privacy

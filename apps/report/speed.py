@@ -17,7 +17,7 @@ from typing import Any
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.fuse import fuse
-from ruvmlx.models.model import Model
+from ruvmlx.models.config.model import Model
 from ruvmlx.platform.cpu import total_memory
 from ruvmlx.text import size
 

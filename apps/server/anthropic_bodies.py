@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ruvmlx.engine.nonces import without_nonces
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import join_thought
+from ruvmlx.engine.agent_headers import without_agent_headers
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.thinking import join_thought
 
 from .bodies import ReplyBody, Text
 from .chat_requests import schema_form
@@ -206,7 +206,7 @@ def conversation(body: CountBody, tag: str | None) -> list[Message]:
 
 def _instructions(system: str | Sequence[TextBlock]) -> str:
     blocks = [TextBlock(system)] if isinstance(system, str) else system
-    return "\n\n".join(filter(None, (without_nonces(block.text) for block in blocks)))
+    return "\n\n".join(filter(None, (without_agent_headers(block.text) for block in blocks)))
 
 
 def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: Mapping[str, str]) -> None:

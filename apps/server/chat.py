@@ -8,8 +8,8 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationResponse
-from ruvmlx.models.thinking import tag_of
-from ruvmlx.models.tool_calls import CallBegun
+from ruvmlx.models.text.thinking import tag_of
+from ruvmlx.models.text.tool_calls import CallBegun
 
 from .bodies import ChatBody, refuse_true
 from .chat_requests import form_of, messages_of, template_values, thinking_of, tools_of

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from ruvmlx.engine.nonces import without_nonces
+from ruvmlx.engine.agent_headers import without_agent_headers
+from ruvmlx.engine.grammar import Constraint
 from ruvmlx.errors import UsageError
-from ruvmlx.grammar import Constraint
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import join_thought
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.thinking import join_thought
 
 from .bodies import AssistantTurn, ChatBody, ChatMessage, ToolTurn, UserTurn, text_of
 from .errors import ApiError, api_error
@@ -51,7 +51,7 @@ def _message(turn: ChatMessage, where: str, names: dict[str, str], tag: str | No
             return Message("tool", text_of(turn.content), (), turn.tool_call_id, names[turn.tool_call_id])
         case UserTurn():
             return Message("user", text_of(turn.content))
-    return Message("system", without_nonces(text_of(turn.content)))
+    return Message("system", without_agent_headers(text_of(turn.content)))
 
 
 def _call(made: EarlierCall) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationRequest
 from ruvmlx.errors import NotFound
-from ruvmlx.models.thinking import Thought, split
+from ruvmlx.models.text.thinking import Thought, split
 from ruvmlx.runtime import Runtime
 
 from .bodies import ReplyBody, Words

@@ -10,10 +10,10 @@ from typing import Any
 from ruvmlx.errors import RuvmlxError
 
 from .access import headers_of
+from .body_budget import HeldBody
 from .decoding import Decoded, decode, decode_query
 from .endpoint import Call, Endpoint, EventStream
 from .errors import ApiError, InternalError, api_error
-from .held_bodies import HeldBody
 from .memory_share import PooledModel
 from .model_pool import ModelPool
 from .request_fields import ignored_betas

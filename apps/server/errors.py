@@ -18,7 +18,7 @@ from ruvmlx.errors import (
     StoreBusy,
     UsageError,
 )
-from ruvmlx.plan import NotEnoughMemory
+from ruvmlx.memory.load_plan import NotEnoughMemory
 
 if TYPE_CHECKING:
     from .requestlog import RequestLog

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationResponse
-from ruvmlx.models.model import Tokenizer
+from ruvmlx.models.config.model import Tokenizer
 from ruvmlx.runtime import Runtime
 
 from .bodies import ReplyBody

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from ruvmlx.backends.select import Choice, describe, for_model
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.models.facts import Facts
-from ruvmlx.models.local import local_paths, survey
-from ruvmlx.plan import MachineMemory, Need
+from ruvmlx.memory.load_plan import MachineMemory, Need
+from ruvmlx.models.config.header_facts import Facts
+from ruvmlx.models.find.local import local_paths, survey
 from ruvmlx.settings import Settings
 
 from .memory_share import MemoryShare

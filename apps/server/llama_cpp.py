@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from ruvmlx import __version__
-from ruvmlx.models.model import Tokenizer
+from ruvmlx.models.config.model import Tokenizer
 from ruvmlx.runtime import Runtime
 
 from .endpoint import Answer, Call, Endpoint

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ruvmlx.memory_plan import Purpose, sum_purposes
+from ruvmlx.memory.memory_plan import Purpose, sum_purposes
 from ruvmlx.platform.cpu import total_memory
 from ruvmlx.platform.memory import MemoryUse, peak, resident
 from ruvmlx.runtime import Runtime

@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ruvmlx.memory_plan import limit_caches
-from ruvmlx.plan import PROGRAM, Need, NotEnoughMemory
+from ruvmlx.memory.load_plan import PROGRAM, Need, NotEnoughMemory
+from ruvmlx.memory.memory_plan import limit_caches
 from ruvmlx.text import size
 
 from .errors import ApiError

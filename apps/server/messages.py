@@ -9,8 +9,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationRequest, GenerationResponse
-from ruvmlx.models.thinking import tag_of
-from ruvmlx.models.tool_calls import CallBegun
+from ruvmlx.models.text.thinking import tag_of
+from ruvmlx.models.text.tool_calls import CallBegun
 
 from .anthropic_bodies import (
     CountBody,

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from ruvmlx.errors import NotFound, RuvmlxError, error_line
 from ruvmlx.host import Host
+from ruvmlx.memory.load_plan import NotEnoughMemory
 from ruvmlx.model_holder import Opener
-from ruvmlx.models.facts import Facts
-from ruvmlx.plan import NotEnoughMemory
+from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.progress import QUIET
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import did_you_mean

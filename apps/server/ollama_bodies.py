@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ruvmlx.engine.nonces import without_nonces
+from ruvmlx.engine.agent_headers import without_agent_headers
 from ruvmlx.engine.tools import MOST_TOOLS
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import join_thought
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.thinking import join_thought
 
 from .bodies import ReplyBody, Text, Words
 from .chat_requests import any_object, schema_form
@@ -219,7 +219,9 @@ def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Mes
             said = join_thought(message.thinking, text, tag) if message.thinking and tag else text
             found.append(Message("assistant", said, tuple(calls)))
         else:
-            found.append(Message(message.role, without_nonces(text) if message.role == "system" else text))
+            found.append(
+                Message(message.role, without_agent_headers(text) if message.role == "system" else text)
+            )
     return found
 
 

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationResponse
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import tag_of
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.thinking import tag_of
 
 from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError

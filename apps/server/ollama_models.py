@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ruvmlx import __version__
 from ruvmlx.models.load import load_model
-from ruvmlx.models.thinking import tag_of
+from ruvmlx.models.text.thinking import tag_of
 
 from .bodies import EmbeddingBody
 from .embeddings import Embeddings, embeddings

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationResponse, TokenLogprob
-from ruvmlx.models.model import Tokenizer
+from ruvmlx.models.config.model import Tokenizer
 
 from .errors import ApiError, openai_error
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ruvmlx.engine.constraint import matcher_for
+from ruvmlx.engine.grammar import Constraint
 from ruvmlx.engine.tools import Prepared, prepare
 from ruvmlx.errors import UsageError
-from ruvmlx.grammar import Constraint
-from ruvmlx.models.model import Message, Model, Tools
-from ruvmlx.models.thinking import split
+from ruvmlx.models.config.model import Message, Model, Tools
+from ruvmlx.models.text.thinking import split
 
 from .endpoint import Call
 from .errors import ApiError, api_error

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from ruvmlx.engine.types import GenerationRequest, GenerationResponse
-from ruvmlx.models.model import Tokenizer
-from ruvmlx.models.thinking import TAGS, ThoughtCounter, tag_of
-from ruvmlx.models.tool_calls import CallBegun
+from ruvmlx.models.config.model import Tokenizer
+from ruvmlx.models.text.thinking import TAGS, ThoughtCounter, tag_of
+from ruvmlx.models.text.tool_calls import CallBegun
 
 from . import responses_answers as answers
 from .endpoint import Answer, Call, Endpoint, EventStream, Waiting

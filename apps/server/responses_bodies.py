@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ruvmlx.engine.nonces import without_nonces
+from ruvmlx.engine.agent_headers import without_agent_headers
 from ruvmlx.engine.tools import MOST_TOOLS
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import join_thought
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.thinking import join_thought
 
 from .bodies import Effort, Off, ReplyBody, refuse_true
 from .chat_requests import earlier_call, thought_of
@@ -132,7 +132,7 @@ def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputIte
 
     Turns of one role in a row become one turn.
     """
-    instructions = without_nonces(body.instructions or "")
+    instructions = without_agent_headers(body.instructions or "")
     found = [Message("system", instructions)] if instructions else []
     names: dict[str, str] = {}  # of the functions called so far, by the call's id
     thought = ""

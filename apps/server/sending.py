@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from .body_budget import HeldBody
 from .endpoint import Answer, EventStream, PlainText
 from .errors import ApiError, ErrorShape, openai_error
-from .held_bodies import HeldBody
 from .limits import ServerLimits
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]

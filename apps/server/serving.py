@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from ruvmlx.engine.types import GenerationRequest
 from ruvmlx.host import Host
-from ruvmlx.models.facts import Facts
-from ruvmlx.models.model import Model
+from ruvmlx.models.config.header_facts import Facts
+from ruvmlx.models.config.model import Model
 from ruvmlx.runtime import Runtime
 
+from .body_budget import HeldBodies
 from .errors import ApiError
-from .held_bodies import HeldBodies
 from .limits import ServerLimits
 from .metrics import Metrics
 from .reply_times import ReplyTimes

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ruvmlx.models.tool_calls import ArgumentsPiece, CallBegun, CallParser, ParsedCall, Piece, TextPiece
+from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun, CallParser, ParsedCall, Piece, TextPiece
 
 from .thoughts import ThoughtStream
 

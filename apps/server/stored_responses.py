@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ruvmlx import soft_delete
+from ruvmlx.chats import soft_delete
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.kv.owners import REQUESTS
 from ruvmlx.runtime import Runtime

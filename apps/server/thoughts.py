@@ -1,10 +1,10 @@
 """Splits a stream of text into the thought and the answer, piece by piece."""
 
-from ruvmlx.models.thinking import TAGS
+from ruvmlx.models.text.thinking import TAGS
 
 
 class ThoughtStream:
-    """The streaming twin of `ruvmlx.models.thinking.split`: the pieces joined are what it returns."""
+    """The streaming twin of `ruvmlx.models.text.thinking.split`: the pieces joined are what it returns."""
 
     def __init__(self, split: bool = True):
         """split: False: all text is the answer."""

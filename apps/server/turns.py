@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 
 
 def add_turn(turns: list[Message], role: str, content: str, calls: Sequence[Mapping[str, Any]] = ()) -> None:

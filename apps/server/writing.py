@@ -9,7 +9,7 @@ from typing import Any
 
 from ruvmlx.engine.types import GenerationRequest, GenerationResponse, Patience, TokenLogprob
 from ruvmlx.errors import MemoryBusy, RuvmlxError
-from ruvmlx.models.tool_calls import ParsedCall
+from ruvmlx.models.text.tool_calls import ParsedCall
 
 from .bodies import ReplyBody
 from .endpoint import Call

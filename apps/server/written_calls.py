@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ruvmlx.models.model import Message
-from ruvmlx.models.tool_calls import ParsedCall
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.tool_calls import ParsedCall
 
 MAX_CALLS = 4096  # calls, the last ones written
 

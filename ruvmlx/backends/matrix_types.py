@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..kernels.packing import SUPER_BLOCKS
-from ..models.gguf_types import ROWS, TensorType
-from ..models.layout import matrices
-from ..models.model import Model
-from ..models.small_floats import TYPES
-from ..models.stored import StoresBlocks
+from ..models.config.layout import matrices
+from ..models.config.model import Model
+from ..models.files.gguf_types import ROWS, TensorType
+from ..models.files.small_floats import TYPES
+from ..models.weights.stored import StoresBlocks
 
 _Q6_K = next(row for row in ROWS if row.name == "Q6_K")
 

@@ -2,8 +2,8 @@
 
 Layer:  h += o_proj(attention(rms_norm(h)));  h += down(silu(gate(x)) * up(x)), x = rms_norm(h).
 
-What differs between model families (models/families.py) follows from the configuration alone. Norms, softmax
-and RoPE's angles are computed in float64. (Touvron et al. 2023; Jiang et al. 2023)
+What differs between model families (models/config/families.py) follows from the configuration alone. Norms,
+softmax and RoPE's angles are computed in float64. (Touvron et al. 2023; Jiang et al. 2023)
 """
 
 import copy
@@ -16,11 +16,11 @@ from ..errors import UsageError
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import F16, TierPolicy
 from ..lora.base_lora import BaseLoRA
-from ..models.affine import dequantise
-from ..models.model import Model, ModelConfig, Weights
-from ..models.rope import query_scales
-from ..models.rope import rope as rope_of
-from ..models.stored import rounded_matrix
+from ..models.config.model import Model, ModelConfig, Weights
+from ..models.config.rope import query_scales
+from ..models.config.rope import rope as rope_of
+from ..models.files.affine import dequantise
+from ..models.weights.stored import rounded_matrix
 from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite
 
 CHUNK = 128  # prompt tokens per prefill step

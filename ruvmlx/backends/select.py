@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
 from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
-from ..models.model import Model, ModelConfig, ModelShape, missing_features
+from ..models.config.model import Model, ModelConfig, ModelShape, missing_features
 from ..platform import cpu
 from ..progress import QUIET, Watch
 from ..tiers import EXAMPLE, LENGTHS, PAGE, filled

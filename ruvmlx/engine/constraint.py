@@ -1,4 +1,4 @@
-"""Decides which tokens may come next, so that a finished reply fits a constraint (`ruvmlx/grammar.py`).
+"""Decides which tokens may come next, so that a finished reply fits a constraint (`grammar.py`).
 
 `matcher_for` compiles a constraint for a model. A `Matcher` then follows one reply token by token and sets
 the logits of all forbidden tokens to -inf. llguidance does the work: it is an Earley parser over the bytes of
@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..errors import RuvmlxError
-from ..grammar import Constraint, Vocabulary, compiled_matcher
-from ..models.messages import one_line
-from ..models.model import Model, Tokenizer
-from ..models.thinking import ThoughtCounter
+from ..models.config.model import Model, Tokenizer
+from ..models.files.error_text import one_line
+from ..models.text.thinking import ThoughtCounter
+from .grammar import Constraint, Vocabulary, compiled_matcher
 
 
 class Matcher:

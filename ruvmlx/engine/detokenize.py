@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Mapping
 
-from ..models.model import Tokenizer
+from ..models.config.model import Tokenizer
 from .types import Begun
 
 

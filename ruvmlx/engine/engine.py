@@ -10,8 +10,8 @@ from ..backends.base import Backend, HeadAdapter
 from ..errors import PromptTooLong, UsageError
 from ..kv.disk import CacheFolder
 from ..kv.policy import TierPolicy
-from ..models.model import Model
-from ..models.system_prompt import with_system
+from ..models.config.model import Model
+from ..models.text.system_prompt import with_system
 from .run import Recorder, Run
 from .sessions import SessionManager
 from .types import Chunk, GenerationRequest, GenerationResponse

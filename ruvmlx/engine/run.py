@@ -14,9 +14,9 @@ from ..backends.base import Backend, HeadAdapter, Step, Streaming
 from ..errors import UsageError
 from ..kernels.replies import ReplyWork
 from ..kv.cache import PagedCache
-from ..models.model import Model
-from ..models.thinking import opened_by
-from ..models.tool_calls import shown_marks
+from ..models.config.model import Model
+from ..models.text.thinking import opened_by
+from ..models.text.tool_calls import shown_marks
 from ..sampling import check_sampling, log_softmax, top_ids
 from ..tiers import PAGE
 from .constraint import Matcher, matcher_for

@@ -26,9 +26,9 @@ from ..errors import RuvmlxError
 from ..lora.base_lora import BaseLoRA
 from .admission import Admission, Grant
 from .best_of import BestOf
+from .queue import Arrivals, Job, Sink, Ticket
 from .reading_order import ReadingOrder
 from .run import EngineParts, Recorder, Run
-from .tickets import Arrivals, Job, Sink, Ticket
 from .types import Chunk, GenerationRequest
 
 WIDTH = 16  # replies in a batch: in a wider batch arithmetic limits a step, not reading the weights

@@ -2,7 +2,7 @@
 
     prepared = prepare(model, messages, tools, "auto")      # or "none", "required"; function="weather"
     request = GenerationRequest(**prepared.fields(), max_new_tokens=...)
-    parser = prepared.parser()                              # of models/tool_calls.py
+    parser = prepared.parser()                              # of models/text/tool_calls.py
     for chunk in engine.stream(request):
         pieces = parser.add(chunk.text)
     pieces = parser.end()                                   # parser.calls: the number of calls
@@ -26,11 +26,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..errors import UnsupportedModel, UsageError
-from ..grammar import Constraint, json_rule
-from ..models.messages import one_line
-from ..models.model import Message, Model, Tokenizer, Tools
-from ..models.tool_calls import ARGS, CALL_ID, HERMES, LLAMA, MISTRAL, MISTRAL11, CallParser, Dialect
+from ..models.config.model import Message, Model, Tokenizer, Tools
+from ..models.files.error_text import one_line
+from ..models.text.tool_calls import ARGS, CALL_ID, HERMES, LLAMA, MISTRAL, MISTRAL11, CallParser, Dialect
 from .closed_schemas import close_schema
+from .grammar import Constraint, json_rule
 
 MOST_CALLS = 8  # the maximum number of calls in a reply that must call
 MOST_TOOLS = 512

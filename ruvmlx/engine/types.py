@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..grammar import Constraint
 from ..kv.cache import KVStats
-from ..models.model import Message, Tools
+from ..models.config.model import Message, Tools
 from ..sampling import Sampling
+from .grammar import Constraint
 
 INTERACTIVE = 1  # the priority of a chat, where a person looks at the screen
 
@@ -66,7 +66,7 @@ class GenerationRequest:
     # The reply to continue: `input_ids` end with its tokens, the response starts with its text.
     begun: Begun | None = None
     untouched: bool = False  # True: answer without any adapter
-    # The number of replies of which a judge picks one. "auto": affordable.py; None: the setting.
+    # The number of replies of which a judge picks one. "auto": auto_best_of.py; None: the setting.
     best_of: int | str | None = None
     examples: tuple[str, ...] = ()  # the ids of the replies that are in the prompt as examples
     route: Any = None  # the router's choice (sona/optional/router.py); None: there is no router

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import AdapterMismatch, CorruptFile
-from ..models.model import ModelConfig, ModelShape
+from ..models.config.model import ModelConfig, ModelShape
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 Place = tuple[str, int]  # module, layer; lm_head has layer 0

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import StoreError, UsageError
-from ..models.affine import dequantise
-from ..models.hf_write import config_of, write_companions
-from ..models.layout import matrices, vectors
-from ..models.model import Model, Weights
-from ..models.safetensors_writer import write_json, write_stream
-from ..models.stored import rounded_matrix
+from ..models.config.layout import matrices, vectors
+from ..models.config.model import Model, Weights
+from ..models.files.affine import dequantise
+from ..models.files.safetensors_writer import write_json, write_stream
+from ..models.weights.hf_write import config_of, write_companions
+from ..models.weights.stored import rounded_matrix
 from ..platform.files import folder_beside, sync_folder
 from .base_lora import BaseLoRA, Pair
 from .interchange import full_name

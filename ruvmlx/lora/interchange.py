@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import AdapterMismatch, CorruptFile, StoreError, UnsupportedModel, UsageError
-from ..models.hf_config import text_name
-from ..models.json_files import read_object
-from ..models.layout import matrices
-from ..models.model import ModelConfig, ModelShape
-from ..models.safetensors_file import read_safetensors
-from ..models.safetensors_writer import write_json, write_safetensors
+from ..models.config.hf_config import text_name
+from ..models.config.layout import matrices
+from ..models.config.model import ModelConfig, ModelShape
+from ..models.files.json_files import read_object
+from ..models.files.safetensors_file import read_safetensors
+from ..models.files.safetensors_writer import write_json, write_safetensors
 from ..platform.files import folder_beside, swap, sync_folder
 from .base_lora import BaseLoRA, Pair, Place
 from .merge import HEAD

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from ..errors import AdapterMismatch, CorruptFile
-from ..models.model import ModelShape
+from ..models.config.model import ModelShape
 from .base_lora import BaseLoRA, Pair, Place, place_shape
 from .merge import merge_changes
 from .micro_lora import MicroLoRA

@@ -3,14 +3,15 @@
 from ruvmlx.models import find_model, list_local_models, load_model
 
 The package reads files that it does not trust and checks every size in them. It may import `platform`, `text`
-and `errors`, but no backend and nothing that computes with weights. Start with `load.py`, then `model.py`
-(what a loaded model is) and `families.py` (what differs between architectures).
+and `errors`, but no backend and nothing that computes with weights. Start with `load.py`, then
+`config/model.py` (what a loaded model is) and `config/families.py` (what differs between architectures).
+Its rooms, from the bottom to the top: `files`, `config`, `text`, `weights`, `find`.
 """
 
 from typing import Any
 
 __all__ = ["find_model", "list_local_models", "load_model"]
-_HOMES = {"load_model": "load", "list_local_models": "local", "find_model": "resolve"}
+_HOMES = {"load_model": "load", "list_local_models": "find.local", "find_model": "find.resolve"}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 from ..progress import QUIET, Watch
 from ..settings import SAMPLING
-from .layout import check_vocab, parameter_count
-from .model import Model
-from .resolve import find_model
-from .sampling_defaults import sampling_defaults
-from .starter import STARTER_SAMPLING, STARTER_SYSTEM, starter_path
+from .config.layout import check_vocab, parameter_count
+from .config.model import Model
+from .config.sampling_defaults import sampling_defaults
+from .find.resolve import find_model
+from .find.starter import STARTER_SAMPLING, STARTER_SYSTEM, starter_path
 
 
 def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
@@ -30,10 +30,10 @@ def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
 
 
 def load_gguf(path: Path, name: str | None = None) -> Model:
-    from .fingerprint import fingerprint
-    from .gguf_model import open_gguf, weights_loader
-    from .gguf_split import whole_name
-    from .gguf_tokenizer import gguf_tokenizer
+    from .config.fingerprint import fingerprint
+    from .files.gguf_split import whole_name
+    from .text.gguf_tokenizer import gguf_tokenizer
+    from .weights.gguf_model import open_gguf, weights_loader
 
     file, config = open_gguf(path)
     tokenizer = gguf_tokenizer(file)
@@ -67,6 +67,6 @@ def _gguf_sampling(metadata: Mapping[str, Any], model_type: str, path: Path) -> 
 
 
 def _load_folder(name: str, path: Path) -> Model:
-    from .safetensors_model import load_folder
+    from .weights.safetensors_model import load_folder
 
     return load_folder(path, name)

@@ -19,7 +19,7 @@ from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
 from ..lora.layer_lora import LayerLoRA, unpack_layers
 from ..lora.micro_lora import RANK
-from ..models.model import Model
+from ..models.config.model import Model
 from ..pausing import Pause
 from ..progress import QUIET, Watch
 from ..store import Store

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..kernels.replies import ReplyWork
-from ..models.thinking import ThoughtCounter
+from ..models.text.thinking import ThoughtCounter
 from .trace import Trace
 
 _Drawn = tuple[np.ndarray, np.ndarray, int]

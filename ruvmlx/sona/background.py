@@ -31,7 +31,7 @@ from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
 from ..lora.layer_lora import base_part, combine_loras, fold_layers, pack_adapter
 from ..lora.merge import HEAD, fold_micro
 from ..lora.targets import parse
-from ..models.model import Model, missing_features
+from ..models.config.model import Model, missing_features
 from ..pausing import Pause, Stopped, stop_when
 from ..settings import BASE_TARGETS
 from ..store import HeadMoved

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..backends.base import Backend
-from ..models.model import Tokenizer
+from ..models.config.model import Tokenizer
 from ..pausing import Pause
 from . import reference_text
 from .coordinates import pack_columns

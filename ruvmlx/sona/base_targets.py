@@ -12,7 +12,7 @@ import numpy as np
 
 from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
 from ..lora.targets import Targets
-from ..models.model import ModelConfig
+from ..models.config.model import ModelConfig
 from ..pausing import Pause
 from ..training.trainer import Trainer
 from .replay import RatedExample

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..backends.base import Backend
 from ..errors import RuvmlxError
-from ..models.model import Model, Tokenizer
+from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
 from ..progress import QUIET, Told, Watch
 from . import reference_text

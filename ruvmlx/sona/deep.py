@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import CorruptFile
 from ..lora.base_lora import BaseLoRA
 from ..lora.merge import HEAD
-from ..models.model import Model
+from ..models.config.model import Model
 from ..pausing import Pause, Stopped, stop_when
 from ..training.trainer import Trainer
 from . import replay

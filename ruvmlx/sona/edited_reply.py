@@ -4,8 +4,8 @@ import uuid
 from dataclasses import replace
 
 from ..errors import UsageError
-from ..models import thinking
-from ..models.model import Message, Tokenizer
+from ..models.config.model import Message, Tokenizer
+from ..models.text import thinking
 from ..store import ReplyRow
 from ..text import sanitize
 from .user_taste import reply_features

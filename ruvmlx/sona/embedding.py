@@ -29,7 +29,7 @@ import numpy as np
 
 from ..backends.base import Backend, original_model
 from ..errors import RuvmlxError, UsageError
-from ..models.model import Model, Tokenizer
+from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
 from ..store import Store
 

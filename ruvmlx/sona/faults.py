@@ -17,7 +17,7 @@ import numpy as np
 
 from ..backends.base import Backend, HeadAdapter
 from ..engine.repetition import GRAM, Repetition
-from ..models.model import Message, Tokenizer
+from ..models.config.model import Message, Tokenizer
 from ..pausing import Pause
 from .sampled_replies import BegunReply, SampledReply, sampled_replies
 

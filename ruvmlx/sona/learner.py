@@ -18,7 +18,7 @@ from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
 from ..lora.layer_lora import LayerLoRA, pack_adapter
 from ..lora.targets import Targets
-from ..models.model import Model
+from ..models.config.model import Model
 from ..pausing import Pause
 from ..progress import QUIET, Watch
 from ..ratings import BAD, REASONS, reason_of, with_reason

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..models.model import Model
+from ..models.config.model import Model
 from ..settings import BASE_TARGETS
 from .adapter_history import DUE, MINIMUM, STYLE_DUE, STYLE_MINIMUM
 from .learner import Learner

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from ..backends.base import Backend, original_model
-from ..models.model import Message, Model
+from ..models.config.model import Message, Model
 from ..pausing import Pause
 from ..store import ReplyRow, Store
 from . import embedding, signal

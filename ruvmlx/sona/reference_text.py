@@ -9,7 +9,7 @@ from importlib import resources
 import numpy as np
 
 from ..backends.base import Backend
-from ..models.model import Message, Tokenizer
+from ..models.config.model import Message, Tokenizer
 from ..pausing import Pause
 
 

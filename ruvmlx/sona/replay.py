@@ -13,7 +13,7 @@ from importlib import resources
 
 import numpy as np
 
-from ..models.model import Tokenizer
+from ..models.config.model import Tokenizer
 from ..store import RatedReply
 from ..training.slices import TrainingText
 from . import reference_text

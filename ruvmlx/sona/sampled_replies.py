@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.base import Backend, HeadAdapter, KVCache
-from ..models.model import Tokenizer
+from ..models.config.model import Tokenizer
 from ..pausing import Pause
 
 # Token ids without the end token, and whether the reply ended by itself.

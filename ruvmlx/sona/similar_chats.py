@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends.base import Backend, original_model
 from ..errors import UsageError
-from ..models.model import Model
+from ..models.config.model import Model
 from ..store import Store
 from ..store.chats import SessionRow
 from ..store.messages import Question

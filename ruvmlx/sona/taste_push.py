@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..models.model import Tokenizer
+from ..models.config.model import Tokenizer
 from .kl_probe import KLProbe
 from .taste import DOUBTED, TasteModel
 from .taste_features import bucket, grams

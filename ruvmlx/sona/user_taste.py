@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..models import thinking
+from ..models.text import thinking
 from ..store import ReplyWords
 from .adapter_history import AdapterHistory
 from .taste import Given, PreferredFeatures, RatedFeatures, TasteModel, background_counts

@@ -3,7 +3,7 @@
 from functools import partial
 
 from ..backends.base import Backend
-from ..models.model import Model
+from ..models.config.model import Model
 from ..store import Store
 from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory

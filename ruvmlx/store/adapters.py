@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from ..errors import NotFound, UsageError
+from .audit_log import Witness
 from .bases import Bases
 from .database import Database
 from .preferences import Preferences
 from .ratings import Ratings
 from .traces import Traces
 from .versions import Versions
-from .witness import Witness
 
 _TABLES = (  # all tables with the columns fingerprint and name
     "adapters", "adapter_heads", "bases", "attempts", "trainings", "anchors", "deep_runs", "measurements",

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from .audit_log import Witness, digest
 from .bases import Bases
 from .database import Database, columns
 from .versions import Versions
-from .witness import Witness, digest
 
 
 @dataclass(frozen=True)

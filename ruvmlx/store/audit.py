@@ -8,9 +8,9 @@ from typing import Any
 
 from ..errors import CorruptFile
 from ..tiers import LENGTHS, filled
+from .audit_log import WitnessRow, digest
 from .store import Store
 from .versions import unpack_state
-from .witness import WitnessRow, digest
 
 _MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version in use
 _VERSION_FACTS = ("parent", "base", "kl", "norm")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import NotFound
+from .audit_log import Witness, digest
 from .database import Database, columns
-from .witness import Witness, digest
 
 
 @dataclass(frozen=True)

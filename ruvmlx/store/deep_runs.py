@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .audit_log import Witness
 from .checkpoints import Checkpoints
 from .database import Database, columns
-from .witness import Witness
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from ..tiers import LENGTHS, TIERS
+from .audit_log import Witness
 from .database import Database
-from .witness import Witness
 
 KEEP_OBSERVATIONS = 2000  # the number of newest replies that are kept, of all models together
 KEEP_MEASURED = 32  # the number of newest replies that are kept, of one model on one backend

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version
+from .audit_log import Witness
 from .database import Database, columns
 from .ratings import RatedReply
 from .replies import ReplyWords
-from .witness import Witness
 
 KINDS = ("compare", "regenerated", "edit")
 _PAIR = "min(better, worse), max(better, worse)"  # the same for both orders of two replies

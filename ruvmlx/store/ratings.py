@@ -11,9 +11,9 @@ import numpy as np
 
 from ..ratings import BAD, FACTS
 from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version
+from .audit_log import Witness
 from .database import Database, columns, to_vector
 from .replies import ReplyWords
-from .witness import Witness
 
 
 @dataclass(frozen=True)

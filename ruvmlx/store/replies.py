@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import NotFound
+from .audit_log import Witness
 from .database import Database, columns, from_vector, to_vector
 from .kv import KVObservation, KVRecords
 from .messages import HEAD, Messages
 from .routes import RouteRow, Routes
 from .traces import Traces
-from .witness import Witness
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .audit_log import Witness, digest
 from .database import Database
-from .witness import Witness, digest
 
 KEEP_ROUTES = 2000  # the number of newest choices that are kept, of all adapters together
 

@@ -99,7 +99,7 @@ CREATE TABLE kv_choices (
   fingerprint TEXT NOT NULL, backend TEXT NOT NULL, hot INTEGER NOT NULL, warm INTEGER NOT NULL,
   report TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (fingerprint, backend)
 );
-CREATE TABLE witness (  -- a hash chain, see witness.py; time is in ns since 1970
+CREATE TABLE witness (  -- a hash chain, see audit_log.py; time is in ns since 1970
   seq INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
   previous TEXT NOT NULL, hash TEXT NOT NULL
 );

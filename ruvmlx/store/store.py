@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .adapters import Adapters
 from .anchors import Anchors
+from .audit_log import Witness
 from .bases import Bases
 from .chats import Chats
 from .checkpoints import Checkpoints
@@ -30,7 +31,6 @@ from .search_index import SearchIndex
 from .signals import Signals
 from .traces import Traces
 from .versions import Versions
-from .witness import Witness
 
 
 class Store:

@@ -11,11 +11,11 @@ from typing import Any
 
 from ..errors import CorruptFile, NotFound
 from .ancestors import ALL_STEPS, WITH_ANCESTORS
+from .audit_log import Witness, digest
 from .bases import Bases
 from .database import Database, columns
 from .preferences import Preferences
 from .ratings import Ratings
-from .witness import Witness, digest
 
 KEEP_PLAIN = 64  # the newest versions, and the head's nearest ancestors, whose weights are not compressed
 # older versions whose weights are compressed: about 80 KB each for the starter model, 3 ms to compress

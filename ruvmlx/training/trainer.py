@@ -21,8 +21,8 @@ from ..backends.mlx.lora_layers import ChangedLinear
 from ..backends.mlx.runner import default_device
 from ..lora.base_lora import MODULES, BaseLoRA, Pair, Place, Squares, place_shape
 from ..lora.micro_lora import MicroLoRA
-from ..models.asking import AskingWeights
-from ..models.model import Model
+from ..models.config.model import Model
+from ..models.weights.load_progress import AskingWeights
 from ..pausing import Pause
 from ..platform import cpu
 from ..platform.gpu import gpu

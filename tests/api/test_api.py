@@ -253,7 +253,10 @@ def test_every_public_name_is_explained():
 
 
 def test_every_async_method_is_one_of_the_sync_ones():
-    for asynchronous, plain in ((ruvmlx.AsyncModel, api.LocalModel), (ruvmlx.AsyncChat, api.Chat)):
+    for asynchronous, plain in (
+        (ruvmlx.AsyncModel, api.LocalModel),
+        (ruvmlx.AsyncChat, api.Chat),
+    ):
         public = {name for name in vars(asynchronous) if not name.startswith("_")}
         assert all(hasattr(plain, name) or name in ("id",) for name in public)
 

@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from ruvmlx.backends.mlx import graph
+from ruvmlx.models.config.model import Message, Model, Tokenizer
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Message, Model, Tokenizer
 from ruvmlx.platform.mx import BLAS, mx, nn
 from tests.kv import texts
 

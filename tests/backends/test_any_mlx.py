@@ -15,8 +15,8 @@ from ruvmlx.backends.select import describe, for_model, open_backend
 from ruvmlx.errors import CorruptFile, Interrupted, RuvmlxError, UnsupportedModel, UsageError
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.micro_lora import MicroLoRA
+from ruvmlx.models.config.model import ModelShape
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import ModelShape
 from ruvmlx.platform.mx import mx
 from ruvmlx.sampling import Sampling
 from tests.models.other_models import ARCHITECTURES, make_other_model, make_stored_model

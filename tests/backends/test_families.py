@@ -10,10 +10,10 @@ from ruvmlx.backends.mlx import backend as mlx
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
-from ruvmlx.models.families import FAMILIES
+from ruvmlx.models.config.families import FAMILIES
+from ruvmlx.models.config.rope import rope
+from ruvmlx.models.config.rope_scaling import DynamicRope, LinearRope, LongRope, YarnRope
 from ruvmlx.models.load import load_model
-from ruvmlx.models.rope import rope
-from ruvmlx.models.rope_scaling import DynamicRope, LinearRope, LongRope, YarnRope
 from tests.models.make_models import TOKENS as VOCABULARY
 from tests.models.make_models import make_gguf_model, make_safetensors_model
 from tests.oracles.mlx_lm import mlx_lm_logits, mlx_lm_model

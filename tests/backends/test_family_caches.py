@@ -4,8 +4,8 @@ scaled by position."""
 import numpy as np
 import pytest
 
+from ruvmlx.models.config.rope_scaling import YarnRope
 from ruvmlx.models.load import load_model
-from ruvmlx.models.rope_scaling import YarnRope
 from tests.models.make_models import make_safetensors_model
 
 from . import (

@@ -9,10 +9,10 @@ from ruvmlx.backends.mlx import graph
 from ruvmlx.backends.mlx.backend import MLXBackend, plan
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend, unpack_weights
-from ruvmlx.models.gguf_types import ROWS
-from ruvmlx.models.layout import matrices
+from ruvmlx.models.config.layout import matrices
+from ruvmlx.models.files.gguf_types import ROWS
 from ruvmlx.models.load import load_gguf
-from ruvmlx.models.stored import stored_tensor
+from ruvmlx.models.weights.stored import stored_tensor
 from ruvmlx.platform.mx import mx
 from tests.models.make_models import TOKENS as VOCABULARY
 from tests.models.make_models import make_gguf_model

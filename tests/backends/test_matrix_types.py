@@ -8,7 +8,7 @@ import pytest
 from ruvmlx.backends.matrix_types import bytes_in_memory, matrix_types, mlx_bits, native_bits
 from ruvmlx.backends.mlx import graph
 from ruvmlx.backends.native.weights import _plan
-from ruvmlx.models.gguf_types import ROWS
+from ruvmlx.models.files.gguf_types import ROWS
 from ruvmlx.models.load import load_gguf
 from ruvmlx.platform.mx import mx
 from tests.models.make_models import make_gguf_model

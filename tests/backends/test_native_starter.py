@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from tests.oracles.divergence import log_softmax, mean_kl
 
 from .test_starter import TEXT

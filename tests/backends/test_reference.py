@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends import reference
-from ruvmlx.models.rope import rope as rope_of
+from ruvmlx.models.config.rope import rope as rope_of
 from tests.models.make_models import LLAMA3, Shape, quantize_affine
 
 

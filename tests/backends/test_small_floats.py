@@ -15,8 +15,8 @@ from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.interchange import places
+from ruvmlx.models.files.small_floats import TYPES
 from ruvmlx.models.load import load_model
-from ruvmlx.models.small_floats import TYPES
 from ruvmlx.platform.mx import mx
 from tests.models.make_models import make_safetensors_model
 from tests.models.small_float_models import FP8, MODE_NAMES, SHAPE, make_small_floats, mlx_weights

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.reference import ReferenceBackend
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from tests.oracles.divergence import log_softmax, mean_kl
 
 TEXT = Path(__file__).parents[1] / "data" / "teacher_forced.txt"

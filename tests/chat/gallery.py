@@ -25,9 +25,9 @@ from ruvmlx.apps.chat.overview import Overview
 from ruvmlx.apps.chat.plain import PlainChat
 from textual.events import Paste
 
+from ruvmlx.chats.learning import LearningState, Rated
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError, error_line
-from ruvmlx.learning import LearningState, Rated
 from ruvmlx.runtime import Turn
 from ruvmlx.sona.rating_index import MemoryStatus
 from ruvmlx.store import NamedRow, SessionRow

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from ruvmlx.conversations import ChatRoom
+from ruvmlx.chats.conversations import ChatRoom
+from ruvmlx.chats.summaries import ChatSummary
 from ruvmlx.engine.types import Chunk, GenerationResponse, Sampling
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow
-from ruvmlx.summaries import ChatSummary
 
 
 class ScriptedRuntime:

@@ -10,7 +10,7 @@ from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx.engine import Sampling
 
-from ..test_chats import options, run
+from ..chats.test_chats import options, run
 from ..test_runtime import say
 from .helpers import ask, screen_text, until
 from .test_branches import BOTH_SIZES, chatting, plain, send, shown  # noqa: F401

@@ -7,8 +7,8 @@ import pytest
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 
-from ruvmlx.context_window import Turn
 from ruvmlx.engine import Sampling
+from ruvmlx.engine.context_window import Turn
 
 from ..test_runtime import say
 from .helpers import SMALL, ask, chatting, lines_of, screen_text, until

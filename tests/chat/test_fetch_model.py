@@ -6,8 +6,9 @@ import pytest
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.options import ChatOptions
 
-from ruvmlx import proposals, settings
+from ruvmlx import settings
 from ruvmlx.engine import Sampling
+from ruvmlx.memory import proposals
 from ruvmlx.model_holder import Opener
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -24,7 +25,7 @@ NAME = "owner/tiny"
 def starter(tmp_path, monkeypatch):
     """A small model in the starter's place."""
     path = make_safetensors_model(tmp_path / "starter")
-    for place in ("apps.chat.actions.fetch", "models.local"):
+    for place in ("apps.chat.actions.fetch", "models.find.local"):
         monkeypatch.setattr(f"ruvmlx.{place}.starter_path", lambda: path)
     return path
 

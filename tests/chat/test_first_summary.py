@@ -8,9 +8,9 @@ from ruvmlx.apps.chat.messages import Notice
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 
-from ruvmlx import learning
+from ruvmlx.chats import learning
+from ruvmlx.chats.learning import FirstSummary
 from ruvmlx.engine import Sampling
-from ruvmlx.learning import FirstSummary
 
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime

@@ -33,7 +33,7 @@ def cache(tmp_path, monkeypatch):
     hub = tmp_path / "hub"
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("ruvmlx.models.local.starter_path", lambda: None)
+    monkeypatch.setattr("ruvmlx.models.find.local.starter_path", lambda: None)
 
     def lay(name, **shape):
         repo = hub / f"models--{name.replace('/', '--')}"
@@ -269,8 +269,8 @@ async def test_escape_while_the_first_model_opens_exits_as_interrupted(cache):
 def test_the_lines_of_the_plan_are_equally_long(monkeypatch, tiny):
     """At any width; every line is as long as the others, so they stand below each other when centred."""
     from ruvmlx.backends.select import Choice
-    from ruvmlx.models.facts import Facts
-    from ruvmlx.plan import Plan
+    from ruvmlx.memory.load_plan import Plan
+    from ruvmlx.models.config.header_facts import Facts
 
     backend = Choice("native", "cpu", "native avx512vnni, 2 threads", "MLX finds no GPU; the C decoder runs")
     plan = Plan.of(Facts.of(tiny), backend, None)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ruvmlx.learning import LearningState, Rated
+from ruvmlx.chats.learning import LearningState, Rated
 from ruvmlx.platform import memory
 from ruvmlx.platform.sensors import SensorReading, Sensors
 from ruvmlx.sona.rating_index import MemoryStatus

@@ -9,11 +9,11 @@ from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.status import Meter, room_parts
 
+from ruvmlx.chats.summaries import ChatSummary
 from ruvmlx.engine import Sampling
 from ruvmlx.errors import NotFound
-from ruvmlx.summaries import ChatSummary
 
-from ..test_summaries import QUESTIONS, noted  # noqa: F401
+from ..chats.test_summaries import QUESTIONS, noted  # noqa: F401
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
 

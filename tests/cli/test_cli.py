@@ -14,9 +14,9 @@ from ruvmlx.apps.cli.output import print_json, run_plainly
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.kv.policy import TierPolicy
+from ruvmlx.kv_tuning import tier_choice
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings, store_file
-from ruvmlx.sona.optional import tier_choice
 from ruvmlx.store import Store
 
 GENERATE_FIELDS = [
@@ -466,7 +466,7 @@ def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch)
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert (said["measured"], said["changed"], said["stopped"]) == (2, False, "")
     assert "2 long replies were measured; it takes 3" in said["reason"]
-    monkeypatch.setattr("ruvmlx.sona.optional.tier_measurement.REPLIES", 2)
+    monkeypatch.setattr("ruvmlx.kv_tuning.tier_measurement.REPLIES", 2)
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert said["changed"] and said["limit"] == 0.004 and len(said["candidates"]) == 2
     assert json.loads(run(*command)[1])["reason"] == said["reason"]
@@ -546,7 +546,7 @@ def test_a_model_without_room_is_refused_before_its_weights_are_read(run, tiny_f
     def read(self, name):
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("ruvmlx.models.safetensors_model.FolderWeights.__getitem__", read)
+    monkeypatch.setattr("ruvmlx.models.weights.safetensors_model.FolderWeights.__getitem__", read)
     code, _, err = run(*verb, "--model", str(tiny_folder), "--backend", "native")
     assert code == 1 and "needs about" in err and len(err.splitlines()) == 1
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ruvmlx.store import Store
-from ruvmlx.store.witness import GENESIS, canonical
+from ruvmlx.store.audit_log import GENESIS, canonical
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
 from .test_cli import run  # noqa: F401 - a fixture
@@ -97,7 +97,7 @@ def test_a_kind_that_is_not_there_names_those_that_are(run, filled, home, monkey
 
 def test_an_export_can_be_verified_without_ruvmlx(run, filled, tmp_path, monkeypatch):
     """Its lines have all that the hashes were computed from; a file that exists is not replaced."""
-    monkeypatch.setattr("ruvmlx.store.witness._PAGE", 7)
+    monkeypatch.setattr("ruvmlx.store.audit_log._PAGE", 7)
     out = tmp_path / "log.jsonl"
     assert shown(run, "export", "--out", str(out)) == {"file": str(out), "count": 30}
     previous = GENESIS

@@ -9,8 +9,8 @@ from ruvmlx.apps import progress
 from ruvmlx.apps.progress import PullWatch, TerminalLine, TerminalWatch, watching
 
 from ruvmlx.backends.select import Choice
-from ruvmlx.models.facts import Facts
-from ruvmlx.plan import Plan
+from ruvmlx.memory.load_plan import Plan
+from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.progress import QUIET, Progress
 
 from ..chat.terminal import Terminal

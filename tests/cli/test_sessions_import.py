@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ruvmlx.chat_file import as_json, import_once
+from ruvmlx.chats.chat_file import as_json, import_once
 from ruvmlx.store import Store
 
 from .test_cli import run  # noqa: F401 - a fixture

@@ -26,8 +26,8 @@ SPLIT = {
 }
 VERB = f"""
 import sys
-from ruvmlx import grammar
-from ruvmlx.models import tokenizer_process
+from ruvmlx.engine import grammar
+from ruvmlx.models.text import tokenizer_process
 from ruvmlx.platform import bounded_process
 
 tokenizer_process.TEXT_SECONDS = grammar.SECONDS = 1e5
@@ -95,7 +95,7 @@ def workers(model: str) -> list[int]:
     for file in commands:
         with suppress(OSError):
             words = file.read_bytes().decode(errors="replace").split("\0")
-            if words[-2:-1] == [model] and "ruvmlx.models.tokenizer_process" in words:
+            if words[-2:-1] == [model] and "ruvmlx.models.text.tokenizer_process" in words:
                 found.append(int(file.parent.name))
     return found
 

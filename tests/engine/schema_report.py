@@ -24,12 +24,12 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.constraint import Matcher, matcher_for
+from ruvmlx.engine.grammar import Constraint
 from ruvmlx.engine.types import GenerationRequest, GenerationResponse
 from ruvmlx.errors import UsageError
-from ruvmlx.grammar import Constraint
+from ruvmlx.models.config.model import Model
+from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Model
-from ruvmlx.models.starter import starter_path
 from tests.models.make_models import make_safetensors_model
 
 from .schemas import COUNT, every

@@ -6,11 +6,11 @@ import random
 import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
-from ruvmlx.engine import LLMInferenceEngine, Sampling, scheduler, tickets
+from ruvmlx.engine import LLMInferenceEngine, Sampling, queue, scheduler
 from ruvmlx.engine.admission import most
 from ruvmlx.engine.best_of import BestOf, requests_for
+from ruvmlx.engine.queue import OVERTAKEN
 from ruvmlx.engine.scheduler import Scheduler
-from ruvmlx.engine.tickets import OVERTAKEN
 from ruvmlx.engine.types import Patience
 from ruvmlx.errors import CacheTooLarge, MemoryBusy
 from ruvmlx.kv.cache import PagedCache
@@ -198,7 +198,7 @@ def test_a_wait_for_memory_ends_with_the_numbers(packed, monkeypatch):
     """After some seconds, or at once behind too many others. Waiting for a place has no limit."""
     engine, _ = new_engine(packed, F16, 4)
     clock = [100.0]
-    monkeypatch.setattr(tickets, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(queue, "monotonic", lambda: clock[0])
     monkeypatch.setattr(scheduler, "monotonic", lambda: clock[0])
     running = Scheduler(engine)
     patience = Patience(seconds=5, behind=2)

@@ -8,9 +8,9 @@ import pytest
 
 from ruvmlx.engine.closed_schemas import close_schema
 from ruvmlx.engine.constraint import matcher_for
+from ruvmlx.engine.grammar import Constraint
 from ruvmlx.engine.tools import prepare
-from ruvmlx.grammar import Constraint
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}}
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}}

@@ -15,12 +15,12 @@ from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.constraint import matcher_for
+from ruvmlx.engine.grammar import MOST_CHARACTERS, Constraint
 from ruvmlx.engine.source import StepSource
 from ruvmlx.engine.types import Begun, GenerationRequest
 from ruvmlx.errors import UsageError
-from ruvmlx.grammar import MOST_CHARACTERS, Constraint
 from ruvmlx.models.load import load_model
-from ruvmlx.models.tokenizer_json import folder_tokenizer
+from ruvmlx.models.text.tokenizer_json import folder_tokenizer
 from tests.models.make_models import gguf_spm_keys, gguf_vocab_keys, make_safetensors_model
 from tests.models.test_tekken import written
 from tests.models.test_tokenizers import gguf

@@ -8,7 +8,7 @@ import pytest
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.detokenize import StopStrings, StreamDecoder
 from ruvmlx.errors import UsageError
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 
 GREEDY = Sampling(temperature=0)
 

@@ -14,10 +14,10 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.tools import prepare
 from ruvmlx.engine.types import GenerationRequest
+from ruvmlx.models.config.model import Model
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Model
-from ruvmlx.models.tokenizer_json import folder_tokenizer
-from ruvmlx.models.tool_calls import ArgumentsPiece, CallBegun, parse
+from ruvmlx.models.text.tokenizer_json import folder_tokenizer
+from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun, parse
 from tests.models.make_models import make_safetensors_model
 from tests.models.mistral_data import conversations, encoder, mistral_file, tekken_of_version, tools
 from tests.models.test_tokenizer_families import json_body, merges_of, pieces_of

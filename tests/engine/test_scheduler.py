@@ -10,8 +10,8 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling, scheduler
 from ruvmlx.engine.best_of import requests_for
+from ruvmlx.engine.queue import Ticket
 from ruvmlx.engine.scheduler import Arrivals, Scheduler
-from ruvmlx.engine.tickets import Ticket
 from ruvmlx.errors import CacheTooLarge, UsageError
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA

@@ -13,14 +13,14 @@ import pytest
 from ruvmlx.engine import Sampling
 from ruvmlx.engine.constraint import matcher_for
 from ruvmlx.engine.detokenize import StreamDecoder
+from ruvmlx.engine.grammar import Constraint
 from ruvmlx.engine.tools import prepare, tool_form
 from ruvmlx.engine.types import GenerationRequest
 from ruvmlx.errors import UsageError
-from ruvmlx.grammar import Constraint
-from ruvmlx.models.chat_template import CHATML, LLAMA3, PLAIN
-from ruvmlx.models.model import Message, Tokenizer
-from ruvmlx.models.tekken import TekkenTokenizer
-from ruvmlx.models.tool_calls import ArgumentsPiece, CallBegun, parse, shown_marks
+from ruvmlx.models.config.model import Message, Tokenizer
+from ruvmlx.models.text.chat_template import CHATML, LLAMA3, PLAIN
+from ruvmlx.models.text.tekken import TekkenTokenizer
+from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun, parse, shown_marks
 from ruvmlx.sampling import Sampler
 from tests.models.make_models import gguf_spm_keys, gguf_vocab_keys
 from tests.models.test_chat_template import Letters

@@ -22,8 +22,8 @@ from apps.bench.machine import hardware
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.batch import generate_many
+from ruvmlx.models.config.model import Message, Model
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Message, Model
 from ruvmlx.platform.cpu import physical_cores
 
 from .candidates import CANDIDATES, Candidate

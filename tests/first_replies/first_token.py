@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ruvmlx.engine.types import GenerationRequest, GenerationResponse
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 

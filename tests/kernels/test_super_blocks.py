@@ -5,8 +5,8 @@ import pytest
 
 from ruvmlx.kernels import matmul as m
 from ruvmlx.kernels.packing import SUPER_BLOCKS, PackedMatrix
-from ruvmlx.models.gguf_blocks import dequantise_blocks
-from ruvmlx.models.gguf_types import ROWS
+from ruvmlx.models.files.gguf_blocks import dequantise_blocks
+from ruvmlx.models.files.gguf_types import ROWS
 
 IMPLS = m.implementations()
 KINDS = {row.name: row for row in ROWS if row.name in SUPER_BLOCKS}

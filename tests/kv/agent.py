@@ -25,9 +25,9 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
 from ruvmlx.kv.disk import CacheFolder
 from ruvmlx.kv.policy import F16, TIERED, TierPolicy
+from ruvmlx.models.config.model import Model
+from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Model
-from ruvmlx.models.starter import starter_path
 from ruvmlx.sampling import log_softmax
 
 from .texts import TEXTS, read

@@ -11,7 +11,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.perplexity import kl_divergence
 from ruvmlx.kv.policy import F16, TIERED, TierPolicy
-from ruvmlx.models.model import Model
+from ruvmlx.models.config.model import Model
 from ruvmlx.sampling import log_softmax
 
 SMALL = TierPolicy("tiered", (64, 128))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
-from ruvmlx.models.model import Message, Tokenizer
+from ruvmlx.models.config.model import Message, Tokenizer
 
 # name: (kind, what of it)
 TEXTS = {

@@ -11,13 +11,13 @@ from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.fuse import fuse
 from ruvmlx.lora.interchange import combine_adapter
 from ruvmlx.lora.merge import HEAD
-from ruvmlx.models.gguf import read_gguf
-from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
-from ruvmlx.models.hf_write import _write_tokenizer
+from ruvmlx.models.config.rope_scaling import YarnRope
+from ruvmlx.models.files.gguf import read_gguf
+from ruvmlx.models.files.safetensors_file import read_safetensors
 from ruvmlx.models.load import load_model
-from ruvmlx.models.rope_scaling import YarnRope
-from ruvmlx.models.safetensors_file import read_safetensors
-from ruvmlx.models.tokenizer_json import folder_tokenizer
+from ruvmlx.models.text.gguf_tokenizer import gguf_tokenizer
+from ruvmlx.models.text.tokenizer_json import folder_tokenizer
+from ruvmlx.models.weights.hf_write import _write_tokenizer
 
 from ..models.gguf_writer import write_gguf
 from ..models.make_models import gguf_spm_keys, gguf_vocab_keys, make_gguf_model, make_safetensors_model

@@ -24,11 +24,11 @@ from ruvmlx.lora.interchange import (
     places,
 )
 from ruvmlx.lora.merge import HEAD
-from ruvmlx.models.families import FAMILIES
-from ruvmlx.models.layout import matrices
+from ruvmlx.models.config.families import FAMILIES
+from ruvmlx.models.config.layout import matrices
+from ruvmlx.models.files.safetensors_file import read_safetensors
+from ruvmlx.models.files.safetensors_writer import write_json, write_safetensors
 from ruvmlx.models.load import load_model
-from ruvmlx.models.safetensors_file import read_safetensors
-from ruvmlx.models.safetensors_writer import write_json, write_safetensors
 from ruvmlx.platform import files
 
 from ..models.make_models import Shape, make_gguf_model, make_safetensors_model

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.models.gguf_writer import ALIGNMENT, Typed, f32, gguf_header, pad_to_alignment, u32
+from ruvmlx.models.files.gguf_writer import ALIGNMENT, Typed, f32, gguf_header, pad_to_alignment, u32
 
 from .noise_blocks import BY_NAME, noise_blocks
 

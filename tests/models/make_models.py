@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.models.byte_level import byte_chars
-from ruvmlx.models.families import ATTENTION, MLP, family_of
-from ruvmlx.models.layout import matrices, vectors
-from ruvmlx.models.model import ModelConfig, QueryScale
-from ruvmlx.models.rope import llama3_divisors
-from ruvmlx.models.rope_scaling import (
+from ruvmlx.models.config.families import ATTENTION, MLP, family_of
+from ruvmlx.models.config.layout import matrices, vectors
+from ruvmlx.models.config.model import ModelConfig, QueryScale
+from ruvmlx.models.config.rope import llama3_divisors
+from ruvmlx.models.config.rope_scaling import (
     DynamicRope,
     LinearRope,
     Llama3Rope,
@@ -28,6 +27,7 @@ from ruvmlx.models.rope_scaling import (
     RopeScaling,
     YarnRope,
 )
+from ruvmlx.models.text.byte_level import byte_chars
 
 from .gguf_writer import encode_blocks, f32, u32, write_gguf
 
@@ -421,7 +421,7 @@ def gguf_spm_keys(add_space_prefix: bool = True) -> dict[str, Any]:
 
 def gguf_tensors(made: Shape, quant: str) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """name -> (type, shape, bytes), q and k rows interleaved as llama.cpp's converter does."""
-    from ruvmlx.models.gguf_config import gguf_name
+    from ruvmlx.models.config.gguf_config import gguf_name
 
     config = made.config()
     out = {}

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 
 # Special tokens that came with later versions, at ids that old files keep free.
 _LATER = ["[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "[MODEL_SETTINGS]", "[/MODEL_SETTINGS]"]

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ruvmlx.models.gguf_blocks import dequantise_blocks
-from ruvmlx.models.gguf_types import ROWS, TensorType
+from ruvmlx.models.files.gguf_blocks import dequantise_blocks
+from ruvmlx.models.files.gguf_types import ROWS, TensorType
 
 BY_NAME = {row.name: row for row in ROWS}
 

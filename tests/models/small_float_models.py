@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ruvmlx.backends.mlx.graph import _array
+from ruvmlx.models.files.small_floats import MODES
 from ruvmlx.models.load import load_model
-from ruvmlx.models.small_floats import MODES
 from ruvmlx.platform.mx import mx
 
 from .make_models import make_safetensors_model

@@ -149,8 +149,8 @@ class Maker:
 def run(seed: int) -> str:
     """Render the template of a seed; "" or what is wrong with it."""
     from ruvmlx.errors import RuvmlxError
-    from ruvmlx.models.chat_template import ChatTemplate
-    from ruvmlx.models.model import Message
+    from ruvmlx.models.config.model import Message
+    from ruvmlx.models.text.chat_template import ChatTemplate
 
     source = Maker(random.Random(seed)).template()
     before, started, said = peak_memory(), time.process_time(), ""

@@ -8,12 +8,12 @@ from collections import Counter
 import pytest
 
 from ruvmlx.errors import UnsupportedModel, UsageError
-from ruvmlx.models import typed_text
-from ruvmlx.models.chat_template import CHATML, PLAIN, ChatTemplate, fold_later, pick
+from ruvmlx.models.config.model import Message
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Message
-from ruvmlx.models.tokenizer_base import BaseTokenizer
-from ruvmlx.models.typed_text import GUARD, Guard
+from ruvmlx.models.text import typed_text
+from ruvmlx.models.text.chat_template import CHATML, PLAIN, ChatTemplate, fold_later, pick
+from ruvmlx.models.text.tokenizer_base import BaseTokenizer
+from ruvmlx.models.text.typed_text import GUARD, Guard
 
 from .make_models import make_gguf_model
 

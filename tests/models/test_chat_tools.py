@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ruvmlx.errors import UsageError
-from ruvmlx.models.chat_template import CHATML, ChatTemplate, pick
-from ruvmlx.models.mistral_template import VERSIONS, mistral_template
-from ruvmlx.models.model import Message
-from ruvmlx.models.typed_text import GUARD, Guard
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.chat_template import CHATML, ChatTemplate, pick
+from ruvmlx.models.text.mistral_template import VERSIONS, mistral_template
+from ruvmlx.models.text.typed_text import GUARD, Guard
 
 from .mistral_data import tools
 from .test_chat_template import Letters

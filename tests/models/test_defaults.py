@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine
-from ruvmlx.models.families import FAMILIES
+from ruvmlx.models.config.families import FAMILIES
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.config.sampling_defaults import ADVICE, sampling_defaults
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Message
-from ruvmlx.models.sampling_defaults import ADVICE, sampling_defaults
-from ruvmlx.models.system_prompt import SystemPrompt, system_prompt, with_system
+from ruvmlx.models.text.system_prompt import SystemPrompt, system_prompt, with_system
 from ruvmlx.settings import SAMPLING
 from tests.models.make_models import make_safetensors_model
 

@@ -16,7 +16,7 @@ from ruvmlx.errors import (
     StoreBusy,
     UnsupportedModel,
 )
-from ruvmlx.models import fetching, hub
+from ruvmlx.models.find import fetching, hub
 from ruvmlx.models.load import load_model
 from ruvmlx.progress import Watch
 

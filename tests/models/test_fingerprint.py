@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ruvmlx.models.fingerprint import fingerprint
-from ruvmlx.models.model import QueryScale
-from ruvmlx.models.rope_scaling import DynamicRope, LinearRope
+from ruvmlx.models.config.fingerprint import fingerprint
+from ruvmlx.models.config.model import QueryScale
+from ruvmlx.models.config.rope_scaling import DynamicRope, LinearRope
 
 from .make_models import Shape
 

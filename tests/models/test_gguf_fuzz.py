@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.models.gguf_types import ROWS
-from ruvmlx.models.layout import matrices
+from ruvmlx.models.config.layout import matrices
+from ruvmlx.models.config.model import Message, Model
+from ruvmlx.models.files.gguf_types import ROWS
 from ruvmlx.models.load import load_gguf
-from ruvmlx.models.model import Message, Model
-from ruvmlx.models.stored import stored_matrix
+from ruvmlx.models.weights.stored import stored_matrix
 from tests.limits import peak_memory
 
 from .gguf_writer import gguf_bytes

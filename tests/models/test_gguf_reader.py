@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, ModelNotFound, UnsupportedModel
-from ruvmlx.models.gguf import read_gguf
+from ruvmlx.models.files.gguf import read_gguf
 
 from .gguf_writer import ALIGNMENT, Typed, gguf_bytes, u32
 

@@ -6,11 +6,11 @@ import pytest
 
 from ruvmlx.backends.select import Choice
 from ruvmlx.errors import Interrupted, ModelNotFound, RuvmlxError, UnsupportedModel
-from ruvmlx.models import hub
+from ruvmlx.memory.load_plan import NotEnoughMemory, Planning
+from ruvmlx.models.find import hub
+from ruvmlx.models.find.local import list_local_models
+from ruvmlx.models.find.resolve import REPO
 from ruvmlx.models.load import load_model
-from ruvmlx.models.local import list_local_models
-from ruvmlx.models.resolve import REPO
-from ruvmlx.plan import NotEnoughMemory, Planning
 from ruvmlx.platform import cpu
 
 from .make_models import make_gguf_model, make_safetensors_model
@@ -43,7 +43,7 @@ def repository(served, monkeypatch):  # noqa: F811
     for name, quant in FILES.items():
         make_gguf_model(served.folder / name, quant=quant, hidden_size=256, intermediate_size=768)
     served.architecture = "llama"
-    monkeypatch.setattr("ruvmlx.models.local.starter_path", lambda: None)
+    monkeypatch.setattr("ruvmlx.models.find.local.starter_path", lambda: None)
     room(monkeypatch, 1e9)
     return served
 

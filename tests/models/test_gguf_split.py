@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, ModelNotFound
-from ruvmlx.models.gguf_writer import Typed
+from ruvmlx.models.files.gguf_writer import Typed
 from ruvmlx.models.load import load_model
 
 from .gguf_writer import u32, write_gguf

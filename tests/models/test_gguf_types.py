@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile
-from ruvmlx.models import gguf_blocks, gguf_codes
-from ruvmlx.models.affine import dequantise
-from ruvmlx.models.gguf import GGUFTensor
-from ruvmlx.models.gguf_blocks import check_blocks, dequantise_blocks, unpack
-from ruvmlx.models.gguf_types import ROWS
+from ruvmlx.models.files import gguf_blocks, gguf_codes
+from ruvmlx.models.files.affine import dequantise
+from ruvmlx.models.files.gguf import GGUFTensor
+from ruvmlx.models.files.gguf_blocks import check_blocks, dequantise_blocks, unpack
+from ruvmlx.models.files.gguf_types import ROWS
 
 from ..oracles import ggml
 

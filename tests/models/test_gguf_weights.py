@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, UnsupportedModel
-from ruvmlx.models import gguf_blocks
-from ruvmlx.models.gguf import GGUFTensor
-from ruvmlx.models.gguf_blocks import check_finite, unpack
-from ruvmlx.models.gguf_config import gguf_name
-from ruvmlx.models.gguf_types import TENSOR_TYPES
-from ruvmlx.models.layout import matrices
+from ruvmlx.models.config.gguf_config import gguf_name
+from ruvmlx.models.config.layout import matrices
+from ruvmlx.models.config.rope import llama3_divisors, llama3_from_divisors
+from ruvmlx.models.config.rope_scaling import Llama3Rope, LongRope
+from ruvmlx.models.files import gguf_blocks
+from ruvmlx.models.files.gguf import GGUFTensor
+from ruvmlx.models.files.gguf_blocks import check_finite, unpack
+from ruvmlx.models.files.gguf_types import TENSOR_TYPES
 from ruvmlx.models.load import load_gguf
-from ruvmlx.models.rope import llama3_divisors, llama3_from_divisors
-from ruvmlx.models.rope_scaling import Llama3Rope, LongRope
 
 from .gguf_writer import decode_blocks, encode_blocks, f32, u32, write_gguf
 from .make_models import LLAMA3, Shape, gguf_metadata, gguf_tensors, make_gguf_model, random_weights

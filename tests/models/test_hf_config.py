@@ -3,9 +3,9 @@
 import pytest
 
 from ruvmlx.errors import CorruptFile, UnsupportedModel
-from ruvmlx.models.families import has_decoder
-from ruvmlx.models.hf_config import Affine, config_from_json, quantization
-from ruvmlx.models.rope_scaling import LinearRope, Llama3Rope
+from ruvmlx.models.config.families import has_decoder
+from ruvmlx.models.config.hf_config import Affine, config_from_json, quantization
+from ruvmlx.models.config.rope_scaling import LinearRope, Llama3Rope
 
 from .make_models import Shape, hf_config
 

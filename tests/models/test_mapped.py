@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ruvmlx.models.files.mapped import release
 from ruvmlx.models.load import load_gguf
-from ruvmlx.models.mapped import release
 
 from .make_models import make_gguf_model
 

@@ -12,9 +12,9 @@ import pytest
 
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.models.families import FAMILIES, WRAPPED
+from ruvmlx.models.config.families import FAMILIES, WRAPPED
+from ruvmlx.models.config.rope_scaling import YarnRope
 from ruvmlx.models.load import load_model
-from ruvmlx.models.rope_scaling import YarnRope
 from tests.oracles.mlx_lm import mlx_lm_logits, mlx_lm_model
 
 from .make_models import make_safetensors_model

@@ -6,11 +6,11 @@ import os
 import pytest
 
 from ruvmlx.errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
-from ruvmlx.models import other_stores
+from ruvmlx.models.find import other_stores
+from ruvmlx.models.find.local import list_local_models, readable_models
+from ruvmlx.models.find.other_stores import find_stored, stored_models
+from ruvmlx.models.find.resolve import find_model
 from ruvmlx.models.load import load_model
-from ruvmlx.models.local import list_local_models, readable_models
-from ruvmlx.models.other_stores import find_stored, stored_models
-from ruvmlx.models.resolve import find_model
 
 from .make_models import make_gguf_model
 from .store_layouts import (
@@ -31,7 +31,7 @@ LMSTUDIO = ["lmstudio:mlx-community/tiny-4bit", "lmstudio:one/Tiny-GGUF",
 @pytest.fixture(autouse=True)
 def no_others(tmp_path, monkeypatch):
     """No starter, and no repositories."""
-    monkeypatch.setattr("ruvmlx.models.local.starter_path", lambda: None)
+    monkeypatch.setattr("ruvmlx.models.find.local.starter_path", lambda: None)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 

@@ -12,11 +12,11 @@ import time
 import pytest
 
 from ruvmlx.errors import ModelNotFound, RuvmlxError, UnsupportedModel
-from ruvmlx.models.fetching import SMALL, WEIGHTS
-from ruvmlx.models.hub import cached_folder, complete
+from ruvmlx.models.find.fetching import SMALL, WEIGHTS
+from ruvmlx.models.find.hub import cached_folder, complete
+from ruvmlx.models.find.local import list_local_models
+from ruvmlx.models.find.resolve import ModelFiles, find_model
 from ruvmlx.models.load import load_model
-from ruvmlx.models.local import list_local_models
-from ruvmlx.models.resolve import ModelFiles, find_model
 
 from .make_models import make_gguf_model, make_safetensors_model
 

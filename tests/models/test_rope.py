@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.models.hf_config import config_from_json
-from ruvmlx.models.rope import query_scales, rope
-from ruvmlx.models.rope_scaling import DynamicRope, LongRope
+from ruvmlx.models.config.hf_config import config_from_json
+from ruvmlx.models.config.rope import query_scales, rope
+from ruvmlx.models.config.rope_scaling import DynamicRope, LongRope
 from ruvmlx.platform.mx import mx
 
 from .make_models import Shape, hf_config

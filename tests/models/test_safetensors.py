@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, RuvmlxError, UnsupportedModel
-from ruvmlx.models.layout import matrices
+from ruvmlx.models.config.layout import matrices
+from ruvmlx.models.files.safetensors_file import read_safetensors
 from ruvmlx.models.load import load_model
-from ruvmlx.models.safetensors_file import read_safetensors
 
 from .make_models import make_safetensors_model, random_weights, safetensors_bytes
 

@@ -7,9 +7,9 @@ import pytest
 from jinja2.sandbox import SecurityError
 
 from ruvmlx.errors import RuvmlxError, UnsupportedModel
-from ruvmlx.models.chat_template import ChatTemplate
-from ruvmlx.models.model import Message
-from ruvmlx.models.sandbox_bounds import Budget
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.chat_template import ChatTemplate
+from ruvmlx.models.text.sandbox_bounds import Budget
 from tests.limits import peak_memory
 
 from . import template_mutants
@@ -136,7 +136,7 @@ RUNAWAYS += [
 @pytest.mark.parametrize("template", RUNAWAYS)
 def test_runaway_templates_are_stopped(template, monkeypatch):
     """Loops, repetitions, doublings and widths end within the bounds, in little memory."""
-    monkeypatch.setattr("ruvmlx.models.sandbox_bounds.MAX_SECONDS", 0.3)
+    monkeypatch.setattr("ruvmlx.models.text.sandbox_bounds.MAX_SECONDS", 0.3)
     before = peak_memory()
     with pytest.raises(UnsupportedModel, match=r"template (fails|cannot be read)"):
         ChatTemplate(template, []).render([Message("user", "x")])

@@ -7,12 +7,12 @@ import pytest
 
 from ruvmlx.backends.reference import unpack_weights
 from ruvmlx.errors import CorruptFile, RuvmlxError, UnsupportedModel
-from ruvmlx.models.affine import dequantise
-from ruvmlx.models.layout import matrices
+from ruvmlx.models.config.layout import matrices
+from ruvmlx.models.files.affine import dequantise
+from ruvmlx.models.files.safetensors_file import ALL_BYTES, read_safetensors
+from ruvmlx.models.files.small_floats import MODES
 from ruvmlx.models.load import load_model
-from ruvmlx.models.safetensors_file import ALL_BYTES, read_safetensors
-from ruvmlx.models.small_floats import MODES
-from ruvmlx.models.stored import stored_matrix
+from ruvmlx.models.weights.stored import stored_matrix
 from ruvmlx.platform.mx import mx
 
 from .small_float_models import FP8, MODE_NAMES, make_small_floats, mlx_weights

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ruvmlx.errors import CorruptFile, RuvmlxError, UnsupportedModel
-from ruvmlx.models.hf_write import write_companions
+from ruvmlx.models.config.model import Message
 from ruvmlx.models.load import load_model
-from ruvmlx.models.mistral_template import VERSIONS
-from ruvmlx.models.model import Message
-from ruvmlx.models.tekken import TekkenTokenizer
-from ruvmlx.models.tokenizer_json import folder_tokenizer
+from ruvmlx.models.text.mistral_template import VERSIONS
+from ruvmlx.models.text.tekken import TekkenTokenizer
+from ruvmlx.models.text.tokenizer_json import folder_tokenizer
+from ruvmlx.models.weights.hf_write import write_companions
 
 from .make_models import make_safetensors_model
 from .mistral_data import conversations, encoder, mistral_file, tekken_of_version, tools

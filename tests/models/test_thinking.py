@@ -2,8 +2,8 @@
 
 import pytest
 
-from ruvmlx.models.thinking import AnswerFilter, Thought, ThoughtCounter, opened_by, split
-from ruvmlx.models.tokenizer_base import is_special
+from ruvmlx.models.text.thinking import AnswerFilter, Thought, ThoughtCounter, opened_by, split
+from ruvmlx.models.text.tokenizer_base import is_special
 
 TEXTS = {
     "no thought": ("Hello <b>there</b>", Thought("", "Hello <b>there</b>")),

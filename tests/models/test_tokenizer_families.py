@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ruvmlx.models.byte_level import byte_chars
-from ruvmlx.models.gguf import read_gguf
-from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
-from ruvmlx.models.model import Message
-from ruvmlx.models.tokenizer_json import folder_tokenizer
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.files.gguf import read_gguf
+from ruvmlx.models.text.byte_level import byte_chars
+from ruvmlx.models.text.gguf_tokenizer import gguf_tokenizer
+from ruvmlx.models.text.tokenizer_json import folder_tokenizer
 
 from .gguf_writer import u32, write_gguf
 from .make_models import vocab_only_keys

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from ruvmlx.models.gguf import read_gguf
-from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
-from ruvmlx.models.pretokenizers import PATTERNS
+from ruvmlx.models.files.gguf import read_gguf
+from ruvmlx.models.text.gguf_tokenizer import gguf_tokenizer
+from ruvmlx.models.text.pretokenizers import PATTERNS
 
 from .gguf_writer import u32, write_gguf
 from .make_models import gguf_spm_keys, vocab_only_keys

@@ -10,9 +10,9 @@ from base64 import b64encode
 import pytest
 
 from ruvmlx.errors import CorruptFile, Interrupted
+from ruvmlx.models.config.model import Message
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Message
-from ruvmlx.models.tokenizer_json import folder_tokenizer
+from ruvmlx.models.text.tokenizer_json import folder_tokenizer
 from ruvmlx.platform import bounded_process
 from tests.limits import peak_memory
 
@@ -152,5 +152,5 @@ def test_a_stop_says_nothing_of_the_file(tiny_folder, monkeypatch):
 
 def test_the_child_starts_without_numpy():
     """Every opening of a folder's model starts a child: numpy would take most of its time."""
-    code = "import sys, ruvmlx.models.tokenizer_process; sys.exit('numpy' in sys.modules)"
+    code = "import sys, ruvmlx.models.text.tokenizer_process; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], timeout=60).returncode == 0

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, UnsupportedModel
-from ruvmlx.models.byte_level import byte_chars, piece_to_bytes
-from ruvmlx.models.gguf import read_gguf
-from ruvmlx.models.gguf_tokenizer import gguf_tokenizer
+from ruvmlx.models.files.gguf import read_gguf
 from ruvmlx.models.load import load_model
-from ruvmlx.models.tokenizer_json import folder_tokenizer
+from ruvmlx.models.text.byte_level import byte_chars, piece_to_bytes
+from ruvmlx.models.text.gguf_tokenizer import gguf_tokenizer
+from ruvmlx.models.text.tokenizer_json import folder_tokenizer
 
 from .gguf_writer import write_gguf
 from .make_models import gguf_spm_keys, gguf_vocab_keys, make_safetensors_model, write_tokenizer

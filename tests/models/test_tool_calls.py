@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from ruvmlx.models.tool_calls import (
+from ruvmlx.models.text.tool_calls import (
     HERMES,
     LLAMA,
     MISTRAL,

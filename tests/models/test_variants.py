@@ -3,8 +3,8 @@
 import pytest
 
 from ruvmlx.errors import ModelNotFound, RuvmlxError
-from ruvmlx.models.gguf_types import TENSOR_TYPES
-from ruvmlx.models.variants import choose_variant, named_variant, variant_names, variants, variants_in
+from ruvmlx.models.files.gguf_types import TENSOR_TYPES
+from ruvmlx.models.find.variants import choose_variant, named_variant, variant_names, variants, variants_in
 
 GB = 10**9
 SEVEN = {  # a 7B model's usual files

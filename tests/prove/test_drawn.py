@@ -203,7 +203,7 @@ def _knowing(bench, run_: DrawnRun, number: int, sign: int):
 
 
 def test_the_full_loop_trains_when_the_chat_would_and_counts_its_seconds(bench, monkeypatch):
-    due = "ruvmlx.learning.Learning.is_due"
+    due = "ruvmlx.chats.learning.Learning.is_due"
     monkeypatch.setattr(due, lambda self: len(self.learner.history.ratings()) == 2)
     trained = []
     monkeypatch.setattr(

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from ruvmlx.engine.grammar import Constraint
 from ruvmlx.engine.tools import forced_calls, tool_form
 from ruvmlx.engine.types import GenerationRequest, GenerationResponse
-from ruvmlx.grammar import Constraint
 
 Call = tuple[str, Mapping[str, Any]]  # a tool's name, and its arguments
 PACKAGES = {"claude": "@anthropic-ai/claude-code", "codex": "@openai/codex"}

@@ -7,7 +7,7 @@ import pytest
 from ruvmlx.apps.server.messages import BlockEvents
 from ruvmlx.apps.server.writing import ReplyPart
 
-from ruvmlx.models.tool_calls import ArgumentsPiece, CallBegun
+from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun
 
 anthropic = pytest.importorskip("anthropic", reason="the dependency group `clients` is not installed")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ruvmlx.models.chat_template import ChatTemplate
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import join_thought
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.chat_template import ChatTemplate
+from ruvmlx.models.text.thinking import join_thought
 
 HI = {"role": "user", "content": "hello"}
 BEGUN = "One, two, "

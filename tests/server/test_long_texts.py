@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from ruvmlx.models import tokenizer_bpe
-from ruvmlx.models.tokenizer_base import BRIEF, LETTERS
+from ruvmlx.models.text import tokenizer_bpe
+from ruvmlx.models.text.tokenizer_base import BRIEF, LETTERS
 from ruvmlx.sona import embedding
 
 WORDS = str.split("the sea and the ship went over a stone wall while rain fell on grey roofs of the old town")

@@ -18,8 +18,8 @@ from ruvmlx.apps.server.memory_share import MemoryShare, PooledModel, plan_bytes
 from ruvmlx.apps.server.model_pool import ModelPool
 
 from ruvmlx.host import Host
+from ruvmlx.memory.load_plan import PROGRAM, NotEnoughMemory
 from ruvmlx.model_holder import Opener
-from ruvmlx.plan import PROGRAM, NotEnoughMemory
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 

@@ -11,8 +11,8 @@ from ruvmlx.apps.server.errors import ApiError
 from ruvmlx.apps.server.messages import BlockEvents
 from ruvmlx.apps.server.writing import ReplyPart
 
-from ruvmlx.models.model import Message
-from ruvmlx.models.thinking import join_thought, split, tag_of
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.thinking import join_thought, split, tag_of
 
 
 def body(kind=CountBody, **fields):

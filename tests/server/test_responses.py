@@ -17,7 +17,7 @@ from ruvmlx.apps.server.responses_bodies import (
 from ruvmlx.apps.server.writing import ReplyPart
 
 from ruvmlx.engine.types import GenerationRequest
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 
 openai = pytest.importorskip("openai", reason="the dependency group `clients` is not installed")
 

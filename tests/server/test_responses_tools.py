@@ -16,8 +16,8 @@ from ruvmlx.apps.server.responses_tools import FunctionGroup, ResponseFunction
 from ruvmlx.apps.server.writing import ReplyPart
 
 from ruvmlx.engine.types import GenerationRequest
-from ruvmlx.models.model import Message
-from ruvmlx.models.tool_calls import ArgumentsPiece, CallBegun
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun
 
 from .test_tools import DAYS, SCHEMAS, TIME
 

@@ -8,8 +8,8 @@ from ruvmlx.apps.server.limits import ServerLimits
 from ruvmlx.apps.server.writing import LONG_SYSTEM, is_likely_to_go_on
 
 from ruvmlx.backends.select import open_backend
+from ruvmlx.models.config.model import Message
 from ruvmlx.models.load import load_model
-from ruvmlx.models.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store

@@ -5,7 +5,7 @@ import random
 import pytest
 from ruvmlx.apps.server.thoughts import ThoughtStream
 
-from ruvmlx.models.thinking import split
+from ruvmlx.models.text.thinking import split
 
 TEXTS = [
     "", " ", "<", "plain answer", "  plain answer ", "<thin", "<think", "<think>", "<think>a", "< think>a",

@@ -10,7 +10,7 @@ from ruvmlx.apps.server.chat_requests import earlier_call, messages_of
 from ruvmlx.apps.server.splitting import Calls, SplitText, joined_calls
 
 from ruvmlx.engine.tools import tool_form
-from ruvmlx.models.tool_calls import HERMES, CallParser
+from ruvmlx.models.text.tool_calls import HERMES, CallParser
 
 openai = pytest.importorskip("openai", reason="the dependency group `clients` is not installed")
 

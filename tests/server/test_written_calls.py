@@ -4,8 +4,8 @@ import pytest
 from ruvmlx.apps.server import written_calls
 from ruvmlx.apps.server.written_calls import WrittenCalls
 
-from ruvmlx.models.model import Message
-from ruvmlx.models.tool_calls import ParsedCall
+from ruvmlx.models.config.model import Message
+from ruvmlx.models.text.tool_calls import ParsedCall
 
 
 def message(arguments, id="a"):

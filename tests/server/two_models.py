@@ -18,8 +18,8 @@ from typing import Any
 
 from ruvmlx.apps.server.installed import InstalledModels
 
-from ruvmlx.models.local import survey
-from ruvmlx.plan import PROGRAM
+from ruvmlx.memory.load_plan import PROGRAM
+from ruvmlx.models.find.local import survey
 from ruvmlx.settings import Settings
 
 

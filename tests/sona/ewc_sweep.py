@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ruvmlx.lora.base_lora import BaseLoRA, place_shape
-from ruvmlx.models.model import Model
+from ruvmlx.models.config.model import Model
 from ruvmlx.sona import reference_text, replay
 from ruvmlx.sona.background import SCALE, TrainingSettings
 from ruvmlx.sona.optional.ewc import Anchor, Fisher, penalty
@@ -193,7 +193,7 @@ def sweep(
 
 
 def main() -> None:
-    from ruvmlx.models import starter
+    from ruvmlx.models.find import starter
     from ruvmlx.models.load import load_model
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

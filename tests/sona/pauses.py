@@ -92,7 +92,7 @@ def longest(gaps: Iterable[Gap]) -> list[tuple[str, int, list[float], float]]:
 def rate_forty(runtime, count: int = 40) -> None:
     """Rate replies of several lengths; every tenth answers a question of some 400 tokens."""
     from ruvmlx.engine import GenerationRequest, Sampling
-    from ruvmlx.models.model import Message
+    from ruvmlx.models.config.model import Message
 
     for i in range(count):
         words = f"Tell me about {QUESTIONS[i % len(QUESTIONS)]}."
@@ -131,9 +131,9 @@ def measure(
     """(gaps of one consolidation, its CPU seconds, its report, seconds to return from each place of a
     stop)."""
     from ruvmlx.backends.native.backend import NativeBackend
-    from ruvmlx.models import starter
+    from ruvmlx.models.config.model import Message
+    from ruvmlx.models.find import starter
     from ruvmlx.models.load import load_model
-    from ruvmlx.models.model import Message
     from ruvmlx.runtime import Runtime
     from ruvmlx.settings import Settings as RuntimeSettings
     from ruvmlx.sona.background import TrainingSettings

@@ -5,7 +5,7 @@ import numpy as np
 
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings as RuntimeSettings
 from ruvmlx.sona.background import TrainingSettings

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.sona import objective, rating_index, reasoning_bank, signal
 from ruvmlx.sona.reasoning_bank import ALIKE, NEIGHBOURS, PRIOR, SCAN, ReasoningBank
 

@@ -6,7 +6,7 @@ import pytest
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.sona import embedding
 
 from ..backends.test_lora import random_base

@@ -6,7 +6,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest
 from ruvmlx.errors import UsageError
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.sona.rating_index import whole_sentences
 from ruvmlx.store import Store
 

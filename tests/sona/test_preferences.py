@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ruvmlx.chat_file import as_json
+from ruvmlx.chats.chat_file import as_json
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import AdapterMismatch, NotFound, RuvmlxError, StoreBusy, UsageError
 from ruvmlx.sona import instant, objective

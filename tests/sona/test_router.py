@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.sona.adapter_history import AdapterHistory
 from ruvmlx.sona.optional import router as router_module
 from ruvmlx.sona.optional.router import ARMS, INPUTS, TURNS, Route, Router, turns_of

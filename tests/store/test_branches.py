@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ruvmlx import soft_delete
+from ruvmlx.chats import soft_delete
 from ruvmlx.errors import NotFound
 from ruvmlx.store import MessageRow, Store, search_index
 from ruvmlx.store.tree import Tree

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ruvmlx import soft_delete
 from ruvmlx.backends.native.backend import NativeBackend
-from ruvmlx.chat_file import import_chat
+from ruvmlx.chats import soft_delete
+from ruvmlx.chats.chat_file import import_chat
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.models.model import Message
+from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.settings_file import save

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from ruvmlx import proposals
 from ruvmlx.errors import Interrupted, error_line
-from ruvmlx.guest import Guest
-from ruvmlx.models.facts import Facts
-from ruvmlx.models.hub import offline
-from ruvmlx.models.model import Model
-from ruvmlx.models.resolve import find_model
-from ruvmlx.models.starter import starter_path
+from ruvmlx.memory import proposals
+from ruvmlx.models.config.header_facts import Facts
+from ruvmlx.models.config.model import Model
+from ruvmlx.models.find.hub import offline
+from ruvmlx.models.find.resolve import find_model
+from ruvmlx.models.find.starter import starter_path
 from ruvmlx.progress import Progress, Watch, megabytes
+from ruvmlx.shared_host import Guest
 
 from .. import keys
 from ..context import ChatContext, StatusWatch

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ruvmlx.chat_file import write_new
+from ruvmlx.chats.chat_file import write_new
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.host import BeginReply
-from ruvmlx.models.thinking import split
+from ruvmlx.models.text.thinking import split
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.settings import parse
 from ruvmlx.text import excerpt, sanitize

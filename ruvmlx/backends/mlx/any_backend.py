@@ -12,7 +12,7 @@ from typing import Any, cast
 from ...errors import AdapterMismatch
 from ...kv.policy import TierPolicy
 from ...lora.base_lora import BaseLoRA
-from ...models.model import Model, missing_features
+from ...models.config.model import Model, missing_features
 from ...platform.mx import BLAS, mx
 from ...progress import QUIET, Watch
 from ..base import Adapters, KVCache, Step, each

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import CorruptFile, UnsupportedModel
-from ...models.model import ModelShape
+from ...models.config.model import ModelShape
 from ...platform.mx import mx, nn
 
 PROBE = (0, 1, 2)  # ids that every vocabulary has

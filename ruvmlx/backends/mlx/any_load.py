@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...errors import RuvmlxError, UnsupportedModel
-from ...models.model import Model
+from ...models.config.model import Model
 from ...platform import mlxlm
 from ...platform.mx import mx, nn
 from ...progress import QUIET, Told, Watch

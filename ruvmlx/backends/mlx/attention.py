@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...models.model import ModelConfig, QueryScale
-from ...models.rope import rope
+from ...models.config.model import ModelConfig, QueryScale
+from ...models.config.rope import rope
 from ...platform import mlxlm
 from ...platform.mx import mx, nn
 

@@ -15,8 +15,8 @@ from ...kv.cache import PagedCache
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
-from ...models.model import Model, Weights
-from ...models.stored import stored_tensor
+from ...models.config.model import Model, Weights
+from ...models.weights.stored import stored_tensor
 from ...platform import cpu
 from ...platform.mx import BLAS, mx, nn
 from ..base import Adapters, KVCache, Step, check_tokens, each, finite

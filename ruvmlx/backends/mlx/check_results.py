@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...models.model import ModelConfig
+from ...models.config.model import ModelConfig
 from ...text import one_line
 
 GRAPH = "mlx"  # the name of the check of mlx-lm's own graph, without our kernels

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...models.model import ModelConfig
-from ...models.rope import query_scales, rope
+from ...models.config.model import ModelConfig
+from ...models.config.rope import query_scales, rope
 from ...platform.mx import mx, nn
 
 LARGE = 8192  # from this number of elements on, our exp is faster than MLX's

@@ -1,6 +1,6 @@
 """Builds mlx-lm's Llama graph with a model's weights.
 
-What differs between model families (models/families.py) follows from the configuration.
+What differs between model families (models/config/families.py) follows from the configuration.
 """
 
 import math
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptFile
-from ...models.mapped import release
-from ...models.model import ModelConfig, Weights
-from ...models.small_floats import MODES, FloatMatrix
-from ...models.stored import rounded_matrix, stored_matrix, stored_tensor
+from ...models.config.model import ModelConfig, Weights
+from ...models.files.mapped import release
+from ...models.files.small_floats import MODES, FloatMatrix
+from ...models.weights.stored import rounded_matrix, stored_matrix, stored_tensor
 from ...platform import mlxlm
 from ...platform.mx import mx, nn
 from .attention import Attention

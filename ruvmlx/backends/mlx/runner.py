@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...models.model import ModelShape
+from ...models.config.model import ModelShape
 from ...platform import cpu
 from ...platform.gpu import gpu
 from ...platform.mx import BLAS, mx

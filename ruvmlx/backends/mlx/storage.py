@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...kv.storage import Bytes
-from ...models.model import ModelConfig
+from ...models.config.model import ModelConfig
 from ...platform.mx import mx
 from ...tiers import HOT, PAGE, TIERS
 from .kernels import pages as layout

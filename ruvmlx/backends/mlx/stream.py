@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from ...models.model import ModelShape
+from ...models.config.model import ModelShape
 from ...platform.mx import mx
 from ...sampling import Sampling
 from ..base import HeadAdapter, KVCache, check_tokens, finite, not_finite

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from ...kv.cache import PagedCache, room_for
-from ...models.model import ModelConfig
+from ...models.config.model import ModelConfig
 from ...platform.mx import mx, nn
 from ...tiers import PAGE
 from .cpu_layers import Positions

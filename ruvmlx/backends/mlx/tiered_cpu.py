@@ -16,7 +16,7 @@ from ...kernels.page_table import NativePageTable
 from ...kernels.paged_attention import PagedAttention
 from ...kv.cache import PagedCache, room_for
 from ...kv.pool import PagePool
-from ...models.model import ModelConfig
+from ...models.config.model import ModelConfig
 from ...platform.mx import mx, nn
 from ..native.storage import NativeStorage
 from .cpu_layers import CPUAttention

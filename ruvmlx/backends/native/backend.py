@@ -19,8 +19,8 @@ from ...kv.cache import PagedCache, room_for
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
-from ...models.model import Model, ModelConfig
-from ...models.rope import rope
+from ...models.config.model import Model, ModelConfig
+from ...models.config.rope import rope
 from ...platform import cpu
 from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite, not_finite
 from .storage import NativeStorage

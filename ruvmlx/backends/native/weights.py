@@ -14,13 +14,13 @@ import numpy as np
 from ...errors import CorruptFile, RuvmlxError
 from ...kernels.decoder import MODULES, DecoderWeights, LayerWeights
 from ...kernels.packing import ALIGNMENT, SUPER_BLOCKS, PackedMatrix
-from ...models.affine import as_eight_bits
-from ...models.gguf_blocks import AffineArrays
-from ...models.gguf_codes import q3_k_as_q6_k
-from ...models.layout import matrices, vectors
-from ...models.mapped import release
-from ...models.model import ModelConfig, Weights
-from ...models.stored import StoredMatrix, stored_matrix, stored_tensor
+from ...models.config.layout import matrices, vectors
+from ...models.config.model import ModelConfig, Weights
+from ...models.files.affine import as_eight_bits
+from ...models.files.gguf_blocks import AffineArrays
+from ...models.files.gguf_codes import q3_k_as_q6_k
+from ...models.files.mapped import release
+from ...models.weights.stored import StoredMatrix, stored_matrix, stored_tensor
 
 Arrays = dict[str, np.ndarray]
 BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # GGUF types that are packed from the file's blocks

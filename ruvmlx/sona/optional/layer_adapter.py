@@ -8,7 +8,7 @@ from ...backends.base import Backend
 from ...lora.base_lora import BaseLoRA
 from ...lora.layer_lora import LayerLoRA, combine_loras
 from ...lora.targets import parse
-from ...models.model import Model
+from ...models.config.model import Model
 from ...pausing import Pause
 from ...store import ReplyRow, Store
 from .. import instant

@@ -18,7 +18,7 @@ from ...kernels import micro as kernels
 from ...lora import MicroLoRA
 from ...lora.base_lora import BaseLoRA, Place, place_shape
 from ...lora.layer_lora import LayerLoRA, combine_loras, unpack_layers
-from ...models.model import Model
+from ...models.config.model import Model
 from ...pausing import Pause
 from ...store import ReplyRow, Store
 from .. import reference_text

@@ -10,7 +10,7 @@ Its arms need no other model: the learned adapter or the original model, with or
 The state is a pure function of the ratings in force and the trained cell. So it is the same to the bit after
 an undo, a restart or another process's rating. Only the newest WINDOW ratings count, because the adapter,
 which is part of an arm, keeps changing. The precision of the KV cache is not an arm: measurements choose it
-(tier_choice.py).
+(kv_tuning/tier_choice.py).
 """
 
 import threading
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ...models.model import Message
+from ...models.config.model import Message
 from ...store import RatedRoute, RouteRow, Store
 from .. import signal
 from ..adapter_history import AdapterHistory

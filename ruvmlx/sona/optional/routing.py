@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...context_window import question_of
+from ...engine.context_window import question_of
 from ...engine.types import GenerationRequest
-from ...models.model import Message
+from ...models.config.model import Message
 from ...store import Store
 from ..learner import Learner
 from .router import Route, Router, turns_of

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...backends.base import Backend, original_model
 from ...lora.base_lora import Place
-from ...models.model import Message, Model
+from ...models.config.model import Message, Model
 from ...pausing import Pause
 from ..sampled_replies import BegunReply, SampledReply, sampled_replies
 from ..taste_measures import measure_text

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...lora.base_lora import BaseLoRA, Pair, Place
 from ...lora.layer_lora import pack_adapter
-from ...models.model import Model, missing_features
+from ...models.config.model import Model, missing_features
 from ...pausing import Pause, Stopped, stop_when
 from ...store import HeadMoved
 from .. import faults, instant

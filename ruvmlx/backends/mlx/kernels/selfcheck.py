@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 
 from ruvmlx.backends.mlx.check_results import GRAPH, CheckResult, Shapes
-from ruvmlx.models.model import ModelConfig
+from ruvmlx.models.config.model import ModelConfig
 from ruvmlx.platform.gpu import gpu
 from ruvmlx.platform.mx import mx, nn
 from ruvmlx.tiers import HOT, PAGE, TIERS
@@ -246,7 +246,7 @@ CASES = append_case, rope_append_case, *DEMOTIONS, decode_case, short_decode_cas
 def graph_case(shapes: Shapes) -> Case:
     """One random layer of mlx-lm's, with its feed-forward part in 4 bits: 5 tokens, then one more."""
     from ruvmlx.backends.mlx import graph
-    from ruvmlx.models.layout import matrices, vectors
+    from ruvmlx.models.config.layout import matrices, vectors
 
     small = ModelConfig(
         model_type="llama",

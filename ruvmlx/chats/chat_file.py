@@ -1,0 +1,254 @@
+"""Chats as files: JSON with every branch, for import; Markdown of the current branch, for people.
+
+JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
+"parent", "role", "content", "rating", "finish_reason", "created"}], "preferences": [{"better", "worse",
+"kind"}]}; better and worse are ids of messages. `parse` reads such files, and any object or list of {"role",
+"content"} messages, as other programs write them. Only words are imported: imported replies cannot be rated
+or continued.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import CorruptFile, UsageError
+from ..platform.files import file_beside, open_ordinary, publish
+from ..store import MessageRow, Store
+from ..text import one_line, sanitize, size
+
+FORMAT = "ruvmlx-chat"
+ROLES = ("user", "assistant")
+ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # of files that chats are written to
+MAX_FILE_BYTES = 64 << 20  # bytes: larger files are not imported
+MAX_TIMESTAMP = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
+
+
+def as_json(store: Store, session_id: str) -> dict[str, Any]:
+    """A chat with all its branches."""
+    session = store.chats.get(session_id)
+    path, messages = store.messages.branch(session_id), store.messages.all(session_id)
+    return {
+        "format": FORMAT,
+        "id": session.id,
+        "title": session.title,
+        "system": session.system,
+        "model": session.model,
+        "created": session.created,
+        "updated": session.updated,
+        "head": path[-1].id if path else None,
+        "messages": [
+            {
+                "id": m.id,
+                "parent": m.parent,
+                "role": m.role,
+                "content": m.content,
+                "rating": m.rating,
+                "finish_reason": m.finish_reason,
+                "created": m.created,
+            }
+            for m in messages
+        ],
+        "preferences": _preferences(store, session_id, messages),
+    }
+
+
+def _preferences(store: Store, session_id: str, messages: list[MessageRow]) -> list[dict[str, Any]]:
+    """The preferences in force between the chat's replies, by their messages."""
+    ids = {m.reply_id: m.id for m in messages if m.reply_id}
+    given = store.preferences.of_chat(session_id)
+    return [{"better": ids[better], "worse": ids[worse], "kind": kind} for better, worse, kind in given]
+
+
+def writes_json(path: Path) -> bool:
+    """Does a file of that name get all branches as JSON, or the conversation as Markdown? UsageError for an
+    ending that is of another form."""
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        known = ", ".join(sorted(ENDINGS - {""}))
+        raise UsageError(f"a chat cannot be written as {ending}; give a name that ends in one of {known}.")
+    return ending == ".json"
+
+
+def as_markdown(store: Store, session_id: str) -> str:
+    """The current branch of a chat. Control sequences are removed."""
+    session = store.chats.get(session_id)
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created))
+    parts = [f"# {one_line(session.title) or 'Untitled'}", f"{one_line(session.model)}, {when}"]
+    if session.system:
+        parts.append(f"> {sanitize(session.system)}".replace("\n", "\n> "))
+    for message in store.messages.branch(session_id):
+        rating = f" ({message.rating})" if message.rating else ""
+        parts += [f"## {'You' if message.role == 'user' else 'Assistant'}{rating}", sanitize(message.content)]
+    return "\n\n".join(parts) + "\n"
+
+
+@dataclass
+class Imported:
+    title: str
+    system: str | None
+    model: str
+    messages: list[MessageRow] = field(default_factory=list)  # parents before children
+    head: int | None = None
+    created: float = 0.0  # seconds since 1970; 0: the file does not say
+    updated: float = 0.0
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """is_new: False where the chat was there already, perhaps with more messages at its end."""
+
+    session_id: str
+    is_new: bool
+
+
+def import_once(store: Store, data: bytes, name: str) -> ImportResult:
+    """Create a chat from a file's bytes, unless there is one that begins with its messages. CorruptFile, and
+    no chat, if they are not a chat."""
+    chat = parse(data, name)
+    known = store.chats.beginning_with(chat.messages)
+    return ImportResult(known, False) if known else ImportResult(_add(store, chat), True)
+
+
+def import_chat(store: Store, data: bytes, name: str) -> str:
+    """Create a chat from a file's bytes; returns its id. CorruptFile, and no chat, if they are not a chat."""
+    return _add(store, parse(data, name))
+
+
+def _add(store: Store, chat: Imported) -> str:
+    return store.chats.add(
+        chat.model, chat.system, chat.title, chat.messages, chat.head, chat.created, chat.updated
+    )
+
+
+def chat_files(path: Path) -> list[Path]:
+    """The file itself, or all .json files below a folder; UsageError for a folder without any."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*.json") if file.is_file())
+    if not found:
+        raise UsageError(f"{one_line(str(path))} has no .json file; give a folder of exported chats.")
+    return found
+
+
+def parse(data: bytes, name: str) -> Imported:
+    """The chat in a file's bytes; CorruptFile if there is none. name: the file's name, for the error."""
+    try:
+        found = json.loads(data, parse_constant=_no_number)
+    except (ValueError, RecursionError) as e:
+        raise CorruptFile(
+            f"{name} is not JSON: {one_line(str(e))}. Give one that `sessions export --format json` wrote."
+        ) from e
+    if isinstance(found, list):
+        found = {"messages": found}
+    raw = found.get("messages") if isinstance(found, dict) else None
+    if not isinstance(raw, list) or not raw:
+        raise CorruptFile(f"{name} holds no chat: a list of messages is expected. Nothing was imported.")
+    system = _text(found.get("system")) or next((_content(m) for m in raw if _role(m) == "system"), None)
+    messages = _messages([m for m in raw if _role(m) != "system"], name)
+    title = _text(found.get("title")) or next((m.content for m in messages), "")
+    chat = Imported(one_line(title)[:60], system or None, _text(found.get("model")) or "unknown", messages)
+    times = [message.created for message in messages if message.created] or [0.0]
+    chat.created = _moment(found.get("created")) or times[0]
+    chat.updated = _moment(found.get("updated")) or times[-1]
+    head = _number(found.get("head"))
+    chat.head = head if head in {m.id for m in messages} else messages[-1].id
+    return chat
+
+
+def _messages(raw: list[Any], name: str) -> list[MessageRow]:
+    """Check the messages: each parent comes before its children. Messages without ids form one branch."""
+    rows: list[MessageRow] = []
+    known: set[int] = set()
+    for n, item in enumerate(raw, 1):
+        if _role(item) not in ROLES or _content(item) is None:
+            raise CorruptFile(f"{name}: message {n} needs a role (user, assistant, system) and text content.")
+        own = _number(item.get("id"))
+        parent = item.get("parent") if own is not None else (rows[-1].id if rows else None)
+        id_ = own if own is not None else n
+        if id_ in known or not (parent is None or _number(parent) in known):
+            raise CorruptFile(f"{name}: message {n} does not follow an earlier one. Nothing was imported.")
+        known.add(id_)
+        at = _moment(item.get("created"))
+        rows.append(MessageRow(_role(item), _content(item) or "", None, None, None, id_, parent, at))
+    if not rows:
+        raise CorruptFile(f"{name} holds no message of a user or a model. Nothing was imported.")
+    return rows
+
+
+def _role(item: Any) -> str:
+    return str(item.get("role")) if isinstance(item, dict) else ""
+
+
+def _content(item: Any) -> str | None:
+    return _text(item.get("content")) if isinstance(item, dict) else None
+
+
+def _no_number(name: str) -> None:
+    """Python's reader takes NaN and Infinity, which JSON does not have and a chat cannot keep."""
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _moment(value: Any) -> float:
+    """A time in seconds since 1970; 0 for anything else, and for what no calendar shows."""
+    return value if isinstance(value, float) and abs(value) < MAX_TIMESTAMP else 0.0
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    """The value if it is text, without lone surrogates, which JSON can express and UTF-8 cannot."""
+    return value.encode("utf-8", "ignore").decode() if isinstance(value, str) else None
+
+
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
+    """The bytes of a file to import; UsageError if it cannot be read or is too large."""
+    name = one_line(str(path))
+    try:
+        with open_ordinary(path) as file:
+            return read_limited(file, name, limit)
+    except OSError as e:
+        raise UsageError(f"cannot read {name}: {e.strerror}.") from e
+
+
+def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
+    """All bytes of a file or of a pipe, which may be endless; UsageError if there are too many."""
+    limit = MAX_FILE_BYTES if limit is None else limit
+    data = file.read(limit + 1)
+    if len(data) > limit:
+        raise UsageError(f"{name} is over {size(limit)}, which is too long to read.")
+    return data
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a new file that only the user can read; UsageError if it exists or cannot be written. It appears
+    when it is whole."""
+    name = one_line(str(path))
+    try:
+        with file_beside(path) as fresh:
+            with open(fresh, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            publish(fresh, path)
+    except FileExistsError as e:
+        raise UsageError(f"{name} exists already; give another name.") from e
+    except OSError as e:
+        raise UsageError(f"cannot write {name}: {e.strerror}.") from e
+
+
+def write_new(path: Path, text: str | Iterable[str]) -> int:
+    """Write a new file as `new_file` does. text: all of it, or its lines. Returns how many were given."""
+    lines = 0
+    with new_file(path) as file:
+        for line in [text] if isinstance(text, str) else text:
+            lines += 1
+            file.write(line.encode())
+    return lines

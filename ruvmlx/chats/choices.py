@@ -1,0 +1,141 @@
+"""Preferences between replies: one of two chosen, a reply edited, a chat continued from one of several."""
+
+import contextlib
+from dataclasses import dataclass, replace
+
+from ..engine.context_window import Turn
+from ..errors import AdapterMismatch, NotFound, RuvmlxError, UsageError
+from ..models.config.model import Model
+from ..sona.edited_reply import edited_reply
+from ..sona.learner import Learner
+from ..sona.state import PreferenceResult, RatingResult
+from ..store import MessageRow, ReplyRow, Store
+from .learning import Learning
+
+REGENERATED = 0.3  # strength of a preference for the reply that the user went on from
+
+
+@dataclass(frozen=True)
+class EditedReply:
+    """A reply that the user rewrote. message: its id in the chat; None: it is in no chat. preference: what
+    was learned from it; None: no adapter is in use, or learning failed. failure: why it failed."""
+
+    reply_id: str
+    message: int | None
+    preference: PreferenceResult | None = None
+    failure: str = ""
+
+
+class Choices:
+    """Preferences between replies of one model, and reasons for bad ratings. The adapter in use learns from
+    each at once."""
+
+    def __init__(self, store: Store, model: Model, learning: Learning):
+        self._store, self._model, self._learning = store, model, learning
+
+    def prefer(self, better: str, worse: str, adapter: str | None = None) -> PreferenceResult:
+        """Learn that one of two replies to one question is better. adapter: that learns from it; None: the
+        one in use. NotFound without one."""
+        with self._learning.using(adapter) as learner:
+            return learner.prefer(better, worse, "compare")
+
+    def give_reason(self, reply_id: str, reason: str) -> RatingResult:
+        """Say why a reply (its id, or "last") was rated bad: "long", "short", "tone" or "facts". Ratings for
+        wrong facts teach nothing."""
+        return self._learning.required().give_reason(reply_id, reason)
+
+    def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
+        """As `edit`. adapter: that learns from it; None: the one in use. NotFound without one, and then
+        nothing is saved."""
+        with self._learning.using(adapter) as learner:
+            edited = self._saved_edit(reply_id, text, None, learner)
+        if edited.preference is None:
+            raise RuvmlxError(edited.failure)
+        return edited.preference
+
+    def edit(self, reply_id: str, text: str, place: tuple[str, int] | None = None) -> EditedReply:
+        """Save the user's version of a reply beside it, on a branch of its own, and learn that it is better.
+
+        text: the new answer; the reply's thought is kept. place: (chat, message) of the reply; None: where it
+        was shown last. UsageError for an empty, unchanged or too long text, AdapterMismatch for another
+        model's reply, NotFound for one whose chat was deleted.
+        """
+        return self._saved_edit(reply_id, text, place, self._learning.learner)
+
+    def _saved_edit(
+        self, reply_id: str, text: str, place: tuple[str, int] | None, learner: Learner | None
+    ) -> EditedReply:
+        original = self._store.replies.get(reply_id)
+        edited = self._edited_row(original, text)
+        session, message = place or self._store.messages.place_of(original.id) or (None, None)
+        if session is None and self._store.messages.is_in_deleted_chat(original.id):
+            raise NotFound(
+                "that reply's chat was deleted, so it cannot be rewritten; "
+                "`ruvmlx sessions restore` lists the chats that can come back."
+            )
+        self._store.replies.add(edited, session, beside=message)
+        saved = EditedReply(edited.id, self._store.messages.head(session) if session is not None else None)
+        if learner is None:
+            return saved
+        try:
+            return replace(saved, preference=learner.prefer(edited.id, original.id, "edit"))
+        except RuvmlxError as e:  # the version is saved: an error would make the user save it again
+            return replace(saved, failure=f"your version is saved, but nothing was learned from it: {e}")
+
+    def _edited_row(self, original: ReplyRow, text: str) -> ReplyRow:
+        if original.fingerprint != self._model.fingerprint:
+            raise AdapterMismatch(
+                f"{original.model} wrote that reply, and only that model can learn from your version; "
+                f"the open model is {self._model.name}."
+            )
+        edited = edited_reply(self._model.tokenizer, original, text)
+        context = self._model.context
+        tokens = len(edited.prompt_ids) + len(edited.sampled_ids)
+        if tokens > context:
+            raise UsageError(
+                f"the edited reply needs {tokens} tokens of context; the model has {context}. Shorten it."
+            )
+        return edited
+
+    def continued(self, session_id: str, turn: Turn) -> PreferenceResult | None:
+        """Learn from a user who sends a message after a reply that has alternatives: they prefer this reply
+        to the newest of the others.
+
+        Returns None and learns nothing if no other reply was shown complete, if a preference between the two
+        is in force, if both have ratings, or without an adapter. Errors are suppressed: they must not stop
+        the user's message.
+        """
+        learner, mine = self._learning.learner, turn.reply_id
+        if learner is None or mine is None or turn.branches < 2:
+            return None
+        with contextlib.suppress(RuvmlxError):
+            other = self._other(session_id, turn)
+            if other is not None and not learner.history.pairs.between(mine, other):
+                return learner.prefer(mine, other, "regenerated", REGENERATED)
+        return None
+
+    def _other(self, session_id: str, turn: Turn) -> str | None:
+        """The newest other reply to the same question; None if the preference would be empty or known."""
+        rows = self._store.messages.all(session_id)
+        mine = next(row for row in rows if row.id == turn.id)
+        here = [row for row in rows if row.parent == mine.parent and self._counts(row)]
+        others = [row for row in here if row.id != mine.id]
+        if mine not in here or not others:
+            return None
+        other = others[-1]  # a reply that was continued begins like the longer one
+        same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
+        # Only /compare writes one reply by the untouched model: leaving it without a choice says nothing.
+        compared = self._is_untouched(mine) != self._is_untouched(other)
+        return None if same or compared or (mine.rating and other.rating) else other.reply_id
+
+    def _is_untouched(self, row: MessageRow) -> bool:
+        """Did the model write the reply without anything learned?"""
+        assert row.reply_id is not None
+        return self._store.replies.get(row.reply_id).adapter_version == 0
+
+    def _counts(self, row: MessageRow) -> bool:
+        """Did this model write the reply, whole, and was it shown?"""
+        if row.reply_id is None or row.finish_reason == "cancelled":
+            return False
+        reply = self._store.replies.get(row.reply_id)
+        return reply.fingerprint == self._model.fingerprint and not (reply.beside or reply.edited)

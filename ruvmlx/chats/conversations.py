@@ -1,0 +1,355 @@
+"""Chats on one model: answer a message, edit it, answer it again, continue a reply."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..engine import Chunk, GenerationRequest, Sampling
+from ..engine.context_window import Turn, alternating
+from ..engine.types import INTERACTIVE, Begun
+from ..errors import NotFound, UsageError
+from ..models.config.model import Message
+from ..models.text.system_prompt import system_prompt, with_system
+from ..sampling import check_sampling
+from ..sona.state import PreferenceResult
+from ..store import Store
+from .choices import Choices, EditedReply
+from .learning import Learning
+from .reply_writer import ReplyWriter
+from .summaries import Summaries
+
+TAIL = 8  # tokens: more than any character consists of
+
+
+@dataclass(frozen=True)
+class ChatRoom:
+    """left_out: ids of the oldest messages, which the model does not read itself; `summed_up` of them are in
+    the summary."""
+
+    left_out: frozenset[int]
+    summed_up: int
+
+
+class Conversations:
+    """The user's chats. A chat is a tree of messages; calls work on the current branch."""
+
+    def __init__(
+        self, store: Store, writer: ReplyWriter, learning: Learning, choices: Choices, implicit: bool
+    ):
+        """implicit: record implicit feedback on unrated replies."""
+        self._store, self._writer, self._learning, self._choices = store, writer, learning, choices
+        self._model, self._implicit = writer.engine.model, implicit
+        self.summaries = Summaries(store, writer.engine, writer.window, self.turns)
+        self._room: tuple[object, ChatRoom] | None = None  # of the chat that was asked for last
+
+    def new_chat(self, system: str | None = None) -> str:
+        return self._store.chats.new(self._model.name, system or None)
+
+    def last_chat(self) -> str | None:
+        """Id of the chat used last, if there is one."""
+        sessions = self._store.chats.all()
+        return sessions[0].id if sessions else None
+
+    def find_chat(self, beginning: str) -> str:
+        """A chat's id, from a unique beginning of it; NotFound if there is none."""
+        return self._store.chats.find(beginning)
+
+    def find_message(self, words: str, session_id: str | None = None) -> tuple[str, int]:
+        """(chat, message) of the newest message with all these words, of one chat or of all. NotFound if
+        there is none."""
+        hit = self._store.search.newest(words, session_id)
+        if hit is None or hit.message_id is None:
+            raise NotFound(f"no message has the words {words!r}; `ruvmlx sessions ls` lists all chats.")
+        return hit.session.id, hit.message_id
+
+    def show_message(self, session_id: str, message: int) -> None:
+        """Make the branch with this message the current one."""
+        self._store.messages.show(session_id, message)
+
+    def set_system(self, session_id: str, system: str | None) -> None:
+        """Change a chat's system prompt, from the next reply on."""
+        self._store.chats.set_system(session_id, system or None)
+
+    def asked_before(self) -> list[str]:
+        """The user's messages of all chats, the newest first, each text once."""
+        return self._store.messages.user_texts()
+
+    def turns(self, session_id: str) -> list[Turn]:
+        """The system prompt, then the current branch."""
+        system = self._store.chats.get(session_id).system
+        head = [Turn("system", system)] if system else []
+        return head + [
+            Turn(m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches)
+            for m in self._store.messages.branch(session_id)
+        ]
+
+    def prompt_text(self, session_id: str) -> str:
+        """What the model read before the reply that is shown last, special tokens included.
+
+        Before the first reply: what it would read before its reply to "...".
+        """
+        turns = self.turns(session_id)
+        shown = next((turn.reply_id for turn in reversed(turns) if turn.reply_id), None)
+        ids = self._store.replies.get(shown).prompt_ids if shown else []
+        if not ids:
+            messages = self._read(session_id, [*turns, Turn("user", "...")], 1)
+            sent = with_system(self._model, messages)
+            ids = self._model.tokenizer.encode_chat(sent)
+        return self._model.tokenizer.text_with_specials(ids)
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text for this model."""
+        return len(self._model.tokenizer.encode(text, add_bos=False))
+
+    def left_out(self, session_id: str, max_new_tokens: int) -> frozenset[int]:
+        """Ids of the oldest messages, which the model did not read for its last reply: the context had no
+        room for them, or the summary stands in their place."""
+        return self.room(session_id, self.turns(session_id), max_new_tokens).left_out
+
+    def room(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> ChatRoom:
+        """What the model reads of these turns, a chat's current branch. A long chat takes a second the first
+        time."""
+        known = (
+            session_id,
+            [turn.id for turn in turns],
+            self.summaries.of(session_id, turns),
+            max_new_tokens,
+        )
+        if self._room is None or self._room[0] != known:
+            summary, read = self.summaries.read_turns(session_id, turns)
+            gone = self._writer.window.left_out(read, max_new_tokens, summary)
+            kept = {turn.id for turn in read} - {turn.id for turn in gone}
+            left_out = frozenset(turn.id for turn in turns if turn.id is not None and turn.id not in kept)
+            self._room = known, ChatRoom(left_out, known[2].count)
+        return self._room[1]
+
+    def _read(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> list[Message]:
+        """The messages that the model reads of these turns."""
+        summary, read = self.summaries.read_turns(session_id, turns)
+        return self._writer.window.fitting(alternating(read), max_new_tokens, summary)
+
+    def template_system(self) -> str:
+        """The system prompt that is sent where the user has none: `system_prompt`; "" for none."""
+        return system_prompt(self._model).text
+
+    def check_chat(self, session_id: str) -> None:
+        """Raise UsageError or UnsupportedModel if the model's chat template does not accept the chat."""
+        self._model.tokenizer.encode_chat(
+            self._read(session_id, [*self.turns(session_id), Turn("user", "?")], 1)
+        )
+
+    # -- replies -------------------------------------------------------------------------------------
+
+    def say(
+        self,
+        session_id: str,
+        text: str,
+        *,
+        sampling: Sampling | None = None,
+        max_new_tokens: int,
+        cancel: threading.Event,
+        instead_of: int | None = None,
+        untouched: bool = False,
+        best_of: int | str | None = None,
+        adapter_id: str | None = None,
+    ) -> Iterator[Chunk]:
+        """Answer one message of a chat. The message is committed before the first token.
+
+        sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this one
+        replaces, on a new branch. untouched: use the untouched model. best_of: replies to write; the one that
+        the user's taste picks is shown, and the others are branches beside it; None: as the settings say.
+        adapter_id: as in GenerationRequest.
+        """
+        request = self.question(
+            session_id,
+            text,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            cancel=cancel,
+            instead_of=instead_of,
+            untouched=untouched,
+            best_of=best_of,
+            adapter_id=adapter_id,
+        )
+        yield from self._writer.generate(request, session_id)
+
+    def question(
+        self,
+        session_id: str,
+        text: str,
+        *,
+        sampling: Sampling | None = None,
+        max_new_tokens: int,
+        cancel: threading.Event | None = None,
+        instead_of: int | None = None,
+        untouched: bool = False,
+        best_of: int | str | None = None,
+        adapter_id: str | None = None,
+    ) -> GenerationRequest:
+        """Commit one message of a chat; returns the request for its reply. The rest is as in `say`."""
+        if not text.strip():
+            raise UsageError("the message is empty; give some text.")
+        turns = self.turns(session_id)
+        before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
+        asked = [*before, Turn("user", text)]
+        # An empty or too long message is refused here, before it is saved.
+        request = self._request(
+            session_id, asked, sampling, max_new_tokens, cancel or threading.Event(), untouched, best_of,
+            adapter_id,
+        )  # fmt: skip
+        self._notice_next(turns, before)
+        if before and instead_of is None:  # who edits a question has gone on from that reply before
+            self._choices.continued(session_id, before[-1])
+        last = before[-1].id if before else None
+        request.question_id = self._store.messages.add_user(session_id, text, after=last)
+        return request
+
+    def again(
+        self,
+        session_id: str,
+        *,
+        sampling: Sampling | None = None,
+        max_new_tokens: int,
+        cancel: threading.Event,
+        message: int | None = None,
+        untouched: bool = False,
+        best_of: int | str | None = None,
+        adapter_id: str | None = None,
+    ) -> Iterator[Chunk]:
+        """Another reply to the same question, beside the reply `message` (None: the last one).
+
+        untouched: use the untouched model. best_of: as in `say`.
+        """
+        turns = self.turns(session_id)
+        end = len(turns) if message is None else self._place(turns, message) + 1
+        while end and turns[end - 1].role != "user":
+            end -= 1
+        if not end:
+            raise NotFound("there is no question yet to answer again.")
+        request = self._request(
+            session_id, turns[:end], sampling, max_new_tokens, cancel, untouched, best_of, adapter_id
+        )
+        if end < len(turns):
+            self._notice_of(turns[end], "regenerated")
+        request.question_id = turns[end - 1].id
+        yield from self._writer.generate(request, session_id)
+
+    def continue_reply(
+        self,
+        session_id: str,
+        *,
+        sampling: Sampling | None = None,
+        max_new_tokens: int,
+        cancel: threading.Event,
+        message: int | None = None,
+        adapter_id: str | None = None,
+    ) -> Iterator[Chunk]:
+        """Continue a reply (None: the last message) that was cut off or stopped, from its last token.
+
+        The longer reply is stored beside the unfinished one. UsageError if the reply is complete, or another
+        model wrote it.
+        """
+        turns = self.turns(session_id)
+        at = len(turns) - 1 if message is None else self._place(turns, message)
+        turn = turns[at] if turns else None
+        if turn is None or turn.reply_id is None:
+            raise NotFound("there is no reply to continue.")
+        if turn.finish_reason == "stop":
+            raise UsageError("that reply is complete; /again writes another one.")
+        cut_off = self._store.replies.get(turn.reply_id)
+        if cut_off.fingerprint != self._model.fingerprint:
+            raise UsageError(f"{cut_off.model} began that reply; /again writes one with this model.")
+        sampling = sampling or self._writer.sampling()
+        check_sampling(sampling)
+        request = GenerationRequest(
+            messages=[Message("user", cut_off.prompt)],
+            input_ids=cut_off.prompt_ids + cut_off.sampled_ids,
+            begun=Begun(turn.content, tuple(cut_off.sampled_ids[-TAIL:])),
+            session_id=session_id,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            examples=cut_off.examples,
+            priority=INTERACTIVE,
+            cancel=cancel,
+            adapter_id=adapter_id,
+        )
+        with self._writer.archive.noting_failure(request):
+            self._writer.engine.prompt_ids(request)  # refused here if the context is full
+        request.question_id = turns[at - 1].id
+        yield from self._writer.generate(request, session_id)
+
+    def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:
+        """Show the next (step -1: the previous) alternative of a message (None: the last); returns its id."""
+        turns = [turn for turn in self.turns(session_id) if turn.id is not None]
+        if not turns:
+            raise NotFound("this chat has no messages yet.")
+        shown = next((t for t in turns if t.id == message), turns[-1])
+        assert shown.id is not None
+        return self._store.messages.next_sibling(session_id, shown.id, step)
+
+    def prefer(self, session_id: str, better: int, worse: int) -> PreferenceResult:
+        """Choose one of two replies to one question: show it from now on, and learn that it is better."""
+        chosen, other = (self._reply_of(session_id, message) for message in (better, worse))
+        self._store.messages.set_head(session_id, better)
+        return self._choices.prefer(chosen, other)
+
+    def edit_reply(self, session_id: str, message: int, text: str) -> EditedReply:
+        """Put the user's version of a reply beside it, and learn that it is better: `Choices.edit`."""
+        return self._choices.edit(self._reply_of(session_id, message), text, (session_id, message))
+
+    def _reply_of(self, session_id: str, message: int) -> str:
+        known = {row.id: row.reply_id for row in self._store.messages.all(session_id)}
+        reply_id = known.get(message)
+        if reply_id is None:
+            raise NotFound(f"message {message} is not a reply of this chat.")
+        return reply_id
+
+    def _request(
+        self,
+        session_id: str,
+        turns: list[Turn],
+        sampling: Sampling | None,
+        max_new_tokens: int,
+        cancel: threading.Event,
+        untouched: bool = False,
+        best_of: int | str | None = None,
+        adapter_id: str | None = None,
+    ) -> GenerationRequest:
+        """The request for a reply to the last of these turns; UsageError if it cannot be answered."""
+        sampling = sampling or self._writer.sampling()
+        check_sampling(sampling)
+        request = GenerationRequest(
+            messages=self._read(session_id, turns, max_new_tokens),
+            session_id=session_id,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            priority=INTERACTIVE,
+            cancel=cancel,
+            untouched=untouched,
+            best_of=best_of,
+            adapter_id=adapter_id,
+        )
+        return self._writer.prepared(request, routed=True)
+
+    @staticmethod
+    def _place(turns: list[Turn], message: int, role: str | None = None) -> int:
+        for place, turn in enumerate(turns):
+            if turn.id == message and role in (None, turn.role):
+                return place
+        raise NotFound(f"message {message} is not in the conversation shown.")
+
+    # -- implicit feedback ---------------------------------------------------------------------------
+
+    def _notice_next(self, turns: list[Turn], before: list[Turn]) -> None:
+        """Record feedback on the last reply: "edited" if its question is replaced, else "continued"."""
+        if len(before) < len(turns):
+            self._notice_of(next((t for t in turns[len(before) :] if t.reply_id), None), "edited")
+        elif turns:
+            self._notice_of(turns[-1], "continued")
+
+    def _notice_of(self, turn: Turn | None, what: str) -> None:
+        """Record feedback on a reply, unless it is rated or was stopped."""
+        if not self._implicit or turn is None or turn.reply_id is None:
+            return
+        if turn.rating is None and turn.finish_reason != "cancelled":
+            self._learning.notice(turn.reply_id, what)

@@ -1,0 +1,206 @@
+"""Writes replies: prepares the request, streams the reply, commits it so that it can be rated."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
+from ..engine.auto_best_of import AUTO, affordable
+from ..engine.batch import generate_many
+from ..engine.best_of import BestOf, Score, requests_for
+from ..engine.context_window import ContextWindow, question_of
+from ..engine.run import Run
+from ..engine.scheduler import Scheduler, Sink
+from ..kv_tuning.tier_review import TierReview
+from ..models.text.thinking import ThoughtCounter, opened_by
+from ..sampling import check_sampling
+from ..settings import Settings
+from ..sona.answer_trace import AnswerTrace
+from ..sona.judge import CandidateReply
+from ..sona.learner import Learner
+from ..sona.trace import Trace
+from ..store import Store
+from .learning import Learning
+from .stored_replies import ReplyArchive, StoredReplies, WitnessedSink
+
+
+class ReplyWriter:
+    """Writes replies with the adapter in use, and with liked examples if the settings ask for them.
+
+    archive: where replies, and requests that failed, are recorded.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: LLMInferenceEngine,
+        settings: Settings,
+        learning: Learning,
+        tiers: TierReview,
+    ):
+        """UsageError for invalid sampling settings."""
+        self.engine, self.window = engine, ContextWindow(engine.model)
+        self.scheduler = Scheduler(engine)
+        self._store, self._model, self._settings = store, engine.model, settings
+        self._learning, self._tiers = learning, tiers
+        self.archive = ReplyArchive(store, engine.model, tiers)
+        check_sampling(self.sampling())
+
+    @property
+    def last_reply_id(self) -> str | None:
+        """Id of the newest reply of this runtime."""
+        return self.archive.last_reply_id
+
+    def sampling(self, **given: Any) -> Sampling:
+        """Values given here > the settings > the model's own > defaults. None means not given."""
+        own = {k: v for k, v in self._model.default_sampling.items() if k in Sampling.__dataclass_fields__}
+        if "top_k" in own:
+            own["top_k"] = int(own["top_k"])
+        asked = {k: v for k, v in (self._settings.sampling | given).items() if v is not None}
+        return Sampling(**(own | asked))
+
+    def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
+        """Stream one reply and commit it, so that it can be rated. Requests that were submitted go on
+        meanwhile.
+
+        session_id: the chat that the reply belongs to. The text of a stopped reply is kept. With best of n,
+        the reply that the user's taste picks streams, and the others are committed beside it.
+        """
+        request = self.prepared(request, routed=True)
+        with self.archive.noting_failure(request):
+            count = self._count(request, self._learning.of(request.adapter_id))
+        chunks = self.scheduler.stream(request, lambda: self._begin(request, session_id, count), count)
+        return self._chunks_or_failure(request, chunks)
+
+    def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
+        """Queue a request; each call of `scheduler.step` brings it on, and the sink gets its chunks. Its
+        reply is committed as by `generate`. UsageError at once if it is empty or too long."""
+        request = self.prepared(request, routed=True)
+        with self.archive.noting_failure(request):
+            count = self._count(request, self._learning.of(request.adapter_id))
+        sink = WitnessedSink(sink, self.archive, request)
+        self.scheduler.add(request, lambda: self._begin(request, session_id, count), sink, count)
+
+    def _chunks_or_failure(self, request: GenerationRequest, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        with self.archive.noting_failure(request):
+            yield from chunks
+
+    def _begin(self, request: GenerationRequest, session_id: str | None, count: int) -> StoredReplies:
+        """The replies to a request whose turn has come, with the adapter's weights of this moment."""
+        learner = self._learning.of(request.adapter_id)
+        untouched = request.untouched or (request.route is not None and not request.route.adapter)
+        requests = requests_for(request, count)
+        with self._learning.in_its_place(learner):
+            traces = {r.request_id: learner.trace(untouched) if learner else None for r in requests}
+            adapted = learner if not untouched else None
+            replies = BestOf(
+                self.engine,
+                requests,
+                adapted.micro if adapted else None,
+                [self._recorder(request, trace) for trace in traces.values()],
+                self._score(request, learner) if len(requests) > 1 else None,
+                adapted.active.combined_lora if adapted else None,
+            )
+        return StoredReplies(self.archive, replies, learner, traces, session_id)
+
+    def _recorder(self, request: GenerationRequest, trace: Trace | None) -> Trace | AnswerTrace | None:
+        """Where the tokens go that ratings will move: all of the reply, or its answer alone."""
+        if trace is None or self._settings.rate_thoughts:
+            return trace
+        tokenizer, prompt = self._model.tokenizer, request.input_ids or ()
+        begun = request.begun.text if request.begun else request.opening or opened_by(tokenizer, prompt)
+        return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
+
+    def _count(self, request: GenerationRequest, learner: Learner | None) -> int:
+        """Number of replies to write; one where all would be equal, or where a reply is continued."""
+        alone = request.begun is not None or request.untouched or request.sampling.temperature == 0
+        count = 1 if alone else request.best_of or self._settings.best_of
+        if count != AUTO:
+            return int(count)
+        return affordable(self.engine) if self._learning.judge(learner) is not None else 1
+
+    def _score(self, request: GenerationRequest, learner: Learner | None) -> Score | None:
+        """A function that predicts the user's stars for replies; None before the first rating."""
+        judge, question = self._learning.judge(learner), question_of(request)
+        if judge is None:
+            return None
+
+        def score(runs: Sequence[Run]) -> np.ndarray:
+            return judge.score(
+                [CandidateReply(question, "".join(run.text), run.finish_reason or "") for run in runs]
+            )
+
+        return score
+
+    def answer(self, request: GenerationRequest) -> GenerationResponse:
+        """One reply with the adapter in use; it is not stored."""
+        request = self.prepared(request)
+        learner = self._learning.learner
+        if learner is not None:
+            learner.sync()
+        return self.engine.generate(request, learner.micro if learner else None)
+
+    def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
+        """Like `answer` for many requests, several at a time; in the order in which they finish."""
+        prepared = [self.prepared(request) for request in requests]
+        learner = self._learning.learner
+        if learner is not None:
+            learner.sync()
+        return generate_many(self.engine, prepared, learner.micro if learner else None)
+
+    def prepared(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
+        """The request as token ids, with its examples; UsageError if it is empty or too long.
+
+        routed: let the router, if it is on, choose adapter and examples.
+        """
+        if request.input_ids is not None:
+            return request
+        with self.archive.noting_failure(request):
+            return self._prepare(request, routed)
+
+    def _prepare(self, request: GenerationRequest, routed: bool) -> GenerationRequest:
+        request = self.encoded(request)
+        request = replace(request, input_ids=request.encoded, encoded=None)
+        if request.untouched:
+            return request
+        if routed and request.adapter_id is None:
+            request.route = self._learning.route(request)
+        wanted = self._settings.examples and (request.route is None or request.route.examples)
+        learner = self._learning.of(request.adapter_id) if wanted and request.adapter_id else None
+        if request.adapter_id is None:
+            learner = self._learning.learner
+        if wanted and learner is not None and request.messages is not None:
+            request = self._with_examples(request, learner)
+        if request.route is not None and not request.examples:
+            request.route = request.route.without_examples()
+        return request
+
+    def encoded(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with the ids of its text; UsageError if it is empty or too long. From any thread: a
+        long text takes seconds."""
+        if request.input_ids is not None or request.encoded is not None:
+            return request
+        thinking = {"on": True, "off": False}.get(self._settings.thinking, request.thinking)
+        request = replace(request, thinking=thinking)
+        return replace(request, encoded=self.engine.prompt_ids(request))
+
+    def _with_examples(self, request: GenerationRequest, learner: Learner) -> GenerationRequest:
+        """Insert liked replies to similar questions as turns right before the question, so that the earlier
+        turns' KV cache stays valid. They take at most a quarter of the context, and no room of the reply."""
+        assert request.messages is not None
+        messages, context = list(request.messages), self.window.size
+        free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)
+        found = learner.rating_index.examples(
+            question_of(request),
+            self._settings.examples,
+            min(context // 4, free),
+            size=lambda example: sum(map(self.window.message_size, example.messages)),
+            known=[m.content for m in messages if m.role == "user"],
+        )
+        at = max((i for i, m in enumerate(messages) if m.role == "user"), default=0)
+        messages[at:at] = [m for example in found for m in example.messages]
+        used = tuple(example.reply_id for example in found)
+        longer = replace(request, messages=messages, input_ids=None, examples=used)
+        return replace(longer, input_ids=self.engine.prompt_ids(longer)) if found else request

@@ -1,0 +1,79 @@
+"""Deletes chats in two steps: hidden at once, erased when a program starts or ends DAYS later."""
+
+import contextlib
+import math
+import time
+
+from ..errors import NotFound, RuvmlxError, StoreBusy
+from ..kv.disk import CacheFolder
+from ..kv.owners import REQUESTS
+from ..platform import files
+from ..store import Store
+
+DAYS = 1.0
+AT_START = 0.2  # seconds for the search index at each start and end
+
+
+def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
+    """Erase chats, all or none, and their KV caches on disk.
+
+    False if the words are not gone from all files: another process still reads the store, and they stay in
+    its log until that ends; or the search index needs longer than `seconds`, and the next start continues.
+    """
+    gone = store.chats.delete(*session_ids, seconds=seconds)
+    for session_id in session_ids:
+        CacheFolder.of_store(store.path).remove(session_id)
+    return gone
+
+
+def forget(store: Store, reply_ids: list[str]) -> bool:
+    """Erase the words of replies outside chats, and all KV caches of such replies. Returns as `delete`."""
+    gone = store.replies.forget(reply_ids)
+    CacheFolder.of_store(store.path).remove(REQUESTS)
+    return gone
+
+
+def delete_older(store: Store) -> list[str]:
+    """Erase the chats that were hidden over DAYS ago; returns one line for each that cannot be erased.
+
+    This runs at every start and end, so a chat that cannot be erased must not stop the program; `doctor`
+    shows the lines. StoreBusy if another process has locked the store.
+    """
+    failed, old = [], store.chats.soft_deleted_before(time.time() - DAYS * 86400)
+    for session_id in old:
+        try:
+            delete(store, session_id, seconds=0)
+        except NotFound:  # another process deleted it first
+            continue
+        except StoreBusy:
+            raise
+        except RuvmlxError as e:
+            failed.append(f"chat {session_id} cannot be deleted: {e}")
+    clean_index(store, AT_START)
+    return failed
+
+
+def clean_index(store: Store, seconds: float) -> bool:
+    """Remove deleted words from the search index, for about this long; True if none is left.
+
+    A later call continues, also if another process has locked the store.
+    """
+    with contextlib.suppress(StoreBusy):
+        if not store.search_index.is_clean():
+            store.chats.clean_index(seconds)
+        return store.search_index.is_clean()
+    return False
+
+
+def tidy(store: Store, folder: CacheFolder | None) -> None:
+    """Clean up after killed processes: recover unfinished replies, erase hidden chats, remove cache files and
+    files that were not finished.
+
+    If another process has locked the store, the next start does it.
+    """
+    with contextlib.suppress(StoreBusy):
+        store.drafts.recover()
+        delete_older(store)
+        if folder is not None:
+            folder.tidy(store.chats.ids())
+    files.remove_abandoned(store.path.parent)

@@ -1,0 +1,210 @@
+"""Replies that are committed at their ends, so that they can be rated; until then as drafts. Requests that
+end without a reply are rows of the witness log."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..backends.base import preserve_lora
+from ..engine import Chunk, GenerationResponse
+from ..engine.best_of import BestOf
+from ..engine.context_window import question_of
+from ..engine.queue import Sink
+from ..engine.run import Run
+from ..engine.types import GenerationRequest
+from ..errors import PromptTooLong, StoreBusy, StoreError
+from ..kv_tuning.tier_review import TierReview
+from ..lora.base_lora import BaseLoRA
+from ..models.config.model import Model
+from ..sona.learner import Learner
+from ..sona.signal import Pace
+from ..sona.trace import Trace
+from ..sona.user_taste import reply_features
+from ..store import ReplyRow, Store
+
+SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
+
+Traced = Mapping[str, Trace | None]  # by reply id
+
+
+class ReplyArchive:
+    """Writes the replies of one runtime into the store."""
+
+    def __init__(self, store: Store, model: Model, tiers: TierReview):
+        self.store, self._model, self._tiers = store, model, tiers
+        self.pace = Pace()
+        self.last_reply_id: str | None = None
+
+    def row(
+        self,
+        run: Run,
+        learner: Learner | None,
+        trace: Trace | None,
+        response: GenerationResponse | None = None,
+        **values: Any,
+    ) -> ReplyRow:
+        """Columns that are not named here come by their names from the response (there is none before the
+        reply is complete), the request, its sampling, the trace or the model."""
+        request, question = run.request, question_of(run.request)
+        return ReplyRow.of(
+            response,
+            run.recorder,
+            request,
+            request.sampling,
+            self._model,
+            id=request.request_id,
+            model=self._model.name,
+            adapter=learner.history.name if learner else None,
+            adapter_version=trace.version if trace else 0,  # a rating may have changed the version since
+            prompt_ids=list(request.input_ids or []),
+            sampled_ids=list(run.drawn),
+            prompt=question,
+            query=learner.rating_index.known_state(question) if learner else None,
+            logprob=trace.logprob if trace and trace.tokens else None,
+            **values,
+        )
+
+    def commit(
+        self,
+        run: Run,
+        learner: Learner | None,
+        trace: Trace | None,
+        response: GenerationResponse,
+        session_id: str | None,
+        **values: Any,
+    ) -> ReplyRow:
+        route = run.request.route
+        reply = self.row(run, learner, trace, response, **values)
+        teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
+        features = b"" if response.repeats else teaching
+        kv = self._tiers.observation(response.session_id, response)
+        routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
+        self.store.replies.add(
+            replace(reply, features=features), session_id, kv, routed, question=run.request.question_id
+        )
+        self.last_reply_id = reply.id
+        if learner is not None and trace is not None:
+            learner.traces.keep(reply.id, trace)
+        return reply
+
+    def note_failure(self, request: GenerationRequest, error: BaseException) -> None:
+        """Record in the witness log that a request got no reply. The error's text may quote words, so its
+        class alone is recorded. A store that cannot be written does not hide the error itself."""
+        prompt = request.input_ids or request.encoded
+        refused = error.tokens if isinstance(error, PromptTooLong) else None
+        facts = {
+            "request": request.request_id,
+            "model": self._model.fingerprint,
+            "adapter": None if request.untouched else request.adapter_id,
+            "error": type(error).__name__,
+            "prompt_tokens": len(prompt) if prompt is not None else refused,
+        }
+        with contextlib.suppress(StoreError):
+            self.store.witness.note("failure", facts)
+
+    @contextlib.contextmanager
+    def noting_failure(self, request: GenerationRequest) -> Iterator[None]:
+        """In the block an error is recorded as the end of this request."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            self.note_failure(request, error)
+            raise
+
+
+class WitnessedSink:
+    """A sink of the scheduler that also records the failure of its request."""
+
+    def __init__(self, sink: Sink, archive: ReplyArchive, request: GenerationRequest):
+        self._archive, self._request, self._sink = archive, request, sink
+        self.take = sink.take
+
+    def fail(self, error: BaseException) -> None:
+        self._archive.note_failure(self._request, error)
+        self._sink.fail(error)
+
+
+class StoredReplies:
+    """A job of the scheduler: the replies to one request, committed at their end. learner: of the adapter
+    that writes them; None: none. traces: of all replies. session_id: the chat."""
+
+    def __init__(
+        self,
+        archive: ReplyArchive,
+        replies: BestOf,
+        learner: Learner | None,
+        traces: Traced,
+        session_id: str | None,
+    ):
+        self._archive, self._replies, self._learner = archive, replies, learner
+        self._traces, self._session_id = traces, session_id
+        self._saved_at = time.monotonic()
+        self.start, self.join = replies.start, replies.join
+
+    @property
+    def lora(self) -> BaseLoRA | None:
+        return self._replies.lora
+
+    @property
+    def several(self) -> bool:
+        return self._replies.several
+
+    @property
+    def runs(self) -> list[Run]:
+        return self._replies.runs
+
+    @property
+    def running(self) -> list[Run]:
+        return self._replies.running
+
+    def next_chunk(self) -> Chunk:
+        """Each running reply has drawn a token: save a draft now and then."""
+        chunk = self._replies.next_chunk()
+        if self._session_id is not None and time.monotonic() - self._saved_at > SAVE_EVERY:
+            self._save_draft(self._session_id, self._replies.leader)
+            self._saved_at = time.monotonic()
+        return chunk
+
+    def end(self) -> Chunk:
+        """All replies are over: commit them."""
+        chunk = self._replies.end()
+        assert chunk.response is not None
+        chunk = replace(chunk, response=self._with_adapter(chunk.response))
+        assert chunk.response is not None
+        # The learner may install its LoRA.
+        with preserve_lora(self._learner.backend) if self._learner else contextlib.nullcontext():
+            self._commit_all(chunk.response)
+        return chunk
+
+    def _with_adapter(self, response: GenerationResponse) -> GenerationResponse:
+        """The response with the adapter that wrote it."""
+        if self._learner is None:
+            return response
+        trace = self._traces[response.request_id]
+        version = trace.version if trace else 0
+        return replace(response, adapter=self._learner.history.name, adapter_version=version)
+
+    def _save_draft(self, session_id: str, run: Run) -> None:
+        """Save the reply so far, in case the process is killed. If the store is busy, the reply goes on."""
+        run.record()
+        begun: dict[str, Any] = {"text": "".join(run.text), "finish_reason": "cancelled"}
+        reply = self._archive.row(run, self._learner, self._traces[run.request.request_id], **begun)
+        with contextlib.suppress(StoreBusy):
+            self._archive.store.drafts.put(session_id, reply, run.request.question_id)
+
+    def _commit_all(self, best: GenerationResponse) -> None:
+        """Commit the replies to one question, the best one last: it is shown, and is "last" for ratings."""
+        for run, response in zip(self._replies.others, best.others, strict=True):
+            self._commit(run, response, beside=best.request_id)
+        # In a batch, the time for a token says nothing of this reply.
+        shared, pace = self._replies.leader.shared, self._archive.pace
+        ratio = 1.0 if shared else pace.ratio(best.latency_ms, best.generation_tokens)
+        reply = self._commit(self._replies.leader, best, latency_ratio=ratio)
+        if self._learner is not None and self._traces[reply.id] is not None:
+            self._learner.rating_index.queue_reply(reply)
+
+    def _commit(self, run: Run, response: GenerationResponse, **values: Any) -> ReplyRow:
+        trace = self._traces[run.request.request_id]
+        return self._archive.commit(run, self._learner, trace, response, self._session_id, **values)

@@ -1,0 +1,19 @@
+"""Removes what some agents put before their system prompt for the billing of their service."""
+
+import re
+
+# For example "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=eb6c6;", then the end of the
+# line or of the prompt.
+_HEADER = re.compile(r"\s*x-anthropic-[a-z-]+:(?:[ \t]*[\w.-]+=[^;\n]*;)*[ \t]*\n*", re.IGNORECASE)
+
+
+def without_agent_headers(system: str) -> str:
+    """Return a system prompt without the `x-anthropic-...` headers at its start.
+
+    One value in these headers changes with every request. The header tells the model nothing, but no token
+    after it would be found in the KV cache. Only the header's own `name=value;` pairs are removed. Text after
+    them on the same line stays, and so does a header anywhere else.
+    """
+    while found := _HEADER.match(system):
+        system = system[found.end() :]
+    return system

@@ -1,0 +1,125 @@
+"""Chooses the lengths of the KV cache's tiers from measurements.
+
+    upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
+
+The policies under the limit that fit the byte budget are compared. Those within TIE of the fastest count as
+equally fast; the smallest of these is chosen. Under memory pressure the smallest policy under the limit is
+chosen. Ratings are not used: they judge the reply, not the precision of the cache.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ..kv.policy import EVERYTHING, TIERED, TierPolicy
+from ..store import KVMeasured
+from ..text import size
+from ..tiers import PAGE, filled
+
+KL_LIMIT = 0.004  # nats per token: the bound with which the tiers' formats were chosen (kv/README.md)
+TIE = 0.03  # a relative difference of two times that is within the noise
+REPLIES = 3  # the number of replies on which a policy must be measured before it may be chosen
+
+# f16 is the reference, never a candidate. Hot tokens cost bytes and hardly lower the KL.
+CANDIDATES = tuple(
+    TierPolicy("tiered", filled(lengths))
+    for lengths in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), TIERED.lengths)
+)
+
+
+@dataclass(frozen=True)
+class CandidateSummary:
+    """The measurements of a policy. latency: time per token divided by f16's. bytes: of a cache of the needed
+    length."""
+
+    policy: TierPolicy
+    replies: int
+    blocks: int
+    kl: float
+    error: float  # standard error of kl
+    latency: float
+    bytes: int
+
+    @property
+    def upper(self) -> float:
+        return self.kl + 2 * self.error
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return {
+            **self.policy.lengths_by_name(),
+            "replies": self.replies,
+            "tokens": PAGE * self.blocks,
+            "kl": self.kl,
+            "error": self.error,
+            "upper": self.upper,
+            "latency": self.latency,
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True)
+class KVChoice:
+    policy: TierPolicy
+    reason: str
+
+
+def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> CandidateSummary:
+    """Combine the measurements of one policy."""
+    blocks = sum(r.blocks for r in rows)
+    kl = sum(r.total for r in rows) / blocks
+    latency = median(r.us / r.us_f16 for r in rows)
+    return CandidateSummary(policy, len(rows), blocks, kl, _error(rows, kl, blocks), latency, nbytes)
+
+
+def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
+    """Return the standard error of the mean KL: the larger of those over blocks and over replies, because the
+    tokens of one reply are not independent."""
+    spread = max(0.0, sum(r.squares for r in rows) / blocks - kl * kl)
+    within = spread / max(1, blocks - 1)
+    between = sum((r.total - r.blocks * kl) ** 2 for r in rows) / blocks**2
+    return math.sqrt(max(within, between * len(rows) / max(1, len(rows) - 1)))
+
+
+def choose(
+    found: Iterable[CandidateSummary], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
+) -> KVChoice:
+    """Choose among policies that were measured often enough.
+
+    budget: bytes; 0: no limit
+    pressed: whether memory is short
+    limit: of the KL, nats per token
+    """
+    known = list(found)
+    fitting = [f for f in known if not budget or f.bytes <= budget]
+    good = [f for f in known if f.upper <= limit]
+    best = [f for f in good if f in fitting]
+    if not known:
+        return KVChoice(TIERED, "not enough long replies to measure; the default")
+    if pressed and good:
+        return _explained_choice(min(good, key=_size), f"memory is short: the smallest under {limit:g} nats")
+    if best:
+        fast = min(f.latency for f in best)
+        tied = [f for f in best if f.latency <= fast * (1 + TIE)]
+        return _explained_choice(min(tied, key=_size), f"the fastest under {limit:g} nats")
+    if fitting:
+        why = "none under it fits the budget" if good else "none is under it"
+        return _explained_choice(
+            min(fitting, key=lambda f: (f.upper, f.bytes)),
+            f"limit {limit:g} nats: {why}; the least KL" + (" that fits the budget" if budget else ""),
+        )
+    return _explained_choice(min(known, key=_size), f"none fits the budget of {budget} bytes; the smallest")
+
+
+def _size(found: CandidateSummary) -> tuple[int, float]:
+    return found.bytes, found.upper
+
+
+def _explained_choice(found: CandidateSummary, why: str) -> KVChoice:
+    return KVChoice(
+        found.policy,
+        f"{why} (KL {found.kl:.5f}, at most {found.upper:.5f}; {found.latency:.2f} of f16's time per token; "
+        f"{size(found.bytes)})",
+    )

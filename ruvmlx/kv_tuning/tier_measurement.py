@@ -1,0 +1,353 @@
+"""Measures the KV cache's tiers on the user's own long replies, and chooses the policy of new caches.
+
+It records the state of each reply's cache, measures candidate policies against f16, and applies the rule of
+tier_choice.py.
+
+The original model reads a reply's prompt and tokens again, so ratings do not influence the result. The work
+can be stopped between pieces of a few tens of milliseconds. The measurement of one reply with one policy is
+stored as a whole; a stopped one starts again.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ..backends.base import Backend, KVCache, original_model
+from ..engine.perplexity import kl_divergence
+from ..engine.types import GenerationResponse
+from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
+from ..kv.pool import HIGH, LOW, PagePool
+from ..models.config.model import Model
+from ..pausing import Pause, Stopped, stop_when
+from ..sampling import log_softmax
+from ..store import KVChoiceRow, KVMeasured, KVObservation, Store
+from ..tiers import HOT, LENGTHS, PAGE
+from . import tier_choice
+from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
+
+BLOCKS = 8  # the number of compared blocks of PAGE tokens, at the end of a reply
+PIECE = 16  # tokens between two pauses: 25 to 40 ms with the starter model on two cores
+TIMED = 16  # tokens after the blocks; they are decoded one by one to compare times
+MAX_MEASURED_TOKENS = 4096  # the maximum number of tokens read of a prompt and its reply
+REPLIES_AT_ONCE = 2  # the maximum number of replies measured in one review
+RECENT_REPLIES = 100  # the newest replies, whose lengths give the needed context
+
+NO_TIERS = "this backend has only f16 caches"
+
+
+class NoRoom(Exception):
+    """Memory is short: the pool would use a smaller policy than the one that is measured."""
+
+
+def reach(policy: TierPolicy) -> int:
+    """Return the smallest offset from which every token attends to a page in the policy's lowest tier; 0 for
+    f16."""
+    return max((age + PAGE for age in policy.lengths if age < EVERYTHING), default=0)
+
+
+def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
+    """Return the tokens that a reply must have for all candidates: two blocks after the largest `reach`, and
+    TIMED."""
+    return max(map(reach, candidates)) + 2 * PAGE + TIMED
+
+
+@dataclass(frozen=True)
+class Cost:
+    """kl: the mean of each block of PAGE tokens (nats per token). us, us_f16: microseconds per decoded
+    token."""
+
+    kl: list[float]
+    us: float
+    us_f16: float
+
+
+class TierComparison:
+    """Compares policies with f16 on the last BLOCKS blocks of one reply. The two caches take turns.
+
+    All policies are compared on the same tokens. Each of these tokens attends to pages of every tier.
+    """
+
+    def __init__(self, backend: Backend, tokens: list[int], first: int):
+        """tokens: at least first + PAGE + TIMED. first: the smallest offset of a compared block."""
+        self._backend, self.tokens = backend, tokens
+        self._end = (len(tokens) - TIMED) // PAGE * PAGE
+        self._start = max(first, self._end - BLOCKS * PAGE)
+        self._f16: KVCache | None = None
+
+    def cost(self, policy: TierPolicy, pause: Pause) -> Cost:
+        """Measure KL(f16 || policy) over the whole vocabulary, and the times of a decoded token."""
+        if self._f16 is None:
+            self._f16 = self._read(F16, pause)
+        caches = [self._f16.fork(), self._read(policy, pause)]
+        kl = [self._block(at, caches, pause) for at in range(self._start, self._end, PAGE)]
+        rest = self.tokens[self._end : self._end + TIMED]
+        us_f16, us = _token_times(self._backend, rest, caches, pause)
+        return Cost(kl, us, us_f16)
+
+    def _read(self, policy: TierPolicy, pause: Pause) -> KVCache:
+        """Return a cache that holds all tokens before the compared blocks."""
+        cache = self._backend.new_cache(policy)
+        # As fast as `verify` of PIECE tokens, because no logits are computed here.
+        for at in range(0, self._start, 2 * PIECE):
+            pause()
+            self._backend.prefill(self.tokens[at : at + 2 * PIECE], cache)
+        return cache
+
+    def _block(self, start: int, caches: list[KVCache], pause: Pause) -> float:
+        pieces = (self.tokens[at : at + PIECE] for at in range(start, start + PAGE, PIECE))
+        return sum(_kl_of_piece(self._backend, piece, caches, pause) for piece in pieces) / PAGE
+
+
+def _kl_of_piece(backend: Backend, piece: list[int], caches: list[KVCache], pause: Pause) -> float:
+    """Return the sum of KL(f16 || policy) over the piece."""
+    logits = []
+    for cache in caches:
+        pause()
+        logits.append(backend.verify(piece, cache))
+    pause()
+    rows = zip(*logits, strict=True)
+    return sum(kl_divergence(log_softmax(p), log_softmax(q)) for p, q in rows)
+
+
+def _token_times(backend: Backend, tokens: list[int], caches: list[KVCache], pause: Pause) -> list[float]:
+    """Return the median microseconds per token of each cache. Each token is decoded with all caches in
+    turn."""
+    times: list[list[float]] = [[] for _ in caches]
+    for token in tokens:
+        pause()
+        for cache, taken in zip(caches, times, strict=True):
+            started = time.perf_counter()
+            backend.decode(token, cache)
+            taken.append(1e6 * (time.perf_counter() - started))
+    return [median(taken) for taken in times]
+
+
+@dataclass(frozen=True)
+class KVStatus:
+    """The policy of new caches and its reason.
+
+    asked: whether the user chose it
+    report: of the newest review; None before the first
+    """
+
+    backend: str
+    policy: TierPolicy | None
+    asked: bool
+    reason: str
+    report: dict[str, Any] | None
+    long_replies: int
+    needed_tokens: int
+    observed: list[dict[str, Any]]
+
+
+class TierHistory:
+    """The stored measurements and choice of KV policies of a model on a backend; needs no weights."""
+
+    def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
+        """asked: the policy that the user chose; it overrides the measurements."""
+        self.store, self.asked = store, asked
+        self.mine = (fingerprint, backend)
+        self.candidates = tier_choice.CANDIDATES
+
+    @property
+    def policy(self) -> TierPolicy:
+        """The policy of new caches."""
+        if self.asked is not None:
+            return self.asked
+        row = self.store.kv.choice(*self.mine)
+        default = F16 if self.mine[1] == "reference" else TIERED
+        return TierPolicy(TIERED.name, row.lengths) if row else default
+
+    def status(self) -> KVStatus:
+        row, need = self.store.kv.choice(*self.mine), long_enough(self.candidates)
+        long = self.store.kv.long_replies(self.mine[0], need)
+        report = row.report if row else None
+        return KVStatus(
+            self.mine[1], self.policy, self.asked is not None, self._reason(report),
+            report, len(long), need, self._reply_averages(),
+        )  # fmt: skip
+
+    def _reason(self, report: dict[str, Any] | None) -> str:
+        if self.asked is not None:
+            return "you asked for it"
+        if self.mine[1] == "reference":
+            return NO_TIERS
+        if report is not None:
+            return report["reason"]
+        done = len({m.reply_id for m in self.store.kv.measurements(*self.mine)})
+        return f"the default: {done} long replies were measured; it takes {REPLIES}"
+
+    def _reply_averages(self) -> list[dict[str, Any]]:
+        """Return averages over the newest replies, by policy."""
+        by_policy: dict[tuple[int, ...], list[KVObservation]] = {}
+        for seen in self.store.kv.observations(*self.mine, RECENT_REPLIES):
+            by_policy.setdefault(seen.lengths, []).append(seen)
+        return [_averages(lengths, seen) for lengths, seen in by_policy.items()]
+
+    def unmeasured_candidates(self) -> Iterator[tuple[str, list[TierPolicy]]]:
+        """Yield (reply id, candidates that were not measured on it) of long replies, the newest first."""
+        known = {(m.reply_id, m.lengths) for m in self.store.kv.measurements(*self.mine)}
+        for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
+            missing = [c for c in self.candidates if (reply_id, c.lengths) not in known]
+            if missing:
+                yield reply_id, missing
+
+    def context(self) -> int:
+        """The tokens that a cache must hold: those of the longest recent reply, at least `long_enough`."""
+        seen = self.store.kv.observations(*self.mine, RECENT_REPLIES)
+        return max([s.tokens for s in seen] + [long_enough(self.candidates)])
+
+    def is_enough(self) -> bool:
+        """Was each candidate measured often enough for a choice?"""
+        seen = Counter(m.lengths for m in self.store.kv.measurements(*self.mine))
+        return all(seen[candidate.lengths] >= REPLIES for candidate in self.candidates)
+
+    def summaries(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
+        """Summaries of the candidates; none until each was measured often enough."""
+        if not self.is_enough():
+            return []
+        rows = self.store.kv.measurements(*self.mine)
+        mine = [(c, [m for m in rows if m.lengths == c.lengths]) for c in self.candidates]
+        return [summary(c, seen, nbytes(c)) for c, seen in mine]
+
+
+def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, Any]:
+    timed = [s.us_per_token for s in seen if s.us_per_token > 0]
+    return {
+        **dict(zip(LENGTHS, lengths, strict=True)),
+        "replies": len(seen),
+        "longest": max(s.tokens for s in seen),
+        "bytes": max(sum(s.tier_bytes) for s in seen),
+        "us_per_token": median(timed) if timed else None,
+        "pressure": max(s.pressure for s in seen),
+    }
+
+
+class KVLoop:
+    """Records caches' states, measures policies, chooses one. Used only in the backend's thread."""
+
+    def __init__(
+        self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
+    ) -> None:
+        """limit: the maximum of KL(f16 || policy) (nats per token); None: KL_LIMIT."""
+        self.history, self._backend = history, backend
+        self._context = model.shape.max_context
+        self._limit = KL_LIMIT if limit is None else limit
+        self._pool: PagePool | None = getattr(backend, "pool", None)
+
+    # -- observing -----------------------------------------------------------------------------------
+
+    def observation(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
+        """Return the state of a reply's cache at its end. policy: the cache's; None: f16."""
+        kv, tps = response.kv, response.generation_tps
+        lower = [self._size(n, tier) for tier, n in enumerate(kv.tokens[:HOT])]
+        return KVObservation(
+            response.request_id,
+            *self.history.mine,
+            policy.lengths if policy else F16.lengths,
+            response.cache_tokens,
+            (*lower, kv.bytes - sum(lower)),
+            1e6 / tps if tps > 0 else 0.0,
+            self._pool.pressure() if self._pool else 0.0,
+            self._pool.level if self._pool else 0,
+        )
+
+    def _size(self, tokens: int, tier: int) -> int:
+        """Return the bytes of a tier's whole pages."""
+        return tokens // PAGE * self._pool.sizes[tier] if self._pool else 0
+
+    # -- reviewing -----------------------------------------------------------------------------------
+
+    def is_due(self) -> bool:
+        """Is there a reply to measure?"""
+        return self._pool is not None and next(self.history.unmeasured_candidates(), None) is not None
+
+    def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
+        """Measure up to REPLIES_AT_ONCE replies, then choose. Returns a report. `cancel` stops the
+        measuring."""
+        if self._pool is None:
+            return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
+        started, stop = time.perf_counter(), ""
+        done: list[str] = []
+        try:
+            with original_model(self._backend):
+                self._measure_some(stop_when(cancel), done)
+        except Stopped:
+            stop = "stopped; the next review continues it"
+        except NoRoom as e:
+            stop = str(e)
+        report = self._choose(self._pool) | {"measured": len(done), "stopped": stop}
+        return report | {"seconds": time.perf_counter() - started}
+
+    def _measure_some(self, pause: Pause, done: list[str]) -> None:
+        for i, (reply_id, missing) in enumerate(list(self.history.unmeasured_candidates())):
+            if i == REPLIES_AT_ONCE:
+                return
+            tokens = self.history.store.replies.tokens(reply_id)[: min(MAX_MEASURED_TOKENS, self._context)]
+            reading = TierComparison(self._backend, tokens, max(map(reach, self.history.candidates)))
+            for policy in missing:
+                cost = self._measure(reading, policy, pause)
+                row = KVMeasured(
+                    reply_id, policy.lengths, len(cost.kl), sum(cost.kl),
+                    float(np.square(cost.kl).sum()), cost.us, cost.us_f16,
+                )  # fmt: skip
+                self.history.store.kv.add_measured(*self.history.mine, row)
+            done.append(reply_id)
+
+    def _measure(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
+        """Measure one policy. Raises NoRoom if memory gets short, because the pool then uses another
+        policy."""
+        pool = self._pool
+        assert pool is not None
+        level = pool.level
+
+        def check_memory() -> None:
+            pause()
+            if pool.level:
+                raise NoRoom("memory is short; nothing is measured until there is room")
+
+        need = sum(p.bytes(len(reading.tokens) + PAGE, pool.sizes) for p in (F16, policy))
+        if pool.pressure() > LOW or (pool.budget and pool.nbytes + need + PAGE > pool.budget):
+            raise NoRoom("memory has no room for two more caches; nothing is measured")
+        try:
+            check_memory()
+            return reading.cost(policy, check_memory)
+        finally:
+            pool.level = level  # the memory of the measurement is free again
+
+    def _choose(self, pool: PagePool) -> dict[str, Any]:
+        """Choose from all measurements. Store the choice if there are enough of them."""
+        history, context, now = self.history, self.history.context(), pool.pressure()
+        before = history.store.kv.choice(*history.mine)
+        was_pressed = bool(before and before.report["pressed"])
+        pressed = now > HIGH or (was_pressed and now >= LOW)
+        found = history.summaries(lambda policy: policy.bytes(context, pool.sizes))
+        asked = {"asked": history.asked is not None, "pressure": now, "changed": False}
+        if before and not found:  # the candidates have changed, and new ones are not measured yet
+            return before.report | asked
+        choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
+        report = {
+            **choice.policy.lengths_by_name(),
+            "reason": choice.reason,
+            "pressed": pressed,
+            "context": context,
+            "budget": pool.budget,
+            "limit": self._limit,
+            "candidates": [f.report for f in found],
+        }
+        changed = self._keep(before, choice, report) if found else False
+        return report | asked | {"changed": changed}
+
+    def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
+        """Store the choice, unless it is the same. Returns True if the policy changed."""
+        if before and before.report == report:
+            return False
+        lengths = choice.policy.lengths
+        self.history.store.kv.put_choice(*self.history.mine, KVChoiceRow(lengths, report, time.time()))
+        return lengths != (before.lengths if before else TIERED.lengths)

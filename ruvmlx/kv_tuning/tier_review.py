@@ -1,0 +1,51 @@
+"""Chooses the KV tiers of new caches by measurements on the user's long replies, if the backend has tiers."""
+
+import threading
+from typing import Any
+
+from ..backends.select import asked_policy, cache_policy
+from ..engine import GenerationResponse, LLMInferenceEngine
+from ..settings import Settings
+from ..store import KVObservation, Store
+from .tier_measurement import KVLoop, KVStatus, TierHistory
+
+
+class TierReview:
+    """Sets the KV policy of an engine's sessions. A policy that the user asked for stays in use."""
+
+    def __init__(self, store: Store, engine: LLMInferenceEngine, settings: Settings):
+        """UsageError for invalid tiers in the settings."""
+        model, backend = engine.model, engine.backend
+        asked = asked_policy(settings.kv, settings.kv_tiers)
+        self._history = TierHistory(store, model.fingerprint, backend.name, asked)
+        self._loop = KVLoop(self._history, model, backend, settings.kv_limit)
+        self._sessions, self._is_asked_for = engine.sessions, settings.kv_measure
+        if cache_policy(settings.kv, backend, settings.kv_tiers) is not None:
+            self._sessions.policy = self._history.policy
+
+    def observation(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
+        """The state of a reply's cache at the end of the reply."""
+        return self._loop.observation(response, self._sessions.policy_of(request_session))
+
+    def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
+        """Measure KV policies on the newest long replies, and choose one for new caches.
+
+        `cancel` is checked every few tens of milliseconds.
+        """
+        report = self._loop.review(cancel)
+        if self._sessions.policy is not None:
+            self._sessions.policy = self._history.policy
+        return report
+
+    def is_due(self) -> bool:
+        """Is there work for `review`?"""
+        return self._loop.is_due()
+
+    def due_when_idle(self) -> bool:
+        """Is there work for `review` that was asked for (`kv_measure`)? It ends when there is enough for a
+        choice; then only `learn kv --measure` measures."""
+        return self._is_asked_for and not self._history.is_enough() and self.is_due()
+
+    def status(self) -> KVStatus:
+        """The policy in use, its reason, and the measurements."""
+        return self._history.status()

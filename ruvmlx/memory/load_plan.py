@@ -1,0 +1,235 @@
+"""The memory and backend that a model will use, and whether it fits: known before weights are read."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .. import settings
+from ..backends.matrix_types import bytes_in_memory
+from ..backends.select import Choice, for_model
+from ..errors import RuvmlxError
+from ..kv.cache import SLACK
+from ..models.config.header_facts import Facts
+from ..models.config.model import Model, ModelConfig, ModelShape
+from ..models.find.variants import FileChoice
+from ..models.load import load_model
+from ..models.weights.load_progress import watched_weights
+from ..platform import cpu
+from ..progress import QUIET, Progress, Watch, megabytes, parameters
+
+CONTEXT = 4096  # tokens of KV cache in the estimate
+# Bytes beside weights and cache: the program, and per token of the vocabulary the KL probe and the adapter.
+# Measured: 268 MB for the starter model with 49,152 tokens, at its first opening (native backend, x86-64).
+PROGRAM, PER_WORD = 170 << 20, 2048
+
+
+class NotEnoughMemory(RuvmlxError):
+    """The machine has too little memory for the model."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of memory that a model will take."""
+
+    weights: int
+    cache: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.work
+
+    @classmethod
+    def of(cls, facts: Facts, backend: Choice, context: int | None = None) -> "Need":
+        """context: tokens of KV cache; by default CONTEXT, or what the model reads if that is less."""
+        work = PROGRAM + PER_WORD * facts.shape.vocab_size
+        tokens = min(facts.shape.max_context, context or CONTEXT)
+        return cls(_held(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work)
+
+
+def token_bytes(shape: ModelShape) -> int:
+    """Bytes of a token's keys and values in 16 bits. For a model that only mlx-lm runs, keys are counted as
+    wide as the hidden states: an upper bound for all but a few architectures."""
+    width = shape.hidden_size
+    if isinstance(shape, ModelConfig):
+        width = shape.n_kv_heads * shape.head_dim
+    return 2 * shape.n_layers * width * 2
+
+
+def cached_tokens(shape: ModelShape, context: int) -> int:
+    """Tokens of a context that the cache holds: behind a sliding window the rest is dropped."""
+    window = shape.sliding_window if isinstance(shape, ModelConfig) else None
+    return min(context, window + SLACK) if window else context
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model fits this machine. Bytes: weights; learning and program (work); KV cache per token in 16
+    bits; limit: most that one model may take. longest_context: tokens; 0 where not even the weights fit."""
+
+    weights: int
+    work: int
+    kv_per_token: int
+    limit: int
+    longest_context: int
+
+    @classmethod
+    def of(cls, facts: Facts, backend: Choice) -> "Fit":
+        need, shape, limit = Need.of(facts, backend), facts.shape, MachineMemory.now(backend).limit
+        room = max(0, limit - need.weights - need.work) // token_bytes(shape)
+        longest = shape.max_context if cached_tokens(shape, shape.max_context) <= room else room
+        return cls(need.weights, need.work, token_bytes(shape), limit, longest)
+
+    @property
+    def fits(self) -> bool:
+        return self.longest_context > 0
+
+    def words(self) -> str:
+        """One line for people."""
+        parts = (
+            f"weights {megabytes(self.weights)}, learning and program {megabytes(self.work)}, "
+            f"KV cache {megabytes(self.kv_per_token * 1000)} per 1,000 tokens; "
+            f"one model may take {megabytes(self.limit)}"
+        )
+        if not self.fits:
+            return f"does not fit: {parts}"
+        return f"fits with a context of up to {self.longest_context:,} tokens: {parts}"
+
+
+def _held(facts: Facts, backend: Choice) -> int:
+    """Bytes of the weights in memory: packed with the C decoder and on GPUs, else unpacked to float32."""
+    whole = 4 * facts.parameters
+    if backend.name == "reference":
+        return whole
+    if backend.name == "mlx" and backend.device == "cpu" and whole <= cpu.total_memory() / 4:
+        return whole
+    return bytes_in_memory(facts.types, backend.name) if facts.types else facts.bytes
+
+
+@dataclass(frozen=True)
+class MachineMemory:
+    """The machine's memory in bytes. available: free now. limit: most that one model may take."""
+
+    total: int
+    available: int
+    limit: int
+
+    @classmethod
+    def now(cls, backend: Choice) -> "MachineMemory":
+        total, available = cpu.total_memory(), cpu.available_memory()
+        return cls(total, available, cpu.memory_limit(backend.device == "metal"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model, its backend and its memory. chosen: the requested name; None: none was requested."""
+
+    facts: Facts
+    backend: Choice
+    need: Need
+    memory: MachineMemory
+    chosen: str | None
+    data: Path
+
+    @classmethod
+    def of(cls, facts: Facts, backend: Choice, chosen: str | None, context: int | None = None) -> "Plan":
+        need, memory = Need.of(facts, backend, context), MachineMemory.now(backend)
+        return cls(facts, backend, need, memory, chosen, settings.home())
+
+    @property
+    def fits(self) -> bool:
+        return self.need.total <= self.memory.limit
+
+    def check(self, held: int = 0) -> None:
+        """Raise NotEnoughMemory if the model does not fit. held: bytes that will be freed."""
+        memory = (
+            self.memory if self.fits else MachineMemory.now(self.backend)
+        )  # memory may have been freed since
+        if self.need.total <= memory.limit + held:
+            return
+        shorter = Fit.of(self.facts, self.backend).longest_context // 256 * 256
+        instead = f"With --max-context {shorter} it fits. " if shorter else ""
+        raise NotEnoughMemory(
+            f"{self.facts.name} needs about {megabytes(self.need.total)} of memory; there is room for "
+            f"{megabytes(max(0, memory.limit))} ({megabytes(memory.available)} of "
+            f"{megabytes(memory.total)} are free). {instead}{_what_fits(memory.limit, self.backend)}"
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(label, text) pairs that describe the plan to the user."""
+        f, m = self.facts, self.memory
+        why = f"chosen as {self.chosen}" if self.chosen else "the starter model: no other was chosen"
+        size = f"{parameters(f.parameters)} parameters of {f.bits:.1f} bits, {megabytes(f.bytes)} on the disk"
+        if f.to_fetch:
+            size += f", of which {megabytes(f.to_fetch)} are to be fetched from Hugging Face"
+        free = f"{megabytes(m.available)} of {megabytes(m.total)} are free"
+        tight = "" if self.need.total <= m.available else "; other programs will have to give way"
+        kernels = self.backend.kernels
+        named = kernels if kernels.startswith(self.backend.name) else f"{self.backend.name} on {kernels}"
+        return [
+            ("model", f"{f.name} ({why})" if self.chosen != f.name else f.name),
+            ("size", size),
+            ("runs on", f"{named}: {self.backend.why}"),
+            ("memory", f"about {megabytes(self.need.total)}; {free}{tight}"),
+            ("your data", str(self.data)),
+        ]
+
+
+class Planning(Watch):
+    """Makes a plan when the model's files are found, reports it to the watch and checks it."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        backend: Choice,
+        chosen: str | None,
+        name: str = "auto",
+        context: int | None = None,
+    ):
+        """chosen: the requested model. name: the requested backend. context: tokens to make room for."""
+        self._watch, self._backend, self._chosen, self._name = watch, backend, chosen, name
+        self._context = context
+        self.plan: Plan | None = None  # the newest
+
+    def found(self, facts: Facts) -> None:
+        self._watch.found(facts)
+        backend = for_model(self._backend, self._name, facts.shape)
+        plan = self.plan = Plan.of(facts, backend, self._chosen, self._context)
+        self._watch.planned(plan)
+        plan.check(self._watch.held if facts.to_fetch else 0)  # freed after the download
+
+    def chosen(self, choice: FileChoice) -> None:
+        """Refuse a file, before it is fetched, whose weights alone take more than a model may."""
+        self._watch.chosen(choice)
+        limit = MachineMemory.now(self._backend).limit + self._watch.held
+        if choice.bytes > limit:
+            raise NotEnoughMemory(
+                f"{choice.chosen.files[0]} of {choice.name} has {megabytes(choice.bytes)}; there is room for "
+                f"{megabytes(limit)}. {_what_fits(limit, self._backend)}"
+            )
+
+    def progress(self, progress: Progress) -> None:
+        self._watch.progress(progress)
+
+    def load(self, name: str | None) -> Model:
+        """Load a model, downloaded if needed; NotEnoughMemory if it does not fit."""
+        model = load_model(name, self)
+        self.found(Facts.of(model))
+        return replace(model, context_limit=self._context)
+
+    def counted(self, model: Model) -> Model:
+        """The same model, which reports to the watch while its weights are read."""
+        if self._watch is QUIET or not model.is_own:
+            return model
+        return replace(model, load_weights=lambda: watched_weights(model, self))
+
+
+def _what_fits(limit: int, backend: Choice) -> str:
+    """A sentence that names models on this machine that fit."""
+    from ..models.find.local import readable_models
+
+    known = [(f.name, Need.of(f, backend).total) for f in readable_models()]
+    fitting = sorted((total, name) for name, total in known if total <= limit)
+    if not fitting:
+        return "No model on this machine fits; close other programs."
+    names = ", ".join(f"{name} ({megabytes(total)})" for total, name in reversed(fitting[-3:]))
+    return f"These fit: {names}. Or close other programs."

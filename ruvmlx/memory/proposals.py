@@ -1,0 +1,117 @@
+"""Models for this machine: those that are here, and those that are worth fetching.
+
+`proposals.json` is the kept table, the best model first. What fits follows from this machine's
+memory, and how fast a model would write, from its memory bandwidth. Nothing here fetches anything.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ..backends.select import Choice, describe, for_model
+from ..models.config.header_facts import Facts
+from ..models.config.model import ModelConfig
+from ..models.find.local import readable_models
+from ..platform.bandwidth import memory_bandwidth
+from .load_plan import MachineMemory, Need, token_bytes
+
+CONTEXT = 8192  # tokens of the memory that is shown
+USUAL = 512  # tokens of context for the expected speed
+SHARE = 0.6  # of the memory bandwidth that decoding uses (docs/benchmarks.md)
+PLEASANT = 5.0  # tokens per second: slower models are proposed only where no other fits
+MAX_PROPOSALS = 3  # proposals that are shown
+
+
+@dataclass(frozen=True)
+class ModelOffer:
+    """A model that this machine can use. size: bytes on the disk. memory_at_8k: bytes with 8,192 tokens of
+    context. tps_expected: tokens per second. licence: "" where it is not known. installed: no download."""
+
+    name: str
+    size: int
+    memory_at_8k: int
+    tps_expected: float
+    licence: str
+    installed: bool
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A row of the table."""
+
+    facts: Facts
+    licence: str
+
+
+def table() -> list[Proposed]:
+    """The kept table, the best model first."""
+    file = resources.files(__package__).joinpath("proposals.json")
+    rows = json.loads(file.read_text(encoding="utf-8"))["models"]
+    return [_parse_row(row) for row in rows]
+
+
+def installed() -> list[ModelOffer]:
+    """The models on this machine, those of ollama, LM Studio and the hub's cache included."""
+    return [_offer(facts, "", True) for facts in readable_models()]
+
+
+def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
+    """The best models of the table that fit this machine and are not on it, at most `few`, the best first."""
+    rows = [row for row in table() if not any(_is_same(row.facts, here) for here in readable_models())]
+    fitting = [row for row in rows if _need(row.facts).total <= _limit()]
+    offers = [_offer(row.facts, row.licence, False) for row in fitting]
+    return chosen(offers, few)
+
+
+def chosen(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
+    """Of offers, the best first: the pleasantly fast ones, or the fastest one if none is."""
+    pleasant = [offer for offer in offers if offer.tps_expected >= PLEASANT]
+    return list(pleasant[:few]) or sorted(offers, key=lambda offer: -offer.tps_expected)[:1]
+
+
+def best_proposal(in_use: Facts) -> ModelOffer | None:
+    """The best model to fetch, if it is better than the one in use and than all that are here."""
+    here: Iterable[Facts] = [in_use, *readable_models()]
+    largest = max(facts.parameters for facts in here if _need(facts).total <= _limit() or facts is in_use)
+    found = proposals(1)
+    size = {row.facts.name: row.facts.parameters for row in table()}
+    return found[0] if found and size[found[0].name] > largest else None
+
+
+def _parse_row(row: dict[str, Any]) -> Proposed:
+    """A row as facts. What the table leaves out does not change memory or speed."""
+    shape = {key: row[key] for key in ("hidden_size", "n_layers", "n_heads", "n_kv_heads", "head_dim")}
+    config = ModelConfig(
+        model_type="", vocab_size=row["vocab_size"], max_context=row["max_context"],
+        tie_word_embeddings=False, intermediate_size=0, rms_norm_eps=1e-6, rope_theta=1e4, **shape,
+    )  # fmt: skip
+    facts = Facts(row["name"], Path(), "gguf", config, row["parameters"], row["bytes"], row["bytes"])
+    return Proposed(facts, row["licence"])
+
+
+def _offer(facts: Facts, licence: str, is_here: bool) -> ModelOffer:
+    read = facts.bytes + token_bytes(facts.shape) * USUAL  # for each token
+    speed = SHARE * memory_bandwidth() / read
+    return ModelOffer(facts.name, facts.bytes, _need(facts).total, round(speed, 1), licence, is_here)
+
+
+def _is_same(row: Facts, here: Facts) -> bool:
+    """Are these the same weights, perhaps in another format or program's store?"""
+    a, b = row.shape, here.shape
+    sizes = (a.hidden_size, a.n_layers, a.vocab_size) == (b.hidden_size, b.n_layers, b.vocab_size)
+    return sizes and abs(row.parameters - here.parameters) < 0.05 * row.parameters
+
+
+def _need(facts: Facts) -> Need:
+    return Need.of(facts, for_model(_backend(), "auto", facts.shape), CONTEXT)
+
+
+def _backend() -> Choice:
+    return describe("auto")
+
+
+def _limit() -> int:
+    return MachineMemory.now(_backend()).limit

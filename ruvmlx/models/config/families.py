@@ -1,0 +1,120 @@
+"""One row per model family: how it differs from Llama's decoder, and how its files say so.
+
+A new family of this kind is a new row. tests/backends/test_families.py compares every row with mlx-lm's own
+model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ...errors import UnsupportedModel
+
+ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
+LLAMA_BIASES = {"attention_bias": ATTENTION, "mlp_bias": MLP}
+
+
+class Window(Enum):
+    """Which layers have the `sliding_window` if config.json has no `layer_types`."""
+
+    NO_LAYER = 0
+    EVERY_LAYER = 1
+    FROM_MAX_WINDOW_LAYERS = 2  # the layers from max_window_layers on, if `use_sliding_window` is set
+    WITHOUT_ROPE = 3  # the layers without RoPE, if `use_sliding_window` is set
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family differs from Llama.
+
+    model_type: the name in config.json
+    architectures: the names in GGUF's general.architecture
+    defaults: values that config.json may omit; only those on which transformers and mlx-lm agree
+    """
+
+    name: str
+    model_type: str
+    architectures: tuple[str, ...]
+    interleaved: bool = False  # llama.cpp's converter interleaves the rows of q and k
+    biases: frozenset[str] = frozenset()  # modules that always have a bias
+    # flag of config.json -> modules that have a bias if it is set
+    bias_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    window: Window = Window.NO_LAYER
+    head_norms: bool = False
+    skips_rope: bool = False  # in the layers that no_rope_layers or no_rope_layer_interval names
+    scales_queries: bool = False  # by llama_4_scaling_beta in RoPE's parameters
+    defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+FAMILIES = (
+    Family(
+        "Llama", "llama", ("llama",), interleaved=True, bias_flags=LLAMA_BIASES,
+        defaults={"rope_theta": 1e4, "rms_norm_eps": 1e-6},
+    ),
+    Family(
+        "Mistral", "mistral", ("llama", "mistral3"), interleaved=True, bias_flags=LLAMA_BIASES,
+        window=Window.EVERY_LAYER, defaults={"rope_theta": 1e4, "rms_norm_eps": 1e-6},
+    ),
+    Family(
+        "Ministral3", "ministral3", ("mistral3",), interleaved=True, window=Window.EVERY_LAYER,
+        scales_queries=True,
+    ),
+    Family(
+        "Qwen2", "qwen2", ("qwen2",), biases=frozenset({"q_proj", "k_proj", "v_proj"}),
+        window=Window.FROM_MAX_WINDOW_LAYERS, defaults={"rms_norm_eps": 1e-6},
+    ),
+    Family(
+        "Qwen3", "qwen3", ("qwen3",), bias_flags={"attention_bias": ATTENTION}, head_norms=True,
+        window=Window.FROM_MAX_WINDOW_LAYERS, defaults={"rms_norm_eps": 1e-6},
+    ),
+    Family(
+        "SmolLM3", "smollm3", ("smollm3",), interleaved=True, bias_flags=LLAMA_BIASES, skips_rope=True,
+        window=Window.WITHOUT_ROPE, defaults={"rms_norm_eps": 1e-6},
+    ),
+)  # fmt: skip
+
+# model_type of a model for text and images -> the families that its language model may belong to (config.json
+# describes it under `text_config`).
+WRAPPED = {"mistral3": ("mistral", "ministral3")}
+
+# What resembles a family above, and why it is none. mlx-lm runs their folders, but not GGUF files.
+OTHERS = {
+    "llama4": "its layers are mixtures of experts with attention in chunks",
+    "mistral4": "its layers are mixtures of experts with compressed keys and values",
+}
+
+MODEL_TYPES = (*(family.model_type for family in FAMILIES), *WRAPPED)
+ARCHITECTURES = tuple(dict.fromkeys(name for family in FAMILIES for name in family.architectures))
+
+
+def has_decoder(data: Mapping[str, Any]) -> bool:
+    """Is config.json that of a model which this project computes itself?"""
+    text = data.get("text_config")
+    if isinstance(text, dict) and str(text.get("model_type")) in OTHERS:
+        return False
+    return data.get("model_type") in MODEL_TYPES
+
+
+def family_of(model_type: object, where: str) -> Family:
+    """The row of a config.json's model_type."""
+    for family in FAMILIES:
+        if family.model_type == model_type:
+            return family
+    raise _not_run(f"{where}: model_type", model_type, MODEL_TYPES)
+
+
+def families_of(architecture: object, where: str) -> list[Family]:
+    """Return the rows that have this GGUF architecture."""
+    name = architecture if isinstance(architecture, str) else None  # a damaged file may have an array here
+    found = [family for family in FAMILIES if name in family.architectures]
+    if not found:
+        raise _not_run(f"{where}: architecture", architecture, ARCHITECTURES)
+    return found
+
+
+def _not_run(what: str, got: object, known: tuple[str, ...]) -> UnsupportedModel:
+    kind = str(got)[:40]
+    why = f" ({OTHERS[kind]})" if kind in OTHERS else ""
+    return UnsupportedModel(f"{what} {kind!r} is not run{why}; {', '.join(known)} are.")

@@ -1,0 +1,274 @@
+"""Converts the metadata keys of a GGUF file to a ModelConfig.
+
+Keys have the file's architecture as a prefix. families.py says which families share an architecture.
+"""
+
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from ...errors import CorruptFile, UnsupportedModel
+from ..files.gguf import GGUFFile
+from ..files.gguf_blocks import unpack
+from .families import ATTENTION, MLP, Family, Window, families_of
+from .hf_rope import yarn_scale
+from .layout import check_config, check_layers, check_shapes, layers_without_rope
+from .model import ModelConfig, QueryScale
+from .rope import llama3_from_divisors
+from .rope_scaling import LinearRope, Llama3Rope, LongRope, RopeScaling, YarnRope
+
+_MODULES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+ROPE_FREQS = "rope_freqs.weight"
+ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+
+
+def gguf_name(name: str) -> str:
+    """ "model.layers.3.mlp.up_proj.weight" -> "blk.3.ffn_up.weight"."""
+    module, _, kind = name.rpartition(".")
+    if module.startswith("model.layers."):
+        layer, _, module = module.removeprefix("model.layers.").partition(".")
+        return f"blk.{layer}.{_MODULES[module]}.{kind}"
+    return f"{_MODULES[module]}.{kind}"
+
+
+def read_config(file: GGUFFile) -> ModelConfig:
+    """Return a checked ModelConfig from the file's keys and its list of tensors."""
+    architecture = file.metadata.get("general.architecture")
+    families = families_of(architecture, file.path.name)
+    keys = Keys(file, str(architecture))
+    config = _base_config(file, keys, families)
+    check_config(config, file.path.name)
+    _check_rope_width(keys, config)
+    scaling = _llama3_scaling(file, config)
+    if scaling and config.rope_scaling:
+        raise UnsupportedModel(
+            f"{file.path.name}: {ROPE_FREQS} beside the rope scaling {config.rope_scaling}; "
+            "one of the two is run."
+        )
+    return replace(config, rope_scaling=scaling or config.rope_scaling)
+
+
+class Keys:
+    """Typed look-ups in the metadata keys of an architecture: "block_count" means "llama.block_count"."""
+
+    def __init__(self, file: GGUFFile, architecture: str):
+        self.file, self.where, self.prefix = file, file.path.name, f"{architecture}."
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.file.metadata.get(self.prefix + key, default)
+
+    def _bad(self, key: str, got: Any, expected: str) -> CorruptFile:
+        return CorruptFile(
+            f"{self.where}: key {self.prefix}{key} is {str(got)[:40]!r}; {expected} was expected."
+        )
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._bad(key, value, "an integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+            raise self._bad(key, value, "a number")
+        return float(str(np.float32(value)))  # the intended 1e-05, not its float32 value 9.999999747e-06
+
+    def uniform(self, key: str, default: int | None = None) -> int:
+        """Return an integer from the key, or from an array that has the same value for every layer."""
+        value = self.get(key)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
+            if (value != value[0]).any():
+                raise UnsupportedModel(f"{self.where}: {self.prefix}{key} differs from layer to layer.")
+            return int(value[0])
+        return self.integer(key, default)
+
+
+def _base_config(file: GGUFFile, keys: Keys, families: list[Family]) -> ModelConfig:
+    n_heads, n_layers = keys.uniform("attention.head_count"), keys.integer("block_count")
+    hidden = keys.integer("embedding_length")
+    if n_heads < 1:
+        raise CorruptFile(
+            f"{keys.where}: {keys.prefix}attention.head_count is {n_heads}; at least 1 was expected."
+        )
+    check_layers(n_layers, keys.where)
+    scale, window = _query_scale(keys), _window(keys, families)
+    family = _family(families, scale, window)
+    return ModelConfig(
+        model_type=family.model_type,
+        hidden_size=hidden,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=keys.uniform("attention.head_count_kv", n_heads),
+        head_dim=keys.integer("attention.key_length", hidden // n_heads),
+        intermediate_size=keys.uniform("feed_forward_length"),
+        vocab_size=_vocab_size(file),
+        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        rope_theta=keys.number("rope.freq_base", 10000.0),
+        max_context=keys.integer("context_length"),
+        tie_word_embeddings="output.weight" not in file.tensors,
+        rope_scaling=_scaling(file, keys),
+        sliding_window=window,
+        biases=family.biases | _stored_biases(file),
+        head_norms=family.head_norms,
+        layers_without_rope=layers_without_rope(n_layers, NO_ROPE_INTERVAL)
+        if family.skips_rope
+        else frozenset(),
+        query_scale=scale,
+    )
+
+
+NO_ROPE_INTERVAL = 4  # llama.cpp's value; files have no key for it
+
+
+def _family(families: list[Family], scale: QueryScale | None, window: int | None) -> Family:
+    """Return the family of this architecture that has the features of the file."""
+    for family in families:
+        if family.scales_queries == (scale is not None) and (
+            window is None or family.window is Window.EVERY_LAYER
+        ):
+            return family
+    return families[0]
+
+
+def _window(keys: Keys, families: list[Family]) -> int | None:
+    """Return Mistral's window. For other families llama.cpp does not read the key."""
+    if not any(family.window is Window.EVERY_LAYER for family in families):
+        return None
+    return keys.integer("attention.sliding_window", 0) or None
+
+
+def _query_scale(keys: Keys) -> QueryScale | None:
+    beta = keys.number("attention.temperature_scale", 0.0)
+    return QueryScale(beta, _original(keys)) if beta else None
+
+
+def _original(keys: Keys) -> int:
+    return keys.integer("rope.scaling.original_context_length", keys.integer("context_length"))
+
+
+def _stored_biases(file: GGUFFile) -> frozenset[str]:
+    """Return the modules that have a bias in the first layer. The check of all tensors requires it in the
+    other layers."""
+    names = {f"self_attn.{m}" for m in ATTENTION} | {f"mlp.{m}" for m in MLP}
+    return frozenset(
+        name.partition(".")[2] for name in names if f"blk.0.{_MODULES[name]}.bias" in file.tensors
+    )
+
+
+def _vocab_size(file: GGUFFile) -> int:
+    """Return the rows of the embedding: the vocabulary with padding."""
+    if "token_embd.weight" not in file.tensors:
+        raise CorruptFile(f"{file.path.name}: tensor 'token_embd.weight' is missing. Fetch the model again.")
+    return file.tensors["token_embd.weight"].shape[0]
+
+
+def rope_tensors(config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of the tensors that are part of RoPE's scaling."""
+    return (ROPE_SHORT, ROPE_LONG) if isinstance(config.rope_scaling, LongRope) else (ROPE_FREQS,)
+
+
+def _scaling(file: GGUFFile, keys: Keys) -> RopeScaling | None:
+    """Return RoPE's scaling. A factor without a type is linear."""
+    kind = keys.get("rope.scaling.type", "linear")
+    factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 0.0)
+    if kind == "longrope":
+        return _longrope(file, keys, factor)
+    _refuse_factor(keys, "attn_factor", 1.0)
+    if kind in ("none", "llama3") or (kind == "linear" and factor in (0, 1)):
+        return None
+    if kind == "linear":
+        return LinearRope(factor)
+    if kind == "yarn":
+        return _yarn(keys, factor)
+    raise UnsupportedModel(
+        f"{keys.where}: rope scaling {str(kind)[:40]!r}; none, linear, Llama-3, yarn and longrope are run."
+    )
+
+
+def _refuse_factor(keys: Keys, key: str, kept: float) -> None:
+    if keys.number(f"rope.scaling.{key}", kept) != kept:
+        raise UnsupportedModel(
+            f"{keys.where}: {keys.prefix}rope.scaling.{key} is {keys.get(f'rope.scaling.{key}')}; "
+            f"only {kept:g} is run."
+        )
+
+
+def _longrope(file: GGUFFile, keys: Keys, factor: float) -> LongRope:
+    """Read the divisors of each pair from two tensors. llama.cpp uses the long ones if the context is longer
+    than the original. It would also divide all frequencies by a factor, but converters write none."""
+    if factor not in (0, 1):
+        raise UnsupportedModel(
+            f"{keys.where}: {keys.prefix}rope.scaling.factor is {factor:g} beside longrope; only 1 is run."
+        )
+    short, long = (_divisors(file, name) for name in (ROPE_SHORT, ROPE_LONG))
+    return LongRope(_original(keys), keys.number("rope.scaling.attn_factor", 1.0), short, long)
+
+
+def _divisors(file: GGUFFile, name: str) -> tuple[float, ...]:
+    if name not in file.tensors:
+        raise CorruptFile(
+            f"{file.path.name}: tensor {name!r} is missing, which longrope asks for. Fetch the model again."
+        )
+    numbers = unpack(file.raw(file.tensors[name]), file.tensors[name])["weight"]
+    return tuple(float(number) for number in numbers.reshape(-1))
+
+
+def _yarn(keys: Keys, factor: float) -> YarnRope:
+    """Return YaRN's parameters. yarn_log_multiplier is Hugging Face's mscale_all_dim, for an mscale of 1.
+
+    llama.cpp reads the betas and yarn_attn_factor only for some architectures. Here they are used for all.
+    """
+    _refuse_factor(keys, "yarn_ext_factor", 1.0)
+    log_multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    attention = yarn_scale(factor, 1.0) / (yarn_scale(factor, log_multiplier) or 1.0)
+    if keys.get("rope.scaling.yarn_attn_factor") is not None:
+        attention = keys.number("rope.scaling.yarn_attn_factor")
+    return YarnRope(
+        factor,
+        _original(keys),
+        attention,
+        keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        keys.number("rope.scaling.yarn_beta_slow", 1.0),
+    )
+
+
+def _check_rope_width(keys: Keys, config: ModelConfig) -> None:
+    """Check that RoPE rotates whole heads, and that values are as wide as keys."""
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if keys.integer(key, config.head_dim) != config.head_dim:
+            raise UnsupportedModel(
+                f"{keys.where}: {keys.prefix}{key} is {keys.get(key)}; "
+                f"only head_dim ({config.head_dim}) is run."
+            )
+
+
+def _llama3_scaling(file: GGUFFile, config: ModelConfig) -> Llama3Rope | None:
+    tensor = file.tensors.get(ROPE_FREQS)
+    if tensor is None:
+        return None
+    check_shapes({ROPE_FREQS: tensor.shape}, {ROPE_FREQS: (config.head_dim // 2,)}, file.path.name)
+    divisors = unpack(file.raw(tensor), tensor)["weight"].astype(np.float64)
+    if (divisors == 1).all():
+        return None
+    scaling = llama3_from_divisors(divisors, config.rope_theta)
+    if scaling is None:
+        raise UnsupportedModel(f"{file.path.name}: {ROPE_FREQS} is not a Llama-3 scaling; no other is run.")
+    return scaling

@@ -1,0 +1,156 @@
+"""Folders of architectures for which this project has no decoder; mlx-lm runs them.
+
+This module checks the headers and counts the parameters. backends/mlx/any_backend.py lets mlx-lm load the
+model.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import CorruptFile, UnsupportedModel
+from ..files.safetensors_file import Tensor
+from ..files.small_floats import is_fp8
+from .families import has_decoder
+from .model import ModelShape, OtherShape, Weights
+
+_TYPE = re.compile(r"[\w-]{1,64}", re.ASCII)
+_NAMES = {  # of ModelShape's fields in config.json, by architecture
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
+    "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "max_context": ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length"),
+}
+# values of quant_method that mlx-lm reads
+_METHODS = ("mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")
+_SAMPLED = 4  # tensors
+_USUAL_CONTEXT = 4096  # tokens: used if config.json names no limit, as for state space models
+
+
+@dataclass(frozen=True)
+class OtherFolder:
+    """A checked folder. data: config.json. bytes: of its tensors, as stored."""
+
+    data: Mapping[str, Any]
+    shape: ModelShape
+    tensors: Mapping[str, Tensor]
+    parameters: int
+    bytes: int
+
+    @property
+    def types(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def wrapped(self) -> bool:
+        """Is the model a vision model that contains a language model?"""
+        return isinstance(self.data.get("text_config"), dict)
+
+    def load_weights(self) -> Weights:
+        """Raise an error: mlx-lm reads the files itself."""
+        raise UnsupportedModel(f"a model of type {self.shape.model_type} is read by mlx-lm alone.")
+
+    def samples(self) -> Iterator[np.ndarray]:
+        """Yield the raw bytes of tensors that differ between two trainings."""
+        largest = sorted(self.tensors.values(), key=lambda tensor: (-tensor.nbytes, tensor.name))
+        return (tensor.raw() for tensor in largest[:_SAMPLED])
+
+
+def mlx_lm_runs(model_type: Any) -> bool:
+    """Does the installed mlx-lm have a model of this type? mlx-lm is imported only for types that it has
+    under another name."""
+    spec = find_spec("mlx_lm")
+    if not isinstance(model_type, str) or not _TYPE.fullmatch(model_type) or spec is None:
+        return False
+    folders = [Path(place) / "models" for place in spec.submodule_search_locations or ()]
+    if any((folder / f"{model_type}.py").is_file() for folder in folders):
+        return True
+    from ...platform import mlxlm
+
+    return model_type in mlxlm.utils().MODEL_REMAPPING
+
+
+def runs(data: Mapping[str, Any]) -> bool:
+    """Is config.json of a model that this project or mlx-lm runs?"""
+    return has_decoder(data) or runs_elsewhere(data)
+
+
+def runs_elsewhere(data: Mapping[str, Any]) -> bool:
+    """Is config.json of a model that only mlx-lm runs, because of its architecture or its weights' format?"""
+    return (not has_decoder(data) or bool(weights_format(data))) and mlx_lm_runs(data.get("model_type"))
+
+
+def weights_format(data: Mapping[str, Any]) -> str:
+    """The format of the weights if it is one that mlx-lm reads and this project does not; else ""."""
+    text = data.get("text_config")
+    tables = [data.get("quantization"), data.get("quantization_config")]
+    tables += [text.get("quantization_config")] if isinstance(text, dict) else []
+    named = [str(table.get("quant_method")) for table in tables if isinstance(table, dict)]
+    ours = any(is_fp8({"quantization_config": table}) for table in tables)
+    return next((name for name in named if name in _METHODS and not (ours and name == "fp8")), "")
+
+
+def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:
+    """Check a folder. data: config.json. Raises UnsupportedModel for a model that brings its own Python
+    code."""
+    if "model_file" in data:
+        raise UnsupportedModel(
+            f"{where}: config.json names Python code of the model's own (model_file), which is never run; "
+            "choose a model that mlx-lm runs without it."
+        )
+    shape = shape_from_json(data, where)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    return OtherFolder(data, shape, tensors, _parameters(tensors, data), size)
+
+
+def shape_from_json(data: Mapping[str, Any], where: str) -> ModelShape:
+    """Return the shape from config.json, or from its `text_config` for a model for text and images."""
+    text = data.get("text_config")
+    text = text if isinstance(text, dict) else {}
+    found = {field: _first(names, data, text) for field, names in _NAMES.items()}
+    found["max_context"] = found["max_context"] or _USUAL_CONTEXT
+    missing = next((field for field, value in found.items() if value is None), None)
+    if missing:
+        raise CorruptFile(
+            f"{where}: config.json has none of {', '.join(_NAMES[missing])} as a positive number."
+        )
+    tied = data.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    sizes = {field: int(value or 0) for field, value in found.items()}
+    kind, weights = str(data["model_type"]), weights_format(data)
+    return OtherShape(model_type=kind, tie_word_embeddings=tied is True, weights=weights, **sizes)
+
+
+def _first(names: tuple[str, ...], *tables: Mapping[str, Any]) -> int | None:
+    values = [table.get(name) for table in tables for name in names]
+    return next((v for v in values if type(v) is int and 0 < v < 1 << 31), None)
+
+
+def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
+    """Return the number of weights in all tensors. A quantised tensor has one weight for each place in its
+    groups."""
+    table = data.get("quantization") or data.get("quantization_config") or {}
+    usual = table.get("group_size") if isinstance(table, dict) else None
+    total = 0
+    for name, tensor in tensors.items():
+        scales = tensors.get(f"{name.removesuffix('.weight')}.scales")
+        if name.endswith((".scales", ".biases")) and f"{name.rpartition('.')[0]}.weight" in tensors:
+            continue
+        if name.endswith(".weight") and scales is not None and tensor.dtype == "U32":
+            total += prod(scales.shape) * _group(tensor, scales, usual)
+        else:
+            total += prod(tensor.shape)
+    return total
+
+
+def _group(packed: Tensor, scales: Tensor, usual: Any) -> int:
+    """Return the number of weights that share a scale. Scales of one byte belong to small floats: nvfp4 has
+    two words for each."""
+    if scales.dtype == "U8":
+        return 16 if prod(packed.shape) == 2 * prod(scales.shape) else 32
+    return usual if type(usual) is int else 64

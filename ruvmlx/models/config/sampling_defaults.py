@@ -1,0 +1,68 @@
+"""The sampling settings that a model's own files advise; otherwise those that its makers advise."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...settings import SAMPLING
+
+MAX_VALUE = 1e9  # the maximum of a plausible number
+# Not taken from a model's files: there it counts the prompt's tokens, too, and it takes more time.
+NOT_ADVISED = ("repetition_penalty",)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a model's makers advise.
+
+    name: a pattern that one of the model's names contains; "": any model of the family `model_type`
+    """
+
+    sampling: Mapping[str, float]
+    name: str = ""
+    model_type: str = ""
+
+    def is_for(self, model_type: str, names: Sequence[str]) -> bool:
+        """Is this advice for a model of this type and with these names?"""
+        if self.name:
+            return any(re.search(self.name, name, re.IGNORECASE) for name in names)
+        return self.model_type == model_type
+
+
+# From generation_config.json and the model cards of the makers' own repositories. The first row that fits
+# counts. GGUF files of Mistral, SmolLM2 and others say that they are Llama, so rows with names come first.
+ADVICE = (
+    Advice({"temperature": 0.6, "top_p": 0.95}, name=r"deepseek.?r1"),
+    Advice({"temperature": 0.2, "top_p": 0.9}, name=r"smollm(?!3)"),
+    Advice({"temperature": 0.7, "top_p": 0.95}, name=r"magistral|ministral.?3.*reasoning"),
+    Advice({"temperature": 0.1}, name=r"ministral.?3\b"),
+    Advice({"temperature": 0.15}, name=r"devstral|mistral.?small.*(2501|2503|2506|3\.[12])"),
+    Advice({"temperature": 0.3}, name=r"mistral.?nemo"),
+    Advice({"temperature": 0.7}, name=r"mistral|mixtral"),
+    Advice({"temperature": 0.7, "top_p": 0.8, "top_k": 20}, name=r"qwen3.*instruct"),
+    Advice({"temperature": 0.6, "top_p": 0.9}, model_type="llama"),
+    Advice({"temperature": 0.7}, model_type="mistral"),
+    Advice({"temperature": 0.1}, model_type="ministral3"),
+    Advice({"temperature": 0.7, "top_p": 0.8, "top_k": 20}, model_type="qwen2"),
+    Advice({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, model_type="qwen3"),
+    Advice({"temperature": 0.6, "top_p": 0.95}, model_type="smollm3"),
+)
+
+
+def sampling_defaults(
+    values: Mapping[str, Any], model_type: str = "", names: Sequence[str] = ()
+) -> dict[str, float]:
+    """Return those `values` from the model's files that are plausible numbers. If there are none, return the
+    makers' advice for a model of this family and these names."""
+    found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED}
+    usable = {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_VALUE
+    }
+    return usable or _family_advice(model_type, names)
+
+
+def _family_advice(model_type: str, names: Sequence[str]) -> dict[str, float]:
+    return next((dict(a.sampling) for a in ADVICE if a.is_for(model_type, names)), {})

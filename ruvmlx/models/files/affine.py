@@ -1,0 +1,47 @@
+"""Quantised weights in MLX's affine layout: w = scale * q + bias, both per group of inputs."""
+
+import numpy as np
+
+from ...errors import CorruptFile
+
+ROWS = 1 << 10  # rows converted at a time
+
+
+def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width: int) -> np.ndarray:
+    """w = scale * q + bias: uint32 [out, width * bits / 32], scales and biases [out, width / group_size].
+
+    Value i of a row is bits i * bits ... i * bits + bits - 1 of the row's bit string, low bit first.
+    """
+    bits, rest = divmod(32 * packed.shape[1], width)
+    if rest or width % scales.shape[1]:
+        raise CorruptFile(
+            f"{packed.shape[1]} packed words and {scales.shape[1]} scales do not fit {width} inputs"
+        )
+    q = codes(packed, bits).astype(np.float32)
+    group = width // scales.shape[1]
+    wide = [np.repeat(np.asarray(a, np.float32), group, axis=1) for a in (scales, biases)]
+    return wide[0] * q + wide[1]
+
+
+def codes(packed: np.ndarray, bits: int) -> np.ndarray:
+    """uint32 [out, in * bits / 32] -> uint8 [out, in]."""
+    stream = np.unpackbits(packed.astype("<u4").view(np.uint8), axis=1, bitorder="little")
+    digits = stream.reshape(len(packed), -1, bits)
+    return np.packbits(digits, axis=2, bitorder="little")[..., 0]
+
+
+def as_eight_bits(
+    packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the same weights with codes of 8 bits. If all biases are -2^(bits - 1) scales, they become -128
+    scales. So kernels still see that the weights have no biases of their own."""
+    wide = np.empty((len(packed), packed.shape[1] * 8 // bits), np.uint32)
+    middle = 1 << bits - 1
+    symmetric = bool((biases == -middle * scales).all())
+    for at in range(0, len(packed), ROWS):  # bits take 8 times the memory of bytes
+        q = codes(packed[at : at + ROWS], bits)
+        wide[at : at + ROWS] = (q + np.uint8(128 - middle) if symmetric else q).view("<u4")
+    if not symmetric:
+        return wide, scales, biases
+    scales = scales.astype(np.float32)
+    return wide, scales, np.float32(-128) * scales

@@ -1,0 +1,212 @@
+"""Downloads the weights of a repository and resumes interrupted downloads.
+
+huggingface-hub discards a partial file when the download is interrupted. So the weights are fetched here,
+into its cache and in its layout: blobs/<SHA-256>.incomplete grows over as many attempts as needed, is
+checked, and becomes blobs/<SHA-256>. huggingface-hub does the rest: small files, links, references.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from glob import escape
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ...errors import CorruptFile, RuvmlxError, StoreBusy
+from ...progress import Count, megabytes
+
+# Weights, configuration and tokenizer. Never code, pickles, or the same weights in other formats.
+WEIGHTS = ["model*.safetensors", "weights*.safetensors"]
+SMALL = ["*.json", "tokenizer.model", "*.jinja"]
+TIMEOUT_S = 10
+RETRIES = 5  # attempts in a row that bring no byte
+READ = 16 << 20  # bytes of a file that are checked at a time
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A large file of a repository. sha256: of its contents, as the hub reports it."""
+
+    file: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A repository as it is on the hub now.
+
+    repo: its folder in the cache
+    weights: the files to fetch
+    ggufs: its GGUF files
+    architecture: of the GGUF files, as the hub reports it
+    has_safetensors: whether it has safetensors files with a config.json
+    patterns: of all files that the snapshot gets
+    """
+
+    name: str
+    revision: str
+    repo: Path
+    weights: tuple[Weight, ...]
+    ggufs: tuple[Weight, ...] = ()
+    architecture: str = ""
+    has_safetensors: bool = True
+    patterns: tuple[str, ...] = (*SMALL, *WEIGHTS)
+
+    @classmethod
+    def of(cls, name: str, repo: Path) -> "Listing":
+        import huggingface_hub as hub
+
+        info = hub.HfApi().model_info(name, files_metadata=True, timeout=TIMEOUT_S)
+        found = {s.rfilename: s for s in info.siblings or []}
+
+        def large(patterns: list[str]) -> tuple[Weight, ...]:
+            wanted = [
+                (file, found[file].lfs)
+                for file in hub.utils.filter_repo_objects(found, allow_patterns=patterns)
+            ]
+            return tuple(Weight(file, lfs.size, lfs.sha256) for file, lfs in wanted if lfs is not None)
+
+        weights, ggufs = large(WEIGHTS), large(["*.gguf"])
+        architecture = str((info.gguf or {}).get("architecture") or "")
+        whole = bool(weights) and "config.json" in found
+        return cls(name, str(info.sha), repo, weights, ggufs, architecture, whole)
+
+    def only(self, files: tuple[str, ...]) -> "Listing":
+        """Return the same repository with only these GGUF files to fetch."""
+        weights = tuple(weight for weight in self.ggufs if weight.file in files)
+        return replace(self, weights=weights, patterns=tuple(map(escape, files)))
+
+    @property
+    def total(self) -> int:
+        return sum(weight.size for weight in self.weights)
+
+    @property
+    def here(self) -> int:
+        """Bytes that are already in the cache, with incomplete files."""
+        return sum(min(weight.size, self._size(weight)) for weight in self.weights)
+
+    def _size(self, weight: Weight) -> int:
+        for path in (self.blob(weight), self.partial(weight)):
+            with contextlib.suppress(OSError):
+                return path.stat().st_size
+        return 0
+
+    def blob(self, weight: Weight) -> Path:
+        return self.repo / "blobs" / weight.sha256
+
+    def partial(self, weight: Weight) -> Path:
+        return self.repo / "blobs" / f"{weight.sha256}.incomplete"
+
+
+def fetch_small(name: str) -> Path:
+    """Fetch the configuration and the tokenizer. Returns the snapshot's folder."""
+    return _snapshot(name, SMALL)
+
+
+def fetch_weights(listing: Listing, count: Count) -> Path:
+    """Fetch the weights and count their bytes. Returns the snapshot's folder, which is then complete."""
+    count.begin(f"Fetching {listing.name}", listing.total, listing.here)
+    _check_disk(listing)
+    (listing.repo / "blobs").mkdir(parents=True, exist_ok=True)
+    for weight in listing.weights:
+        if not listing.blob(weight).exists():
+            _fetch(listing, weight, count)
+    count.begin(f"Fetching {listing.name}", 0)
+    return _snapshot(listing.name, list(listing.patterns))
+
+
+def _snapshot(name: str, patterns: list[str]) -> Path:
+    import huggingface_hub as hub
+    from huggingface_hub.utils import disable_progress_bars, logging
+
+    disable_progress_bars()
+    logging.set_verbosity_error()  # its messages would appear in the middle of the chat
+    warnings.filterwarnings("ignore", module="huggingface_hub")
+    return Path(hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=TIMEOUT_S))
+
+
+def _check_disk(listing: Listing) -> None:
+    missing = listing.total - listing.here
+    free = shutil.disk_usage(next(p for p in (listing.repo, *listing.repo.parents) if p.exists())).free
+    if missing > free:
+        raise RuvmlxError(
+            f"{listing.name} needs {megabytes(missing)} more on the disk, where {megabytes(free)} are free "
+            f"({listing.repo.parent}). Make room, or set HF_HUB_CACHE to another disk."
+        )
+
+
+def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
+    import huggingface_hub as hub
+
+    url = hub.hf_hub_url(listing.name, weight.file, revision=listing.revision)
+    partial = listing.partial(weight)
+    with _open_exclusive(partial) as file:
+        failures = 0
+        while file.tell() < weight.size:
+            before = file.tell()
+            try:
+                _append(url, file, count)
+            except Exception as error:
+                failures = failures + 1 if file.tell() == before else 0
+                if failures >= RETRIES or not _is_broken_connection(error):
+                    raise
+        _check(weight, file, count)
+    os.replace(partial, listing.blob(weight))
+
+
+@contextlib.contextmanager
+def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
+    """Open the file at its end, for this process alone. Raises StoreBusy if another process writes to it."""
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreBusy("another process is fetching this model; wait until it is done.") from None
+        file.seek(0, os.SEEK_END)
+        yield file
+
+
+def _append(url: str, file: BinaryIO, count: Count) -> None:
+    """Download what is missing at the file's end, until the file is complete or the connection breaks."""
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    start = file.tell()
+    headers = build_hf_headers() | {"Range": f"bytes={start}-", "Accept-Encoding": "identity"}
+    options: dict[str, Any] = {"headers": headers, "follow_redirects": True, "timeout": TIMEOUT_S}
+    with get_session().stream("GET", url, **options) as response:
+        hf_raise_for_status(response)
+        if response.status_code != 206:  # the server sends the whole file, whatever range was requested
+            file.truncate(0)
+            count.add(-start)
+        for chunk in response.iter_bytes():
+            file.write(chunk)
+            count.add(len(chunk))
+
+
+def _is_broken_connection(error: Exception) -> bool:
+    """Is this an httpx error of the connection? huggingface-hub may use httpx from different packages."""
+    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+
+
+def _check(weight: Weight, file: BinaryIO, count: Count) -> None:
+    """Compare the SHA-256, because a damaged download must not become a model."""
+    file.flush()
+    os.fsync(file.fileno())
+    size, done = file.tell(), count.done
+    digest = hashlib.sha256()
+    file.seek(0)
+    while chunk := file.read(READ):
+        digest.update(chunk)
+        count.add(0)
+    if size != weight.size or digest.hexdigest() != weight.sha256:
+        file.truncate(0)
+        count.done = done - size
+        raise CorruptFile(
+            f"{weight.file} arrived damaged ({size:,} of {weight.size:,} bytes). Fetch it again."
+        )

@@ -1,0 +1,78 @@
+"""What `ruvmlx ls` lists: the models on this machine that need no download."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import RuvmlxError
+from ..config.header_facts import Facts
+from ..config.layout import parameter_count
+from .hub import cached_repositories
+from .other_stores import stored_models
+from .starter import starter_path
+
+
+def list_local_models() -> list[dict[str, Any]]:
+    """Return the starter model, then every repository in the Hugging Face cache whose architecture runs, then
+    the models of ollama and LM Studio.
+
+    Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be
+        read has its files' bytes, no bits and no parameters; `problem` says why.
+    """
+    return [_row(*found) for found in _local_models()]
+
+
+def readable_models() -> Iterator[Facts]:
+    """Yield the same models as `Facts`, without those that cannot be read."""
+    for name, path, problem in _local_models():
+        with contextlib.suppress(RuvmlxError):
+            if not problem:
+                yield survey(name, path)
+
+
+def local_paths() -> dict[str, Path]:
+    """Return {name: path} of these models, without those that cannot be read."""
+    return {name: path for name, path, problem in _local_models() if not problem}
+
+
+def _local_models() -> Iterator[tuple[str, Path, RuvmlxError | None]]:
+    """Yield (name, path, problem). problem: an error that was found before the model was read."""
+    starter = starter_path()
+    if starter:
+        yield "starter", starter, None
+    yield from ((name, path, None) for name, path in cached_repositories())
+    yield from ((model.name, model.path, model.problem) for model in stored_models())
+
+
+def _row(name: str, path: Path, problem: RuvmlxError | None) -> dict[str, Any]:
+    form = "safetensors" if path.is_dir() else "gguf"
+    row = {"name": name, "path": str(path), "format": form, "bits": None, "parameters": None}
+    try:
+        if problem:
+            raise problem
+        facts = survey(name, path)
+    except RuvmlxError as error:
+        return row | {"bytes": _file_bytes(path), "problem": str(error)}
+    numbers = {"bits": round(facts.bits, 2), "parameters": facts.parameters, "bytes": facts.bytes}
+    return row | numbers | {"problem": ""}
+
+
+def survey(name: str, path: Path) -> Facts:
+    """Return the facts from the headers."""
+    if path.is_dir():
+        from ..weights.safetensors_model import open_folder
+
+        folder = open_folder(path, path.name)
+        facts = Facts(name, path, "safetensors", folder.shape, folder.parameters, folder.bytes)
+        return replace(facts, types=folder.types)
+    from ..weights.gguf_model import open_gguf
+
+    file, config = open_gguf(path)
+    return Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes, types=file.types)
+
+
+def _file_bytes(path: Path) -> int:
+    files = path.glob("*.safetensors") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)

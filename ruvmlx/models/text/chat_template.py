@@ -1,0 +1,224 @@
+"""Chat templates: Jinja code from a model's files, run in a sandbox.
+
+Typed text cannot become a special token. In every message, U+FDD0 (a noncharacter) is put after each
+character that begins a special token's string. The tokenizer searches the rendered text for special tokens;
+typed ones no longer match. Then it removes the marks. Text that the template writes is not marked, so all
+other ids are those of the rendered text.
+
+Without a template the vocabulary decides the form: ChatML with <|im_start|> and <|im_end|>, Llama 3's with
+<|start_header_id|> and <|eot_id|>, Mistral's with [INST] and [/INST], else lines of "User: ..." and
+"Assistant: ..." with an empty line between turns.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ...errors import UnsupportedModel, UsageError
+from ..config.model import Message, Tools
+from ..files.error_text import one_line
+from .mistral_template import mistral_template, version_of
+from .typed_text import GUARD, THOUGHT_TAGS, Guard
+
+_TOOLS = re.compile(r"\btools\b")
+ROLES = ("system", "user", "assistant", "tool")
+CHATML = (
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] + '<|eot_id|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+PLAIN = (
+    "{% for m in messages %}{{ m['role'] | capitalize + ': ' + m['content'] + '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+
+
+class ChatTemplate:
+    """Renders conversations; typed text is guarded.
+
+    bos, eos: the strings that templates know as bos_token and eos_token
+    gap: for Mistral's form without a template: the text between a special token and other text
+    """
+
+    def __init__(
+        self, source: str | None, special_tokens: Iterable[str], bos: str = "", eos: str = "", gap: str = ""
+    ):
+        specials = [text for text in special_tokens if text]
+        self.source = (source or _fallback(specials, gap)).replace(GUARD, "")
+        self._names = {"bos_token": bos, "eos_token": eos}
+        self._guard = Guard(specials)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+        tools: Tools = (),
+        values: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Conversation -> text with U+FDD0 marks. If the template has no place for system text, the text
+        joins the first user turn.
+
+        values: more variables for the template; they do not replace its own
+        """
+        more = {name: self._guard.inside(value) for name, value in (values or {}).items()}
+        asked: dict[str, object] = {**more, "add_generation_prompt": add_generation_prompt}
+        if thinking is not None:
+            asked["enable_thinking"] = thinking
+        asked["tools"] = [self._guard.inside(tool) for tool in tools] if tools else None
+        if tools and not _TOOLS.search(self.source):
+            raise UsageError("the model's chat template has no place for tools; ask without them.")
+        turns = [self._turn(message) for message in messages]
+        if not turns:
+            raise UsageError("an empty conversation cannot be rendered; give at least one message.")
+        try:
+            return self._run_with_later(turns, asked)
+        except UnsupportedModel as error:
+            if not values:
+                raise
+            raise UsageError(f"with the variables of this request, {error}") from None
+
+    def begin_reply(self, prompt: str, opening: str) -> str:
+        """Return a rendered prompt with the text that begins its reply. If the template has opened a thought,
+        the thought in `opening` replaces it. If `opening` has no thought, the opened one is closed."""
+        bare = prompt.rstrip()
+        tag = next((tag for tag in THOUGHT_TAGS if bare.endswith(tag)), None)
+        if tag is None:
+            return prompt + self._guard(opening)
+        if opening.startswith(tag):
+            return bare.removesuffix(tag) + self._guard(opening)
+        return f"{bare}\n{THOUGHT_TAGS[tag]}\n\n{self._guard(opening)}"
+
+    def _turn(self, message: Message) -> dict[str, Any]:
+        if message.role not in ROLES:
+            raise UsageError(
+                f"message role {message.role[:20]!r} is not known; known are {', '.join(ROLES)}."
+            )
+        keys = ("tool_calls", "tool_call_id", "name")
+        more = {key: self._guard.inside(getattr(message, key)) for key in keys if getattr(message, key)}
+        return {"role": message.role, "content": self._guard(message.content), **more}
+
+    def _run_with_later(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
+        """Run the template. Some templates allow system text only at the beginning: then later system text is
+        folded into other turns."""
+        later = [turn["content"].strip() for turn in turns[1:] if turn["role"] == "system"]
+        if not any(later):
+            return self._run_with_first(turns, asked)
+        try:
+            text = self._run_with_first(turns, asked)
+        except (UsageError, UnsupportedModel):
+            return self._run_with_first(fold_later(turns), asked)
+        if all(system in text for system in later):
+            return text
+        return self._run_with_first(fold_later(turns), asked)
+
+    def _run_with_first(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
+        if turns[0]["role"] != "system":
+            return self._run(turns, asked)
+        return self._run_with_system(turns, asked)
+
+    def _run_with_system(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
+        """Run the template. Some templates refuse a system turn, others drop it without an error: then it is
+        folded into the first user turn."""
+        system = turns[0]["content"].strip()
+        try:
+            text = self._run(turns, asked)
+        except (UsageError, UnsupportedModel):
+            return self._run(fold_system(turns), asked)
+        if system in text:
+            return text
+        folded = self._run(fold_system(turns), asked)
+        return folded if system in folded else text
+
+    def _run(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
+        from .sandbox import Refused, run
+
+        compiled, names = self._compiled_template, {**asked, **self._names, "messages": turns}
+        try:
+            return run(compiled, {**names, "documents": None})
+        except Refused as error:
+            raise UsageError(
+                f"the model's chat template refuses this conversation: {one_line(error)}."
+            ) from None
+        except Exception as error:  # noqa: BLE001 - a template can raise any error of Python code
+            raise UnsupportedModel(f"the model's chat template fails: {one_line(error)}.") from None
+
+    @cached_property
+    def _compiled_template(self):
+        from .sandbox import compile_template
+
+        try:
+            return compile_template(self.source)
+        except Exception as error:  # noqa: BLE001 - the Python code that Jinja makes can raise any error too
+            raise UnsupportedModel(f"the model's chat template cannot be read: {one_line(error)}.") from None
+
+
+def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the turns with the system text and an empty line before the first user turn."""
+    system, rest = turns[0]["content"], [dict(turn) for turn in turns[1:]]
+    if rest and rest[0]["role"] == "user":
+        rest[0]["content"] = f"{system}\n\n{rest[0]['content']}"
+        return rest
+    return [{"role": "user", "content": system}, *rest]
+
+
+def fold_later(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Move system text after the first turn into the turn before it, if that is not a reply. Otherwise it
+    joins the turn after it. If there is none, it becomes a turn of the user."""
+    folded, waiting = [turns[0]], list[str]()
+    for turn in turns[1:]:
+        if turn["role"] == "system" and (waiting or folded[-1]["role"] == "assistant"):
+            waiting.append(turn["content"])
+        elif turn["role"] == "system":
+            last = folded.pop()
+            folded.append({**last, "content": "\n\n".join([last["content"], turn["content"]])})
+        elif turn["role"] == "assistant":
+            folded += _as_user(waiting)
+            folded.append(turn)
+            waiting = []
+        else:
+            folded.append({**turn, "content": "\n\n".join([*waiting, turn["content"]])})
+            waiting = []
+    return folded + _as_user(waiting)
+
+
+def _as_user(texts: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "\n\n".join(texts)}] if texts else []
+
+
+def _fallback(specials: Sequence[str], gap: str) -> str:
+    found = set(specials)
+    if {"<|im_start|>", "<|im_end|>"} <= found:
+        return CHATML
+    if {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"} <= found:
+        return LLAMA3
+    return mistral_template(version_of(found), gap=gap) if {"[INST]", "[/INST]"} <= found else PLAIN
+
+
+def pick(templates: str | list | Mapping | None) -> str | None:
+    """Return the template from tokenizer_config.json's chat_template: one string, or several by name. Of
+    several, "default" is used, or "tool_use" if there are tools."""
+    if isinstance(templates, str) or templates is None:
+        return templates
+    if isinstance(templates, list):
+        templates = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
+    found = templates.get("default") or next(iter(templates.values()), None)
+    with_tools = templates.get("tool_use")
+    if isinstance(found, str) and isinstance(with_tools, str) and found != with_tools:
+        return _choice(with_tools, found)
+    return found if isinstance(found, str) else None
+
+
+def _choice(with_tools: str, without: str) -> str:
+    """Join two templates into one. The plus signs keep line ends that Jinja would otherwise remove beside a
+    block."""
+    first, second = (source.removesuffix("\n") for source in (with_tools, without))
+    return f"{{%+ if tools +%}}{first}{{%+ else +%}}{second}{{%+ endif %}}"

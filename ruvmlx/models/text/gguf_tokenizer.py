@@ -1,0 +1,24 @@
+"""The tokenizer of a GGUF file: byte-level BPE or SentencePiece, depending on its vocabulary."""
+
+from ...errors import UnsupportedModel
+from ..files.gguf import GGUFFile
+from .gguf_vocab import GGUFVocab
+from .tokenizer_base import BaseTokenizer
+
+
+def gguf_tokenizer(file: GGUFFile) -> BaseTokenizer:
+    """Return the tokenizer of a GGUF file."""
+    vocab = GGUFVocab(file)
+    kind = vocab.text("tokenizer.ggml.model")
+    if kind == "gpt2":
+        from .tokenizer_bpe import GGUFByteLevelTokenizer
+
+        return GGUFByteLevelTokenizer(vocab)
+    if kind == "llama":
+        from .tokenizer_spm import gguf_sentencepiece
+
+        return gguf_sentencepiece(vocab)
+    raise UnsupportedModel(
+        f"{vocab.where}: tokenizer {kind[:40]!r}; "
+        "'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are known."
+    )

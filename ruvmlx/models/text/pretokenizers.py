@@ -1,0 +1,53 @@
+"""How byte-level BPE vocabularies split text before merging, by GGUF's `tokenizer.ggml.pre`.
+
+Each entry is a list of patterns that are applied one after the other, as in llama.cpp. Each match is a piece,
+and so is the text between two matches.
+"""
+
+from ...errors import UnsupportedModel
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEFAULT = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"]
+_DIGITS = [r"\p{N}", GPT2]
+
+PATTERNS = {
+    "default": _DEFAULT,
+    "gpt-2": [GPT2],
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "command-r": _DIGITS,
+    "llama-bpe": [_LLAMA3],
+    "llama3": [_LLAMA3],
+    "llama-v3": [_LLAMA3],
+    "falcon3": [_LLAMA3],
+    "pixtral": [_LLAMA3],
+    "smaug-bpe": [_LLAMA3],  # SmolLM3
+    "qwen2": [_QWEN2],
+    "deepseek-r1-qwen": [_QWEN2],
+    "tekken": [_TEKKEN],
+}
+# A word in the vocabulary is not merged up.
+WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})
+ADDS_BOS = WHOLE_WORDS  # if the file does not say otherwise
+
+
+def patterns(pre: str, where: str) -> list[str]:
+    """Return the patterns of a pre-tokenizer. An unknown one is refused, because a guess would silently
+    change ids."""
+    if pre not in PATTERNS:
+        raise UnsupportedModel(
+            f"{where}: pre-tokenizer {pre[:40]!r} is not known; known are {', '.join(sorted(PATTERNS))}. "
+            "Use the model's safetensors form with its tokenizer.json."
+        )
+    return PATTERNS[pre]

@@ -1,0 +1,127 @@
+"""Thoughts: the part of a reply in <think> (R1, Qwen3, SmolLM3) or [THINK] (Magistral), up to the closing
+tag.
+
+Some templates open the thought in the prompt. Then the reply's text is given the same tag at its start. So
+the text alone always shows which part is the thought and which the answer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..config.model import Tokenizer
+from .typed_text import THOUGHT_TAGS as TAGS
+
+_TAIL = 8  # tokens at the end of a prompt that contain the tag and the space after it
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A reply in two parts. is_open: the thought has not ended, so there is no answer yet."""
+
+    thought: str
+    answer: str
+    is_open: bool = False
+
+
+def split(text: str) -> Thought:
+    """Split a reply's text into its thought and its answer. Without a thought, all of it is the answer."""
+    begun = text.lstrip()
+    for begin, end in TAGS.items():
+        if begun.startswith(begin):
+            thought, ended, answer = begun.removeprefix(begin).partition(end)
+            return Thought(thought.strip(), answer.lstrip(), not ended)
+    return Thought("", text)
+
+
+def tag_of(template: str | None) -> str | None:
+    """Return the tag that begins a thought, if the chat template has one. None: the model does not think
+    first."""
+    return next(
+        (tag for tag, end in TAGS.items() if tag in (template or "") or end in (template or "")), None
+    )
+
+
+def join_thought(thought: str, answer: str, tag: str) -> str:
+    """Join a thought and an answer to a reply's text. `split` is the reverse."""
+    return f"{tag}\n{thought}\n{TAGS[tag]}\n\n{answer}"
+
+
+def opened_by(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
+    """Return the tag at the end of a prompt, with the space after it; "" if there is none."""
+    tail = tokenizer.decode(prompt_ids[-_TAIL:])
+    bare = tail.rstrip()
+    return next((begin + tail[len(bare) :] for begin in TAGS if bare.endswith(begin)), "")
+
+
+class ThoughtCounter:
+    """Decides, token by token, which sampled tokens are the thought.
+
+    tokens: the number of sampled tokens in the thought so far, with its tags
+    is_decided: False while the text may still become the beginning of a tag
+    """
+
+    def __init__(self, tokenizer: Tokenizer, begun: str = ""):
+        """begun: the text of the reply before its first sampled token."""
+        self._tokenizer, self._text = tokenizer, begun
+        self._end = ""  # the tag that ends the thought; "" outside of a thought
+        self.tokens = self._seen = 0
+        self.is_decided = False
+        self._look()
+
+    @property
+    def in_thought(self) -> bool:
+        return bool(self._end)
+
+    def add(self, token: int) -> None:
+        self._seen += 1
+        if self.is_decided and not self._end:
+            return
+        self._text += self._tokenizer.token_bytes(token).decode("utf-8", "replace")
+        self._look()
+
+    def _look(self) -> None:
+        if not self.is_decided:
+            self._decide()
+        if self._end:
+            self.tokens = self._seen
+            if self._end in self._text:
+                self._end = ""
+            else:
+                self._text = self._text[1 - len(self._end) :]  # all text in which the end tag may have begun
+
+    def _decide(self) -> None:
+        text = self._text.lstrip()
+        found = next((begin for begin in TAGS if text.startswith(begin)), "")
+        if found:
+            self._end, self._text = TAGS[found], text.removeprefix(found)
+        self.is_decided = bool(found) or (bool(text) and not any(b.startswith(text) for b in TAGS))
+
+
+class AnswerFilter:
+    """Removes the thought from a stream of text."""
+
+    def __init__(self) -> None:
+        self._text = ""  # all text until the answer begins
+        self._answering = False
+
+    @property
+    def is_thinking(self) -> bool:
+        return not self._answering and split(self._text).is_open
+
+    def feed(self, text: str) -> str:
+        """Add text of the reply. Returns the answer's part of it. Text that may become a tag is held back."""
+        if self._answering:
+            return text
+        self._text += text
+        begun = self._text.lstrip()
+        if any(tag.startswith(begun) and tag != begun for tag in TAGS):
+            return ""
+        return self.flush()
+
+    def flush(self) -> str:
+        """End the stream. Returns the text that was held back."""
+        if self._answering:
+            return ""
+        answer = split(self._text).answer
+        self._answering = bool(answer)
+        return answer

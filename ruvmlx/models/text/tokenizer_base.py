@@ -1,0 +1,205 @@
+"""What all tokenizers share: special tokens, BOS, decoding, chats.
+
+A *special token* steers the model (<s>, <|im_end|>, [INST]...). Text becomes a special token only through
+`special=True` or through the chat template, never by typing it. Added tokens that are plain text (runs of
+spaces, <think>...) are matched in any text, as in Hugging Face and llama.cpp.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+from ..config.model import Message, Tools
+from .token_cache import KnownRuns
+from .typed_text import GUARD, THOUGHT_TAGS
+
+# Tokens that end a reply for any model that has them, whatever its eos entry says.
+END_TOKENS = frozenset(
+    str.split(
+        "<|eot_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <end_of_turn> <EOT> _<EOT> "
+        "<|end_of_sentence|> <｜end▁of▁sentence｜>"
+    )
+)
+BRIEF = 64  # tokens
+LETTERS = 8  # the maximum average number of characters per token in meaningful text
+LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
+
+
+def is_special(text: str, marked: bool) -> bool:
+    """Does an added token steer the model? marked: whether its file calls it special."""
+    if text in THOUGHT_TAGS or text in THOUGHT_TAGS.values():
+        return False
+    return marked or text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text))
+
+
+class BaseTokenizer(ABC):
+    """Implements the Tokenizer protocol with two methods of a subclass: `_encode_run` and `_piece_bytes`."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        special_tokens: Mapping[str, int],
+        bos_id: int | None = None,
+        adds_bos: bool = False,
+        eos_id: int | None = None,
+        more_eos_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+        strips_leading_space: bool = False,
+    ):
+        self.vocab_size = vocab_size
+        self.special_tokens: Mapping[str, int] = {text: i for text, i in special_tokens.items() if text}
+        self.bos_id = bos_id
+        self.adds_bos = adds_bos and bos_id is not None
+        ends = {i for text, i in self.special_tokens.items() if text in END_TOKENS}
+        self.eos_id = eos_id  # the one that templates know as eos_token
+        known = (i for i in more_eos_ids if 0 <= i < vocab_size)
+        self.eos_ids = frozenset(ends.union(known, () if eos_id is None else (eos_id,)))
+        self.chat_template = chat_template
+        self.strips_leading_space = strips_leading_space
+        self._special_ids = frozenset(self.special_tokens.values()) | self.eos_ids
+        self._bytes: dict[int, bytes] = {}
+
+    # For subclasses ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _encode_run(self, text: str, first: bool) -> list[int]:
+        """Return the ids of a run of plain text, without special tokens. first: whether the text begins with
+        this run."""
+
+    @abstractmethod
+    def _piece_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of an ordinary token."""
+
+    # The protocol --------------------------------------------------------------------------------
+
+    def encode(
+        self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """Text -> ids. add_bos: True: the model's own rule decides (`adds_bos`). most: as in
+        `encode_chat`."""
+        if special:
+            ids = self._encode_special(text, most=most)
+        else:
+            ids = self._encode_bounded(lambda text: self._encode_run(text, True), _clean(text), most)
+        return self._with_bos(ids) if add_bos else ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token adds to the text; b"" for a special token or a padding row."""
+        if token_id not in self._bytes:
+            plain = 0 <= token_id < self.vocab_size and token_id not in self._special_ids
+            self._bytes[token_id] = self._piece_bytes(token_id) if plain else b""
+        return self._bytes[token_id]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
+        data = b"".join(map(self.token_bytes, ids))
+        if self.strips_leading_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
+
+    def text_with_specials(self, ids: Sequence[int]) -> str:
+        """Ids -> text with the special tokens written out, as the model reads it."""
+        names = {token_id: text.encode() for text, token_id in self.special_tokens.items()}
+        return b"".join(names.get(i) or self.token_bytes(i) for i in ids).decode("utf-8", "replace")
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        thinking: bool | None = None,
+        tools: Tools = (),
+        salt: str = "",
+        most: int | None = None,
+        opening: str = "",
+        values: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Conversation -> ids. Special tokens come only from the template. If the template wrote a BOS, no
+        second one is added.
+
+        most: for a text with more tokens, the result may be the ids of its beginning; it has more than `most`
+            ids
+        """
+        text = self._chat.render(messages, add_generation_prompt, thinking, tools, values)
+        if opening:
+            text = self._chat.begin_reply(text, opening)
+        return self._with_bos(self._encode_special(text, salt, most))
+
+    def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
+        """Return what the template writes, with special tokens."""
+        return self._chat.render(messages, tools=tools).replace(GUARD, "")
+
+    # Inside --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _chat(self):
+        from .chat_template import ChatTemplate
+
+        names = self._special_text(self.bos_id), self._special_text(self.eos_id)
+        return ChatTemplate(self.chat_template, self.special_tokens, *names, gap=self._gap())
+
+    def _gap(self) -> str:
+        """Return the space that encoding adds before a whole text, but not after a special token; else ""."""
+        if not self.strips_leading_space:
+            return ""
+        first, later = (
+            b"".join(map(self.token_bytes, self._encode_run("a", is_first))) for is_first in (True, False)
+        )
+        return " " if first != later else ""
+
+    def _special_text(self, token_id: int | None) -> str:
+        """Return a special token as it is written, or ""."""
+        return next((text for text, i in self.special_tokens.items() if i == token_id), "")
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        if not self.adds_bos or self.bos_id is None or ids[:1] == [self.bos_id]:
+            return ids
+        return [self.bos_id, *ids]
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern | None:
+        """Match the longest first, so that a special string wins over its own prefixes."""
+        texts = sorted(self.special_tokens, key=len, reverse=True)
+        return re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
+
+    @cached_property
+    def _runs(self) -> KnownRuns:
+        return KnownRuns(self._encode_run)
+
+    def _encode_special(self, text: str, salt: str = "", most: int | None = None) -> list[int]:
+        """Encode text. Special strings become their ids. The runs between them lose their guards and are
+        encoded."""
+        text = _clean(text)
+        parts = self._special_pattern.split(text) if self._special_pattern else [text]
+        ids: list[int] = []
+        for i, part in enumerate(parts):
+            if most is not None and len(ids) > most:
+                return ids
+            if i % 2:
+                ids.append(self.special_tokens[part])
+            elif run := part.replace(GUARD, ""):
+                begins, left = not ids, None if most is None else most - len(ids)
+                ids += self._encode_bounded(partial(self._runs, first=begins, salt=salt), run, left)
+        return ids
+
+    @staticmethod
+    def _encode_bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
+        """Return the ids of a run. If it has more than `most` tokens, only its beginning is encoded, which
+        takes less time."""
+        if most is not None and len(run) > (enough := LETTERS * (most + BRIEF)):
+            begun = encode(run[:enough])
+            if len(begun) > most:
+                return list(begun)
+        return list(encode(run))
+
+
+def _clean(text: str) -> str:
+    """Replace lone surrogates (undecodable bytes of a terminal) by U+FFFD, because tokenizers accept only
+    UTF-8."""
+    return text.encode("utf-8", "replace").decode() if _SURROGATE.search(text) else text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")

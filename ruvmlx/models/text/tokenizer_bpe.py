@@ -1,0 +1,124 @@
+"""Byte-level BPE from a GGUF vocabulary. The `tokenizers` library does the merges."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...errors import CorruptFile
+from ..files.error_text import library
+from .byte_level import byte_chars, piece_to_bytes
+from .pretokenizers import ADDS_BOS, WHOLE_WORDS, patterns
+from .tokenizer_base import BaseTokenizer
+
+if TYPE_CHECKING:  # it needs numpy, which the tokenizer's process does not import
+    from .gguf_vocab import GGUFVocab
+
+BRIEF = 2000  # characters: encoded in a millisecond
+
+
+class GGUFByteLevelTokenizer(BaseTokenizer):
+    """`tokenizer.ggml.model` = "gpt2"."""
+
+    def __init__(self, vocab: "GGUFVocab"):
+        pre = vocab.text("tokenizer.ggml.pre") or "default"
+        super().__init__(**vocab.common(adds_bos=pre in ADDS_BOS))
+        self._tokens = vocab.tokens
+        self._added = vocab.user_defined
+        self._added_ids = frozenset(self._added.values())
+        self._bpe = _build(vocab, pre, self._added)
+
+    def _encode_run(self, text: str, first: bool) -> list[int]:
+        return ids_of(self._bpe, text)
+
+    def _piece_bytes(self, token_id: int) -> bytes:
+        piece = self._tokens[token_id]
+        return piece.encode() if token_id in self._added_ids else piece_to_bytes(piece)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same tokenizer in the form of Hugging Face's tokenizer.json, with special tokens in
+        their places."""
+        out = json.loads(self._bpe.to_str())
+        out["model"]["vocab"] |= self.special_tokens
+        added = {i: _added_token(i, text, True) for text, i in self.special_tokens.items()}
+        added |= {i: _added_token(i, text, False) for text, i in self._added.items()}
+        out["added_tokens"] = [added[i] for i in sorted(added)]
+        out["decoder"] = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
+        if self.adds_bos:
+            out["post_processor"] = _puts_in_front(self.bos_id, self._special_text(self.bos_id))
+        return out
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """Return a text's ids with the `tokenizers` library. Its `encode` holds Python's lock, for seconds if the
+    text is long; `encode_batch` does not."""
+    if len(text) < BRIEF:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
+    return encoding.ids
+
+
+def _added_token(token_id: int, text: str, special: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": text, "special": special, **flags}
+
+
+def _puts_in_front(token_id: int | None, text: str) -> dict[str, Any]:
+    """Return tokenizer.json's post-processor that begins a text with one token."""
+    first, rest = {"SpecialToken": {"id": text, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    more = [first, rest, {"Sequence": {"id": "B", "type_id": 1}}]
+    known = {text: {"id": text, "ids": [token_id], "tokens": [text]}}
+    return {"type": "TemplateProcessing", "single": [first, rest], "pair": more, "special_tokens": known}
+
+
+def byte_level_bpe(
+    ids: Mapping[str, int],
+    merges: list[tuple[str, str]],
+    cuts: Iterable[str],
+    added: Iterable[str],
+    where: str,
+    whole_words: bool = False,
+) -> Any:
+    """Return a tokenizer of the `tokenizers` library. Raises CorruptFile if the parts do not fit together.
+
+    ids: {piece in byte_level.py's characters: id}
+    merges: the first is tried first
+    cuts: patterns, applied one after the other
+    added: texts that are matched before anything is cut
+    whole_words: whether a word of the vocabulary is not split
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+
+    with library(where):
+        steps: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        if missing := [c for c in byte_chars() if c not in ids]:
+            # A byte without a token is dropped, and nothing is merged across the gap.
+            steps.append(pre_tokenizers.Split(Regex(_char_class(missing)), "removed"))
+        tokenizer = Tokenizer(models.BPE(dict(ids), merges, ignore_merges=whole_words))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
+    return tokenizer
+
+
+def _build(vocab: "GGUFVocab", pre: str, added: dict[str, int]) -> Any:
+    # Special tokens are not in the BPE model, so a word with the same spelling cannot become one.
+    ids = {token: i for i, token in enumerate(vocab.tokens) if token not in vocab.special_tokens}
+    cuts = patterns(pre, vocab.where)
+    return byte_level_bpe(ids, _merges(vocab), cuts, added, vocab.where, whole_words=pre in WHOLE_WORDS)
+
+
+def _merges(vocab: "GGUFVocab") -> list[tuple[str, str]]:
+    pairs: list[Any] = [tuple(merge.split(" ")) for merge in vocab.strings("tokenizer.ggml.merges")]
+    bad = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
+    if bad is not None:
+        raise CorruptFile(f"{vocab.where}: merge {bad} of tokenizer.ggml.merges is not a pair.")
+    return pairs
+
+
+def _char_class(chars: list[str]) -> str:
+    return "[" + "".join(f"\\x{{{ord(c):x}}}" for c in chars) + "]"

@@ -1,0 +1,240 @@
+"""The tokenizer of a Hugging Face folder: tokenizer.json, else tekken.json, else tokenizer.model.
+
+The `tokenizers` library reads tokenizer.json. Then we take it apart: we match special tokens (only if the
+caller allows it); its model and its text steps do the rest.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ...errors import CorruptFile, UnsupportedModel
+from ...platform.files import read_ordinary
+from ..files.error_text import library
+from ..files.json_files import read_object
+from .byte_level import piece_to_bytes
+from .chat_template import pick
+from .tokenizer_base import BaseTokenizer, is_special
+from .tokenizer_bpe import ids_of
+
+SPACE = "\u2581"
+MAX_TEMPLATE = 1 << 22  # the maximum size of a template's file
+
+
+def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
+    """Return the tokenizer of a folder. eos: eos_token_id entries of its configuration files, numbers or
+    lists."""
+    config = read_object(path / "tokenizer_config.json")
+    template = _template(path, config)
+    eos_ids = {i for entry in eos for i in token_ids(entry)}
+    if (path / "tokenizer.json").is_file():
+        return JsonTokenizer(path / "tokenizer.json", config, template, eos_ids)
+    if (path / "tekken.json").is_file():
+        from .tekken import TekkenTokenizer
+
+        return TekkenTokenizer(path / "tekken.json", template, eos_ids)
+    if (path / "tokenizer.model").is_file():
+        return _sentencepiece(path, config, template, eos_ids)
+    raise UnsupportedModel(
+        f"{path.name} holds none of tokenizer.json, tekken.json and tokenizer.model. Fetch the model again."
+    )
+
+
+def token_ids(entry: Any) -> list[int]:
+    """Return the ids in an eos_token_id entry, which may be anything."""
+    entries = entry if isinstance(entry, list) else [entry]
+    return [i for i in entries if type(i) is int and i >= 0]
+
+
+def _template(path: Path, config: dict[str, Any]) -> str | None:
+    """Return chat_template.jinja, else chat_template.json, else the template in tokenizer_config.json."""
+    try:
+        return read_ordinary(path / "chat_template.jinja", MAX_TEMPLATE).decode("utf-8")
+    except FileNotFoundError:
+        own = read_object(path / "chat_template.json").get("chat_template")
+        found = own if own is not None else config.get("chat_template")
+        return pick(found) if isinstance(found, str | list | dict) else None
+    except (OSError, UnicodeDecodeError):
+        raise CorruptFile(
+            f"{path.name}: chat_template.jinja cannot be read. Fetch the model again."
+        ) from None
+
+
+def _token_name(config: dict[str, Any], key: str) -> str:
+    """Return the text of "bos_token": "<s>" or {"content": "<s>", ...}."""
+    value = config.get(key)
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else ""
+
+
+class JsonTokenizer(BaseTokenizer):
+    """tokenizer.json: byte-level or SentencePiece-like BPE."""
+
+    def __init__(self, path: Path, config: dict[str, Any], template: str | None, eos_ids: Iterable[int]):
+        full = _read(path)
+        added = full.get_added_tokens_decoder()
+        special = {t.content: i for i, t in added.items() if is_special(t.content, t.special)}
+        bos = special.get(_token_name(config, "bos_token"), _template_bos(full, special))
+        self._full, self._steps = full, _Steps(full, path.name)
+        super().__init__(
+            vocab_size=1 + max([*added, full.get_vocab_size(with_added_tokens=True) - 1]),
+            special_tokens=special,
+            bos_id=bos,
+            adds_bos=_adds_bos(full, config, bos),
+            eos_id=special.get(_token_name(config, "eos_token")),
+            more_eos_ids=eos_ids,
+            chat_template=template,
+            strips_leading_space=self._steps.prefixes_space,
+        )
+        self._plain_added = {i: t.content for i, t in added.items() if t.content not in special}
+        plain = [t for t in added.values() if t.content not in special]
+        self._forbidden = frozenset(special.values()) - {special.get(getattr(full.model, "unk_token", None))}
+        self._first = self._steps.tokenizer(full, plain, first=True)
+        self._later = self._steps.tokenizer(full, plain, first=False)
+
+    def _encode_run(self, text: str, first: bool) -> list[int]:
+        with library("tokenizer.json"):
+            ids = ids_of(self._first if first else self._later, text)
+        return ids if self._forbidden.isdisjoint(ids) else self._spelled_out(ids)
+
+    def _spelled_out(self, ids: list[int]) -> list[int]:
+        """Spell a word letter by letter if it is a special token of the model's own vocabulary."""
+        out: list[int] = []
+        for i in ids:
+            letters = self._special_text(i) if i in self._forbidden else None
+            out += [j for c in letters for j in self._encode_run(c, False)] if letters else [i]
+        return out
+
+    def _piece_bytes(self, token_id: int) -> bytes:
+        if token_id in self._plain_added:
+            return self._plain_added[token_id].encode()
+        piece = self._full.id_to_token(token_id) or ""
+        return piece_to_bytes(piece) if self._steps.byte_level else _metaspace_bytes(piece)
+
+
+def _read(path: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    with library(path.name):
+        tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _template_bos(full: Any, special: dict[str, int]) -> int | None:
+    """Return the special token that the file's own post-processor puts first."""
+    ids = full.encode("", add_special_tokens=True).ids
+    return ids[0] if ids and ids[0] in special.values() else None
+
+
+def _adds_bos(full: Any, config: dict[str, Any], bos: int | None) -> bool:
+    said = config.get("add_bos_token")
+    if isinstance(said, bool):
+        return said
+    return bos is not None and full.encode("a", add_special_tokens=True).ids[:1] == [bos]
+
+
+def _metaspace_bytes(piece: str) -> bytes:
+    """ "▁Paris" -> b" Paris", "<0x0A>" -> b"\\n"."""
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        try:
+            return bytes([int(piece[3:5], 16)])
+        except ValueError:
+            pass
+    return piece.replace(SPACE, " ").encode()
+
+
+class _Steps:
+    """The normalizer and pre-tokenizer of a tokenizer.json, and what they do to single tokens."""
+
+    def __init__(self, full: Any, where: str):
+        self._pre = _state(full.pre_tokenizer)
+        self._normalizer = _state(full.normalizer)
+        parts = {
+            part.get("type"): part for state in (self._pre, _state(full.decoder)) for part in _flat(state)
+        }
+        self.byte_level = "ByteLevel" in parts
+        metaspace = "Metaspace" in parts or "Replace" in parts or "ByteFallback" in parts
+        if not self.byte_level and not metaspace:
+            raise UnsupportedModel(
+                f"{where}: neither byte-level nor SentencePiece-like; no other kind is known."
+            )
+        self.prefixes_space = self._prefixes_space()
+
+    def _prefixes_space(self) -> bool:
+        """Is a space put before a text? A Prepend, a Metaspace or a ByteLevel step does this."""
+        for part in [*_flat(self._pre), *_flat(self._normalizer)]:
+            if part.get("prepend_scheme") in ("always", "first") or part.get("type") == "Prepend":
+                return True
+            if part.get("add_prefix_space") and "prepend_scheme" not in part:
+                return True
+        return False
+
+    def tokenizer(self, full: Any, plain_added: list[Any], first: bool) -> Any:
+        """Return the same model and steps without special tokens. first: False: for runs that are not at the
+        start."""
+        from tokenizers import Tokenizer
+
+        out = Tokenizer(full.model)
+        if self._normalizer:
+            out.normalizer = full.normalizer
+        if self._pre:
+            out.pre_tokenizer = full.pre_tokenizer if first else self._inner_pre(full)
+        out.add_tokens(plain_added)
+        return out
+
+    def _inner_pre(self, full: Any) -> Any:
+        """Return the pre-tokenizer for later runs: Metaspace with prepend_scheme "first" puts nothing before
+        them."""
+        if not any(part.get("prepend_scheme") == "first" for part in _flat(self._pre)):
+            return full.pre_tokenizer
+        from tokenizers import Tokenizer
+
+        changed = json.dumps(self._pre).replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+        empty = {"type": "BPE", "vocab": {}, "merges": []}
+        shell = {"version": "1.0", "added_tokens": [], "model": empty, "pre_tokenizer": json.loads(changed)}
+        return Tokenizer.from_str(json.dumps(shell)).pre_tokenizer
+
+
+def _state(step: Any) -> dict[str, Any]:
+    return json.loads(step.__getstate__()) if step is not None else {}
+
+
+def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the steps of a Sequence, or the step itself."""
+    inner = next((state[k] for k in ("pretokenizers", "normalizers", "decoders") if k in state), None)
+    return [state] if inner is None else [part for step in inner for part in _flat(step)]
+
+
+def _sentencepiece(
+    path: Path, config: dict[str, Any], template: str | None, eos_ids: set[int]
+) -> BaseTokenizer:
+    """Read tokenizer.model, with the added tokens in tokenizer_config.json or added_tokens.json."""
+    from .tokenizer_spm import read_tokenizer_model
+
+    added = _added_tokens(path, config)
+    special = {text: i for text, (i, marked) in added.items() if is_special(text, marked)}
+    adds = config.get("add_bos_token", True)
+    common = {
+        "special_tokens": special,
+        "bos_id": special.get(_token_name(config, "bos_token")),
+        "adds_bos": adds if isinstance(adds, bool) else True,
+        "eos_id": special.get(_token_name(config, "eos_token")),
+        "more_eos_ids": eos_ids,
+        "chat_template": template,
+    }
+    return read_tokenizer_model(path / "tokenizer.model", common, {t: i for t, (i, _) in added.items()})
+
+
+def _added_tokens(path: Path, config: dict[str, Any]) -> dict[str, tuple[int, bool]]:
+    """text -> (id, special)."""
+    found = {
+        t: (i, True) for t, i in read_object(path / "added_tokens.json").items() if type(i) is int and i >= 0
+    }
+    table = config.get("added_tokens_decoder")
+    for key, entry in (table if isinstance(table, dict) else {}).items():
+        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and key.isdecimal():
+            found[entry["content"]] = (int(key), entry.get("special") is not False)
+    return found

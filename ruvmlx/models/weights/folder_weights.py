@@ -1,0 +1,117 @@
+"""The weights of a folder of safetensors files, in the form that backends read."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..files.gguf import GGUFTensor
+from ..files.gguf_blocks import AffineArrays, check_finite
+from ..files.mapped import release
+from ..files.safetensors_file import Tensor
+from ..files.small_floats import MODES, FloatFormat, FloatMatrix
+
+
+@dataclass(frozen=True)
+class StoragePlan:
+    """How the files hold the weights.
+
+    kinds: tensor name -> key of DTYPES
+    floats: the matrices of small floats
+    """
+
+    kinds: dict[str, str] = field(default_factory=dict)
+    floats: dict[str, FloatFormat] = field(default_factory=dict)
+
+
+PLAIN = frozenset({"F32", "F16", "BF16"})
+DTYPES = {
+    "plain": PLAIN,
+    "scale": PLAIN,
+    "packed": {"U32"},
+    "words": {"U32"},
+    "bytes": {"U8"},
+    "fp8": {"F8_E4M3"},
+}
+AFFINE_PARTS = ("weight", "scales", "biases")
+
+
+class FolderWeights(Mapping[str, np.ndarray]):
+    """Views of the files. A matrix of small floats is converted when it is read, and only the last one is
+    kept. The numbers of a tensor are checked at its first read."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], plan: StoragePlan):
+        self._tensors, self._plan = tensors, plan
+        self._checked: set[str] = set()
+        self._names = list(self._affine_names())
+        self._known = frozenset(self._names)
+        self._last: tuple[str, AffineArrays | None] = ("", None)
+        # called while a large matrix is converted; may raise an exception
+        self.pause: Callable[[], None] = lambda: None
+
+    def _affine_names(self) -> Iterator[str]:
+        """Yield the names of all arrays. A matrix of small floats has the names of MLX's affine layout."""
+        scales = {found.scales for found in self._plan.floats.values()}
+        for name in self._plan.kinds:
+            module = name.removesuffix(".weight")
+            if module in self._plan.floats:
+                yield from (f"{module}.{part}" for part in AFFINE_PARTS)
+            elif name not in scales:
+                yield name
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._known:
+            raise KeyError(name)
+        module, _, part = name.rpartition(".")
+        if module in self._plan.floats and part in AFFINE_PARTS:
+            return self._affine(module)[AFFINE_PARTS.index(part)]
+        return self._array(name)
+
+    def blocks_of(self, module: str) -> FloatMatrix | None:
+        """Return the matrix as stored, if it is one of small floats; else None."""
+        found = self._plan.floats.get(module)
+        if found is None:
+            return None
+        rows, _ = self._tensors[f"{module}.weight"].shape
+        codes = self._tensors[f"{module}.weight"].array().view(np.uint8).reshape(rows, -1)
+        scales = self._array(found.scales)
+        grid = scales.reshape(1, 1) if scales.ndim < 2 else scales
+        return FloatMatrix(f"{module}.weight", found.type, codes, grid, found.block)
+
+    def stored_tensor(self, module: str) -> GGUFTensor | None:
+        found = self._plan.floats.get(module)
+        if found is None:
+            return None
+        rows, cols = self._tensors[f"{module}.weight"].shape
+        words = self._plan.kinds[f"{module}.weight"] == "words"
+        shape = rows, cols * 32 // MODES[found.type.mode][1] if words else cols
+        return GGUFTensor(f"{module}.weight", shape, found.type, 0)
+
+    def _affine(self, module: str) -> AffineArrays:
+        if self._last[0] != module or self._last[1] is None:
+            stored = self.blocks_of(module)
+            assert stored is not None
+            self._last = module, stored.eight_bits(self.pause)
+            release(stored.codes)
+        assert self._last[1] is not None
+        return self._last[1]
+
+    def _array(self, name: str) -> np.ndarray:
+        kind, tensor = self._plan.kinds[name], self._tensors[name]
+        array = tensor.array()
+        if kind in ("packed", "words", "bytes"):
+            return array
+        if name not in self._checked:
+            check_finite(array, tensor.name)
+            self._checked.add(name)
+        # float32 holds bfloat16 scales exactly; float16 does not.
+        return array.astype(np.float32) if kind == "scale" and tensor.dtype == "BF16" else array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -1,0 +1,119 @@
+"""Writes the files beside the weights of a Hugging Face folder: config.json, generation_config.json, the
+tokenizer.
+
+If the model came as a folder, its files are copied. If it came as a GGUF file, they are made from what the
+loaders know.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ...errors import UnsupportedModel
+from ..config.families import Family, Window, family_of
+from ..config.hf_config import text_config
+from ..config.hf_rope import rope_to_json
+from ..config.model import Model, ModelConfig
+from ..files.json_files import read_object
+from ..files.safetensors_writer import replacing, write_json
+from ..text.tokenizer_base import BaseTokenizer
+from ..text.tokenizer_bpe import GGUFByteLevelTokenizer
+from ..text.tokenizer_spm import SentencePieceTokenizer
+
+_COPIED = (
+    "tokenizer*",
+    "tekken.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+)
+_GENERATION = "generation_config.json"
+
+
+def config_of(model: Model) -> dict[str, Any]:
+    """Return the config.json of a model, without how its weights are stored."""
+    if model.format == "gguf":
+        return config_to_json(model.config) | _token_ids(model.tokenizer)
+    data = text_config(read_object(model.path / "config.json", missing_ok=False), model.name)
+    stored = ("quantization", "quantization_config", "torch_dtype", "dtype")
+    return {key: value for key, value in data.items() if key not in stored}
+
+
+def config_to_json(config: ModelConfig) -> dict[str, Any]:
+    """Reverse `hf_config.config_from_json`."""
+    family = family_of(config.model_type, "config.json")
+    out: dict[str, Any] = {
+        "model_type": config.model_type,
+        "architectures": [f"{family.name}ForCausalLM"],
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_context,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "hidden_act": "silu",
+    }
+    out |= {key: modules <= config.biases for key, modules in family.bias_flags.items()}
+    if family.skips_rope:
+        out["no_rope_layers"] = [int(i not in config.layers_without_rope) for i in range(config.n_layers)]
+    return out | _window(config, family) | rope_to_json(config)
+
+
+def _window(config: ModelConfig, family: Family) -> dict[str, Any]:
+    """Return the window's fields. Without layer_types the window holds for all layers of a Mistral, but
+    mlx-lm ignores it."""
+    if not config.sliding_window:
+        return {}
+    if family.window is Window.EVERY_LAYER:
+        return {"sliding_window": config.sliding_window}
+    kinds = {"use_sliding_window": True, "layer_types": ["sliding_attention"] * config.n_layers}
+    return {"sliding_window": config.sliding_window} | kinds
+
+
+def _token_ids(tokenizer: Any) -> dict[str, Any]:
+    ends = sorted(tokenizer.eos_ids)
+    return {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+
+
+def write_companions(model: Model, folder: Path) -> None:
+    """Write the tokenizer and the generation settings."""
+    if model.format == "gguf":
+        write_json(folder / _GENERATION, _token_ids(model.tokenizer) | dict(model.default_sampling))
+        _write_tokenizer(model.tokenizer, folder)
+        return
+    for pattern in (*_COPIED, _GENERATION):
+        for file in sorted(model.path.glob(pattern)):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    if isinstance(tokenizer, GGUFByteLevelTokenizer):
+        kind = "PreTrainedTokenizerFast"
+        write_json(folder / "tokenizer.json", tokenizer.as_json())
+    elif isinstance(tokenizer, SentencePieceTokenizer):
+        kind = "LlamaTokenizer"
+        with replacing(folder / "tokenizer.model") as file:
+            file.write(tokenizer.as_proto())
+    else:
+        raise UnsupportedModel(f"a tokenizer of kind {type(tokenizer).__name__} cannot be written.")
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind} | _facts(tokenizer))
+
+
+def _facts(tokenizer: BaseTokenizer) -> dict[str, Any]:
+    names = {i: text for text, i in tokenizer.special_tokens.items()}
+    facts: dict[str, Any] = {"add_bos_token": tokenizer.adds_bos, "add_eos_token": False}
+    for key, token_id in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
+        if token_id in names:
+            facts[key] = names[token_id]
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        facts |= {"add_prefix_space": tokenizer.strips_leading_space, "legacy": False}
+    if tokenizer.chat_template:
+        facts["chat_template"] = tokenizer.chat_template
+    return facts

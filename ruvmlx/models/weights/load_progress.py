@@ -1,0 +1,62 @@
+"""Weights that call functions while they are read, so that loading can be counted and stopped."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from ...progress import Told, Watch
+from ..config.layout import matrices, vectors
+from ..config.model import Model, Weights
+from ..files.gguf import GGUFTensor
+from ..files.small_floats import FloatMatrix
+from .folder_weights import FolderWeights
+from .gguf_model import LazyWeights
+from .stored import StoredMatrix, stored_matrix, stored_tensor
+
+
+class AskingWeights(Mapping[str, np.ndarray]):
+    """Weights that report each read. Both functions may raise an exception to stop the loading.
+
+    looked: called with the name of each tensor after it was read
+    pause: called during long conversions
+    """
+
+    def __init__(self, weights: Weights, looked: Callable[[str], None], pause: Callable[[], None]):
+        self._weights, self._looked = weights, looked
+        if isinstance(weights, LazyWeights | FolderWeights):
+            weights.pause = pause
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        found = self._weights[name]
+        self._looked(name)
+        return found
+
+    def blocks_of(self, module: str) -> StoredMatrix | FloatMatrix | None:
+        found = stored_matrix(self._weights, module)
+        if found is not None:
+            self._looked(f"{module}.weight")
+        return found
+
+    def stored_tensor(self, module: str) -> GGUFTensor | None:
+        return stored_tensor(self._weights, module)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def watched_weights(model: Model, watch: Watch) -> Weights:
+    """Return the model's weights. The watch receives the number of bytes that were read for the first
+    time."""
+    shapes = {f"{module}.weight": rows * columns for module, (rows, columns) in matrices(model.config)}
+    left = shapes | {name: size for name, (size,) in vectors(model.config)}
+    each = model.bytes / model.parameters
+    count = Told(watch, f"Loading {model.name}", model.bytes)
+    return AskingWeights(
+        model.load_weights(), lambda name: count.add(round(each * left.pop(name, 0))), lambda: count.add(0)
+    )

@@ -1,0 +1,19 @@
+"""Recognises folders in Mistral's or Meta's own layout, which are not supported, and refuses them."""
+
+from pathlib import Path
+
+from ...errors import UnsupportedModel
+
+
+def refuse_own_layout(path: Path, name: str) -> None:
+    """Raise UnsupportedModel for a folder with params.json or consolidated files. Do nothing for any other
+    folder.
+
+    Call this only if the files of Hugging Face's layout are missing: many folders have both.
+    """
+    found = sorted(p.name for p in (*path.glob("params.json"), *path.glob("consolidated*")))
+    if found:
+        raise UnsupportedModel(
+            f"{name} holds {found[0]}: its maker's own layout, which is not read. Take the same model with "
+            "config.json and model*.safetensors (for example from mlx-community), or as a GGUF file."
+        )

@@ -1,0 +1,227 @@
+"""Chats written to files and read again."""
+
+import errno
+import json
+import os
+import sqlite3
+import time
+
+import pytest
+
+from ruvmlx.chats import chat_file, soft_delete
+from ruvmlx.chats.chat_file import as_json, as_markdown, import_chat, read_bytes, write_new
+from ruvmlx.errors import CorruptFile, NotFound, UsageError
+from ruvmlx.store import Store, chats
+
+from ..store.test_branches import exchange, said
+
+
+@pytest.fixture
+def store(home):
+    return Store(home / "ruvmlx.db")
+
+
+def shape(store, chat):
+    """A chat's words and branches without the ids' numbers."""
+    messages = store.messages.all(chat)
+    place = {m.id: n for n, m in enumerate(messages)}
+    return [(m.role, m.content, place.get(m.parent)) for m in messages]
+
+
+def test_a_chat_comes_back_with_its_branches(store, tmp_path):
+    chat = store.chats.new("m", "be brief")
+    exchange(store, chat, "q", "one", "two")
+    exchange(store, chat, "日本\x1b[2J", "three")
+    store.messages.next_sibling(chat, store.messages.branch(chat)[1].id, 1)
+    data = json.dumps(as_json(store, chat)).encode()
+    other = Store(tmp_path / "other.db")
+    back = import_chat(other, data, "f.json")
+    assert shape(other, back) == shape(store, chat)
+    assert said(other, back) == said(store, chat) == ["q", "one"]
+    assert other.chats.get(back).title == "q" and other.chats.get(back).system == "be brief"
+    assert all(m.reply_id is None for m in other.messages.branch(back))
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_messages_of_other_programs(store, wrapped):
+    """{"role", "content"} alone, as a list or in an object; a system message is the system prompt."""
+    messages = [{"role": r, "content": c} for r, c in [("system", "s"), ("user", "u"), ("assistant", "a")]]
+    chat = import_chat(store, json.dumps({"messages": messages} if wrapped else messages).encode(), "f")
+    assert said(store, chat) == ["u", "a"] and store.chats.get(chat).system == "s"
+    assert store.chats.get(chat).title == "u"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"3",
+        b"{}",
+        b"[]",
+        b'{"messages": {}}',
+        b'[{"role": "system", "content": "only"}]',
+        b'[{"role": "tool", "content": "x"}]',
+        b'[{"role": "user", "content": 3}]',
+        b'["user"]',
+        b'[{"role": "user", "content": "a", "id": 1, "parent": 2}]',
+        b'[{"role": "user", "content": "a", "id": 1}, {"role": "user", "content": "a", "id": 1}]',
+        b'[{"role": "user", "content": "a", "id": 1, "parent": [1]}]',
+        b'[{"role": "user", "content": "a", "created": NaN}]',
+        b'[{"role": "user", "content": "a", "created": Infinity}]',
+    ],
+)
+def test_what_is_no_chat_is_refused(store, data):
+    """One line, and nothing is left in the store."""
+    with pytest.raises(CorruptFile) as caught:
+        import_chat(store, data, "f.json")
+    assert "\n" not in str(caught.value) and "f.json" in str(caught.value)
+    assert store.db.rows("SELECT * FROM sessions") == []
+
+
+def test_odd_values_are_left_out(store):
+    data = b'{"title": 3, "system": [], "head": [1], "messages": [{"role": "user", "content": "a\\ud800b",'
+    chat = import_chat(store, data + b' "created": true}]}', "f")
+    assert said(store, chat) == ["ab"] and store.chats.get(chat).title == "ab"
+
+
+@pytest.mark.parametrize("created", [b"1e999", b"-1e300", b"253402300800.0", b'"now"'])
+def test_a_time_that_no_calendar_shows_is_left_out(store, created):
+    chat = import_chat(store, b'[{"role": "user", "content": "a", "created": ' + created + b"}]", "f")
+    json.dumps(as_json(store, chat), allow_nan=False)
+    assert store.messages.all(chat)[0].created == pytest.approx(time.time(), abs=60)
+
+
+def test_an_import_that_stops_leaves_no_chat(store, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.messages, "add_tree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        import_chat(store, b'[{"role": "user", "content": "a"}]', "f")
+    assert store.db.rows("SELECT * FROM sessions") == []
+
+
+def test_others_can_write_while_a_long_chat_is_imported(store, monkeypatch):
+    """Between two short transactions; the chat is seen by nobody until it is whole, and a start an hour later
+    erases what a killed process has left of it."""
+    other, seen = Store(store.path), []
+    mine = other.chats.new("m", title="mine")
+    monkeypatch.setattr(chats, "_FILLING_SLICE", 0.0)  # each message in a transaction of its own
+
+    def meanwhile(_seconds):
+        other.messages.add_user(mine, f"message {len(seen)}")
+        seen.append(
+            (other.chats.soft_deleted(), [row.id for row in other.chats.all()], other.search.find("xyz"))
+        )
+        assert soft_delete.delete_older(other) == []
+
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    data = json.dumps([{"role": "user", "content": f"xyz {i}"} for i in range(20)]).encode()
+    chat = import_chat(store, data, "f")
+    assert len(seen) >= 19 and all(found == ([], [mine], []) for found in seen)
+    assert [row.id for row in other.chats.all()] == [chat, mine] and len(said(other, chat)) == 20
+    with pytest.raises(NotFound):
+        other.chats.find_soft_deleted("last")
+
+    def killed(_seconds):
+        store.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", killed)
+    with pytest.raises(sqlite3.ProgrammingError):
+        import_chat(store, data, "f")
+    assert len(other.chats.ids()) == 3 and soft_delete.delete_older(other) == []
+    assert len(other.chats.ids()) == 3
+    now = time.time() + 7200
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert soft_delete.delete_older(other) == [] and other.chats.ids() == {chat, mine}
+
+
+def test_a_copy_that_stops_leaves_no_chat(store, monkeypatch):
+    chat = store.chats.new("m")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.messages, "add_tree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        store.chats.fork(chat)
+    assert [row["id"] for row in store.db.rows("SELECT id FROM sessions")] == [chat]
+
+
+def test_a_file_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_file, "MAX_FILE_BYTES", 1000)
+    endless = tmp_path / "chat.json"
+    endless.symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=r"chat\.json: it is not an ordinary file"):
+        read_bytes(endless)
+    long = tmp_path / "long.json"
+    long.write_text("x" * 1001)
+    with pytest.raises(UsageError, match=r"long\.json is over"):
+        read_bytes(long)
+
+
+# -- files that are written ------------------------------------------------------------------------------
+
+
+def test_a_file_is_written_whole_and_for_its_owner_alone(tmp_path):
+    write_new(tmp_path / "a.md", "words")
+    assert (tmp_path / "a.md").read_text() == "words" and (tmp_path / "a.md").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UsageError, match="exists already"):
+        write_new(tmp_path / "a.md", "other")
+    assert (tmp_path / "a.md").read_text() == "words" and [f.name for f in tmp_path.iterdir()] == ["a.md"]
+
+
+def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UsageError, match=r"cannot write .*No space left"):
+            write_new(tmp_path / "a.md", "words")
+    assert list(tmp_path.iterdir()) == []
+    write_new(tmp_path / "a.md", "words")
+
+
+def test_no_link_that_somebody_planted_is_followed(tmp_path):
+    """In a folder that others write, too, under every name that could be foreseen."""
+    treasure = tmp_path / "treasure"
+    treasure.write_text("mine")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    planted = [f".ruvmlx-{os.getpid()}.part", ".a.md.new", f".a.md.{os.getpid()}.new"]
+    for name in planted:
+        (folder / name).symlink_to(treasure)
+    write_new(folder / "a.md", "words")
+    assert treasure.read_text() == "mine" and (folder / "a.md").read_text() == "words"
+    assert not (folder / "a.md").is_symlink() and {p.name for p in folder.iterdir()} == {*planted, "a.md"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_file_is_written_where_links_are_unknown(tmp_path, monkeypatch, there):
+    def unknown(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", unknown)
+    if there:
+        (tmp_path / "a.md").write_text("old")
+        with pytest.raises(UsageError, match="exists already"):
+            write_new(tmp_path / "a.md", "words")
+    else:
+        write_new(tmp_path / "a.md", "words")
+    assert (tmp_path / "a.md").read_text() == ("old" if there else "words")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_markdown_is_for_people(store):
+    """Title, system prompt, who said what; no control sequence is left."""
+    chat = store.chats.new("m\x1b[1m", "be\nbrief")
+    exchange(store, chat, "# q\x1b]0;x\x07", "one", "two")
+    lines = as_markdown(store, chat).splitlines()
+    assert lines[0] == "# # q" and "> be" in lines and "> brief" in lines
+    assert lines[-7:] == ["", "## You", "", "# q", "", "## Assistant", "", "two"][-7:]
+    assert "\x1b" not in as_markdown(store, chat) and "one" not in lines
