@@ -125,9 +125,10 @@ def _name(components: dict[str, Any], models: Sequence[str], adapters: Sequence[
                         fields[field] |= exact
                 else:
                     schema[key] = rule
-            for field, known in (("model", [*models]), ("adapter", [*adapters, None])):
+            for field, known in (("model", models), ("adapter", adapters)):
                 if field in fields:
-                    fields[field]["enum"] = known
+                    null = [None] if {"type": "null"} in fields[field].get("anyOf", ()) else []
+                    fields[field]["enum"] = [*known, *null]
 
 
 def _operation(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import get_args, get_type_hints
 
 import pytest
 from ruvmlx.apps.server.app import ENDPOINTS
@@ -32,6 +33,14 @@ def test_a_body_lists_its_fields_and_no_others(shared):
         f"{shared.model}@none",
     ]
     assert body["properties"]["adapter"]["enum"] == ["default", "none", None]
+
+
+def test_a_name_may_be_null_where_the_body_takes_null():
+    schemas = document(ENDPOINTS, ["m"], ["a"])["components"]["schemas"]
+    for e in ENDPOINTS:
+        for name in {"model", "adapter"} & {*getattr(e.body, "__struct_fields__", ())}:
+            takes_null = type(None) in get_args(get_type_hints(e.body)[name])
+            assert (None in schemas[e.body.__name__]["properties"][name]["enum"]) is takes_null, e.body
 
 
 CHECKS = """
