@@ -88,7 +88,8 @@ class Dispatcher:
                 await sender.answer(await self._endpoint.handle(call))
                 return
             name = call.body.model
-            model = self._models.first if name is None else await self._models.find(name)
+            find = self._models.find_embedder if self._endpoint.embeds else self._models.find
+            model = self._models.first if name is None else await find(name)
             waiting = None if self._models.is_ready(model) else self._endpoint.waiting(call.body)
             if waiting is not None:
                 await sender.answer(EventStream(self._events(call, model), waiting))

@@ -12,6 +12,7 @@ from ruvmlx.sona import embedding
 
 from .bodies import EmbeddingBody
 from .endpoint import Answer, Call, Endpoint
+from .model_pool import EMBEDDING
 
 
 class EmbeddingRow(Struct):
@@ -30,23 +31,34 @@ class EmbeddingUsage(Struct):
 
 
 class Embeddings(Struct):
-    """One vector for each text."""
+    """One vector for each text. model: what computed them. method: how."""
 
     object: Literal["list"]
     data: list[EmbeddingRow]
     model: str
     usage: EmbeddingUsage
+    method: str
 
 
 async def embeddings(call: Call) -> Answer:
     """One vector for each text, by the untouched model. Replies go on meanwhile."""
     body: EmbeddingBody = call.body
-    await call.serving.adapter_of(body.model, None, call.salt)
+    name = await embedder_name(call)
     texts = [body.input] if isinstance(body.input, str) else body.input
     vectors, tokens = await vectors_of(call, texts)
     written = (_encode_vector(vector, body.encoding_format) for vector in vectors)
     rows = [EmbeddingRow("embedding", i, vector) for i, vector in enumerate(written)]
-    return Embeddings("list", rows, body.model, EmbeddingUsage(tokens, tokens))
+    method = embedding.method_of(call.serving.runtime.model)
+    return Embeddings("list", rows, name, EmbeddingUsage(tokens, tokens), method)
+
+
+async def embedder_name(call: Call) -> str:
+    """The model of a body, as the answer names it. ApiError, 404, if its adapter is not there."""
+    name: str = call.body.model
+    if name == EMBEDDING:
+        return call.serving.model_name
+    await call.serving.adapter_of(name, None, call.salt)
+    return name
 
 
 async def vectors_of(call: Call, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
@@ -62,7 +74,7 @@ async def vectors_of(call: Call, texts: Sequence[str]) -> tuple[list[np.ndarray]
 
 
 def _encode_texts(runtime: Runtime, texts: Sequence[str]) -> list[list[int]]:
-    return [embedding.text_ids(runtime.model.tokenizer, text) for text in texts]
+    return [embedding.text_ids(runtime.model, text) for text in texts]
 
 
 def _encode_vector(vector: np.ndarray, encoding: str | None) -> list[float] | str:
@@ -74,6 +86,6 @@ def _encode_vector(vector: np.ndarray, encoding: str | None) -> list[float] | st
 ENDPOINTS = [
     Endpoint(
         "POST", "/v1/embeddings", embeddings, "Turn texts into vectors.", Embeddings, body=EmbeddingBody,
-        statuses=(404,),
+        statuses=(404,), embeds=True,
     )
 ]  # fmt: skip

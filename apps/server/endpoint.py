@@ -83,7 +83,8 @@ class Endpoint:
     `anthropic-version` is sent, if it is another. opens: whether the model that a body names is opened for
     it. waiting: what a client gets that streams, while its model is being opened; None: it does not stream.
     is_control: it is not for web pages, and needs a key of the chat app. is_private: it needs such a key,
-    too; of web pages, only the server's own may ask.
+    too; of web pages, only the server's own may ask. embeds: in its body `embedding` names the machine's
+    embedding model.
     """
 
     method: str
@@ -106,3 +107,4 @@ class Endpoint:
     waiting: "Callable[[Any], Waiting | None]" = lambda body: None
     is_control: bool = False
     is_private: bool = False
+    embeds: bool = False

@@ -29,6 +29,7 @@ from .serving import ModelFacts, Serving
 T = TypeVar("T")
 LOOK_EVERY = 0.02  # seconds between two looks whether a model that is in the way has become idle
 UNLOAD_EVERY = 1.0  # seconds between two looks for models that nobody uses
+EMBEDDING = "embedding"  # names the model that `find_embedder` chooses
 
 
 class ModelPool:
@@ -123,6 +124,18 @@ class ModelPool:
             if wanted in found:
                 return self._add(wanted, found[wanted])
         raise ApiError(404, self._missing_words(name, found), "model", "model_not_found")
+
+    async def find_embedder(self, name: str) -> PooledModel:
+        """As `find`. For EMBEDDING, a model that is trained to embed texts; without any, the first model."""
+        if name.removesuffix(":latest") != EMBEDDING:
+            return await self.find(name)
+        for model in self._models:
+            if model.serving.about.embeds:
+                return model
+        for wanted, facts in (await self.installed_models()).items():
+            if facts.embeds:
+                return self._add(wanted, facts)
+        return self.first
 
     def is_ready(self, model: PooledModel) -> bool:
         """Can a request for this model begin at once?"""

@@ -15,6 +15,7 @@ from .bodies import EmbeddingBody
 from .embeddings import Embeddings, embeddings
 from .endpoint import Answer, Call, Endpoint
 from .memory_share import PooledModel
+from .model_pool import EMBEDDING
 from .ollama_bodies import OllamaEmbedBody, OllamaShowBody, is_last_use, plain_name
 from .ollama_chat import CLIENTS
 from .serving import ModelFacts
@@ -139,6 +140,7 @@ async def show(call: Call) -> Answer:
     }
     template = model.tokenizer.chat_template or ""
     able = ["completion", "tools", *(["thinking"] if tag_of(template) else []), "embedding"]
+    able = ["embedding"] if model.embeds else able
     about = ModelFacts.of(model, model.context)
     return OllamaFacts(template, _since(call), _details(about), info, able)
 
@@ -152,11 +154,12 @@ async def embed(call: Call) -> Answer:
     """Turn texts into vectors, by the untouched model."""
     body: OllamaEmbedBody = call.body
     if is_last_use(body.keep_alive):
-        call.models.close_later(await call.models.find(body.model))
+        call.models.close_later(await call.models.find_embedder(body.model))
     asked = EmbeddingBody(plain_name(body.model), body.input)
     found: Embeddings = await embeddings(replace(call, body=asked))
     vectors = [list(map(float, row.embedding)) for row in found.data]
-    return OllamaVectors(body.model, vectors, found.usage.prompt_tokens)
+    name = found.model if asked.model == EMBEDDING else body.model
+    return OllamaVectors(name, vectors, found.usage.prompt_tokens)
 
 
 def _model(call: Call, name: str, about: ModelFacts, size: int) -> OllamaModel:
@@ -185,6 +188,6 @@ ENDPOINTS = [
     ),
     Endpoint(
         "POST", "/api/embed", embed, "Turn texts into vectors, in ollama's form.", OllamaVectors,
-        body=OllamaEmbedBody, **CLIENTS,
+        body=OllamaEmbedBody, embeds=True, **CLIENTS,
     ),
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """GET /openapi.json: made from the table of endpoints and their structs, so that it cannot disagree."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ from ruvmlx import __version__
 
 from .bodies import EXACT
 from .endpoint import EVENTS, Answer, Call, Endpoint, PlainText
+from .model_pool import EMBEDDING
 from .request_fields import UNUSED, Unused, steps_of
 
 _NAMES = re.compile(r"\{(?P<name>\w+)(:\w+)?\}")
@@ -53,7 +54,8 @@ def document(endpoints: Sequence[Endpoint], models: Sequence[str], adapters: Seq
     schemas, components = msgspec.json.schema_components(
         list(kinds), ref_template="#/components/schemas/{name}"
     )
-    _name(components, models, adapters)
+    embedders = {e.body.__name__ for e in endpoints if e.embeds}
+    _name(components, models, adapters, embedders)
     for kind in kinds:
         for path, field in UNUSED.get(kind, {}).items():
             _add_unused(components, components[kind.__name__], steps_of(path), field)
@@ -114,8 +116,11 @@ def _add_item(schema: dict[str, Any], tag: str, field: Unused) -> None:
             part["items"]["anyOf"].append(item)
 
 
-def _name(components: dict[str, Any], models: Sequence[str], adapters: Sequence[str]) -> None:
-    """List the names that `model` and `adapter` of a body may have, and add what structs cannot say."""
+def _name(
+    components: dict[str, Any], models: Sequence[str], adapters: Sequence[str], embedders: Set[str]
+) -> None:
+    """List the names that `model` and `adapter` of a body may have, and add what structs cannot say.
+    embedders: names of bodies whose `model` may be EMBEDDING, too."""
     for name, schema in components.items():
         if name.endswith("Body"):
             fields = schema["properties"]
@@ -125,7 +130,8 @@ def _name(components: dict[str, Any], models: Sequence[str], adapters: Sequence[
                         fields[field] |= exact
                 else:
                     schema[key] = rule
-            for field, known in (("model", models), ("adapter", adapters)):
+            own = [*models, EMBEDDING] if name in embedders else models
+            for field, known in (("model", own), ("adapter", adapters)):
                 if field in fields:
                     null = [None] if {"type": "null"} in fields[field].get("anyOf", ()) else []
                     fields[field]["enum"] = [*known, *null]

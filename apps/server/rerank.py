@@ -4,7 +4,7 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
 from .bodies import RankedDocument, RerankBody
-from .embeddings import EmbeddingUsage, vectors_of
+from .embeddings import EmbeddingUsage, embedder_name, vectors_of
 from .endpoint import Answer, Call, Endpoint
 
 
@@ -28,7 +28,7 @@ class Ranking(Struct):
 async def rerank(call: Call) -> Answer:
     """Rank texts by the likeness of their embeddings to the query's. Replies go on meanwhile."""
     body: RerankBody = call.body
-    await call.serving.adapter_of(body.model, None, call.salt)
+    name = await embedder_name(call)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     vectors, tokens = await vectors_of(call, [body.query, *texts])
     likeness = np.stack(vectors[1:]) @ vectors[0]
@@ -42,12 +42,12 @@ async def rerank(call: Call) -> Answer:
         for i in best
     ]
     method = f"cosine of embeddings by {call.serving.model_name}; there is no model for ranking alone"
-    return Ranking(body.model, results, EmbeddingUsage(tokens, tokens), method)
+    return Ranking(name, results, EmbeddingUsage(tokens, tokens), method)
 
 
 ENDPOINTS = [
     Endpoint(
         "POST", "/v1/rerank", rerank, "Rank texts by their likeness to a question.", Ranking,
-        body=RerankBody, statuses=(404,),
+        body=RerankBody, statuses=(404,), embeds=True,
     )
 ]  # fmt: skip

@@ -49,7 +49,7 @@ class RecentRequest(Struct):
 @dataclass(frozen=True)
 class ModelFacts:
     """What is told of a model. context: tokens of prompt and reply together. bytes: of its weights in the
-    file. fingerprint: empty before it was opened."""
+    file. fingerprint: empty before it was opened. embeds: it is trained to embed texts."""
 
     name: str
     path: Path | None = None
@@ -58,12 +58,14 @@ class ModelFacts:
     format: str = ""
     bytes: int = 0
     fingerprint: str = ""
+    embeds: bool = False
 
     @classmethod
     def of(cls, model: Model | Facts, context: int) -> "ModelFacts":
         fingerprint = model.fingerprint if isinstance(model, Model) else ""
         family = model.shape.model_type
-        return cls(model.name, model.path, context, family, model.format, model.bytes, fingerprint)
+        known = (model.name, model.path, context, family, model.format, model.bytes, fingerprint)
+        return cls(*known, model.embeds)
 
 
 @dataclass

@@ -227,7 +227,7 @@ def _what_fits(limit: int, backend: Choice) -> str:
     """A sentence that names models on this machine that fit."""
     from ..models.find.local import readable_models
 
-    known = [(f.name, Need.of(f, backend).total) for f in readable_models()]
+    known = [(f.name, Need.of(f, backend).total) for f in readable_models() if not f.embeds]
     fitting = sorted((total, name) for name, total in known if total <= limit)
     if not fitting:
         return "No model on this machine fits; close other programs."

@@ -54,8 +54,9 @@ def table() -> list[Proposed]:
 
 
 def installed() -> list[ModelOffer]:
-    """The models on this machine, those of ollama, LM Studio and the hub's cache included."""
-    return [_offer(facts, "", True) for facts in readable_models()]
+    """The models on this machine, those of ollama, LM Studio and the hub's cache included, without those that
+    embed texts."""
+    return [_offer(facts, "", True) for facts in readable_models() if not facts.embeds]
 
 
 def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
@@ -74,7 +75,7 @@ def chosen(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
 
 def best_proposal(in_use: Facts) -> ModelOffer | None:
     """The best model to fetch, if it is better than the one in use and than all that are here."""
-    here: Iterable[Facts] = [in_use, *readable_models()]
+    here: Iterable[Facts] = [in_use, *(facts for facts in readable_models() if not facts.embeds)]
     largest = max(facts.parameters for facts in here if _need(facts).total <= _limit() or facts is in_use)
     found = proposals(1)
     size = {row.facts.name: row.facts.parameters for row in table()}

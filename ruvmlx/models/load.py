@@ -7,6 +7,7 @@ from typing import Any
 
 from ..progress import QUIET, Watch
 from ..settings import SAMPLING
+from .config.embedding_model import gguf_embeds
 from .config.layout import check_vocab, parameter_count
 from .config.model import Model
 from .config.sampling_defaults import sampling_defaults
@@ -52,6 +53,7 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
         bytes=file.tensor_bytes,
         default_sampling=_gguf_sampling(file.metadata, config.model_type, path),
         types=file.types,
+        embeds=gguf_embeds(file.metadata, config.model_type),
     )
 
 

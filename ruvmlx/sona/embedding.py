@@ -12,7 +12,8 @@ mean, for 63% with position weights, and for 92% with whitening as well.
 
 Any text (`vectors`): the whole text is read in windows of equal length, of at most WINDOW tokens, each in its
 own context. Each window is pooled like a question. The vector of the text is the mean of its windows,
-weighted by their tokens.
+weighted by their tokens. A model that is trained to embed texts reads the whole text in one context instead,
+and the vector is the state of its last token (models/config/embedding_model.py).
 """
 
 import io
@@ -29,6 +30,7 @@ import numpy as np
 
 from ..backends.base import Backend, original_model
 from ..errors import RuvmlxError, UsageError
+from ..models.config.embedding_model import END
 from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
 from ..store import Store
@@ -150,14 +152,24 @@ def whitening_of(
     return known
 
 
-def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text to embed. Raises UsageError if it is empty or longer than MAX_TEXT_TOKENS."""
-    ids = tokenizer.encode(text, add_bos=False, most=MAX_TEXT_TOKENS)
+def text_ids(model: Model, text: str) -> list[int]:
+    """Return the ids of a text to embed. Raises UsageError if it is empty, or longer than MAX_TEXT_TOKENS or
+    the context of an embedding model."""
+    end = [id for token, id in model.tokenizer.special_tokens.items() if model.embeds and token == END]
+    most = min(MAX_TEXT_TOKENS, model.context - len(end)) if model.embeds else MAX_TEXT_TOKENS
+    ids = model.tokenizer.encode(text, add_bos=False, most=most)
     if not ids:
         raise UsageError("a text to embed is empty; give some words.")
-    if len(ids) > MAX_TEXT_TOKENS:
-        raise UsageError(f"a text to embed has more than {MAX_TEXT_TOKENS} tokens; give it in parts.")
-    return ids
+    if len(ids) > most:
+        raise UsageError(f"a text to embed has more than {most} tokens; give it in parts.")
+    return ids + end
+
+
+def method_of(model: Model) -> str:
+    """Say how this model embeds texts."""
+    if model.embeds:
+        return f"last token's state, by {model.name}, which is trained for it"
+    return f"mean of the states, whitened, by {model.name}, which is a chat model"
 
 
 def vectors(
@@ -167,10 +179,14 @@ def vectors(
 
     This generator yields about every SLICE seconds, so that other work can run.
     """
-    whitened, reader = whitening_of(store, model, backend), TextReader(backend, model.tokenizer.bos_id)
-    found = []
+    reader, found = TextReader(backend, model.tokenizer.bos_id), []
+    whitened = None if model.embeds else whitening_of(store, model, backend)
     for ids in texts:
-        found.append(whitened((yield from reader.mean_pool_windows(ids))))
+        if whitened is None:
+            state = (yield from reader.states(ids))[-1]
+            found.append(state / np.maximum(np.linalg.norm(state), 1e-9))
+        else:
+            found.append(whitened((yield from reader.mean_pool_windows(ids))))
     return found
 
 
@@ -187,12 +203,12 @@ class TextReader:
         ends = [len(ids) * i // count for i in range(count + 1)]
         total = np.zeros(1, np.float32)
         for start, end in pairwise(ends):
-            states = yield from self._states(ids[start:end])
+            states = yield from self.states(ids[start:end])
             total = total + (end - start) * mean_pool(states)
         return total / np.float32(len(ids))
 
-    def _states(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
-        """Hidden states [T, D] of one window."""
+    def states(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
+        """Hidden states [T, D] of tokens that are read in one context."""
         window, states = [*self._bos, *ids], []
         cache, done = self._backend.new_cache(), 0
         while done < len(window):
@@ -223,7 +239,7 @@ class TextReader:
 def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) -> list[np.ndarray]:
     """Return one unit vector [dimensions] per text, from the original model. Raises UsageError as in
     `text_ids`."""
-    slices = vectors(store, model, backend, [text_ids(model.tokenizer, text) for text in texts])
+    slices = vectors(store, model, backend, [text_ids(model, text) for text in texts])
     while True:
         try:
             next(slices)

@@ -116,7 +116,7 @@ def test_the_library_is_called_so_that_other_threads_run():
 def test_any_word_of_a_long_text_changes_its_embedding(open_tiny):
     words = text_of(6000).split(" ")
     with open_tiny() as runtime:
-        assert len(embedding.text_ids(runtime.model.tokenizer, " ".join(words))) > 4000
+        assert len(embedding.text_ids(runtime.model, " ".join(words))) > 4000
         whole = runtime.embed([" ".join(words)])[0]
         for i in (0, len(words) // 2, len(words) - 60):
             changed = runtime.embed([" ".join([*words[:i], "xylophone", *words[i + 1 :]])])[0]
@@ -133,7 +133,7 @@ def test_usage_counts_all_tokens_of_all_texts(shared):
 def test_a_text_longer_than_the_limit_is_refused(shared):
     reply = shared.ask("POST", "/v1/embeddings", {"model": shared.model, "input": "a" * 8193})
     assert reply.status == 400 and "8192" in reply.json["error"]["message"]
-    assert len(embedding.text_ids(shared.serving.runtime.model.tokenizer, "a" * 8192)) == 8192
+    assert len(embedding.text_ids(shared.serving.runtime.model, "a" * 8192)) == 8192
 
 
 def test_a_chat_is_answered_while_texts_are_embedded(running, monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -22,6 +23,8 @@ from ruvmlx.memory.load_plan import PROGRAM, NotEnoughMemory
 from ruvmlx.model_holder import Opener
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
+from tests.models.gguf_writer import u32, write_gguf
+from tests.models.make_models import Shape, gguf_metadata, gguf_tensors
 
 from .conftest import CHAT_KEY, run_server
 
@@ -295,3 +298,43 @@ def test_stopping_needs_a_key_and_no_web_page(serve_models):
     page = {"origin": "http://localhost:3000"}
     assert running.ask("POST", "/v1/stop", {}, **KEY, **page).status == 403 and not ended
     assert running.ask("POST", "/v1/stop", {}, **KEY).json == {"model": None, "was_open": True} and ended
+
+
+@pytest.fixture
+def embedder(home):
+    """The name of a model that is trained to embed texts."""
+    folder = home / ".lmstudio" / "models" / "tests" / "reader"
+    made, kind = Shape(family="qwen3"), {"qwen3.pooling_type": u32(3)}
+    folder.mkdir()
+    write_gguf(folder / "reader.gguf", gguf_metadata(made) | kind, gguf_tensors(made, "Q8_0"))
+    yield "lmstudio:tests/reader"
+    shutil.rmtree(folder)
+
+
+def test_embedding_names_the_embedding_model_of_the_machine(serve_models, embedder):
+    """It is opened for that; the answer names it, and says how it embeds. Chats do not have this name."""
+    running = serve_models()
+    schemas = running.ask("GET", "/openapi.json").json["components"]["schemas"]
+    for body, known in (("EmbeddingBody", True), ("RerankBody", True), ("ChatBody", False)):
+        assert ("embedding" in schemas[body]["properties"]["model"]["enum"]) is known
+    asked = {"input": ["hello", "the sea"]}
+    found = running.ask("POST", "/v1/embeddings", {"model": "embedding", **asked}).json
+    assert found["model"] == embedder and "trained for it" in found["method"]
+    same = running.ask("POST", "/v1/embeddings", {"model": embedder, **asked}).json
+    assert same == found and len(found["data"][0]["embedding"]) == 64
+    other = running.ask("POST", "/v1/embeddings", {"model": A, **asked}).json
+    assert other["model"] == A and "chat model" in other["method"] and other["data"] != found["data"]
+    ranked = running.ask(
+        "POST", "/v1/rerank", {"model": "embedding", "query": "sea", "documents": ["a", "b"]}
+    )
+    assert ranked.json["model"] == embedder and embedder in ranked.json["method"]
+    by_ollama = running.ask("POST", "/api/embed", {"model": "embedding:latest", **asked}).json
+    assert by_ollama["model"] == embedder and len(by_ollama["embeddings"]) == 2
+    assert running.ask("POST", "/api/show", {"model": embedder}).json["capabilities"] == ["embedding"]
+    assert ask(running, "embedding").status == 404
+
+
+def test_without_an_embedding_model_it_is_the_first_one(serve_models):
+    running = serve_models()
+    found = running.ask("POST", "/v1/embeddings", {"model": "embedding", "input": "hello"}).json
+    assert found["model"] == A and "chat model" in found["method"]

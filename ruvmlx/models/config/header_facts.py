@@ -14,6 +14,7 @@ class Facts:
     bytes: bytes of its tensors, as stored
     to_fetch: bytes that are not on this machine yet
     types: of a GGUF file, {type: number of weights}
+    embeds: as in `Model`
     """
 
     name: str
@@ -24,6 +25,7 @@ class Facts:
     bytes: int
     to_fetch: int = 0
     types: Mapping[str, int] = field(default_factory=dict, hash=False)
+    embeds: bool = False
 
     @property
     def bits(self) -> float:
@@ -33,4 +35,4 @@ class Facts:
     @classmethod
     def of(cls, model: Model) -> "Facts":
         facts = cls(model.name, model.path, model.format, model.shape, model.parameters, model.bytes)
-        return replace(facts, types=model.types)
+        return replace(facts, types=model.types, embeds=model.embeds)

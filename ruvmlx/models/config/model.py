@@ -173,6 +173,7 @@ class Model:
     context_limit: int | None = None  # tokens: the user's own limit
     types: Mapping[str, int] = field(default_factory=dict)  # of a GGUF file: {type: number of weights}
     wrapped: bool = False  # whether the folder holds a model for images that contains this language model
+    embeds: bool = False  # whether it is trained to embed texts, see embedding_model.py
 
     @property
     def context(self) -> int:

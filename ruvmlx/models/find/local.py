@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RuvmlxError
+from ..config.embedding_model import gguf_embeds
 from ..config.header_facts import Facts
 from ..config.layout import parameter_count
 from .hub import cached_repositories
@@ -66,11 +67,12 @@ def survey(name: str, path: Path) -> Facts:
 
         folder = open_folder(path, path.name)
         facts = Facts(name, path, "safetensors", folder.shape, folder.parameters, folder.bytes)
-        return replace(facts, types=folder.types)
+        return replace(facts, types=folder.types, embeds=folder.embeds)
     from ..weights.gguf_model import open_gguf
 
     file, config = open_gguf(path)
-    return Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes, types=file.types)
+    facts = Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes, types=file.types)
+    return replace(facts, embeds=gguf_embeds(file.metadata, config.model_type))
 
 
 def _file_bytes(path: Path) -> int:

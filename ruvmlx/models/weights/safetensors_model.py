@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CorruptFile, UnsupportedModel
+from ..config.embedding_model import folder_embeds
 from ..config.families import family_of
 from ..config.fingerprint import fingerprint
 from ..config.hf_config import Affine, config_from_json, quantization, text_config, text_name
@@ -34,13 +35,14 @@ SAMPLED = (
 @dataclass(frozen=True)
 class Folder:
     """A checked folder. data: the config.json of the language model alone. wrapped: whether a model for
-    images contains it."""
+    images contains it. embeds: as in `Model`."""
 
     data: dict[str, Any]
     shape: ModelConfig
     tensors: Mapping[str, Tensor]
     plan: StoragePlan
     wrapped: bool
+    embeds: bool
 
     @property
     def bytes(self) -> int:
@@ -75,10 +77,14 @@ def open_folder(path: Path, name: str) -> Folder | OtherFolder:
     if runs_elsewhere(whole):
         return open_other(whole, _read_all(path, ALL_BYTES), name)
     data = text_config(whole, name)
+    wrapped = data is not whole
     found = _read_all(path, FLOAT_BYTES if has_small_floats(data) else ITEM_BYTES)
-    tensors = _drop_unused(found if data is whole else _text_tensors(found), data)
+    tensors = _drop_unused(_text_tensors(found) if wrapped else found, data)
+    embeds = folder_embeds(path, name, data.get("model_type"))
+    if embeds:
+        tensors, data = _with_head(tensors, data)
     config = config_from_json(data, "lm_head.weight" in tensors, name)
-    return Folder(data, config, tensors, _plan(tensors, config, data, name), data is not whole)
+    return Folder(data, config, tensors, _plan(tensors, config, data, name), wrapped, embeds)
 
 
 def load_folder(path: Path, name: str) -> Model:
@@ -103,6 +109,7 @@ def load_folder(path: Path, name: str) -> Model:
         default_sampling=sampling_defaults(generation, folder.shape.model_type, [name, path.name]),
         types=folder.types,
         wrapped=folder.wrapped,
+        embeds=folder.embeds,
     )
 
 
@@ -162,6 +169,14 @@ def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "model.multi_modal_projector.",
     )
     return {text_name(name): t for name, t in tensors.items() if not name.startswith(vision)}
+
+
+def _with_head(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Name the tensors of a model that was saved without an output head as those of one whose head is tied to
+    the embedding."""
+    if "embed_tokens.weight" in tensors:
+        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    return tensors, data if "lm_head.weight" in tensors else data | {"tie_word_embeddings": True}
 
 
 def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[str, Tensor]:
