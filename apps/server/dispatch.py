@@ -88,8 +88,8 @@ class Dispatcher:
                 await sender.answer(await self._endpoint.handle(call))
                 return
             name = call.body.model
-            find = self._models.find_embedder if self._endpoint.embeds else self._models.find
-            model = self._models.first if name is None else await find(name)
+            embeds = self._endpoint.embeds
+            model = self._models.first if name is None else await self._models.find(name, embeds)
             waiting = None if self._models.is_ready(model) else self._endpoint.waiting(call.body)
             if waiting is not None:
                 await sender.answer(EventStream(self._events(call, model), waiting))

@@ -7,7 +7,7 @@ behind that one. memory_share.py says which models fit together.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ from .serving import ModelFacts, Serving
 T = TypeVar("T")
 LOOK_EVERY = 0.02  # seconds between two looks whether a model that is in the way has become idle
 UNLOAD_EVERY = 1.0  # seconds between two looks for models that nobody uses
-EMBEDDING = "embedding"  # names the model that `find_embedder` chooses
+EMBEDDING = "embedding"  # names a model that is trained to embed texts
 
 
 class ModelPool:
@@ -112,9 +112,12 @@ class ModelPool:
                 return await model.serving.adapters(salt)
         return []
 
-    async def find(self, name: str) -> PooledModel:
-        """The model that a request names, as NAME or NAME@ADAPTER; ApiError, 404, if there is none."""
+    async def find(self, name: str, embeds: bool = False) -> PooledModel:
+        """The model that a request names, as NAME or NAME@ADAPTER; ApiError, 404, if there is none. embeds:
+        the name may be EMBEDDING."""
         found: Mapping[str, Facts] = {}
+        if embeds and name.removesuffix(":latest") == EMBEDDING:
+            name = _embedder_name(self._models, await self.installed_models())
         if self._known_model(name) is None:
             found = await self.installed_models()
         model = self._known_model(name)
@@ -124,18 +127,6 @@ class ModelPool:
             if wanted in found:
                 return self._add(wanted, found[wanted])
         raise ApiError(404, self._missing_words(name, found), "model", "model_not_found")
-
-    async def find_embedder(self, name: str) -> PooledModel:
-        """As `find`. For EMBEDDING, a model that is trained to embed texts; without any, the first model."""
-        if name.removesuffix(":latest") != EMBEDDING:
-            return await self.find(name)
-        for model in self._models:
-            if model.serving.about.embeds:
-                return model
-        for wanted, facts in (await self.installed_models()).items():
-            if facts.embeds:
-                return self._add(wanted, facts)
-        return self.first
 
     def is_ready(self, model: PooledModel) -> bool:
         """Can a request for this model begin at once?"""
@@ -349,6 +340,13 @@ def _spellings(name: str) -> list[str]:
     return list(
         dict.fromkeys([name, plain, *(text.rpartition("@")[0] for text in (name, plain) if "@" in text)])
     )
+
+
+def _embedder_name(models: Sequence[PooledModel], installed: Mapping[str, Facts]) -> str:
+    """The name of a model that is trained to embed texts; without any, of the first model."""
+    known = [(model.serving.model_name, model.serving.about.embeds) for model in models]
+    known += [(name, facts.embeds) for name, facts in installed.items()]
+    return next((name for name, embeds in known if embeds), known[0][0])
 
 
 def _writer(runtime: Runtime, reply_id: str) -> str | None:

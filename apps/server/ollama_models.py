@@ -154,7 +154,7 @@ async def embed(call: Call) -> Answer:
     """Turn texts into vectors, by the untouched model."""
     body: OllamaEmbedBody = call.body
     if is_last_use(body.keep_alive):
-        call.models.close_later(await call.models.find_embedder(body.model))
+        call.models.close_later(await call.models.find(body.model, embeds=True))
     asked = EmbeddingBody(plain_name(body.model), body.input)
     found: Embeddings = await embeddings(replace(call, body=asked))
     vectors = [list(map(float, row.embedding)) for row in found.data]
