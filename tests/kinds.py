@@ -26,6 +26,7 @@ KINDS = ("unit", "model", "kernels", "app")
 FOLDERS = {
     "kernels": "kernels", "metal": "kernels", "wheels": "kernels",
     "chat": "app", "cli": "app", "bench": "app", "prove": "app", "docs": "app", "server": "app",
+    "research": "app",
     "backends": "model",
 }  # fmt: skip
 # Fixtures with a model: the real one, and whatever runs.

@@ -58,6 +58,7 @@ SUBJECTS = {
     "metal": ("metal_kernels", "ruvmlx/backends/mlx"),
     "models": ("ruvmlx/models", "ruvmlx/platform"),
     "prove": ("apps/prove",),
+    "research": ("apps/bench", "apps/prove", "tests/research"),
     "server": ("apps/server", "apps/attach"),
     "sona": ("ruvmlx/sona", "ruvmlx/training"),
     "store": ("ruvmlx/store",),

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from ruvmlx.apps.prove.trial import Bench, TrialSetup, request_for, seed_for
 
 from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.runtime import Runtime
 from ruvmlx.sona import embedding
-
-from .trial import Bench, TrialSetup, request_for, seed_for
 
 REPLIES = 8  # to each question
 

@@ -1,4 +1,4 @@
-"""Compares models of a user's taste: python -m ruvmlx.apps.prove.taste_study FILE.npz
+"""Compares models of a user's taste: python -m tests.research.taste_study FILE.npz
 
 Each model sees the stars of 10, 30 or 100 replies of the frozen model and predicts those of 8 replies to each
 unseen question. Printed: the correlation with the true stars among the 8 replies to one question; how often
@@ -14,17 +14,17 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from ruvmlx.apps.prove import drawn_tastes, prompts
+from ruvmlx.apps.prove.statistics import judged_wins
+from ruvmlx.apps.prove.trial import Bench, TrialSetup
+from ruvmlx.apps.prove.users import TASTES
 
 from ruvmlx.settings import Settings
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import ReplyFeatures, features_of
 
-from . import drawn_tastes, prompts
-from .statistics import judged_wins
 from .taste_replies import REPLIES, SampledReplies, sample
 from .taste_rivals import RIVALS, Kernels
-from .trial import Bench, TrialSetup
-from .users import TASTES
 
 RATINGS = (10, 30, 100)
 WITHIN = 1.2816  # standard deviations: 80% of a normal distribution

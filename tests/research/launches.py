@@ -1,6 +1,6 @@
 """Counts the operations of one decoded token in the graph that MLX exports: ours beside mlx-lm's.
 
-python -m ruvmlx.apps.bench.launches        # prints the table of LAUNCHES.md; needs no GPU and no weights
+python -m tests.research.launches        # prints the table of LAUNCHES.md; needs no GPU and no weights
 
 Traced on a CPU, MLX's fused operations (RMS norm, RoPE, attention) become several small ones. On a GPU each
 is one kernel, so here each is traced as one custom kernel of that name. Widths do not change the counts and

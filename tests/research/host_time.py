@@ -1,6 +1,6 @@
 """Host time of a token on MLX, ours beside mlx-lm's. If it is longer than the GPU's step, the GPU waits.
 
-python -m ruvmlx.apps.bench.host [rounds]
+python -m tests.research.host_time [rounds]
 
 Both run mlx-lm's own layers, as on a GPU, but on MLX's CPU device, with a model so narrow that building and
 submitting the graph is most of the work. They take turns; a ratio is the median over the rounds.
@@ -15,6 +15,8 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from ruvmlx.apps.bench.random_model import make
+from ruvmlx.apps.bench.rows import Row, at_most, rounded
 
 from ruvmlx.backends.mlx import backend as mlx
 from ruvmlx.backends.mlx import graph
@@ -30,8 +32,6 @@ from ruvmlx.platform.mx import mx
 from ruvmlx.sona.trace import Trace
 
 from .as_gpu import Placeholders, as_on_gpu
-from .random_model import make
-from .rows import Row, at_most, rounded
 
 TOKENS = 64  # in a turn
 TEMPERATURE = 0.7

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from apps.bench import launches
 from ruvmlx.backends.mlx.kernels import rope_append
 from ruvmlx.platform.mx import mx
+from tests.research import launches
 
 TABLE = Path(launches.__file__).with_name("LAUNCHES.md")
 ONE = launches.SHAPES["Llama 3.2 1B"]

@@ -1,6 +1,6 @@
 """Prefill and decode on MLX's CPU device: ours beside mlx-lm's generate_step, in turns.
 
-python -m ruvmlx.apps.bench.beside [MODEL [rounds]]        # the starter model, 5 rounds
+python -m tests.research.beside_mlx_lm [MODEL [rounds]]        # the starter model, 5 rounds
 
 Both run in one process, with the same float32 weights and the same BLAS. A ratio is the median over the
 rounds; above 1 means faster than mlx-lm.

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from apps.prove import style_study
-from apps.prove.style_study import StyleStudy
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.sona.optional import style_bank
 from ruvmlx.sona.taste_measures import MEASURES
+from tests.research import style_study
+from tests.research.style_study import StyleStudy
 
 QUESTIONS = [f"What is number {i}?" for i in range(4)]
 

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from ruvmlx.apps.prove import drawn_tastes, taste_study
-from ruvmlx.apps.prove.taste_replies import REPLIES, SampledReplies
-from ruvmlx.apps.prove.taste_rivals import RIVALS
-from ruvmlx.apps.prove.taste_study import Study
+from ruvmlx.apps.prove import drawn_tastes
 
+from tests.research import taste_study
+from tests.research.taste_replies import REPLIES, SampledReplies
+from tests.research.taste_rivals import RIVALS
+from tests.research.taste_study import Study
 from tests.sona import simulated_tastes as sim
 
 

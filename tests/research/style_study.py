@@ -1,9 +1,9 @@
 """What the style basis (ruvmlx/sona/optional/style_basis.py) gives drawn users, before any loop uses it.
 
-    python -m ruvmlx.apps.prove.style_study BANK build      # sample and differentiate; may be stopped
-    python -m ruvmlx.apps.prove.style_study BANK measures   # what the basis moves, on questions left out
-    python -m ruvmlx.apps.prove.style_study BANK users --users 8 --ratings 30
-    python -m ruvmlx.apps.prove.style_study BANK ship       # write the starter's basis into the package
+    python -m tests.research.style_study BANK build      # sample and differentiate; may be stopped
+    python -m tests.research.style_study BANK measures   # what the basis moves, on questions left out
+    python -m tests.research.style_study BANK users --users 8 --ratings 30
+    python -m tests.research.style_study BANK ship       # write the starter's basis into the package
 
 `users`: each user rates replies of the bank, which are the untouched model's. The taste model's weights are
 the coefficients of the basis. Unseen questions are then answered with the changed weights. `--taste true`:
@@ -17,6 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from ruvmlx.apps.prove import prompts
+from ruvmlx.apps.prove.drawn_users import DrawnStars, DrawnUser
+from ruvmlx.apps.prove.retention import NeutralText, variety_ratio
+from ruvmlx.apps.prove.statistics import mean_interval
+from ruvmlx.apps.prove.trial import seed_for
+from ruvmlx.apps.prove.untouched_replies import JudgedReply, UntouchedReplies
 
 from ruvmlx.backends.base import Backend, with_lora
 from ruvmlx.backends.select import open_backend
@@ -37,13 +43,6 @@ from ruvmlx.sona.optional.style_file import StyleFiles
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
-
-from . import prompts
-from .drawn_users import DrawnStars, DrawnUser
-from .retention import NeutralText, variety_ratio
-from .statistics import mean_interval
-from .trial import seed_for
-from .untouched_replies import JudgedReply, UntouchedReplies
 
 KL = 0.08  # nats per token: the target of a change of weights
 FROZEN = 5  # untouched replies to each unseen question, which the changed reply is compared with
