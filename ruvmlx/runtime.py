@@ -37,7 +37,7 @@ from .sona.adapter_history import LearnStatus
 from .sona.learner import Learner
 from .sona.rating_index import MemoryStatus
 from .sona.state import PreferenceResult, RatingResult
-from .sona.taking_back import take_back
+from .sona.unrate import take_back
 from .store import NamedRow, Store
 
 if TYPE_CHECKING:

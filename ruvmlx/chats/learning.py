@@ -20,9 +20,9 @@ from ..settings import Settings
 from ..sona.adapter_history import LearnStatus
 from ..sona.judge import Judge, TasteJudge
 from ..sona.learner import Learner
-from ..sona.loops import Loops
 from ..sona.optional.routing import Routing
 from ..sona.rating_index import MemoryStatus
+from ..sona.slow_loops import Loops
 from ..sona.wiring import open_learner
 from ..store import Store
 

@@ -2,5 +2,5 @@
 style loop.
 
 Each part implements a protocol of the core (layer_part.py, weight_anchors.py) or is opened by a setting. In
-the core, only `wiring.py` and `loops.py` import this package.
+the core, only `wiring.py` and `slow_loops.py` import this package.
 """
