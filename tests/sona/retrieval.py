@@ -3,13 +3,15 @@
     uv run python -m tests.sona.retrieval [--model MODEL] [--window TOKENS]
 
 The paragraphs are of this project's documentation of November 2026 (paragraphs.json). Beside ours: the plain
-mean of the same hidden states, as other runtimes pool a chat model's.
+mean of the same hidden states; and, for a GGUF file where llama-cpp-python is installed (--group oracle), its
+mean pooling of the same model.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,10 @@ def main() -> None:
     chunks = ["\n\n".join(paragraphs[i : i + 10]) for i in range(0, len(paragraphs), 10)]
     asked, right = [q["text"] for q in questions], np.array([q["paragraph"] for q in questions])
     with Runtime.open(Settings(model=given.model, adapter="none", kv_disk=None), learn=False) as runtime:
-        for name, embed in (("ours", ours(runtime)), ("plain mean", plain_mean(runtime))):
+        ways = {"ours": ours(runtime), "plain mean": plain_mean(runtime)}
+        if runtime.model.format == "gguf" and find_spec("llama_cpp"):
+            ways["llama.cpp"] = mean_of_llama_cpp(runtime.model.path)
+        for name, embed in ways.items():
             begun = time.process_time()
             vectors = unit([embed(text) for text in asked])
             print(
@@ -56,6 +61,17 @@ def plain_mean(runtime: Runtime) -> Embed:
         return runtime.backend.embed(runtime.model.tokenizer.encode(text))
 
     return embed
+
+
+def mean_of_llama_cpp(path: Path) -> Embed:
+    """What llama.cpp's mean pooling makes of a text, read in one context."""
+    import llama_cpp
+
+    peer = llama_cpp.Llama(
+        str(path), embedding=True, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_MEAN,
+        n_ctx=8192, n_batch=8192, n_ubatch=8192, n_threads=2, verbose=False,
+    )  # fmt: skip
+    return lambda text: np.array(peer.embed(text), np.float32)
 
 
 def unit(vectors: Sequence[np.ndarray]) -> np.ndarray:
