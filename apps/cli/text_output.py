@@ -18,8 +18,6 @@ import click
 
 from ruvmlx.text import one_line, sanitize
 
-from .output import log
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
@@ -52,10 +50,6 @@ def hint(text: str) -> None:
     _print(_text(text, "dim"))
 
 
-def heading(text: str) -> None:
-    _print(_text(text, "bold"))
-
-
 def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their columns' names. A cell may not contain a line end."""
     from rich.table import Table
@@ -79,12 +73,6 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
     for name, value in rows:
         grid.add_row(_text(one_line(name), "bold"), _cell(value, TableColumn("")))
     _print(grid)
-
-
-def note(text: str) -> None:
-    """A remark on stderr, for people at a terminal only."""
-    if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
-        log(text)
 
 
 # -- words -------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from .users import words_of
 
 SHORT, LONG = 80, 120  # words: thumbs up below, thumbs down above, no thumb from one to the other
 PRESSES = (5, 10, 20, 30)  # checkpoints
-QUESTIONS = 24  # unseen questions of each checkpoint
 PATIENCE = 2  # replies read for each press: who finds nothing to press stops there
 THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # what each rater ever presses
 

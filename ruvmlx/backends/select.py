@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .mlx.backend import MLXBackend
 
 NAMES = ("auto", "mlx", "native", "reference")
-NOT_BUILT = ("hybrid",)  # known by name, but not available
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,6 @@ class Choice:
 def describe(name: str = "auto", threads: int | None = None) -> Choice:
     """Return the choice for a name. "auto" is the first available of: Metal, CUDA, the native decoder, MLX on
     the CPU."""
-    if name in NOT_BUILT:
-        raise UsageError(f"backend {name!r} is not built into this version; use {', '.join(NAMES)}")
     if name not in NAMES:
         raise UsageError(f"no backend is called {name!r}; choose one of {', '.join(NAMES)}")
     if name == "reference":

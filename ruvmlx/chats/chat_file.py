@@ -114,11 +114,6 @@ def import_once(store: Store, data: bytes, name: str) -> ImportResult:
     return ImportResult(known, False) if known else ImportResult(_add(store, chat), True)
 
 
-def import_chat(store: Store, data: bytes, name: str) -> str:
-    """Create a chat from a file's bytes; returns its id. CorruptFile, and no chat, if they are not a chat."""
-    return _add(store, parse(data, name))
-
-
 def _add(store: Store, chat: Imported) -> str:
     return store.chats.add(
         chat.model, chat.system, chat.title, chat.messages, chat.head, chat.created, chat.updated

@@ -28,7 +28,7 @@ from ..store import Store
 
 if TYPE_CHECKING:
     from ..sona.background import TrainingSettings as Training
-    from ..sona.optional.router import Route, RouterStatus
+    from ..sona.optional.router import Route
 
 
 SUMMED_UP_AT = 10  # ratings and preferences
@@ -220,10 +220,6 @@ class Learning:
         if self._routing is None or self.learner is None:
             return None
         return self._routing.choose(self.learner, request)
-
-    def router_status(self) -> "RouterStatus | None":
-        """The router's choices and training; None if the router is off."""
-        return self._routing.of(self.required()).status() if self._routing is not None else None
 
     # -- the loops that train ------------------------------------------------------------------------
 

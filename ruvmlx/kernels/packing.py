@@ -15,7 +15,7 @@ import numpy as np
 
 from ruvmlx.kernels.library import OK, _load
 
-ALIGNMENT, TILE_ROWS = 64, 16
+ALIGNMENT = 64
 Q4, Q8, F16, BF16, F32 = range(5)
 # GGUF types of 256 columns; their blocks are packed without a change
 SUPER_BLOCKS = {"Q4_K": 5, "Q5_K": 6, "Q6_K": 7}

@@ -26,7 +26,6 @@ from .base_lora import BaseLoRA, Pair
 from .interchange import full_name
 from .merge import HEAD
 
-DTYPES = ("float16", "bfloat16", "float32")
 _ROWS = 4096  # rows computed at a time, so that a large head does not need much memory
 _EMBEDDING = "model.embed_tokens"
 

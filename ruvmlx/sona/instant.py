@@ -113,27 +113,6 @@ class UncappedUpdate:
         return MicroLoRA(old.lora_a, b, self.evidence, share, self.trend, old.alpha, self.taste)
 
 
-def update(
-    adapter: MicroLoRA,
-    trace: Trace,
-    weight: float,
-    probe: KLProbe,
-    kl: float = 0.0,
-    stats: ReplyStats | None = None,
-    reserve: float = 0.0,
-) -> Update | None:
-    """Return the adapter after the rating; None if nothing changes.
-
-    trace: of the reply under this adapter. kl: the adapter's. stats: `prepare_stats` of the trace. reserve:
-        the part of the KL cap that the layer LoRA uses. Raises NotFinite if the weight, the gradients or the
-        update are not finite.
-    """
-    if weight == 0:
-        return None
-    stats = stats or prepare_stats(trace, probe)
-    return update_by(adapter, [ReplyPush(stats, weight, trace.log_ratio)], probe, kl, reserve)
-
-
 def update_by(
     adapter: MicroLoRA,
     pushes: Sequence[ReplyPush],
@@ -142,9 +121,15 @@ def update_by(
     reserve: float = 0.0,
     taste: np.ndarray | None = None,
 ) -> Update | None:
-    """Return the adapter after one piece of evidence, which is the sum of one or more pushes. See `update`.
+    """Return the adapter after one piece of evidence, which is the sum of one or more pushes; None if nothing
+    changes.
 
-    The statistics are of traces under this adapter. taste [A]: replaces the adapter's; None keeps it.
+    pushes: their statistics are of traces under this adapter
+    kl: the adapter's
+    reserve: the part of the KL cap that the layer LoRA uses
+    taste: [A], replaces the adapter's; None keeps it
+
+    Raises NotFinite if a weight, the gradients or the update are not finite.
     """
     given = [push for push in pushes if push.weight != 0]
     if not given:

@@ -22,7 +22,6 @@ from .adapter_history import AdapterHistory
 from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
 from .signal import LearningSignal
 
-MAX_EXAMPLES = 8
 MAX_PENDING_REPLIES = (
     64  # replies that `settle` prepares; questions of earlier ones are embedded when they are rated
 )

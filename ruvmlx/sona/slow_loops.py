@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from .deep import Deep
     from .optional.style_loop import StyleLoop
 
-TRAINING, STYLE = SLOW_LOOPS = ("training", "style")
+TRAINING, STYLE = "training", "style"
 
 
 class Loops:
     def __init__(
         self, learner: Learner, model: Model, slow_loop: str = TRAINING, base_targets: str = BASE_TARGETS
     ):
-        """slow_loop: one of SLOW_LOOPS; what `consolidate` does with the ratings. base_targets: the matrices
+        """slow_loop: TRAINING or STYLE; what `consolidate` does with the ratings. base_targets: the matrices
         that the background loop trains."""
         self._learner, self._model, self._slow_loop = learner, model, slow_loop
         self._base_targets = base_targets

@@ -13,7 +13,6 @@ from .database import Database, columns
 from .ratings import RatedReply
 from .replies import ReplyWords
 
-KINDS = ("compare", "regenerated", "edit")
 _PAIR = "min(better, worse), max(better, worse)"  # the same for both orders of two replies
 
 
@@ -22,7 +21,7 @@ class PreferenceRow:
     """One preference.
 
     better, worse: the ids of the replies
-    kind: one of KINDS
+    kind: "compare", "regenerated" or "edit"
     strength: 1 for a choice that the user made when asked, or by writing; less for a choice that is inferred
         from what the user did
     weight: w of the better reply minus w of the worse one (sona/objective.py)

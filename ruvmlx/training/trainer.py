@@ -19,7 +19,7 @@ from ..backends.mlx import cpu_layers, graph
 from ..backends.mlx.backend import MLXBackend, plan
 from ..backends.mlx.lora_layers import ChangedLinear
 from ..backends.mlx.runner import default_device
-from ..lora.base_lora import MODULES, BaseLoRA, Pair, Place, Squares, place_shape
+from ..lora.base_lora import BaseLoRA, Pair, Place, Squares, place_shape
 from ..lora.micro_lora import MicroLoRA
 from ..models.config.model import Model
 from ..models.weights.load_progress import AskingWeights
@@ -32,8 +32,6 @@ from .slices import Stops, TrainingText, evaluate, evenly, from_the_last, stage_
 
 LOGITS = 1 << 21  # logits in memory at a time: 30 ms of the starter model's head
 KNOWN = 256 << 20  # bytes of the cache of inputs of the first trained layer
-TARGETS = MODULES[:7]  # attention and MLP
-
 
 Pairs = dict[Place, Pair]
 Weigh = Callable[[float], float]

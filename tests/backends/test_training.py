@@ -12,7 +12,7 @@ from ruvmlx.backends.mlx import backend as mlx
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.lora.base_lora import MODULES, BaseLoRA
 from ruvmlx.models.load import load_model
 from ruvmlx.platform.mx import mx
 from ruvmlx.sampling import log_softmax
@@ -20,12 +20,13 @@ from ruvmlx.training import losses as values
 from ruvmlx.training import slices
 from ruvmlx.training import trainer as training
 from ruvmlx.training.slices import TrainingText
-from ruvmlx.training.trainer import TARGETS, Trainer
+from ruvmlx.training.trainer import Trainer
 from tests.models.make_models import make_safetensors_model
 
 from .test_agreement import SHAPES, STORED, TOKENS
 from .test_lora import random_base
 
+TARGETS = MODULES[:7]  # attention and MLP
 TEXT = TrainingText(tuple(TOKENS[:83]), 71)
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ruvmlx.chats import chat_file, soft_delete
-from ruvmlx.chats.chat_file import as_json, as_markdown, import_chat, read_bytes, write_new
+from ruvmlx.chats.chat_file import as_json, as_markdown, import_once, read_bytes, write_new
 from ruvmlx.errors import CorruptFile, NotFound, UsageError
 from ruvmlx.store import Store, chats
 
@@ -35,7 +35,7 @@ def test_a_chat_comes_back_with_its_branches(store, tmp_path):
     store.messages.next_sibling(chat, store.messages.branch(chat)[1].id, 1)
     data = json.dumps(as_json(store, chat)).encode()
     other = Store(tmp_path / "other.db")
-    back = import_chat(other, data, "f.json")
+    back = import_once(other, data, "f.json").session_id
     assert shape(other, back) == shape(store, chat)
     assert said(other, back) == said(store, chat) == ["q", "one"]
     assert other.chats.get(back).title == "q" and other.chats.get(back).system == "be brief"
@@ -46,7 +46,8 @@ def test_a_chat_comes_back_with_its_branches(store, tmp_path):
 def test_messages_of_other_programs(store, wrapped):
     """{"role", "content"} alone, as a list or in an object; a system message is the system prompt."""
     messages = [{"role": r, "content": c} for r, c in [("system", "s"), ("user", "u"), ("assistant", "a")]]
-    chat = import_chat(store, json.dumps({"messages": messages} if wrapped else messages).encode(), "f")
+    data = json.dumps({"messages": messages} if wrapped else messages).encode()
+    chat = import_once(store, data, "f").session_id
     assert said(store, chat) == ["u", "a"] and store.chats.get(chat).system == "s"
     assert store.chats.get(chat).title == "u"
 
@@ -75,20 +76,21 @@ def test_messages_of_other_programs(store, wrapped):
 def test_what_is_no_chat_is_refused(store, data):
     """One line, and nothing is left in the store."""
     with pytest.raises(CorruptFile) as caught:
-        import_chat(store, data, "f.json")
+        import_once(store, data, "f.json")
     assert "\n" not in str(caught.value) and "f.json" in str(caught.value)
     assert store.db.rows("SELECT * FROM sessions") == []
 
 
 def test_odd_values_are_left_out(store):
     data = b'{"title": 3, "system": [], "head": [1], "messages": [{"role": "user", "content": "a\\ud800b",'
-    chat = import_chat(store, data + b' "created": true}]}', "f")
+    chat = import_once(store, data + b' "created": true}]}', "f").session_id
     assert said(store, chat) == ["ab"] and store.chats.get(chat).title == "ab"
 
 
 @pytest.mark.parametrize("created", [b"1e999", b"-1e300", b"253402300800.0", b'"now"'])
 def test_a_time_that_no_calendar_shows_is_left_out(store, created):
-    chat = import_chat(store, b'[{"role": "user", "content": "a", "created": ' + created + b"}]", "f")
+    data = b'[{"role": "user", "content": "a", "created": ' + created + b"}]"
+    chat = import_once(store, data, "f").session_id
     json.dumps(as_json(store, chat), allow_nan=False)
     assert store.messages.all(chat)[0].created == pytest.approx(time.time(), abs=60)
 
@@ -99,7 +101,7 @@ def test_an_import_that_stops_leaves_no_chat(store, monkeypatch):
 
     monkeypatch.setattr(store.messages, "add_tree", stop)
     with pytest.raises(KeyboardInterrupt):
-        import_chat(store, b'[{"role": "user", "content": "a"}]', "f")
+        import_once(store, b'[{"role": "user", "content": "a"}]', "f")
     assert store.db.rows("SELECT * FROM sessions") == []
 
 
@@ -119,7 +121,7 @@ def test_others_can_write_while_a_long_chat_is_imported(store, monkeypatch):
 
     monkeypatch.setattr(time, "sleep", meanwhile)
     data = json.dumps([{"role": "user", "content": f"xyz {i}"} for i in range(20)]).encode()
-    chat = import_chat(store, data, "f")
+    chat = import_once(store, data, "f").session_id
     assert len(seen) >= 19 and all(found == ([], [mine], []) for found in seen)
     assert [row.id for row in other.chats.all()] == [chat, mine] and len(said(other, chat)) == 20
     with pytest.raises(NotFound):
@@ -131,7 +133,7 @@ def test_others_can_write_while_a_long_chat_is_imported(store, monkeypatch):
 
     monkeypatch.setattr(time, "sleep", killed)
     with pytest.raises(sqlite3.ProgrammingError):
-        import_chat(store, data, "f")
+        import_once(store, data.replace(b"xyz", b"abc"), "f")
     assert len(other.chats.ids()) == 3 and soft_delete.delete_older(other) == []
     assert len(other.chats.ids()) == 3
     now = time.time() + 7200

@@ -27,6 +27,12 @@ def trace(engine, tiny, probe):
     return traced_reply(engine, MicroLoRA.fresh(probe.directions, tiny.config.vocab_size), 0.7)
 
 
+def update_once(adapter, trace, weight, probe, stats=None):
+    """The update of one rating."""
+    push = instant.ReplyPush(stats or instant.prepare_stats(trace, probe), weight, trace.log_ratio)
+    return instant.update_by(adapter, [push], probe)
+
+
 def mean_logprob(trace, adapter, backend) -> float:
     z = backend.head(trace.hidden)
     adapter.add_to_logits(z, trace.hidden)
@@ -36,14 +42,14 @@ def mean_logprob(trace, adapter, backend) -> float:
 
 @pytest.mark.parametrize("weight", [1.0, 0.3, -0.3, -1.0])
 def test_the_reply_moves_the_way_it_was_rated(trace, tiny_backend, probe, weight):
-    update = instant.update(trace.adapter, trace, weight, probe)
+    update = update_once(trace.adapter, trace, weight, probe)
     before = mean_logprob(trace, trace.adapter, tiny_backend)
     after = mean_logprob(trace, update.adapter, tiny_backend)
     assert (after - before) * weight > 0
 
 
 def test_no_weight_no_update(trace, probe):
-    assert instant.update(trace.adapter, trace, 0.0, probe) is None
+    assert update_once(trace.adapter, trace, 0.0, probe) is None
 
 
 def ended(trace, probe, backend) -> Trace:
@@ -85,7 +91,7 @@ def test_only_a_rating_down_of_a_reply_that_ended_late_spares_the_end(
 
     def lora_b(trace, weight, short):
         monkeypatch.setattr(instant, "SHORT", short)
-        return instant.update(trace.adapter, trace, weight, probe).adapter.lora_b
+        return update_once(trace.adapter, trace, weight, probe).adapter.lora_b
 
     assert np.array_equal(lora_b(reply, 1.0, 3), lora_b(reply, 1.0, 99))
     assert np.array_equal(lora_b(trace, -1.0, 3), lora_b(trace, -1.0, 99))  # it was cut off
@@ -101,7 +107,7 @@ def test_short_replies_are_rated_without_a_rule_for_their_end(
     reply, found = ended(trace, probe, tiny_backend), []
     for short in (len(trace.tokens), 10**9):
         monkeypatch.setattr(instant, "SHORT", short)
-        found.append(instant.update(reply.adapter, reply, weight, probe).adapter.lora_b)
+        found.append(update_once(reply.adapter, reply, weight, probe).adapter.lora_b)
     assert np.array_equal(*found)
 
 
@@ -113,10 +119,10 @@ def test_a_rating_up_takes_back_what_ratings_down_did_to_the_end(trace, probe, t
     def end_pushed(adapter):
         return float(np.mean(readings(reply) @ end_of(adapter.evidence[0], probe)))
 
-    up, down = (instant.update(reply.adapter, reply, w, probe).adapter for w in (1.0, -1.0))
+    up, down = (update_once(reply.adapter, reply, w, probe).adapter for w in (1.0, -1.0))
     assert end_pushed(up) > 0 and end_pushed(down) > 0
     stats = instant.prepare_stats(reply, probe)
-    both = instant.update(down, reply, 1.0, probe, stats=stats).adapter
+    both = update_once(down, reply, 1.0, probe, stats=stats).adapter
     assert abs(end_pushed(both)) < 0.02 * end_pushed(down)
 
 
@@ -185,7 +191,7 @@ def test_weights_are_what_the_formula_says(trace, probe, tiny_backend, monkeypat
     rated, faded = [], False
     for weight in (1.0, -0.3, 0.7, 0.8, 0.9):
         rated.append((trace, weight))
-        adapter = instant.update(trace.adapter, trace, weight, probe).adapter
+        adapter = update_once(trace.adapter, trace, weight, probe).adapter
         trace = trace.replay(adapter, 0, tiny_backend.head)
         faded = faded or adapter.trend < 0
     assert faded
@@ -312,9 +318,9 @@ def step(adapter, before, evidence, probe) -> instant.UncappedUpdate:
 
 def test_a_rating_is_taken_back(trace, probe, tiny_backend):
     """Less the second of two updates, the adapter is nearly what the first one left, but for its gain."""
-    first = instant.update(trace.adapter, trace, 1.0, probe).adapter
+    first = update_once(trace.adapter, trace, 1.0, probe).adapter
     again = trace.replay(first, 0, tiny_backend.head)
-    second = instant.update(first, again, -1.0, probe).adapter
+    second = update_once(first, again, -1.0, probe).adapter
     back = instant.without_update(second, first, second, probe).adapter
     whole = [adapter.lora_b / adapter.gain for adapter in (first, second, back)]
     assert np.abs(whole[2] - whole[0]).max() < 0.1 * np.abs(whole[1] - whole[0]).max()
@@ -338,7 +344,7 @@ def test_the_caps_hold_and_are_no_tighter_than_needed(trace, probe):
 def test_two_hundred_ratings_one_way_stay_within_the_caps(trace, probe, tiny_backend):
     adapter = trace.adapter
     for _ in range(200):
-        update = instant.update(adapter, trace, 1.0, probe)
+        update = update_once(adapter, trace, 1.0, probe)
         adapter, found = update.adapter, probe.distance(update.adapter)
         assert update.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
         trace = trace.replay(adapter, 0, tiny_backend.head)
@@ -352,7 +358,7 @@ def test_nothing_that_is_not_finite_comes_out(trace, probe, poison, where):
     getattr(owner, where)[-1, -1] = poison
     before = trace.adapter.to_bytes()
     try:
-        update = instant.update(trace.adapter, trace, 1.0, probe)
+        update = update_once(trace.adapter, trace, 1.0, probe)
     except NotFinite:
         pass
     else:

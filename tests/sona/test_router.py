@@ -47,7 +47,7 @@ def test_off_by_default_and_then_nothing_is_other_than_without_it(open_tiny):
     with open_tiny() as runtime:
         runtime.rate(reply(runtime).request_id, "up")
         plain = reply(runtime, "and this", seed=5)
-        assert plain.route is None and runtime.learning.router_status() is None
+        assert plain.route is None
         assert runtime.store.db.rows("SELECT * FROM routes") == []
         assert runtime.store.witness.rows("route") == []
     with open_tiny(router=True) as runtime:
@@ -136,7 +136,7 @@ def test_ten_restarts_lose_nothing(open_tiny):
             assert expected is None or learned(router) == expected
             runtime.rate(reply(runtime, f"number {i}", seed=i).request_id, "up" if i % 3 else "2")
             expected = learned(router)
-            status = runtime.learning.router_status()
+            status = router.status()
             assert sum(a.rated for a in status.arms) == sum(a.chosen for a in status.arms) == i
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.chats import soft_delete
-from ruvmlx.chats.chat_file import import_chat
+from ruvmlx.chats.chat_file import import_once
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
@@ -84,7 +84,8 @@ def fill(runtime, home) -> dict[str, str]:
     runtime.rate(again, "up")
     runtime.store.chats.set_title(chat, f"About {SECRET}")
     forked = runtime.store.chats.fork(chat)
-    imported = import_chat(runtime.store, json.dumps([{"role": "user", "content": QUESTION}]).encode(), "f")
+    file = json.dumps([{"role": "user", "content": f"In a file: {QUESTION}"}]).encode()
+    imported = import_once(runtime.store, file, "f").session_id
     outside = ask(runtime, QUESTION)
     runtime.rate(outside, "up", SECRET)
     ask(runtime, QUESTION + "More.")
