@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ruvmlx.lora.base_lora import BaseLoRA, place_shape
+from ruvmlx.lora.base_lora import MODULES, BaseLoRA, place_shape
 from ruvmlx.models.config.model import Model
 from ruvmlx.sona import reference_text, replay
 from ruvmlx.sona.background import SCALE, TrainingSettings
 from ruvmlx.sona.optional.ewc import Anchor, Fisher, penalty
 from ruvmlx.training.adamw import Training
 from ruvmlx.training.slices import TrainingText
-from ruvmlx.training.trainer import TARGETS, Trainer
+from ruvmlx.training.trainer import Trainer
 
 FOOD = [
     ("How do I boil an egg?", "Put it into boiling water. Wait for eight minutes. Cool it under the tap."),
@@ -108,7 +108,7 @@ class Sweep:
     def fresh(self, seed: int) -> BaseLoRA:
         rng, pairs, config = np.random.default_rng(seed), {}, self.model.config
         for layer in range(config.n_layers):
-            for module in TARGETS:
+            for module in MODULES[:7]:  # attention and MLP
                 n_in, n_out = place_shape(config, module, layer)
                 a = rng.normal(0, n_in**-0.5, (n_in, self.settings.rank)).astype(np.float32)
                 pairs[module, layer] = (a, np.zeros((self.settings.rank, n_out), np.float32))
