@@ -6,7 +6,7 @@ the `cancel` event of a request may be set.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +19,8 @@ from .chats.choices import Choices, EditedReply
 from .chats.conversations import Conversations
 from .chats.learning import Learning, LearningState
 from .chats.reply_writer import ReplyWriter
-from .engine import Chunk, GenerationRequest, GenerationResponse, LLMInferenceEngine, Sampling
+from .engine import Chunk, GenerationRequest, LLMInferenceEngine, Sampling
 from .engine.context_window import Turn
-from .engine.scheduler import Scheduler, Sink
 from .errors import StoreBusy
 from .kv.disk import CacheFolder
 from .kv_tuning.tier_review import TierReview
@@ -144,28 +143,6 @@ class Runtime:
     def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
         """Stream one reply and commit it: `ReplyWriter.generate`."""
         return self.writer.generate(request, session_id)
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Brings the submitted requests on, step by step."""
-        return self.writer.scheduler
-
-    def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
-        """Queue a request for a reply beside others: `ReplyWriter.submit`."""
-        self.writer.submit(request, sink, session_id)
-
-    def answer(self, request: GenerationRequest) -> GenerationResponse:
-        """One reply with the adapter in use; it is not stored."""
-        return self.writer.answer(request)
-
-    def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
-        """Like `answer` for many requests, several at a time; in the order in which they finish."""
-        return self.writer.answers(requests)
-
-    @property
-    def last_reply_id(self) -> str | None:
-        """Id of the newest reply of this runtime."""
-        return self.writer.last_reply_id
 
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
         """One unit vector [dimensions] per text, by the untouched model: `embedding.embed`."""

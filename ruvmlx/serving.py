@@ -101,13 +101,13 @@ class ServingLoop:
     def rest(self) -> None:
         """Leave the model as other calls expect it: under the adapter in use."""
         if (self.busy or self._written) and (runtime := self._runtime()) is not None:
-            runtime.scheduler.rest()
+            runtime.writer.scheduler.rest()
 
     def end_all(self, error: RuvmlxError) -> None:
         """End every request with this error, and every other reply with the text that it has."""
         self.finish_written()
         if self.busy and (runtime := self._runtime()) is not None:
-            runtime.scheduler.fail_all(error)
+            runtime.writer.scheduler.fail_all(error)
         self.busy = False
 
     def finish(self) -> None:
@@ -152,7 +152,7 @@ class ServingLoop:
             if runtime is None or runtime is not served.runtime:  # the ids are those of another model
                 raise RuvmlxError(NOT_OPEN)
             self.rest()
-            runtime.submit(served.request, served, session_id)
+            runtime.writer.submit(served.request, served, session_id)
         except Exception as error:  # noqa: BLE001 - goes to whoever asked
             served.fail(error)
             return
@@ -172,9 +172,9 @@ class ServingLoop:
 
     def _one_step(self, runtime: Runtime) -> None:
         try:
-            more = runtime.scheduler.step()
+            more = runtime.writer.scheduler.step()
         except Exception as error:  # noqa: BLE001 - goes to those who asked
-            runtime.scheduler.fail_all(error)
+            runtime.writer.scheduler.fail_all(error)
             more = False
         self._between()
         if not more:

@@ -57,8 +57,8 @@ def test_a_hundred_requests_at_once_stay_within_the_budgets(runtime):
     for request, sink in zip(requests, sinks, strict=True):
         runtime.writer.submit(request, sink)
     widest = most_adapters = 0
-    while runtime.scheduler.step():
-        widest = max(widest, runtime.scheduler.counts[0])
+    while runtime.writer.scheduler.step():
+        widest = max(widest, runtime.writer.scheduler.counts[0])
         loaded = sum(adapter.bytes for adapter in residency.tiers())
         most_adapters = max(most_adapters, loaded)
     assert widest > 1 and 0 < held.most <= runtime.backend.pool.budget

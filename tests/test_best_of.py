@@ -44,7 +44,7 @@ def test_the_winner_is_shown_and_the_others_are_branches(open_tiny, judged):
         chat = runtime.chats.new_chat()
         best = say(runtime, chat)
         shown = runtime.chats.turns(chat)[-1]
-        assert shown.reply_id == best.request_id == runtime.last_reply_id
+        assert shown.reply_id == best.request_id == runtime.writer.last_reply_id
         assert (shown.content, shown.branch, shown.branches) == (best.text, 4, 4)
         seen = set()
         for _ in range(4):

@@ -124,20 +124,20 @@ def test_many_answers_are_those_of_each_alone(open_tiny):
     """After a rating, too: the adapter is the one that was learned; nothing of the answers is kept."""
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
-        before = runtime.answer(question("one")).token_ids
+        before = runtime.writer.answer(question("one")).token_ids
         for _ in range(3):
             runtime.rate(say(runtime, chat, "hello", n=20).request_id, "down")
         asked = [question(t, seed, 3 + seed % 4) for seed, t in enumerate(["one", "two", "and three"] * 7)]
-        want = {r.request_id: runtime.answer(r).token_ids for r in asked}
-        replies, last = len(runtime.chats.turns(chat)), runtime.last_reply_id
-        assert {r.request_id: r.token_ids for r in runtime.answers(iter(asked))} == want
-        assert (len(runtime.chats.turns(chat)), runtime.last_reply_id) == (replies, last)
-        assert runtime.answer(question("one")).token_ids != before
+        want = {r.request_id: runtime.writer.answer(r).token_ids for r in asked}
+        replies, last = len(runtime.chats.turns(chat)), runtime.writer.last_reply_id
+        assert {r.request_id: r.token_ids for r in runtime.writer.answers(iter(asked))} == want
+        assert (len(runtime.chats.turns(chat)), runtime.writer.last_reply_id) == (replies, last)
+        assert runtime.writer.answer(question("one")).token_ids != before
 
 
 def test_many_answers_refuse_before_the_first(open_tiny):
     with open_tiny() as runtime, pytest.raises(UsageError, match="empty"):
-        runtime.answers([question("one"), question(" ")])
+        runtime.writer.answers([question("one"), question(" ")])
 
 
 def test_what_was_measured_of_a_model_is_not_measured_again(open_tiny, monkeypatch):

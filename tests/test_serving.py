@@ -77,7 +77,7 @@ async def test_a_rating_is_applied_between_two_steps(host):
     arriving = host.submit(asking("long", 300))
     await begun(arriving)
     rated = await host.call_between(lambda runtime: runtime.rate(first.request_id, "up"))
-    turns = await host.call(lambda runtime: runtime.last_reply_id)
+    turns = await host.call(lambda runtime: runtime.writer.last_reply_id)
     assert rated.applied and turns == first.request_id  # the long one goes on
     last = [some async for some in arriving][-1][-1]
     assert len(last.response.token_ids) == 300

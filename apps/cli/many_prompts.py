@@ -173,10 +173,10 @@ def answer_all(
             elif cancel.is_set():
                 raise Interrupted("stopped; the same command goes on where the results end.")
             else:
-                runtime.scheduler.step()
+                runtime.writer.scheduler.step()
     finally:
-        runtime.scheduler.drop_all()
-        runtime.scheduler.rest()
+        runtime.writer.scheduler.drop_all()
+        runtime.writer.scheduler.rest()
 
 
 def _write_result(answer: _Answer, write: Write, tally: Tally) -> None:

@@ -120,7 +120,7 @@ def _replies(
         [_request(runtime, question, seed, max_tokens) for seed, question in enumerate(asked)]
         for _ in range(2)
     )
-    for response in chain(_write_untouched(runtime, before), runtime.answers(after)):
+    for response in chain(_write_untouched(runtime, before), runtime.writer.answers(after)):
         found[response.request_id] = response
         watch.progress(Progress("Writing replies", len(found), 2 * len(asked), unit="replies"))
     pairs = zip(before, after, strict=True)

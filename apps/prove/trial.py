@@ -261,7 +261,7 @@ def heldout_replies(
     """`count` answers to each prompt with what was learned so far. Nothing is stored or rated. The first one
     does not depend on the count."""
     asked = [requests_for(first, count) for first in _heldout_requests(runtime, setting, arm, seed)]
-    responses = {r.request_id: r for r in runtime.answers([r for of in asked for r in of])}
+    responses = {r.request_id: r for r in runtime.writer.answers([r for of in asked for r in of])}
     return [
         [_reply(prompt, r.request_id, JudgedReply.of(responses[r.request_id])) for r in of]
         for prompt, of in zip(setting.heldout, asked, strict=True)

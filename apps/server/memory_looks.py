@@ -35,5 +35,5 @@ async def look_at(models: ModelPool) -> MemoryLook:
 
 
 def _look(runtime: Runtime) -> MemoryLook:
-    waiting = runtime.scheduler.counts[1]
+    waiting = runtime.writer.scheduler.counts[1]
     return MemoryLook(runtime.held(), runtime.memory_purposes(), waiting, runtime.adapter_label)

@@ -109,7 +109,7 @@ class MemoryShare:
         most = model.serving.runtime.planned.kv_room
         wanted = max(1, min(part, most or part))
         return await model.serving.host.call_between(
-            lambda runtime: limit_caches(runtime.engine, runtime.scheduler, wanted)
+            lambda runtime: limit_caches(runtime.engine, runtime.writer.scheduler, wanted)
         )
 
 

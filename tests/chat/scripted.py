@@ -54,7 +54,7 @@ class ScriptedRuntime:
         """The runtime's parts: this object plays all of them."""
         return self
 
-    chats = summaries = choices = learning = tiers = scheduler = parts
+    chats = summaries = choices = learning = tiers = writer = scheduler = parts
 
     def clean_index(self, seconds):
         return True

@@ -275,7 +275,7 @@ def test_few_prompts_are_read_ahead(open_tiny, tiny_backend, monkeypatch):
         done.set()
         with pytest.raises(Interrupted):
             many_prompts.answer_all(runtime, lines(), make, written.append, Tally(), done, lambda _: None)
-        assert not len(runtime.scheduler)
+        assert not len(runtime.writer.scheduler)
 
 
 def test_a_line_that_is_too_long_is_skipped_whole(monkeypatch):

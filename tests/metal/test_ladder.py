@@ -114,7 +114,7 @@ def reply_of(runtime) -> tuple[list[int], str]:
     written = io.StringIO()
     options = ChatOptions(sampling=Sampling(temperature=0.0), max_new_tokens=12)
     PlainChat(runtime, options, io.StringIO(f"{QUESTION}\n"), written).run()
-    reply = runtime.store.replies.get(runtime.last_reply_id)
+    reply = runtime.store.replies.get(runtime.writer.last_reply_id)
     return list(reply.sampled_ids), written.getvalue()
 
 

@@ -57,7 +57,7 @@ def sample(bench: Bench, setting: TrialSetup, seed: int = 0) -> SampledReplies:
         requests = [
             request_for(runtime, setting, questions[q], seed_for(seed, 4, i)) for i, q in enumerate(asked)
         ]
-        found = {r.request_id: r for r in runtime.answers(requests)}
+        found = {r.request_id: r for r in runtime.writer.answers(requests)}
         replies = [found[r.request_id] for r in requests]
         hidden = [_mean_state(runtime, request, found[request.request_id]) for request in requests]
         whitened = embedding.embed(runtime.store, runtime.model, runtime.backend, questions)

@@ -71,10 +71,10 @@ def test_a_full_budget_is_503_with_the_numbers(small):
     busy = threading.Thread(target=lambda: got.append(running.chat("a", max_tokens=200)))
     slow_steps(running)
     busy.start()
-    running.wait_until(lambda: running.serving.runtime.scheduler.counts[0] == 1)
+    running.wait_until(lambda: running.serving.runtime.writer.scheduler.counts[0] == 1)
     waits = threading.Thread(target=lambda: got.append(running.chat("b", max_tokens=200)))
     waits.start()
-    running.wait_until(lambda: running.serving.runtime.scheduler.counts[1] == 1)
+    running.wait_until(lambda: running.serving.runtime.writer.scheduler.counts[1] == 1)
     refused = running.chat("c", max_tokens=200, stream=True)
     assert refused.status == 503 and 1 <= int(refused.headers["retry-after"]) <= 60
     size = running.serving.runtime.backend.pool.sizes[-1]
@@ -101,7 +101,7 @@ def test_replies_of_one_request_wait_for_each_other(small, endless):
 
 def slow_steps(running):
     """The engine takes a while for each token."""
-    scheduler = running.serving.runtime.scheduler
+    scheduler = running.serving.runtime.writer.scheduler
     step = scheduler.step
 
     def slowly():

@@ -152,7 +152,7 @@ def test_clients_that_leave(start, worked, full, capsys):
     found = pages(running)
     assert found.is_sound and sum(found.counted), found
     runtime = running.serving.runtime
-    assert len(runtime.scheduler) == 0 and not running.serving._requests
+    assert len(runtime.writer.scheduler) == 0 and not running.serving._requests
     running.ask("GET", "/metrics")  # after it the thread has let go of the last request
     runtime.engine.sessions.clear()
     empty = pages(running)

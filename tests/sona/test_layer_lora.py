@@ -40,7 +40,7 @@ def test_pages_of_the_old_version_are_not_used(open_tiny, targets, stale):
         text = "a prompt that is long enough to be worth keeping"
         talk(runtime, "s", text)
         runtime.settle()
-        runtime.rate(runtime.last_reply_id, "down")
+        runtime.rate(runtime.writer.last_reply_id, "down")
         ids, cached = talk(runtime, "s", text + " and on")
         assert (cached == 0) == stale
         assert ids == talk(runtime, None, text + " and on")[0]
@@ -112,7 +112,7 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
         layer_lora = runtime.learner.layer_lora
         monkeypatch.setattr("ruvmlx.sona.promotion.objection", lambda *a: "")
         quick = TrainingSettings(steps=1, lr=1e-9, warmup=1, rank=3, minimum=3)
-        before = true_logprob(runtime, runtime.last_reply_id)
+        before = true_logprob(runtime, runtime.writer.last_reply_id)
         monkeypatch.setattr("ruvmlx.sona.promotion.ROOM", 1e6)
         report = Background(runtime.learner, runtime.model, quick).run()
         assert report["promoted"], report
@@ -120,7 +120,7 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
         assert not learner.layer_lora.moves and np.array_equal(
             learner.layer_lora.evidence, layer_lora.evidence
         )
-        assert true_logprob(runtime, runtime.last_reply_id) == pytest.approx(before, abs=1e-3)
+        assert true_logprob(runtime, runtime.writer.last_reply_id) == pytest.approx(before, abs=1e-3)
         assert runtime.rate(reply(runtime, seed=7), "up").applied and learner.layer_lora.moves
 
 
