@@ -1,4 +1,5 @@
-/* Every implementation against "scalar": the same inputs, all outputs compared.
+/* Every implementation against "scalar": the same inputs, all outputs compared. What all of them compile from one
+ * source could be wrong in all alike, so steps and turns are compared with their formulas, too.
  * Needs only rvm.h, so it also runs where Python does not: under qemu and under sanitizers.
  * Arrays start 4 bytes off malloc's alignment and end where their memory ends. */
 #include "rvm.h"
@@ -178,6 +179,46 @@ static int check_rating(const rvm_kernels *k, sizes n) {
     return bad;
 }
 
+/* w + eta g, and w + (mu v + eta g) with a velocity. */
+static int check_step(const rvm_kernels *k, size_t n) {
+    enum { W, G, WANT, MOVING_W, V, MOVING_WANT, ARRAYS };
+    float *x[ARRAYS];
+    for (int i = 0; i < ARRAYS; i++) x[i] = array(n, 0.5f);
+    for (size_t i = 0; i < n; i++) {
+        x[WANT][i] = x[W][i] + 0.3f * x[G][i];
+        x[MOVING_WANT][i] = x[MOVING_W][i] + (0.9f * x[V][i] + 0.3f * x[G][i]);
+    }
+    const rvm_param step[2] = {{x[W], NULL, x[G], n}, {x[MOVING_W], x[V], x[G], n}};
+    int bad = k->micro_update(step, 2, 0.3f, 0.9f) != RVM_OK;
+    for (size_t i = 0; i < n; i++)
+        bad += differ(x[W][i], x[WANT][i]) + differ(x[MOVING_W][i], x[MOVING_WANT][i]);
+    if (bad) printf("%s: %d of %zu weights are not what the step's formula says\n", k->name, bad, n);
+    for (int i = 0; i < ARRAYS; i++) free(x[i] - 1);
+    return bad;
+}
+
+/* In polar coordinates: the angle of each pair grows by that of its token, the radius stays. */
+static int check_rope(const rvm_layers *k, size_t half, int traditional) {
+    enum { TOKENS = 3, HEADS = 2 };
+    const size_t d = 2 * half, n = TOKENS * HEADS * d;
+    float *x = array(n, 0.5f), *angle = array(TOKENS * half, 2), *turn = array(TOKENS * d, 0), *y = array(n, 0);
+    for (size_t t = 0; t < TOKENS; t++)
+        for (size_t i = 0; i < half; i++) {
+            turn[t * d + i] = cosf(angle[t * half + i]);
+            turn[t * d + half + i] = sinf(angle[t * half + i]);
+        }
+    int bad = k->rope(x, turn, TOKENS, HEADS, d, traditional, y) != RVM_OK;
+    for (size_t i = 0; i < n / 2; i++) {
+        const size_t row = i / half, pair = i % half, a = row * d + (traditional ? 2 * pair : pair);
+        const size_t b = a + (traditional ? 1 : half);
+        const double to = atan2(x[b], x[a]) + angle[row / HEADS * half + pair], radius = hypot(x[a], x[b]);
+        bad += differ(y[a], radius * cos(to)) + differ(y[b], radius * sin(to));
+    }
+    if (bad) printf("%s: rope turns %d numbers wrong (traditional: %d)\n", k->name, bad, traditional);
+    for (float **each = (float *[]){x, angle, turn, y, NULL}; *each; each++) free(*each - 1);
+    return bad;
+}
+
 int main(void) {
     const size_t ranks[] = {1, 2, 3, 5, 8};
     const sizes shapes[] = {{1, 1, 1, 0}, {2, 3, 5, 0}, {33, 7, 65, 0}, {3, 17, 1023, 0}, {35, 5, 2051, 0}};
@@ -192,6 +233,9 @@ int main(void) {
                 const sizes n = {shapes[s].tokens, shapes[s].dim, shapes[s].vocab, ranks[r]};
                 bad += check(k, n) + check_rating(k, n);
             }
+        bad += check_step(k, 67);
+        for (int traditional = 0; traditional < 2; traditional++)
+            bad += check_rope(rvm_layers_impl(k->name), 9, traditional);
         printf("%s: compared\n", k->name);
     }
     printf("%d rounds of all kernels, %d differences\n", rounds, bad);

@@ -132,6 +132,25 @@ static void compare_demotion(const rvm_layers *k, size_t head_dim) {
         }
 }
 
+/* Numbers of 0 or more, of which one in `apart` is 0: the same bytes whichever sign the zeros have. */
+static void compare_zeros(const rvm_layers *k, size_t head_dim, uint32_t apart) {
+    const size_t n = rvm_head_page_bytes(RVM_HOT, head_dim) / 2;
+    uint8_t *plain = hot_page(head_dim), *signed_zeros = hot_page(head_dim);
+    for (size_t i = 0; i < n; i++) {
+        const int zero = noise() % apart == 0;
+        const uint16_t number = zero ? 0 : (uint16_t)(1 + noise() % 0x47ff), other = zero ? 0x8000 : number;
+        memcpy(plain + 2 * i, &number, 2), memcpy(signed_zeros + 2 * i, &other, 2);
+    }
+    for (rvm_tier to = 0; to < RVM_HOT; to++) {
+        uint8_t *want = demoted(k, RVM_HOT, plain, to, head_dim);
+        uint8_t *got = demoted(k, RVM_HOT, signed_zeros, to, head_dim);
+        if (memcmp(got, want, rvm_head_page_bytes(to, head_dim)) && failed++ < 20)
+            printf("%s: head_dim %zu to %d: -0 and 0 differ\n", k->name, head_dim, (int)to);
+        free(got), free(want), rounds++;
+    }
+    free(plain), free(signed_zeros);
+}
+
 static void attend(const rvm_layers *k, rvm_attention *a, float *out) {
     a->out = out;
     a->scratch = malloc(4 * rvm_attention_scratch(a->queries * a->group, a->head_dim));
@@ -172,6 +191,8 @@ static void layers(const rvm_layers *k) {
     for (size_t i = 0; i < N_DIMS; i++) {
         state = (uint32_t)i;
         compare_demotion(k, DIMS[i]);
+        compare_zeros(k, DIMS[i], 1);
+        compare_zeros(k, DIMS[i], 3);
         compare_attention(k, DIMS[i], 3, 1);
         compare_attention(k, DIMS[i], 1, 17);
     }

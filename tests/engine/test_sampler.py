@@ -70,6 +70,14 @@ def test_min_p_and_top_k():
     assert set(candidates(z, Sampling(top_k=9))[0]) == {0, 1, 2, 3}
 
 
+def test_min_p_keeps_an_id_of_just_that_share():
+    """At least the share: e^-1 of the likeliest is what the second has, and it stays."""
+    z = np.array([0, -1, np.nextafter(np.float32(-1), np.float32(-2))], np.float32)
+    (keep,) = (f.keep for f in FILTERS if f.option == "min_p")
+    kept = keep(Distribution(z, np, np.exp, np.cumsum), np.exp(-1.0))
+    assert np.log(np.exp(-1.0)) == -1 and kept.tolist() == [True, True, False]
+
+
 def test_top_ids_is_a_sort_with_ties_by_id():
     z = np.array([1.0, 3.0, 3.0, 2.0], np.float32)
     assert top_ids(z, 3).tolist() == [1, 2, 3]

@@ -182,6 +182,28 @@ def test_a_window_that_would_not_be_whole_is_not_trimmed():
     assert walker.trim(50)
 
 
+@pytest.mark.parametrize("more", [0, 1, PAGE - 2, PAGE - 1])
+def test_a_trim_within_the_slack_leaves_the_window_whole(more):
+    """Wherever in a page the tokens end, and whatever was dropped just before: 256 can be taken off."""
+    walker = Walker(PagedCache(new_pool(), F16, window=100))
+    for token in range(20 * PAGE + more):
+        walker.append([token])
+    assert walker.cache.first and walker.trim(SLACK)
+    walker.check()
+
+
+def test_a_trim_goes_as_far_as_the_window_is_whole():
+    """The query of the next token sees 99 before it: all of them are there, or nothing is trimmed."""
+    walker = Walker(PagedCache(new_pool(), F16, window=100))
+    for token in range(20 * PAGE):
+        walker.append([token])
+    dropped = next(i for i, page in enumerate(walker.cache.pages) if page is not None) * PAGE
+    whole = dropped + 99
+    assert not walker.trim(walker.cache.offset - whole + 1)
+    assert walker.trim(walker.cache.offset - whole) and walker.cache.offset == whole
+    walker.check()
+
+
 def test_a_fork_copies_only_what_it_writes():
     pool = new_pool()
     one = Walker(PagedCache(pool, F16))

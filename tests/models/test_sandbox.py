@@ -229,3 +229,14 @@ def test_a_number_has_at_most_4096_bits():
     budget.spread(1 << 4095)
     with pytest.raises(SecurityError, match="4096 bits"):
         budget.spread(1 << 4096)
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("depth", [150, 900, 100_000])
+def test_what_a_template_is_given_is_not_too_deep(kind, depth):
+    """However deep: refused by name, before Python's own limit on calls is near."""
+    value = kind()
+    for _ in range(depth):
+        value = [value] if kind is list else {"properties": value}
+    with pytest.raises(SecurityError, match="more than 100 deep"):
+        Budget({"tools": [value]})

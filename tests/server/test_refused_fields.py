@@ -93,6 +93,8 @@ def test_null_is_not_given(shared, field):
         ("/v1/completions", {"prompt": "a", "logprobs": True}, "logprobs"),
         ("/v1/completions", {"prompt": {"a": 1}}, "prompt"),
         ("/v1/completions", {"prompt": ["a", 1]}, "prompt"),
+        ("/v1/completions", {"prompt": ["a"] * 33, "max_tokens": 1}, "prompt"),
+        ("/v1/completions", {"prompt": [[1]] * 33, "max_tokens": 1}, "prompt"),
         ("/v1/completions", {}, "prompt"),
         ("/v1/embeddings", {"input": "a", "dimensions": 5}, "dimensions"),
         ("/v1/embeddings", {"input": [1, 2]}, "input[0]"),

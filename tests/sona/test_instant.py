@@ -350,6 +350,35 @@ def test_two_hundred_ratings_one_way_stay_within_the_caps(trace, probe, tiny_bac
         trace = trace.replay(adapter, 0, tiny_backend.head)
 
 
+def strong_update(trace, probe, adapter, kl=0.0) -> instant.Update:
+    """One rating with a taste that would go far beyond every limit."""
+    a = probe.tokens.size
+    taste = 50 * np.random.default_rng(6).normal(size=a).astype(np.float32)
+    push = instant.ReplyPush(instant.prepare_stats(trace, probe), 1.0, trace.log_ratio)
+    return instant.update_by(adapter, [push], probe, kl, taste=taste)
+
+
+def test_one_rating_moves_answers_by_half_of_what_all_may(trace, probe, tiny_backend, monkeypatch):
+    """0.05 nats per token at first, 0.1 with the second, and no more: docs/learning.md."""
+    monkeypatch.setattr(instant, "RISE_CAP", 100.0)
+    adapter, kl, found = trace.adapter, 0.0, []
+    for _ in range(3):
+        update = strong_update(trace, probe, adapter, kl)
+        adapter, kl = update.adapter, update.kl
+        found.append(probe.distance(adapter).kl)
+        trace = trace.replay(adapter, 0, tiny_backend.head)
+    first, *later = found
+    assert 0.03 < first <= 0.0501 and all(0.06 < kl <= 0.1001 for kl in later)
+
+
+def test_ratings_raise_the_perplexity_of_prose_by_little(trace, probe, monkeypatch):
+    """By 1.4 percent at most, where nothing else is in the way: docs/ratings.md."""
+    for cap in ("KL_CAP", "PER_RATING"):
+        monkeypatch.setattr(instant, cap, 100.0)
+    found = probe.distance(strong_update(trace, probe, trace.adapter).adapter)
+    assert 1.007 < np.exp(found.rise) <= 1.0141
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("where", ["grad_a", "grad_b", "lora_a", "lora_b"])
 def test_nothing_that_is_not_finite_comes_out(trace, probe, poison, where):
