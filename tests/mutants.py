@@ -12,6 +12,7 @@ which compile the sources; the installed library is not built again.
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -84,6 +85,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="pass --full to pytest")
     parser.add_argument("--table", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the line is put back"))
     if given.table:
         table(*(json.loads(file.read_text()) for file in given.table))
     elif given.checkout:

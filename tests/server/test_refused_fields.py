@@ -2,6 +2,9 @@
 
 import pytest
 
+from ruvmlx.apps.server import completions
+from ruvmlx.apps.server.errors import ApiError
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 CHAT = "/v1/chat/completions"
 
@@ -93,8 +96,6 @@ def test_null_is_not_given(shared, field):
         ("/v1/completions", {"prompt": "a", "logprobs": True}, "logprobs"),
         ("/v1/completions", {"prompt": {"a": 1}}, "prompt"),
         ("/v1/completions", {"prompt": ["a", 1]}, "prompt"),
-        ("/v1/completions", {"prompt": ["a"] * 33, "max_tokens": 1}, "prompt"),
-        ("/v1/completions", {"prompt": [[1]] * 33, "max_tokens": 1}, "prompt"),
         ("/v1/completions", {}, "prompt"),
         ("/v1/embeddings", {"input": "a", "dimensions": 5}, "dimensions"),
         ("/v1/embeddings", {"input": [1, 2]}, "input[0]"),
@@ -115,6 +116,14 @@ def test_other_endpoints(shared, path, body, param):
     model = {} if path == "/v1/ratings" else {"model": shared.model}
     refused = shared.ask("POST", path, {**model, **body})
     assert refused.status == 400 and refused.error["param"] == param, refused.error
+
+
+@pytest.mark.parametrize("prompt", ["a", [1, 2]])
+def test_at_most_32_prompts_come_at_once(prompt):
+    assert len(completions._prompts([prompt] * 32)) == 32
+    with pytest.raises(ApiError, match="at most 32") as refused:
+        completions._prompts([prompt] * 33)
+    assert (refused.value.status, refused.value.param) == (400, "prompt")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"5", b'"x"', b"\xff\xfe", b"[" * 100_000])
