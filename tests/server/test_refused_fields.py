@@ -1,7 +1,6 @@
 """Nothing is ignored in silence: what is not supported is a 400 that names the field."""
 
 import pytest
-
 from ruvmlx.apps.server import completions
 from ruvmlx.apps.server.errors import ApiError
 
