@@ -211,10 +211,10 @@ class Host:
         self.cancel_idle()
         return await self._serving.encode(work, letters)
 
-    async def encoded(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with the ids of its text: `ReplyWriter.encoded`, beside all other work."""
+    async def encode_request(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with the ids of its text: `ReplyWriter.encode_request`, beside all other work."""
         self.cancel_idle()
-        return await self._serving.encoded(request)
+        return await self._serving.encode_request(request)
 
     def stop(self) -> None:
         """End the reply in progress, keeping its text, and an opening in progress."""

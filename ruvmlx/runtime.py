@@ -188,19 +188,19 @@ class Runtime:
 
     def undo(self) -> LearnStatus:
         """Take the newest rating or preference back, bit for bit. NotFound if there is none."""
-        return self.learning.required().history.undo()
+        return self.learning.require_learner().history.undo()
 
     def rollback(self, version: int) -> LearnStatus:
         """Use an earlier version of the adapter again; 0 is the untouched model."""
-        return self.learning.required().history.rollback(version)
+        return self.learning.require_learner().history.rollback(version)
 
     def status(self) -> LearnStatus:
         """Status of the adapter in use: ratings, updates, version."""
-        return self.learning.required().history.status()
+        return self.learning.require_learner().history.status()
 
     def memory(self) -> MemoryStatus:
         """Status of the rating index: rated questions and the patterns that they form."""
-        return self.learning.required().rating_index.status()
+        return self.learning.require_learner().rating_index.status()
 
     def notice(self, reply_id: str, what: str) -> bool:
         """Record that the user "copied", "edited" ... a reply: `Learning.notice`."""

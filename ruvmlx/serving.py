@@ -68,15 +68,15 @@ class ServingLoop:
         encoder = self._encoders[letters > LONG_TEXT]
         return await asyncio.get_running_loop().run_in_executor(encoder, work, runtime)
 
-    async def encoded(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with the ids of its text: `ReplyWriter.encoded`."""
+    async def encode_request(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with the ids of its text: `ReplyWriter.encode_request`."""
         texts = [message.content for message in request.messages or ()] + [request.prompt or ""]
-        return await self.encode(lambda runtime: runtime.writer.encoded(request), sum(map(len, texts)))
+        return await self.encode(lambda runtime: runtime.writer.encode_request(request), sum(map(len, texts)))
 
     async def _encoded_or_noted(self, request: GenerationRequest) -> GenerationRequest:
         """As `encoded`; the store's thread records that the request failed."""
         try:
-            return await self.encoded(request)
+            return await self.encode_request(request)
         except Exception as error:
             if runtime := self._runtime():
                 with contextlib.suppress(RuntimeError):  # the host is closing

@@ -41,7 +41,7 @@ LENGTHS = tuple(tier.name for tier in reversed(TIERS[1:]))
 EXAMPLE = ",".join(str(tier.lengths[1]) for tier in reversed(TIERS[1:]))
 
 
-def filled(lengths: Sequence[int]) -> tuple[int, ...]:
+def fill_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
     """Lengths for all of LENGTHS: a tier that has none is empty, so it ends where the one before it does."""
     return (*lengths, *[lengths[-1]] * (len(LENGTHS) - len(lengths)))
 

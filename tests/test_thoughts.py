@@ -99,7 +99,7 @@ def test_a_thought_that_never_ended_is_rated_as_a_whole(opened):
 def test_thinking_is_the_templates_own_choice_unless_the_user_has_one(opened):
     for setting, expected in (("auto", True), ("on", True), ("off", False)):
         with opened(thinking=setting) as runtime:
-            request = runtime.writer.prepared(GenerationRequest(messages=PROMPT))
+            request = runtime.writer.prepare_request(GenerationRequest(messages=PROMPT))
             text = runtime.model.tokenizer.decode(request.input_ids)
             assert text.endswith("<think>\n") == expected, setting
 

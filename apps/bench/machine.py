@@ -100,7 +100,7 @@ class Limits:
 
 def limits(threads: int) -> Limits:
     """The best of several tries: a limit is what the machine can do, not what it did on average."""
-    parts = [filled(BLOCK // threads) for _ in range(threads)]
+    parts = [filled_block(BLOCK // threads) for _ in range(threads)]
     nbytes = sum(part.nbytes for part in parts)
     with ThreadPoolExecutor(threads) as pool:
         return Limits(
@@ -114,7 +114,7 @@ def limits(threads: int) -> Limits:
 def reading(nbytes: int) -> float:
     """Seconds in which one thread reads the same `nbytes` again: from the caches if they fit, else from
     memory."""
-    block = filled(max(8, nbytes))
+    block = filled_block(max(8, nbytes))
     return min(_best(functools.partial(read, block), 5 if nbytes > 1 << 24 else 100) for read in READS)
 
 
@@ -137,7 +137,7 @@ def fastest(parts: Sequence[np.ndarray], pool: ThreadPoolExecutor) -> Callable[[
     return min(READS, key=lambda read: _best(functools.partial(_each, pool, read, parts), 3))
 
 
-def filled(nbytes: int) -> np.ndarray:
+def filled_block(nbytes: int) -> np.ndarray:
     """Ones [nbytes / 4] float32 in large pages, as the weights are: with small ones reading is slower."""
     nbytes = nbytes // 8 * 8
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -185,9 +185,9 @@ class MemoryReader:
     def __init__(self, nbytes: int, threads: int):
         from concurrent.futures import ThreadPoolExecutor
 
-        from .machine import fastest, filled
+        from .machine import fastest, filled_block
 
-        self._parts = [filled(nbytes // threads) for _ in range(threads)]
+        self._parts = [filled_block(nbytes // threads) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(threads)
         self._fastest = fastest(self._parts, self._pool)
         self.facts = {"name": "memory", "bytes": sum(p.nbytes for p in self._parts)}

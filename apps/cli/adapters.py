@@ -228,7 +228,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     settings = resolve(flags)
     change = load(folder, load_model(settings.model).shape)  # refuses a wrong folder early
     with open_runtime(replace(settings, adapter=name)) as runtime:
-        adopted = import_adapter(runtime.store, runtime.learning.required(), change, name)
+        adopted = import_adapter(runtime.store, runtime.learning.require_learner(), change, name)
     if adopted.kl > KL_CAP:
         far = f"KL {adopted.kl:.2f}, limit {KL_CAP}"
         log(f"note: it is too far from the original model ({far}); the first rating scales it down.")

@@ -185,7 +185,7 @@ def asked(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> Generat
         max_new_tokens=setup.max_tokens,
         sampling=runtime.sampling(temperature=setup.temperature, seed=seed),
     )
-    return runtime.writer.prepared(request)
+    return runtime.writer.prepare_request(request)
 
 
 def table(results: Sequence[ChatResult]) -> str:

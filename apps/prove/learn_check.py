@@ -87,7 +87,7 @@ def own_questions(runtime: Runtime) -> list[str]:
 
 def check(runtime: Runtime, questions: Sequence[str] | None, max_tokens: int, watch: Watch) -> LearnCheck:
     """questions: instead of the fixed ones and the user's own. NotFound if nothing was learned."""
-    learner = runtime.learning.required()
+    learner = runtime.learning.require_learner()
     learner.sync()
     if not learner.version:
         raise NotFound(

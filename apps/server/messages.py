@@ -183,8 +183,8 @@ async def count_tokens(call: Call) -> Answer:
     adapter = await call.serving.adapter_of(body.model, body.adapter, call.salt)
     prompt = await _prompt(call, body)
     request = GenerationRequest(**prompt.fields, adapter_id=adapter, untouched=adapter == "")
-    known = await call.serving.host.encoded(request)
-    ready = await call.serving.host.call_between(lambda runtime: runtime.writer.prepared(known))
+    known = await call.serving.host.encode_request(request)
+    ready = await call.serving.host.call_between(lambda runtime: runtime.writer.prepare_request(known))
     return TokenCount(len(ready.input_ids or ()))
 
 

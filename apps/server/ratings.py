@@ -99,7 +99,7 @@ def _teachable_reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
 
 def _learner(runtime: Runtime, reply: ReplyRow) -> str:
     """Name of the adapter that learns from this reply: its own, or else the one in use."""
-    return reply.adapter or runtime.learning.required().history.name
+    return reply.adapter or runtime.learning.require_learner().history.name
 
 
 async def take_back(call: Call) -> Answer:

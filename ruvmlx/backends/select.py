@@ -14,7 +14,7 @@ from ..kv.policy import EVERYTHING, F16, TIERED, TierPolicy
 from ..models.config.model import Model, ModelConfig, ModelShape, missing_features
 from ..platform import cpu
 from ..progress import QUIET, Watch
-from ..tiers import EXAMPLE, LENGTHS, PAGE, filled
+from ..tiers import EXAMPLE, LENGTHS, PAGE, fill_lengths
 from .base import Backend
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def parse_tiers(text: str) -> TierPolicy:
     named are empty. Raises UsageError for other texts."""
     try:
         lengths = [EVERYTHING if age == "all" else int(age) for age in text.split(",")]
-        return TierPolicy(TIERED.name, filled(lengths))
+        return TierPolicy(TIERED.name, fill_lengths(lengths))
     except ValueError:
         raise UsageError(
             f"kv_tiers = {text!r}: expected {','.join(LENGTHS).upper()} in tokens, multiples of {PAGE}, "

@@ -42,7 +42,7 @@ class Choices:
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
         """Say why a reply (its id, or "last") was rated bad: "long", "short", "tone" or "facts". Ratings for
         wrong facts teach nothing."""
-        return self._learning.required().give_reason(reply_id, reason)
+        return self._learning.require_learner().give_reason(reply_id, reason)
 
     def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
         """As `edit`. adapter: that learns from it; None: the one in use. NotFound without one, and then

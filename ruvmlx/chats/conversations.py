@@ -329,7 +329,7 @@ class Conversations:
             best_of=best_of,
             adapter_id=adapter_id,
         )
-        return self._writer.prepared(request, routed=True)
+        return self._writer.prepare_request(request, routed=True)
 
     @staticmethod
     def _place(turns: list[Turn], message: int, role: str | None = None) -> int:

@@ -92,7 +92,7 @@ class Learning:
         """The adapter in use and its version, as in "default@3"; None without one."""
         return f"{self.learner.history.name}@{self.learner.version}" if self.learner else None
 
-    def required(self) -> Learner:
+    def require_learner(self) -> Learner:
         """The learner in use; NotFound without one."""
         if self.learner is None:
             raise NotFound(
@@ -143,7 +143,7 @@ class Learning:
     def using(self, name: str | None) -> Iterator[Learner]:
         """In the block this adapter's learner (None: of the one in use) can be rated; NotFound without one.
         The one in use stays in use."""
-        learner = self.of(name) if name else self.required()
+        learner = self.of(name) if name else self.require_learner()
         assert learner is not None
         with self.in_its_place(learner):
             yield learner
@@ -180,7 +180,7 @@ class Learning:
 
     def state(self, recent: int = 8) -> LearningState:
         """The state of the adapter in use, with its newest ratings."""
-        learner = self.required()
+        learner = self.require_learner()
         history = learner.history
         rated = [
             Rated(r.reply_id, r.rating, r.note, self._store.replies.get(r.reply_id).prompt)
@@ -194,7 +194,7 @@ class Learning:
     def first_summary(self) -> FirstSummary | None:
         """What the ratings say, told once for each adapter: after SUMMED_UP_AT ratings and preferences. None
         before that, and once it was told."""
-        learner, log = self.required(), self._store.witness
+        learner, log = self.require_learner(), self._store.witness
         if learner.history.name in self._summed_up:
             return None
         status = learner.history.status()
@@ -228,7 +228,9 @@ class Learning:
         """The background and the deep loop of the adapter in use."""
         if self._loops is None:
             settings = self._settings
-            self._loops = Loops(self.required(), self._model, settings.slow_loop, settings.base_targets)
+            self._loops = Loops(
+                self.require_learner(), self._model, settings.slow_loop, settings.base_targets
+            )
         return self._loops
 
     def is_due(self) -> bool:
@@ -248,7 +250,7 @@ class Learning:
         """
         report = self.loops.consolidate(progress, cancel, settings)
         if self._routing is not None and not (cancel is not None and cancel.is_set()):
-            report |= {"router": self._routing.of(self.required()).train(cancel)}
+            report |= {"router": self._routing.of(self.require_learner()).train(cancel)}
         return report
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class ReplyWriter:
         session_id: the chat that the reply belongs to. The text of a stopped reply is kept. With best of n,
         the reply that the user's taste picks streams, and the others are committed beside it.
         """
-        request = self.prepared(request, routed=True)
+        request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
             count = self._count(request, self._learning.of(request.adapter_id))
         chunks = self.scheduler.stream(request, lambda: self._begin(request, session_id, count), count)
@@ -77,7 +77,7 @@ class ReplyWriter:
     def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
         """Queue a request; each call of `scheduler.step` brings it on, and the sink gets its chunks. Its
         reply is committed as by `generate`. UsageError at once if it is empty or too long."""
-        request = self.prepared(request, routed=True)
+        request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
             count = self._count(request, self._learning.of(request.adapter_id))
         sink = WitnessedSink(sink, self.archive, request)
@@ -136,7 +136,7 @@ class ReplyWriter:
 
     def answer(self, request: GenerationRequest) -> GenerationResponse:
         """One reply with the adapter in use; it is not stored."""
-        request = self.prepared(request)
+        request = self.prepare_request(request)
         learner = self._learning.learner
         if learner is not None:
             learner.sync()
@@ -144,13 +144,13 @@ class ReplyWriter:
 
     def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
         """Like `answer` for many requests, several at a time; in the order in which they finish."""
-        prepared = [self.prepared(request) for request in requests]
+        prepared = [self.prepare_request(request) for request in requests]
         learner = self._learning.learner
         if learner is not None:
             learner.sync()
         return generate_many(self.engine, prepared, learner.micro if learner else None)
 
-    def prepared(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
+    def prepare_request(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
         """The request as token ids, with its examples; UsageError if it is empty or too long.
 
         routed: let the router, if it is on, choose adapter and examples.
@@ -161,7 +161,7 @@ class ReplyWriter:
             return self._prepare(request, routed)
 
     def _prepare(self, request: GenerationRequest, routed: bool) -> GenerationRequest:
-        request = self.encoded(request)
+        request = self.encode_request(request)
         request = replace(request, input_ids=request.encoded, encoded=None)
         if request.untouched:
             return request
@@ -177,7 +177,7 @@ class ReplyWriter:
             request.route = request.route.without_examples()
         return request
 
-    def encoded(self, request: GenerationRequest) -> GenerationRequest:
+    def encode_request(self, request: GenerationRequest) -> GenerationRequest:
         """The request with the ids of its text; UsageError if it is empty or too long. From any thread: a
         long text takes seconds."""
         if request.input_ids is not None or request.encoded is not None:

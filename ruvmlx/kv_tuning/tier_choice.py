@@ -16,7 +16,7 @@ from typing import Any
 from ..kv.policy import EVERYTHING, TIERED, TierPolicy
 from ..store import KVMeasured
 from ..text import size
-from ..tiers import PAGE, filled
+from ..tiers import PAGE, fill_lengths
 
 KL_LIMIT = 0.004  # nats per token: the bound with which the tiers' formats were chosen (kv/README.md)
 TIE = 0.03  # a relative difference of two times that is within the noise
@@ -24,7 +24,7 @@ REPLIES = 3  # the number of replies on which a policy must be measured before i
 
 # f16 is the reference, never a candidate. Hot tokens cost bytes and hardly lower the KL.
 CANDIDATES = tuple(
-    TierPolicy("tiered", filled(lengths))
+    TierPolicy("tiered", fill_lengths(lengths))
     for lengths in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), TIERED.lengths)
 )
 

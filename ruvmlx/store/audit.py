@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CorruptFile
-from ..tiers import LENGTHS, filled
+from ..tiers import LENGTHS, fill_lengths
 from .audit_log import WitnessRow, digest
 from .store import Store
 from .versions import unpack_state
@@ -72,7 +72,7 @@ class _Logged:
             case "preference":
                 self.preferences[_key(body, "id")] = body
             case "kv_choice":  # a body from before a tier was added has no length for this tier
-                lengths = filled([body[name] for name in LENGTHS if name in body])
+                lengths = fill_lengths([body[name] for name in LENGTHS if name in body])
                 self.policies[body["model"], body["backend"]] = tuple(lengths)
             case "route":
                 self.routes[body["reply"]] = body["arm"], body["probability"]

@@ -11,7 +11,7 @@ from ruvmlx.backends.mlx.kernels.source import folder
 from ruvmlx.kernels.library import _load
 from ruvmlx.kernels.paged_attention import head_page_bytes
 from ruvmlx.kv.policy import TIERED, TierPolicy
-from ruvmlx.tiers import EXAMPLE, LENGTHS, PAGE, TIERS, describe_tiers, filled
+from ruvmlx.tiers import EXAMPLE, LENGTHS, PAGE, TIERS, describe_tiers, fill_lengths
 
 NEON = Path(__file__).parents[2] / "neon"
 
@@ -77,5 +77,8 @@ def test_other_lengths_are_refused(lengths):
 
 
 def test_lengths_from_before_a_tier_was_added_leave_it_empty():
-    assert filled((64,)) == (64,) * len(LENGTHS) and filled((64, 512)[: len(LENGTHS)]) == (64, 512)
-    assert TierPolicy("tiered", filled((64,))).counts(1000)[0] == (1001 - 64) // PAGE
+    assert fill_lengths((64,)) == (64,) * len(LENGTHS) and fill_lengths((64, 512)[: len(LENGTHS)]) == (
+        64,
+        512,
+    )
+    assert TierPolicy("tiered", fill_lengths((64,))).counts(1000)[0] == (1001 - 64) // PAGE

@@ -98,7 +98,7 @@ def test_the_nearest_context_that_fits_is_proposed_and_then_opens(monkeypatch, t
     with Runtime.open(replace(settings, max_context=256)) as runtime:
         assert runtime.model.context == 256 and runtime.model.shape.max_context == 512
         with pytest.raises(UsageError, match="at most 255"):
-            runtime.writer.prepared(GenerationRequest(prompt="a" * 300))
+            runtime.writer.prepare_request(GenerationRequest(prompt="a" * 300))
 
 
 def test_what_would_fit_is_named(monkeypatch, facts, starter_file):
