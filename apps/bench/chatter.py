@@ -69,7 +69,7 @@ class PacedReplies:
     They are stored like the model's, without a trace: nothing is learned from them."""
 
     def __init__(self, runtime: Runtime, rate: float, tell: Tell):
-        self._prepared = runtime.writer.prepared
+        self._prepared = runtime.writer.prepare_request
         self._archive = ReplyArchive(runtime.store, runtime.model, runtime.tiers)
         self._rate, self._tell = rate, tell
         self._given = 0
