@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ..errors import NotFound
 from ..lora.base_lora import BaseLoRA
 from ..store import Attempt, RatedReply, RatingRow, ReplyWords, SignalGroup, Store, VersionRow
+from . import unshown
 from .deep_history import DeepHistory
 from .instant import KL_CAP
 from .pair_history import PairHistory
@@ -102,6 +105,10 @@ class AdapterHistory:
     def unrated_words(self, limit: int) -> list[ReplyWords]:
         """The taste model's columns of the newest replies without a rating."""
         return self._store.replies.unrated_replies(*self._key, limit)
+
+    def unshown(self) -> dict[str, np.ndarray]:
+        """The measures of unshown replies to rated questions, by the id of the rated reply."""
+        return unshown.load(self._store, self.fingerprint)
 
     def commit(
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,

@@ -13,17 +13,21 @@ could be chance, and a hundred ratings find a favourite phrase. (MacKay 1992; Ti
 A preference is a row too: the difference of the two replies' columns, in which the intercept cancels, with y
     = GAP stars. This is a Bradley-Terry model with a linear link instead of the logistic one.
 
+Replies differ most by their questions. So there is a second form of the model, if the measures of unshown
+replies to the rated questions are known: measures are then counted from their mean. The form with the larger
+evidence is used: the first for a user who wants "at most 80 words", the second for one who compares.
+
 The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .taste_columns import design
 from .taste_features import ReplyFeatures
-from .taste_fit import M, Rows, TasteFit, fit, missing_side
+from .taste_fit import M, Rows, TasteFit, fit, log_evidence_of_measures, missing_side
 from .taste_words import Liking, guess, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
@@ -39,8 +43,27 @@ PAIR = 0.5  # the weight of a preference, in ratings: a difference has the noise
 
 @dataclass(frozen=True)
 class RatedFeatures:
+    """A rated reply. rating: "up", "down" or "1" to "5". unshown: [U, M], the measures of other replies to
+    its question, which the user did not see; None if there are none."""
+
     features: ReplyFeatures
-    rating: str  # "up", "down" or "1" to "5"
+    rating: str
+    unshown: np.ndarray | None = None
+
+    @property
+    def within(self) -> ReplyFeatures:
+        """The features, with measures counted from the mean of the unshown replies."""
+        return self.features if self.unshown is None else self._from_mean(self.features.measures)
+
+    @property
+    def unshown_within(self) -> list[ReplyFeatures]:
+        """The same for the unshown replies; they have no words."""
+        return [] if self.unshown is None else [self._from_mean(one, words=False) for one in self.unshown]
+
+    def _from_mean(self, measures: np.ndarray, words: bool = True) -> ReplyFeatures:
+        assert self.unshown is not None
+        features = replace(self.features, measures=measures - self.unshown.mean(axis=0))
+        return features if words else replace(features, words=features.words[:0], counts=features.counts[:0])
 
 
 @dataclass(frozen=True)
@@ -63,8 +86,8 @@ def background_counts(given: Sequence[Given]) -> bool:
     return missing_side(np.array(rated)) > 0
 
 
-def _rows(given: Sequence[Given]) -> Rows:
-    rows = [_row(one) for one in given]
+def _rows(given: Sequence[Given], is_within: bool = False) -> Rows:
+    rows = [_row(one, is_within) for one in given]
     thumbs = [not one.rating.isdigit() for one in given if isinstance(one, RatedFeatures)]
     coarse = _STAR + sum(thumbs) / max(1, len(thumbs)) * (_THUMB - _STAR)
     return Rows(
@@ -76,10 +99,10 @@ def _rows(given: Sequence[Given]) -> Rows:
     )
 
 
-def _row(one: Given) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]:
+def _row(one: Given, is_within: bool) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]:
     """(reply, worse reply, y, weight)"""
     if isinstance(one, RatedFeatures):
-        return one.features, None, STARS[one.rating] - NEUTRAL, 1.0
+        return one.within if is_within else one.features, None, STARS[one.rating] - NEUTRAL, 1.0
     return one.better, one.worse, GAP, PAIR * one.strength
 
 
@@ -105,11 +128,15 @@ class TokenWeights:
 
 @dataclass(frozen=True)
 class TasteModel:
-    """A fitted model; `fit` makes it. It is immutable. ratings: the number of ratings and preferences in the
-    fit."""
+    """A fitted model; `fit` makes it. It is immutable.
+
+    ratings: the number of ratings and preferences in the fit
+    is_within: whether measures are counted from the mean of unshown replies to the question
+    """
 
     ratings: int
     fitted: TasteFit
+    is_within: bool = False
 
     @classmethod
     def fit(cls, given: Sequence[Given], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
@@ -120,7 +147,14 @@ class TasteModel:
         """
         given = given[-MAX_RATINGS:]
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
-        return cls(count, fit(_rows(given), background))
+        rows = _rows(given)
+        if any(isinstance(one, RatedFeatures) and one.unshown is not None for one in given):
+            within = _rows(given, is_within=True)
+            if log_evidence_of_measures(within) > log_evidence_of_measures(rows):
+                rated = (one for one in given if isinstance(one, RatedFeatures))
+                unshown = [reply for one in rated for reply in one.unshown_within]
+                return cls(count, fit(within, unshown if background else ()), True)
+        return cls(count, fit(rows, background))
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
         """Return (mean, standard deviation) [R] of the stars that the user would give."""
@@ -128,6 +162,11 @@ class TasteModel:
             design(replies, self.fitted.columns, self.fitted.scale)
         )
         return NEUTRAL + mean, np.sqrt(variance)
+
+    def predict_rating(self, one: RatedFeatures) -> tuple[float, float]:
+        """Return (mean, standard deviation) of the stars of a rated reply."""
+        mean, deviation = self.predict([one.within if self.is_within else one.features])
+        return float(mean[0]), float(deviation[0])
 
     @property
     def has_words(self) -> bool:

@@ -128,6 +128,14 @@ def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
     return replace(_robust(after).fit, rows=rows, turned=at)
 
 
+def log_evidence_of_measures(rows: Rows) -> float:
+    """Return log p(y) of the model without selected columns. Models with other features of the same ratings
+    can be compared by it."""
+    sums = rows.sums(rows.design((), Scale.of(rows.all_replies)))
+    variances = _fit_variances(Variances(BASE, USUAL_NOISE, (), rows.coarse), sums, ())
+    return log_evidence(sums, variances.prior(M), variances.noise)
+
+
 def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
     """Return the background as ratings. Together they count as many as are missing on the rarer side. A user
     who only presses up also tells something by the replies that they do not rate. For this user they are

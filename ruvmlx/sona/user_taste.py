@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..models.text import thinking
 from ..store import ReplyWords
 from .adapter_history import AdapterHistory
@@ -41,7 +43,12 @@ class UserTaste:
     def __init__(self, history: AdapterHistory):
         self._history = history
         self._features: dict[str, ReplyFeatures | None] = {}  # by reply; None: its words were deleted
+        self._unshown: dict[str, np.ndarray] | None = None  # measures, by rated reply
         self._fitted: tuple[int, TasteModel, TasteStatus] | None = None
+
+    def forget_unshown(self) -> None:
+        """Read the measures of unshown replies again: there are more."""
+        self._unshown = self._fitted = None
 
     @property
     def model(self) -> TasteModel:
@@ -91,8 +98,12 @@ class UserTaste:
         known = [
             (reply_id, version, self._features.get(reply_id), rating) for reply_id, rating, version in labels
         ]
+        if self._unshown is None:
+            self._unshown = self._history.unshown()
         return [
-            (id_, version, RatedFeatures(f, rating)) for id_, version, f, rating in known if f is not None
+            (id_, version, RatedFeatures(f, rating, self._unshown.get(id_)))
+            for id_, version, f, rating in known
+            if f is not None
         ]
 
     def _preferred_features(self) -> list[tuple[int, Given]]:

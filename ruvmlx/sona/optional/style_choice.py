@@ -47,7 +47,11 @@ def agreement(given: Sequence[Given], background: Sequence[ReplyFeatures]) -> fl
         model = TasteModel.fit(rest, background)
         for i in range(fold, len(given), FOLDS):
             predicted[i] = _predicted_stars(model, given[i])
-        usual.append(float(model.predict(background)[0].mean() - NEUTRAL) if background else 0.0)
+        if background:
+            unshown = (reply for r in rest if isinstance(r, RatedFeatures) for reply in r.unshown_within)
+            usual.append(
+                float(model.predict([*unshown] if model.is_within else background)[0].mean() - NEUTRAL)
+            )
     if background:
         return float(np.mean((predicted - np.mean(usual)) * stars))
     rated = np.array([isinstance(one, RatedFeatures) for one in given])
@@ -61,6 +65,6 @@ def _stars(one: Given) -> float:
 
 def _predicted_stars(model: TasteModel, one: Given) -> float:
     if isinstance(one, RatedFeatures):
-        return float(model.predict([one.features])[0][0]) - NEUTRAL
+        return model.predict_rating(one)[0] - NEUTRAL
     better, worse = model.predict([one.better, one.worse])[0]
     return float(better - worse)

@@ -106,6 +106,7 @@ class StyleLoop:
             if given < STYLE_MINIMUM:
                 return _report(False, f"a style needs {STYLE_MINIMUM} ratings; there are {given}")
             basis = self.basis(progress, pause)
+            learner.compare_with_unshown(pause)
             try:
                 return self._step(basis, pause)
             except HeadMoved:

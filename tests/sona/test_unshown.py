@@ -1,0 +1,116 @@
+"""Unshown replies to the rated questions: how they are measured, and what the taste model makes of them."""
+
+import numpy as np
+import pytest
+
+from ruvmlx.pausing import Stopped
+from ruvmlx.sona import unshown
+from ruvmlx.sona.taste import RatedFeatures, TasteModel
+from ruvmlx.sona.taste_features import features_of
+from ruvmlx.sona.taste_measures import MEASURES
+from tests.sona import simulated_tastes as sim
+
+from .test_background import answer
+
+LENGTH = [measure.more for measure in MEASURES].index("longer replies")
+
+
+def people(seed: int, compares: bool, count: int = 30) -> list[RatedFeatures]:
+    """Ratings of someone who wants short replies. The questions differ much in the length that they need.
+
+    compares: the stars count from the usual reply to the same question."""
+    rng, found = np.random.default_rng(seed), []
+    for question in sim.questions(count):
+        needed = rng.normal(0, 3)
+        replies = [features_of(question, sim.reply(rng), True) for _ in range(1 + unshown.REPLIES)]
+        for reply in replies:
+            reply.measures[LENGTH] = needed + rng.normal()
+        measures = np.stack([reply.measures for reply in replies[1:]])
+        wish = -replies[0].measures[LENGTH] + compares * needed
+        stars = int(np.clip(np.round(3 + wish * (1 if compares else 0.5)), 1, 5))
+        found.append(RatedFeatures(replies[0], str(stars), measures))
+    return found
+
+
+def agreement(model: TasteModel, compares: bool) -> float:
+    unseen = people(900, compares, 60)
+    predicted = [model.predict_rating(one)[0] for one in unseen]
+    return float(np.corrcoef(predicted, [int(one.rating) for one in unseen])[0, 1])
+
+
+def test_the_evidence_knows_who_compares():
+    """The form with the larger evidence predicts unseen ratings better than the first form alone."""
+    gains = []
+    for seed in range(6):
+        for compares in (True, False):
+            given = people(seed, compares)
+            alone = TasteModel.fit([RatedFeatures(one.features, one.rating) for one in given])
+            model = TasteModel.fit(given)
+            assert model.is_within == compares and not alone.is_within
+            assert agreement(model, compares) > 0.5
+            gains.append((agreement(model, compares) - agreement(alone, compares), compares))
+    assert np.mean([gain for gain, compares in gains if compares]) > 0.1
+    assert min(gain for gain, compares in gains if not compares) == pytest.approx(0)
+
+
+def test_features_within_a_question():
+    rated = people(1, True, 1)[0]
+    assert rated.within.measures == pytest.approx(rated.features.measures - rated.unshown.mean(axis=0))
+    assert len(rated.unshown_within) == unshown.REPLIES
+    assert sum(reply.measures for reply in rated.unshown_within) == pytest.approx(0, abs=1e-4)
+    assert not any(len(reply.words) for reply in rated.unshown_within)
+    alone = RatedFeatures(rated.features, "5")
+    assert alone.within is alone.features and alone.unshown_within == []
+
+
+@pytest.fixture
+def rated(open_tiny, monkeypatch):
+    monkeypatch.setattr(unshown, "MAX_REPLY_TOKENS", 6)
+    with open_tiny() as runtime:
+        for i in range(3):
+            runtime.rate(answer(runtime, i), "up")
+        yield runtime
+
+
+def measured(runtime) -> dict[str, np.ndarray]:
+    return unshown.load(runtime.store, runtime.model.fingerprint)
+
+
+def test_each_rated_reply_is_measured_once(rated):
+    """The taste model uses the measures; a deleted reply has none; the weights in use come back."""
+    learner, base = rated.learner, rated.backend.lora
+    learner.compare_with_unshown(lambda: None)
+    found = measured(rated)
+    assert [*found] == [reply_id for reply_id, *_ in learner.history.labels()] and rated.backend.lora is base
+    assert all(one.shape == (unshown.REPLIES, len(MEASURES)) for one in found.values())
+    given, _ = learner.taste.evidence()
+    assert [one.unshown.tolist() for one in given] == [one.tolist() for one in found.values()]
+    learner.compare_with_unshown(pytest.fail)
+    fourth = answer(rated, 3)
+    rated.rate(fourth, "down")
+    learner.compare_with_unshown(lambda: None)
+    assert [*measured(rated)] == [*found, fourth]
+
+
+def test_a_stop_keeps_what_is_finished(rated, monkeypatch):
+    calls = []
+
+    def stop():
+        calls.append(1)
+        if len(calls) == 9:  # at most six tokens a reply: in the second question
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        rated.learner.compare_with_unshown(stop)
+    first = measured(rated)
+    assert len(first) == 1 and rated.backend.lora is rated.learner.base
+    rated.learner.compare_with_unshown(lambda: None)
+    again = measured(rated)
+    assert len(again) == 3 and all((again[id_] == one).all() for id_, one in first.items())
+
+
+def test_damaged_measures_are_measured_again(rated):
+    rated.store.checkpoints.put_measurement(rated.model.fingerprint, unshown._NAME, b"nonsense")
+    assert measured(rated) == {}
+    rated.learner.compare_with_unshown(lambda: None)
+    assert len(measured(rated)) == 3
