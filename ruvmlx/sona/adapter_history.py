@@ -7,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ..errors import NotFound
 from ..lora.base_lora import BaseLoRA
 from ..store import Attempt, RatedReply, RatingRow, ReplyWords, SignalGroup, Store, VersionRow
-from . import unshown
 from .deep_history import DeepHistory
 from .instant import KL_CAP
 from .pair_history import PairHistory
 from .reason_history import ReasonHistory
+from .unshown import UnshownReplies
 
 MINIMUM = 10  # the number of ratings that the background loop needs
 DUE = 16  # the number of new ratings after which it starts
@@ -58,6 +56,7 @@ class AdapterHistory:
         self.fingerprint, self.name, self.trains = fingerprint, name, trains
         self.deep, self.pairs = DeepHistory(store, self._key), PairHistory(store, self._key)
         self.reasons = ReasonHistory(store, self._key)
+        self.unshown = UnshownReplies(store, fingerprint)
 
     def version(self) -> int:
         """Return the version in use; 0 is the original model."""
@@ -105,10 +104,6 @@ class AdapterHistory:
     def unrated_words(self, limit: int) -> list[ReplyWords]:
         """The taste model's columns of the newest replies without a rating."""
         return self._store.replies.unrated_replies(*self._key, limit)
-
-    def unshown(self) -> dict[str, np.ndarray]:
-        """The measures of unshown replies to rated questions, by the id of the rated reply."""
-        return unshown.load(self._store, self.fingerprint)
 
     def commit(
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,

@@ -23,7 +23,7 @@ from ..pausing import Pause
 from ..progress import QUIET, Watch
 from ..ratings import BAD, REASONS, reason_of, with_reason
 from ..store import HeadMoved, PreferenceRow, ReplyRow, Store
-from . import instant, objective, unshown
+from . import instant, objective
 from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
 from .kl_probe import KLProbe
@@ -63,14 +63,6 @@ class Learner:
         self.traces = ReplyTraces(store, active, layers, guard, learns)
         self.taste = UserTaste(active.history)
         self.taste_push = TastePush(model.tokenizer, self.taste)
-
-    def compare_with_unshown(self, pause: Pause) -> None:
-        """Measure unshown replies to rated questions, with which the taste model compares the rated ones. It
-        takes about a second for each question with a small model, so it is for idle time. `pause` may raise
-        an exception to stop."""
-        rated = [reply_id for reply_id, *_ in self.history.labels()]
-        if unshown.complete(self._store, self._model, self.backend, rated, pause):
-            self.taste.forget_unshown()
 
     # -- the adapter in use --------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ in idle time. Only their measures are kept.
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,45 +29,47 @@ TEMPERATURE = 0.7
 _NAME = "replies/unshown"  # of the stored measures; no adapter can have it
 
 
-def load(store: Store, fingerprint: str) -> dict[str, np.ndarray]:
-    """Return {id of a rated reply: measures [REPLIES, M] of unshown replies to its question}."""
-    data = store.checkpoints.measurement(fingerprint, _NAME)
-    try:
-        with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
-            found = dict(zip(json.loads(str(f["ids"])), f["measures"].astype(np.float32), strict=True))
-    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile):
-        return {}
-    return {id_: measures for id_, measures in found.items() if measures.shape == (REPLIES, len(MEASURES))}
+class UnshownReplies:
+    """The measures of unshown replies of one model, in its store."""
 
+    def __init__(self, store: Store, fingerprint: str):
+        self._store, self._fingerprint = store, fingerprint
 
-def _save(store: Store, fingerprint: str, found: Mapping[str, np.ndarray]) -> None:
-    out, ids = io.BytesIO(), [*found][-MAX_QUESTIONS:]
-    np.savez(
-        out,
-        ids=np.array(json.dumps(ids)),
-        measures=np.stack([found[id_] for id_ in ids]).astype(np.float16),
-    )
-    store.checkpoints.put_measurement(fingerprint, _NAME, out.getvalue())
+    def load(self) -> dict[str, np.ndarray]:
+        """Return {id of a rated reply: measures [REPLIES, M] of unshown replies to its question}."""
+        data = self._store.checkpoints.measurement(self._fingerprint, _NAME)
+        try:
+            with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
+                found = dict(zip(json.loads(str(f["ids"])), f["measures"].astype(np.float32), strict=True))
+        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile):
+            return {}
+        return {id_: rows for id_, rows in found.items() if rows.shape == (REPLIES, len(MEASURES))}
 
+    def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
+        """Write unshown replies for the rated replies that have none, and store their measures. Return the
+        number of new questions. It takes about a second for each question with a small model, so it is for
+        idle time. `pause` may raise an exception to stop; the finished part is stored. Used only in the
+        backend's thread."""
+        replies, done = self._store.replies, 0
+        found = {id_: rows for id_, rows in self.load().items() if replies.tokens(id_)}
+        try:
+            for id_ in rated:
+                prompt = [] if id_ in found else replies.get(id_).prompt_ids
+                if 0 < len(prompt) <= MAX_PROMPT_TOKENS:
+                    found[id_] = _measure(model, backend, prompt, seed=len(found), pause=pause)
+                    done += 1
+                    if done % SAVE_AFTER == 0:
+                        self._save(found)
+        finally:
+            if done % SAVE_AFTER:
+                self._save(found)
+        return done
 
-def complete(store: Store, model: Model, backend: Backend, rated: list[str], pause: Pause) -> int:
-    """Write unshown replies for the rated replies that have none, and keep their measures. Return the number
-    of questions. `pause` may raise an exception to stop; the finished part is kept. Used only in the
-    backend's thread."""
-    found = {id_: one for id_, one in load(store, model.fingerprint).items() if store.replies.tokens(id_)}
-    missing, done = [id_ for id_ in rated if id_ not in found], 0
-    try:
-        for id_ in missing:
-            prompt = store.replies.get(id_).prompt_ids
-            if 0 < len(prompt) <= MAX_PROMPT_TOKENS:
-                found[id_] = _measure(model, backend, prompt, seed=len(found), pause=pause)
-                done += 1
-                if done % SAVE_AFTER == 0:
-                    _save(store, model.fingerprint, found)
-    finally:
-        if done % SAVE_AFTER:
-            _save(store, model.fingerprint, found)
-    return done
+    def _save(self, found: Mapping[str, np.ndarray]) -> None:
+        out, ids = io.BytesIO(), [*found][-MAX_QUESTIONS:]
+        measures = np.stack([found[id_] for id_ in ids]).astype(np.float16)
+        np.savez(out, ids=np.array(json.dumps(ids)), measures=measures)
+        self._store.checkpoints.put_measurement(self._fingerprint, _NAME, out.getvalue())
 
 
 def _measure(model: Model, backend: Backend, prompt: list[int], seed: int, pause: Pause) -> np.ndarray:

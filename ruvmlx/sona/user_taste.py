@@ -99,7 +99,7 @@ class UserTaste:
             (reply_id, version, self._features.get(reply_id), rating) for reply_id, rating, version in labels
         ]
         if self._unshown is None:
-            self._unshown = self._history.unshown()
+            self._unshown = self._history.unshown.load()
         return [
             (id_, version, RatedFeatures(f, rating, self._unshown.get(id_)))
             for id_, version, f, rating in known

@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.platform.files import replacing
 from ruvmlx.sampling import Sampling
 from ruvmlx.settings import home
+from ruvmlx.sona.kl_probe import log_softmax_rows
 from ruvmlx.sona.optional.style_bank import BasisBuilder, StyleBank, texts
 from ruvmlx.sona.optional.style_basis import StyleBasis, left_out
 from ruvmlx.sona.optional.style_choice import StyleChoice
@@ -43,9 +45,11 @@ from ruvmlx.sona.optional.style_file import StyleFiles
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
+from ruvmlx.training.slices import TrainingText
 
 KL = 0.08  # nats per token: the target of a change of weights
 FROZEN = 5  # untouched replies to each unseen question, which the changed reply is compared with
+KL_REPLIES = 16  # replies of the bank on which it is measured
 LOOKS = 3  # measurements of KL in the search for the size of a change
 SAVE_EVERY = 20.0  # seconds
 
@@ -127,7 +131,7 @@ class StyleStudy:
             stars = DrawnStars(user, self._texts(frozen))
             given = self._all_rated(stars) if true else self._some_ratings(user, stars, ratings)
             choice = StyleChoice.of(TasteModel.fit(given), basis)
-            lora = self._change(basis, choice, KL * choice.confidence**2 if sure else KL, neutral)
+            lora = self._change(basis, choice, KL * choice.confidence**2 if sure else KL)
             with with_lora(self.backend, lora):
                 kl, ppl_change = neutral.compare(None)
                 first = [_request_for(q, seed_for(0, 3, i)) for i, q in enumerate(questions)]
@@ -169,14 +173,31 @@ class StyleStudy:
             for r in self.replies
         ]
 
-    def _change(
-        self, basis: StyleBasis, choice: StyleChoice, target: float, neutral: NeutralText
-    ) -> BaseLoRA:
+    @cached_property
+    def _plain(self) -> list[tuple[TrainingText, np.ndarray]]:
+        """Some replies of the bank, with the untouched model's hidden states."""
+        step = max(1, len(self.bank.replies) // KL_REPLIES)
+        some = [self.builder._text(reply) for reply in self.bank.replies[::step]]
+        return [(text, self.backend.hidden_states(list(text.tokens[:-1]))) for text in some]
+
+    def _reply_kl(self, lora: BaseLoRA) -> float:
+        """The KL to the untouched model in the bank's replies, nats per token."""
+        total = count = 0.0
+        with with_lora(self.backend, lora):
+            for text, hidden in self._plain:
+                new = self.backend.hidden_states(list(text.tokens[:-1]))
+                rows = slice(len(text.tokens) - 1 - text.answer_tokens, None)
+                both = (self.backend.head(np.ascontiguousarray(h[rows])) for h in (hidden, new))
+                old, now = (log_softmax_rows(logits) for logits in both)
+                total += float(np.sum(np.exp(now) * (now - old)))
+                count += len(now)
+        return total / max(1.0, count)
+
+    def _change(self, basis: StyleBasis, choice: StyleChoice, target: float) -> BaseLoRA:
         """The change of weights along these coefficients whose KL is at most the target."""
         lora = basis.lora(choice.coefficients * np.sqrt(target / max(basis.kl(choice.coefficients), 1e-12)))
         for _ in range(LOOKS):
-            with with_lora(self.backend, lora):
-                kl, _ = neutral.compare(None)
+            kl = self._reply_kl(lora)
             if 0.8 * target <= kl <= target:
                 break
             lora = lora.shrunk(0.95 * np.sqrt(target / max(kl, 1e-12)))

@@ -34,14 +34,13 @@ def test_a_study_continues_its_file_and_tests_users(study, capsys):
 
 
 def test_the_change_of_weights_is_scaled_to_the_target(study):
-    """KL on plain text is at most the target, and a user without ratings changes nothing."""
+    """KL in replies is at most the target, and a user without ratings changes nothing."""
     one = study()
     one.build()
-    basis, neutral = one.builder.basis(), style_study.NeutralText(one.backend, one.model.tokenizer)
+    basis = one.builder.basis()
     rng = np.random.default_rng(1)
     choice = style_study.StyleChoice(rng.normal(size=len(MEASURES)), 1.0)
-    lora = one._change(basis, choice, style_study.KL, neutral)
-    with style_study.with_lora(one.backend, lora):
-        assert 0 < neutral.compare(None)[0] <= 1.3 * style_study.KL
-    silent = one._change(basis, style_study.StyleChoice(np.zeros(len(MEASURES)), 0.0), 0.0, neutral)
+    lora = one._change(basis, choice, style_study.KL)
+    assert 0 < one._reply_kl(lora) <= 1.3 * style_study.KL and one.backend.lora is None
+    silent = one._change(basis, style_study.StyleChoice(np.zeros(len(MEASURES)), 0.0), 0.0)
     assert all(np.allclose(b, 0) for _, b in silent.pairs.values())

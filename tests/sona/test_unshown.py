@@ -72,23 +72,30 @@ def rated(open_tiny, monkeypatch):
         yield runtime
 
 
+def complete(runtime, pause=lambda: None) -> int:
+    history = runtime.learner.history
+    rated = [reply_id for reply_id, *_ in history.labels()]
+    return history.unshown.complete(runtime.model, runtime.backend, rated, pause)
+
+
 def measured(runtime) -> dict[str, np.ndarray]:
-    return unshown.load(runtime.store, runtime.model.fingerprint)
+    return runtime.learner.history.unshown.load()
 
 
 def test_each_rated_reply_is_measured_once(rated):
     """The taste model uses the measures; a deleted reply has none; the weights in use come back."""
     learner, base = rated.learner, rated.backend.lora
-    learner.compare_with_unshown(lambda: None)
+    assert complete(rated) == 3
     found = measured(rated)
     assert [*found] == [reply_id for reply_id, *_ in learner.history.labels()] and rated.backend.lora is base
     assert all(one.shape == (unshown.REPLIES, len(MEASURES)) for one in found.values())
+    learner.taste.forget_unshown()
     given, _ = learner.taste.evidence()
     assert [one.unshown.tolist() for one in given] == [one.tolist() for one in found.values()]
-    learner.compare_with_unshown(pytest.fail)
+    assert complete(rated, pytest.fail) == 0
     fourth = answer(rated, 3)
     rated.rate(fourth, "down")
-    learner.compare_with_unshown(lambda: None)
+    assert complete(rated) == 1
     assert [*measured(rated)] == [*found, fourth]
 
 
@@ -101,10 +108,10 @@ def test_a_stop_keeps_what_is_finished(rated, monkeypatch):
             raise Stopped
 
     with pytest.raises(Stopped):
-        rated.learner.compare_with_unshown(stop)
+        complete(rated, stop)
     first = measured(rated)
     assert len(first) == 1 and rated.backend.lora is rated.learner.base
-    rated.learner.compare_with_unshown(lambda: None)
+    assert complete(rated) == 2
     again = measured(rated)
     assert len(again) == 3 and all((again[id_] == one).all() for id_, one in first.items())
 
@@ -112,5 +119,5 @@ def test_a_stop_keeps_what_is_finished(rated, monkeypatch):
 def test_damaged_measures_are_measured_again(rated):
     rated.store.checkpoints.put_measurement(rated.model.fingerprint, unshown._NAME, b"nonsense")
     assert measured(rated) == {}
-    rated.learner.compare_with_unshown(lambda: None)
+    assert complete(rated) == 3
     assert len(measured(rated)) == 3
