@@ -15,7 +15,7 @@ from ..taste_features import ReplyFeatures
 from ..taste_fit import M
 from .style_basis import StyleBasis
 
-DOUBT = 1.0  # standard deviations below the expected gain
+DOUBT = 0.5  # standard deviations below the expected gain
 FOLDS = 5  # parts of the ratings; each is predicted by a taste that was fitted to the others
 
 
