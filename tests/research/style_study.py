@@ -50,7 +50,7 @@ from ruvmlx.training.slices import TrainingText
 KL = 0.08  # nats per token: the target of a change of weights
 FROZEN = 5  # untouched replies to each unseen question, which the changed reply is compared with
 KL_REPLIES = 16  # replies of the bank on which it is measured
-LOOKS = 3  # measurements of KL in the search for the size of a change
+LOOKS = 8  # measurements of KL in the search for the size of a change
 SAVE_EVERY = 20.0  # seconds
 
 

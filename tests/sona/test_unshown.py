@@ -64,12 +64,12 @@ def test_features_within_a_question():
 
 
 @pytest.fixture
-def rated(open_tiny, monkeypatch):
+def runtime(open_tiny, monkeypatch):
     monkeypatch.setattr(unshown, "MAX_REPLY_TOKENS", 6)
-    with open_tiny() as runtime:
+    with open_tiny() as opened:
         for i in range(3):
-            runtime.rate(answer(runtime, i), "up")
-        yield runtime
+            opened.rate(answer(opened, i), "up")
+        yield opened
 
 
 def complete(runtime, pause=lambda: None) -> int:
@@ -78,28 +78,30 @@ def complete(runtime, pause=lambda: None) -> int:
     return history.unshown.complete(runtime.model, runtime.backend, rated, pause)
 
 
-def measured(runtime) -> dict[str, np.ndarray]:
+def stored_measures(runtime) -> dict[str, np.ndarray]:
     return runtime.learner.history.unshown.load()
 
 
-def test_each_rated_reply_is_measured_once(rated):
+def test_each_rated_reply_is_measured_once(runtime):
     """The taste model uses the measures; a deleted reply has none; the weights in use come back."""
-    learner, base = rated.learner, rated.backend.lora
-    assert complete(rated) == 3
-    found = measured(rated)
-    assert [*found] == [reply_id for reply_id, *_ in learner.history.labels()] and rated.backend.lora is base
+    learner, base = runtime.learner, runtime.backend.lora
+    assert complete(runtime) == 3
+    found = stored_measures(runtime)
+    assert [*found] == [
+        reply_id for reply_id, *_ in learner.history.labels()
+    ] and runtime.backend.lora is base
     assert all(one.shape == (unshown.REPLIES, len(MEASURES)) for one in found.values())
     learner.taste.forget_unshown()
     given, _ = learner.taste.evidence()
     assert [one.unshown.tolist() for one in given] == [one.tolist() for one in found.values()]
-    assert complete(rated, pytest.fail) == 0
-    fourth = answer(rated, 3)
-    rated.rate(fourth, "down")
-    assert complete(rated) == 1
-    assert [*measured(rated)] == [*found, fourth]
+    assert complete(runtime, pytest.fail) == 0
+    fourth = answer(runtime, 3)
+    runtime.rate(fourth, "down")
+    assert complete(runtime) == 1
+    assert [*stored_measures(runtime)] == [*found, fourth]
 
 
-def test_a_stop_keeps_what_is_finished(rated, monkeypatch):
+def test_a_stop_keeps_what_is_finished(runtime, monkeypatch):
     calls = []
 
     def stop():
@@ -108,16 +110,16 @@ def test_a_stop_keeps_what_is_finished(rated, monkeypatch):
             raise Stopped
 
     with pytest.raises(Stopped):
-        complete(rated, stop)
-    first = measured(rated)
-    assert len(first) == 1 and rated.backend.lora is rated.learner.base
-    assert complete(rated) == 2
-    again = measured(rated)
+        complete(runtime, stop)
+    first = stored_measures(runtime)
+    assert len(first) == 1 and runtime.backend.lora is runtime.learner.base
+    assert complete(runtime) == 2
+    again = stored_measures(runtime)
     assert len(again) == 3 and all((again[id_] == one).all() for id_, one in first.items())
 
 
-def test_damaged_measures_are_measured_again(rated):
-    rated.store.checkpoints.put_measurement(rated.model.fingerprint, unshown._NAME, b"nonsense")
-    assert measured(rated) == {}
-    assert complete(rated) == 3
-    assert len(measured(rated)) == 3
+def test_damaged_measures_are_measured_again(runtime):
+    runtime.store.checkpoints.put_measurement(runtime.model.fingerprint, unshown._NAME, b"nonsense")
+    assert stored_measures(runtime) == {}
+    assert complete(runtime) == 3
+    assert len(stored_measures(runtime)) == 3
