@@ -51,12 +51,12 @@ class RatedFeatures:
     unshown: np.ndarray | None = None
 
     @property
-    def within(self) -> ReplyFeatures:
+    def relative_features(self) -> ReplyFeatures:
         """The features, with measures counted from the mean of the unshown replies."""
         return self.features if self.unshown is None else self._from_mean(self.features.measures)
 
     @property
-    def unshown_within(self) -> list[ReplyFeatures]:
+    def relative_unshown(self) -> list[ReplyFeatures]:
         """The same for the unshown replies; they have no words."""
         return [] if self.unshown is None else [self._from_mean(one, words=False) for one in self.unshown]
 
@@ -86,8 +86,8 @@ def background_counts(given: Sequence[Given]) -> bool:
     return missing_side(np.array(rated)) > 0
 
 
-def _rows(given: Sequence[Given], is_within: bool = False) -> Rows:
-    rows = [_row(one, is_within) for one in given]
+def _rows(given: Sequence[Given], is_relative: bool = False) -> Rows:
+    rows = [_row(one, is_relative) for one in given]
     thumbs = [not one.rating.isdigit() for one in given if isinstance(one, RatedFeatures)]
     coarse = _STAR + sum(thumbs) / max(1, len(thumbs)) * (_THUMB - _STAR)
     return Rows(
@@ -99,10 +99,10 @@ def _rows(given: Sequence[Given], is_within: bool = False) -> Rows:
     )
 
 
-def _row(one: Given, is_within: bool) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]:
+def _row(one: Given, is_relative: bool) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]:
     """(reply, worse reply, y, weight)"""
     if isinstance(one, RatedFeatures):
-        return one.within if is_within else one.features, None, STARS[one.rating] - NEUTRAL, 1.0
+        return one.relative_features if is_relative else one.features, None, STARS[one.rating] - NEUTRAL, 1.0
     return one.better, one.worse, GAP, PAIR * one.strength
 
 
@@ -131,12 +131,12 @@ class TasteModel:
     """A fitted model; `fit` makes it. It is immutable.
 
     ratings: the number of ratings and preferences in the fit
-    is_within: whether measures are counted from the mean of unshown replies to the question
+    is_relative: whether measures are counted from the mean of unshown replies to the question
     """
 
     ratings: int
     fitted: TasteFit
-    is_within: bool = False
+    is_relative: bool = False
 
     @classmethod
     def fit(cls, given: Sequence[Given], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
@@ -149,10 +149,10 @@ class TasteModel:
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
         rows = _rows(given)
         if any(isinstance(one, RatedFeatures) and one.unshown is not None for one in given):
-            within = _rows(given, is_within=True)
+            within = _rows(given, is_relative=True)
             if log_evidence_of_measures(within) > log_evidence_of_measures(rows):
                 rated = (one for one in given if isinstance(one, RatedFeatures))
-                unshown = [reply for one in rated for reply in one.unshown_within]
+                unshown = [reply for one in rated for reply in one.relative_unshown]
                 return cls(count, fit(within, unshown if background else ()), True)
         return cls(count, fit(rows, background))
 
@@ -165,7 +165,7 @@ class TasteModel:
 
     def predict_rating(self, one: RatedFeatures) -> tuple[float, float]:
         """Return (mean, standard deviation) of the stars of a rated reply."""
-        mean, deviation = self.predict([one.within if self.is_within else one.features])
+        mean, deviation = self.predict([one.relative_features if self.is_relative else one.features])
         return float(mean[0]), float(deviation[0])
 
     @property

@@ -50,7 +50,7 @@ from ruvmlx.training.slices import TrainingText
 KL = 0.08  # nats per token: the target of a change of weights
 FROZEN = 5  # untouched replies to each unseen question, which the changed reply is compared with
 KL_REPLIES = 16  # replies of the bank on which it is measured
-LOOKS = 8  # measurements of KL in the search for the size of a change
+LOOKS = 12  # measurements of KL in the search for the size of a change
 SAVE_EVERY = 20.0  # seconds
 
 
@@ -200,7 +200,8 @@ class StyleStudy:
             kl = self._reply_kl(lora)
             if 0.8 * target <= kl <= target:
                 break
-            lora = lora.shrunk(0.95 * np.sqrt(target / max(kl, 1e-12)))
+            factor = 0.95 * np.sqrt(target / max(kl, 1e-12))
+            lora = lora.shrunk(min(factor, 0.25) if kl > 4 * target else factor)
         return lora
 
 

@@ -46,7 +46,7 @@ def test_the_evidence_knows_who_compares():
             given = people(seed, compares)
             alone = TasteModel.fit([RatedFeatures(one.features, one.rating) for one in given])
             model = TasteModel.fit(given)
-            assert model.is_within == compares and not alone.is_within
+            assert model.is_relative == compares and not alone.is_relative
             assert agreement(model, compares) > 0.5
             gains.append((agreement(model, compares) - agreement(alone, compares), compares))
     assert np.mean([gain for gain, compares in gains if compares]) > 0.1
@@ -55,12 +55,14 @@ def test_the_evidence_knows_who_compares():
 
 def test_features_within_a_question():
     rated = people(1, True, 1)[0]
-    assert rated.within.measures == pytest.approx(rated.features.measures - rated.unshown.mean(axis=0))
-    assert len(rated.unshown_within) == unshown.REPLIES
-    assert sum(reply.measures for reply in rated.unshown_within) == pytest.approx(0, abs=1e-4)
-    assert not any(len(reply.words) for reply in rated.unshown_within)
+    assert rated.relative_features.measures == pytest.approx(
+        rated.features.measures - rated.unshown.mean(axis=0)
+    )
+    assert len(rated.relative_unshown) == unshown.REPLIES
+    assert sum(reply.measures for reply in rated.relative_unshown) == pytest.approx(0, abs=1e-4)
+    assert not any(len(reply.words) for reply in rated.relative_unshown)
     alone = RatedFeatures(rated.features, "5")
-    assert alone.within is alone.features and alone.unshown_within == []
+    assert alone.relative_features is alone.features and alone.relative_unshown == []
 
 
 @pytest.fixture
