@@ -11,16 +11,13 @@ show(chat.stream("Why is the sky blue?"))
 import html
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .api import Reply, ReplyStream
 from .api_types import Rating
 from .errors import RuvmlxError, error_line
 from .models.text.thinking import split
 from .text import sanitize
-
-if TYPE_CHECKING:
-    import ipywidgets
 
 FRAME = 0.05  # seconds between two updates of a growing reply
 # (label, tooltip, rating)
@@ -35,7 +32,8 @@ def show(reply: ReplyStream | Reply) -> None:
     view = ReplyView()
     from IPython.display import display
 
-    display(view.box)  # type: ignore[no-untyped-call]
+    show_box: Any = display  # its types are known only where it is installed
+    show_box(view.box)
     view.show(reply)
 
 
@@ -116,7 +114,7 @@ def effect(done: Rating) -> str:
     return f"Learned: {'more' if done.logprob_after >= done.logprob_before else 'less'} like this"
 
 
-def _widgets() -> "ipywidgets":  # type: ignore[valid-type]
+def _widgets() -> Any:
     try:
         import ipywidgets
     except ImportError:

@@ -42,6 +42,7 @@ class OtherFolder:
     tensors: Mapping[str, Tensor]
     parameters: int
     bytes: int
+    embeds: bool = False  # as in `Model`: embedding models open as `Folder`
 
     @property
     def types(self) -> dict[str, int]:
