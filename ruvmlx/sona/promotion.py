@@ -49,7 +49,7 @@ class ModelDrift:
         """
         return max(math.log1p(PPL_RISE), self.rise)
 
-    def is_relative(self, now: "ModelDrift") -> bool:
+    def is_within(self, now: "ModelDrift") -> bool:
         return self.kl <= max(ROOM * KL_CAP, now.kl) and self.rise <= now.limit
 
     @property
@@ -148,7 +148,7 @@ class PromotionTest:
             base, micro = candidate(share)
             self.pause()
             tries.append(self._try(f"try {len(tries)}", share, base, micro, plain))
-            if tries[-1].found.is_relative(before):
+            if tries[-1].found.is_within(before):
                 break
         for _ in range(2):
             last = tries[-1]
