@@ -12,6 +12,7 @@ from typing import Any
 from ruvmlx.errors import error_line
 from ruvmlx.runtime import Runtime
 
+from .memory_look import look_between
 from .serving import Serving
 
 LOOK_EVERY = 0.1  # seconds
@@ -80,6 +81,7 @@ class IdleWork:
     async def _work(self) -> None:
         if self._settled != self.serving.written:
             self._settled = self.serving.written
+            self.serving.last_look = await look_between(self.serving.host)
             with self._name_work("preparing"):
                 await self.serving.host.settle()
         wait = self.idle_after * 2 ** min(self._stuck, LONGEST_WAIT)

@@ -1,28 +1,17 @@
 """The memory of all open models, as the status, the page and the metrics show it."""
 
-from typing import NamedTuple
-
-from ruvmlx.memory.memory_plan import Purpose, sum_purposes
+from ruvmlx.memory.memory_plan import sum_purposes
 from ruvmlx.platform.cpu import total_memory
 from ruvmlx.platform.memory import MemoryUse, peak, resident
-from ruvmlx.runtime import Runtime
 
-from .model_pool import ModelPool
-
-
-class MemoryLook(NamedTuple):
-    """held: of all models together. waiting: replies that wait for a place or for memory. adapter: in use by
-    the first of them, as NAME@VERSION; None: none."""
-
-    held: MemoryUse
-    purposes: list[Purpose]
-    waiting: int
-    adapter: str | None
+from .memory_look import MemoryLook, look_at_runtime
+from .model_pool import ModelPool, PooledModel
 
 
 async def look_at(models: ModelPool) -> MemoryLook:
-    """Ask all open models, between the steps of their replies."""
-    found = [await models.look(model, _look) for model in models.open_models]
+    """Ask all open models, between the steps of their replies. What a model does while nobody asks is neither
+    waited for nor ended: it has the look from before."""
+    found = [await _look_at_model(models, model) for model in models.open_models]
     looks = [look for look in found if look is not None]
     if len(looks) == 1:
         return looks[0]
@@ -34,6 +23,8 @@ async def look_at(models: ModelPool) -> MemoryLook:
     return MemoryLook(held, purposes, sum(look.waiting for look in looks), adapter)
 
 
-def _look(runtime: Runtime) -> MemoryLook:
-    waiting = runtime.writer.scheduler.counts[1]
-    return MemoryLook(runtime.held(), runtime.memory_purposes(), waiting, runtime.adapter_label)
+async def _look_at_model(models: ModelPool, model: PooledModel) -> MemoryLook | None:
+    serving = model.serving
+    if serving.idle_work and serving.last_look is not None:
+        return serving.last_look
+    return await models.look(model, look_at_runtime)

@@ -12,7 +12,8 @@ from msgspec import Struct
 from ruvmlx import __version__
 
 from .endpoint import Answer, Call, Endpoint, PlainText
-from .memory_looks import MemoryLook, look_at
+from .memory_look import MemoryLook
+from .memory_looks import look_at
 from .serving import NO_ADAPTER, RecentRequest
 
 

@@ -20,6 +20,7 @@ from ruvmlx.runtime import Runtime
 from .body_budget import HeldBodies
 from .errors import ApiError
 from .limits import ServerLimits
+from .memory_look import MemoryLook
 from .metrics import Metrics
 from .reply_times import ReplyTimes
 from .requestlog import RequestLog
@@ -78,7 +79,7 @@ class Serving:
     request does not say; None: what the context has room for. calls: HTTP requests that are being answered.
     recent: the last requests that may change something, with the salts of their API keys, the newest last.
     own_adapters: by the salt of an API key: the adapter that it alone uses. unloaded: the model is closed for
-    now. family: of all models.
+    now. last_look: from before the work that goes on while nobody asks. family: of all models.
     """
 
     host: Host
@@ -100,6 +101,7 @@ class Serving:
     bodies: HeldBodies = field(init=False)
     own_adapters: Mapping[str, str] = field(default_factory=dict)
     unloaded: bool = False
+    last_look: MemoryLook | None = None
     family: list["Serving"] = field(default_factory=list)
     _about: ModelFacts = field(default_factory=lambda: ModelFacts(""))
     _requests: dict[str, GenerationRequest] = field(default_factory=dict)

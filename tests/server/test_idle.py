@@ -23,6 +23,9 @@ class Host:
     async def settle(self):
         self.did.append("settle")
 
+    async def call_between(self, work):
+        return None
+
     async def run_idle(self, work):
         self.did.append("learn")
         if self.fails:
@@ -125,6 +128,25 @@ def test_status_and_metrics_name_idle_work(running):
         for work in IDLE_WORK:
             assert f'ruvmlx_idle_work{{work="{work}"}} {int(work == name)}\n' in metrics
     running.serving.idle_work = ""
+
+
+def test_status_does_not_wait_for_this_work(running, monkeypatch):
+    """Status and metrics name it while it goes on, and do not end it."""
+    begun, ends = threading.Event(), threading.Event()
+
+    def settle(cancel, watch):
+        begun.set()
+        ends.wait(20)
+
+    monkeypatch.setattr(running.serving.host.holder.opened, "settle", settle)
+    running.chat()
+    assert begun.wait(20)
+    try:
+        assert running.ask("GET", "/v1/status").json["idle_work"] == "preparing"
+        assert 'ruvmlx_idle_work{work="preparing"} 1' in running.ask("GET", "/metrics").body.decode()
+    finally:
+        ends.set()
+    running.wait_until(lambda: not running.serving.idle_work)
 
 
 def test_a_rating_finds_its_reply_prepared(running):

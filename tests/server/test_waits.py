@@ -1,0 +1,37 @@
+"""The report on who waits for whom, with a small model."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from . import waits
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the clock of another process is Linux's")
+
+
+async def test_it_says_what_is_over_its_limit(tiny_folder, monkeypatch, capsys):
+    """Prompts have their shares, a server rests; with other limits, neither is good enough."""
+    monkeypatch.setattr(waits, "LENGTHS", (2, 6))
+    monkeypatch.setattr(waits, "AFTER", 1.0)
+    monkeypatch.setattr(waits, "LOOK", 0.5)
+    monkeypatch.setattr(waits, "MOST_SHARE", 100.0)  # replies of a small model are next to no work
+    monkeypatch.setattr(waits, "MOST_IDLE", 0.5)
+    with waits.started(str(tiny_folder)) as server:
+        found = await server.times(2)
+        assert 0 < found.sent < found.first <= found.ended
+        assert await waits.fair_shares(server, 3) and await waits.rest(server)
+        monkeypatch.setattr(waits, "MOST_SHARE", 0.0)
+        monkeypatch.setattr(waits, "MOST_IDLE", 0.0)
+        assert not await waits.fair_shares(server, 2) and not await waits.rest(server)
+    said = capsys.readouterr().out
+    assert said.count("times its fair share") == 2 and said.count("of a core") == 2
+
+
+def test_the_clock_is_a_process_time():
+    clock = waits.clock_of(os.getpid())
+    before = time.clock_gettime(clock)
+    while time.clock_gettime(clock) < before + 0.01:
+        pass
+    assert abs(time.clock_gettime(clock) - time.process_time()) < 0.05
