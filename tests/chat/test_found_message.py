@@ -80,7 +80,8 @@ async def test_goto_shows_a_message_of_the_open_chat(chatting, long):  # noqa: F
 async def test_esc_goes_to_the_end_also_where_all_is_loaded(chatting, long):  # noqa: F811
     async with chatting(session=long[0], find="number 145") as (app, pilot):
         await until(pilot, lambda: isinstance(app.focused, ReplyMessage))
-        assert app.focused.text == "answer 145" and not app.chat.transcript.has_later
+        await until(pilot, lambda: not app.chat.transcript.has_later)
+        assert app.focused.text == "answer 145"
         await until(pilot, lambda: "answer 149" not in screen_text(app))
         await pilot.press("escape")
         await until(pilot, lambda: "answer 149" in screen_text(app))

@@ -102,7 +102,7 @@ def test_search_like_prints_chats_and_how_like_they_are(tiny_cli, tmp_path):
     code, found, err = tiny_cli("sessions", "search", "--like", "how do I boil an egg", "--json")
     assert code == 0, err
     assert found[0]["text"] == "how do I boil an egg" and found[0]["similarity"] > 0.99
-    fields = {"id", "title", "turns", "updated", "pinned", "message_id", "text", "similarity"}
+    fields = {"id", "title", "turns", "updated", "pinned", "folder", "message_id", "text", "similarity"}
     assert fields == found[0].keys()
     one = tiny_cli("sessions", "search", "--like", "how do I boil an egg", "--limit", "1")[1]
     assert one.count("\n") == 1 and "1.00  how do I boil an egg" in one

@@ -73,7 +73,7 @@ def test_a_chat_is_kept_turn_by_turn(store):
         ("user", "hello\nthere", None),
         ("assistant", "yo", "r1"),
     ]
-    assert store.chats.get(chat).title == "hello there" and store.chats.get(chat).system == "be brief"
+    assert store.chats.get(chat).title == "hello" and store.chats.get(chat).system == "be brief"
     assert [s.id for s in store.chats.all()] == [chat]
 
 
@@ -247,5 +247,5 @@ def test_the_newest_50_replies_keep_their_traces(store):
 
 def test_a_title_is_the_beginning_of_the_first_message(store):
     chat = store.chats.new("m")
-    store.messages.add_user(chat, "many  words\n" * 20)
+    store.messages.add_user(chat, "\n" + "many  words " * 20 + "\nthe text of a file")
     assert store.chats.get(chat).title.strip() == ("many words " * 20)[:60].strip()
