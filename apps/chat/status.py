@@ -63,7 +63,7 @@ def learned_parts(learned: LearnStatus | None) -> list[str]:
 
 
 def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[str]:
-    """What the model does not read itself, and the key that sums up, where the context is full or nearly."""
+    """Say how much the model no longer reads, and name the key that summarises, when the context is nearly full."""
     told = [f"oldest {summed_up:,} summed up"] if summed_up else []
     if left_out:
         told.append(f"oldest {left_out:,} not read ({key} sums up)")

@@ -37,7 +37,7 @@ class ResponseDeleted(Struct):
 
 
 class ListedItem(InputItem, omit_defaults=True, kw_only=True):
-    """An item that a response was written for; texts of messages are parts."""
+    """An input item of a response. The texts of a message are parts."""
 
     id: str
     type: Literal["message", "reasoning", "function_call", "function_call_output"]

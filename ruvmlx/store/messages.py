@@ -223,7 +223,7 @@ class Messages:
             self._db.execute("UPDATE sessions SET head = ? WHERE id = ?", message_id, session_id)
 
     def show(self, session_id: str, message_id: int) -> None:
-        """Make the branch with this message the current one, unless it is that already. Raises NotFound if
+        """Make the branch with this message the current branch. Raises NotFound if
         the chat has no such message."""
         self._require(session_id, message_id)
         tree = _tree(self.all(session_id))

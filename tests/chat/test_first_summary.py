@@ -28,7 +28,7 @@ def test_what_is_clear_is_said_and_what_is_not_is_asked():
 
 @pytest.mark.parametrize("at", [2, 3])
 def test_plain_mode_tells_it_once_for_each_adapter(at, open_tiny, monkeypatch):
-    """Also when it is opened again; another adapter has its own."""
+    """A chat that is opened again shows no second summary. Another adapter has its own."""
     monkeypatch.setattr(learning, "SUMMED_UP_AT", at)
 
     def told(*lines):

@@ -184,7 +184,7 @@ def test_a_window_that_would_not_be_whole_is_not_trimmed():
 
 @pytest.mark.parametrize("more", [0, 1, PAGE - 2, PAGE - 1])
 def test_a_trim_within_the_slack_leaves_the_window_whole(more):
-    """Wherever in a page the tokens end, and whatever was dropped just before: 256 can be taken off."""
+    """The last 256 tokens can be removed, at every place in a page and after every removal."""
     walker = Walker(PagedCache(new_pool(), F16, window=100))
     for token in range(20 * PAGE + more):
         walker.append([token])

@@ -1,4 +1,4 @@
-"""Summing up the oldest messages in the app: the status line counts the notes' tokens, Esc stops."""
+"""Summarises the oldest messages of a chat. The status line counts the tokens of the notes. Esc stops it."""
 
 import threading
 from collections.abc import Iterator
