@@ -63,7 +63,7 @@ def learned_parts(learned: LearnStatus | None) -> list[str]:
 
 
 def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[str]:
-    """Return what the model no longer reads, and, when the context is nearly full, the key that summarises."""
+    """Return what the model no longer reads, and the key that summarises, if the context is nearly full."""
     told = [f"oldest {summed_up:,} summed up"] if summed_up else []
     if left_out:
         told.append(f"oldest {left_out:,} not read ({key} sums up)")
