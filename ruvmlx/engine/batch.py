@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from ..backends.base import HeadAdapter
 from ..errors import UsageError
 from .run import EngineParts, Recorder
-from .scheduler import WIDTH, Arrivals, Scheduler
+from .scheduler import Arrivals, Scheduler
 from .types import GenerationRequest, GenerationResponse
 
 AdapterOf = Callable[[GenerationRequest], HeadAdapter | None]
 RecorderOf = Callable[[GenerationRequest], Recorder | None]
+
+WIDTH = 16  # replies in a batch: in a wider batch arithmetic limits a step, not reading the weights
 
 
 def generate_many(

@@ -31,7 +31,7 @@ from .reading_order import ReadingOrder
 from .run import EngineParts, Recorder, Run
 from .types import Chunk, GenerationRequest
 
-WIDTH = 16  # replies in a batch: in a wider batch arithmetic limits a step, not reading the weights
+PLACES = 64  # requests that run at a time; with more of them each is slower, but all go on
 DELAY = 0.1  # seconds: a piece of a prompt may delay the running replies' next token this long
 SHARE = 0.5  # the planned time of a piece, as a share of DELAY, because the pace varies
 ALONE = 0.15  # seconds: the planned time of a piece while no reply runs
@@ -43,7 +43,7 @@ class Scheduler:
     """Serves requests on one engine, in the engine's thread. An error ends only its own request, except an
     error in the step that all share."""
 
-    def __init__(self, engine: EngineParts, width: int = WIDTH, delay: float | None = DELAY):
+    def __init__(self, engine: EngineParts, width: int = PLACES, delay: float | None = DELAY):
         """width: the maximum number of requests that run at a time.
 
         delay: seconds, like DELAY; None: prompts are read whole, because no one waits for single tokens

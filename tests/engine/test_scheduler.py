@@ -194,6 +194,19 @@ def test_higher_priorities_come_first_and_need_no_free_place(engine):
     assert replies[5].over and not replies[0].over and not replies[2].chunks
 
 
+def test_a_question_does_not_wait_for_the_end_of_many_replies(engine):
+    """It gets its token in the step after its prompt is read, beside as many replies as a server writes."""
+    running, replies, question = Scheduler(engine), [Reply() for _ in range(40)], Reply()
+    for reply in replies:
+        running.submit(request(max_new_tokens=80), reply)
+    while not all(reply.chunks for reply in replies):
+        running.step()
+    running.submit(request(max_new_tokens=3), question)
+    for _ in range(3):
+        running.step()
+    assert question.chunks and not any(reply.over for reply in replies)
+
+
 def test_others_wait_in_order(engine):
     running, ended = Scheduler(engine, width=1), []
     for i in range(4):

@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.engine.test_reading_order import equal_shares
 
@@ -29,21 +30,25 @@ from .clients import CHAT, Wire, ask, question, request
 WORDS = ["river", "stone", "sea", "wind", "bird", "tree", "cloud", "field", "road", "house", "light", "hill"]
 LENGTHS = (8, 40, 200, 1000)  # words of a prompt
 REPLY = 5  # tokens of a reply whose first token is measured
-AFTER, LOOK = (
-    30.0,
-    20.0,
-)  # seconds: from the last request to the look at what the server does, and of the look
+STREAMS, PACED, LONG_REPLY = 32, 4, 400  # streams beside a question; beside a long prompt; tokens of each
+AFTER = 30.0  # seconds from the last request to the look at what the server does
+LOOK = 20.0  # seconds of the look
 MOST_IDLE, MOST_SHARE = 0.03, 2.0  # of a core; times its fair share
 MOST_ALONE, MOST_LATER = 3.0, 0.2  # times the time alone, and seconds besides
+MOST_GAP = 2.0  # times the gap between two tokens without a long prompt
 
 
 @dataclass(frozen=True)
 class Times:
-    """Moments of one request on the server's clock: it was sent, its first token came, it ended."""
+    """Moments of one request on the server's clock: it was sent, a token came, it ended."""
 
     sent: float
-    first: float
+    tokens: tuple[float, ...]
     ended: float
+
+    @property
+    def first(self) -> float:
+        return self.tokens[0] if self.tokens else self.ended
 
     @property
     def wait(self) -> float:
@@ -69,20 +74,19 @@ class Server:
         """Whether the server names work that it does while nobody asks."""
         return (await ask(self.port, "/v1/status")).json["idle_work"] is not None
 
-    async def times(self, words: int) -> Times:
-        """Ask a question of so many words, as a stream."""
+    async def times(self, words: int, reply: int = REPLY) -> Times:
+        """Ask a question of so many words, as a stream. reply: its most tokens."""
         text = " ".join(self._rng.choices(WORDS, k=words))
-        body = question(CHAT, self.model, text, REPLY, stream=True)
-        sent, first = self.clock(), None
+        body = question(CHAT, self.model, text, reply, stream=True)
+        sent, tokens = self.clock(), list[float]()
         async with await Wire.open(self.port) as wire:
             await wire.send(b"".join(request(CHAT, body)))
             answer = await wire.head()
             assert answer.status == 200, await anext(wire.pieces(answer))
             async for piece in wire.pieces(answer):
-                if first is None and b'"content":"' in piece.replace(b'"content":""', b""):
-                    first = self.clock()
-        ended = self.clock()
-        return Times(sent, ended if first is None else first, ended)
+                if b'"content":"' in piece.replace(b'"content":""', b""):
+                    tokens.append(self.clock())
+        return Times(sent, (*tokens,), self.clock())
 
 
 def clock_of(process: int) -> int:
@@ -128,6 +132,46 @@ async def short_beside_long(server: Server, words: int) -> bool:
     return short.wait <= most
 
 
+async def short_beside_streams(server: Server, count: int) -> bool:
+    """A short question that comes while many replies are written."""
+    alone = statistics.median([(await server.times(8)).wait for _ in range(3)])
+    streams = [asyncio.create_task(server.times(20, LONG_REPLY)) for _ in range(count)]
+    begun = server.clock()
+    while server.clock() < begun + count / 16:  # until their prompts were read
+        await asyncio.sleep(0.1)
+    short = await server.times(8)
+    running = sum(not stream.done() for stream in streams)
+    await asyncio.gather(*streams)
+    most = MOST_ALONE * alone + MOST_LATER
+    print(f"a short question beside {running} streams: first token after {short.wait:.2f} s")
+    print(f"  alone {alone:.2f} s; limit {most:.2f} s", flush=True)
+    return short.wait <= most
+
+
+async def streams_beside_long(server: Server, words: int, count: int) -> bool:
+    """The gaps between the tokens of streams before and while a long prompt is read."""
+    streams = [asyncio.create_task(server.times(20, LONG_REPLY)) for _ in range(count)]
+    begun = server.clock()
+    while server.clock() < begun + 1.5:
+        await asyncio.sleep(0.1)
+    long = await server.times(words)
+    before, beside = gaps_of([await stream for stream in streams], long)
+    median, mean = (middle(beside) / middle(before) for middle in (statistics.median, statistics.mean))
+    print(
+        f"{count} streams beside a prompt of {words} words: the median gap is {median:.2f} times that before"
+    )
+    print(f"  the mean {mean:.2f} times; {len(beside)} gaps; limit {MOST_GAP:g}", flush=True)
+    return median <= MOST_GAP
+
+
+def gaps_of(streams: Sequence[Times], long: Times) -> tuple[list[float], list[float]]:
+    """The gaps between tokens before a long prompt was sent, and while it was read. Tokens that came in one
+    piece have none."""
+    found = [pair for stream in streams for pair in pairwise(stream.tokens) if pair[1] > pair[0]]
+    before = [last - first for first, last in found if last <= long.sent]
+    return before, [last - first for first, last in found if long.sent < first and last <= long.first]
+
+
 async def fair_shares(server: Server, count: int) -> bool:
     """Many prompts of mixed length at once, each with its share of the machine."""
     rng = random.Random(3)
@@ -162,6 +206,8 @@ async def report(server: Server, words: int, count: int) -> bool:
     await server.times(8)  # the first reply warms the model
     return all([
         await short_beside_long(server, words),
+        await short_beside_streams(server, STREAMS),
+        await streams_beside_long(server, words // 2, PACED),
         await fair_shares(server, count),
         await rest(server),
     ])  # fmt: skip
