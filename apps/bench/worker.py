@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any
 
 from ruvmlx.platform import memory
+from ruvmlx.platform.parent import end_with_parent
 
 from ..privacy import public_error
 from .players import KINDS
 
 
 def main() -> None:
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
     first = json.loads(sys.stdin.readline())

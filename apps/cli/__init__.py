@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 from ruvmlx import __version__
 from ruvmlx.text import did_you_mean
 
+from .ending_signals import end_on_signals
 from .help_pages import PAGES, SECTIONS
 from .output import run_plainly
 
@@ -79,6 +80,7 @@ FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # verb -> file
 
 def run() -> int:
     """Run the command line; returns the exit code."""
+    end_on_signals()
     if len(sys.argv) > 1:  # import its file here: where Ctrl-C meets click, click prints an empty line
         cli.get_command(click.Context(cli), sys.argv[1])
     return run_plainly(cli)

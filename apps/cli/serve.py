@@ -173,8 +173,8 @@ def _longest(settings: "Settings", flags: dict[str, Any]) -> int | None:
 
 @contextlib.contextmanager
 def _signals(models: "ModelPool", server: "WebServer"):
-    """In the block, Ctrl-C, SIGTERM and `ruvmlx stop` end all in order; a second one does not wait for
-    connections."""
+    """In the block, Ctrl-C, SIGTERM, SIGHUP and `ruvmlx stop` end all in order; a second one does not wait
+    for connections. SIGHUP stays ignored under nohup."""
 
     def stop() -> None:
         server.force_exit = server.should_exit
@@ -184,13 +184,16 @@ def _signals(models: "ModelPool", server: "WebServer"):
 
     models.end = stop
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    taken = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        taken.append(signal.SIGHUP)
+    for number in taken:
         loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
         ending.clear()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in taken:
             loop.remove_signal_handler(number)
 
 

@@ -7,13 +7,17 @@ processes with one core each do both at once.
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
+from ruvmlx.platform.parent import end_with_parent
+
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _opened: list[Any] = []  # what this process works with
 
 
@@ -34,8 +38,9 @@ class Workers:
             return
         context = get_context("spawn")  # a fork would copy locks of threads that the child does not have
         with ProcessPoolExecutor(count, context, _open, (self.open,)) as pool:
-            waiting = [pool.submit(_work, work, part) for part in parts]
             try:
+                with _held_signals():
+                    waiting = [pool.submit(_work, work, part) for part in parts]
                 for done in as_completed(waiting):
                     yield done.result()
             except BaseException:
@@ -43,8 +48,21 @@ class Workers:
                 raise
 
 
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """In the block, no signal ends this process: a process that is half started would print a traceback.
+    Processes that are started in it inherit this."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _open(open_worker: Callable[[], Any]) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process gets it, too, and ends this one
+    end_with_parent()
     _opened.append(open_worker())
 
 
@@ -57,4 +75,4 @@ def _stop(pool: ProcessPoolExecutor) -> None:
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
-        process.terminate()
+        process.kill()
