@@ -267,16 +267,17 @@ def _text(blocks: Sequence[TextBlock | ThoughtBlock | CallBlock], tag: str | Non
     return join_thought(thought, answer, tag) if thought and tag else answer
 
 
-def wants_thought(body: CountBody, tag: str | None) -> bool | None:
-    """Whether the model is to think first; None: as its template says. ApiError if it cannot."""
+def wants_thought(body: CountBody, tag: str | None, ignored: list[str]) -> bool | None:
+    """Whether the model is to think first; None: as its template says. `thinking` changes nothing in a model
+    that does not think first: then it is added to `ignored`."""
     match body.thinking:
         case ThinkingOn(budget_tokens=budget):
-            if tag is None:
-                message = "thinking: this model does not think first; leave the field out."
-                raise ApiError(400, message, "thinking", "invalid_combination")
             if isinstance(body, MessagesBody) and budget >= body.max_tokens:
                 message = "thinking.budget_tokens: must be below max_tokens."
                 raise ApiError(400, message, "thinking.budget_tokens", "invalid_combination")
+            if tag is None:
+                ignored.append("thinking")
+                return None
             return True
         case ThinkingOff():
             return False

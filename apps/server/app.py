@@ -34,6 +34,7 @@ from .endpoint import Endpoint
 from .errors import ApiError, ErrorShape, openai_error
 from .gate import Gate
 from .model_pool import ModelPool
+from .ollama_chat import ollama_error
 from .sending import Receive, Send, Sender
 from .serving import Serving
 
@@ -100,6 +101,8 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
 
 def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
     """How the clients of a path read errors; a path below an endpoint's has the same clients."""
+    if path.startswith("/api/"):
+        return ollama_error
     found = (e.errors for e in endpoints if path == e.path or path.startswith(f"{e.path}/"))
     return next(found, openai_error)
 

@@ -154,12 +154,14 @@ class ChatBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/completions. The prompt goes to the model without its chat template."""
+    """The body of POST /v1/completions. The prompt goes to the model without its chat template. suffix: what
+    comes behind the reply, for a model that has tokens for a gap."""
 
     prompt: Annotated[
         str | list[str | int | list[int]],
         Meta(description="One text, several texts, token ids, or several lists of token ids."),
     ]
+    suffix: str | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: Off | None = None
 

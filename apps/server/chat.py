@@ -128,7 +128,7 @@ async def chat_completions(call: Call) -> Answer:
         raise ApiError(400, "top_logprobs: needs logprobs: true.", "top_logprobs", "invalid_combination")
     logprobs = max(1, body.top_logprobs or 0) if body.logprobs else 0
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
-    thinking, values = thinking_of(body, tag), template_values(body.chat_template_kwargs)
+    thinking, values = thinking_of(body, tag, call.ignored), template_values(body.chat_template_kwargs)
     prompt = await begun_prompt(call, messages_of(body.messages, tag), tools_of(body), form_of(body))
     fields = {**prompt.fields_with(thinking, "reasoning_effort"), "template_values": values}
     requests = await requests_for(call, body, _limit(body), logprobs, [fields])

@@ -81,19 +81,20 @@ def tools_of(body: ChatBody) -> ToolUse:
     return ToolUse(tools, body.tool_choice or "auto", "", parallel)
 
 
-def thought_of(effort: str | None, tag: str | None, field: str) -> bool | None:
-    """Whether the model is to think first; None: as its template says. ApiError if it cannot."""
+def thought_of(effort: str | None, tag: str | None, field: str, ignored: list[str]) -> bool | None:
+    """Whether the model is to think first; None: as its template says. An effort changes nothing in a model
+    that does not think first: then the field is added to `ignored`."""
     if effort is None or effort == "none":
         return None if effort is None else False
     if tag is None:
-        message = f"{field}: this model does not think first; leave the field out."
-        raise ApiError(400, message, field, "invalid_combination")
+        ignored.append(field)
+        return None
     return True
 
 
-def thinking_of(body: ChatBody, tag: str | None) -> bool | None:
+def thinking_of(body: ChatBody, tag: str | None, ignored: list[str]) -> bool | None:
     """Whether the model is to think first: `reasoning_effort`, or the template's own `enable_thinking`."""
-    thinking = thought_of(body.reasoning_effort, tag, "reasoning_effort")
+    thinking = thought_of(body.reasoning_effort, tag, "reasoning_effort", ignored)
     switch = (body.chat_template_kwargs or {}).get("enable_thinking")
     if switch is None:
         return thinking

@@ -12,6 +12,7 @@ from ruvmlx.engine.types import GenerationResponse, TokenLogprob
 from .bodies import MOST_PROMPTS, CompletionBody, refuse_true
 from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
+from .gaps import gap_prompt
 from .openai_answers import (
     DONE,
     RATE_LINK,
@@ -63,7 +64,8 @@ async def completions(call: Call) -> Answer:
     refuse_true(body.echo, "echo")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options: needs stream: true.", "stream_options", "invalid_combination")
-    prompts, logprobs = _prompts(body.prompt), 0 if body.logprobs is None else max(1, body.logprobs)
+    prompts = _prompts(body.prompt) if not body.suffix else [await _gap(call, body.prompt, body.suffix)]
+    logprobs = 0 if body.logprobs is None else max(1, body.logprobs)
     requests = await requests_for(call, body, body.max_tokens, logprobs, prompts)
     if body.stream:
         return EventStream(_chunks(call, body, requests), Waiting(failed_event))
@@ -92,6 +94,12 @@ def _prompts(prompt: str | list[Any]) -> list[dict[str, Any]]:
     if len(items) > MOST_PROMPTS:
         raise ApiError(400, f"prompt: at most {MOST_PROMPTS} prompts at once.", "prompt", "invalid_value")
     return [{"prompt": item} if isinstance(item, str) else {"input_ids": item} for item in items]
+
+
+async def _gap(call: Call, prompt: str | list[Any], suffix: str) -> dict[str, Any]:
+    if not isinstance(prompt, str):
+        raise ApiError(400, "suffix: needs one text as the prompt.", "suffix", "invalid_combination")
+    return {"input_ids": await gap_prompt(call, prompt, suffix)}
 
 
 class TokenTally:

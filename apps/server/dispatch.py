@@ -21,6 +21,7 @@ from .sending import ClientGone, Receive, Send, Sender, read_body, unless_gone
 from .serving import RecentRequest
 
 Scope = Mapping[str, Any]
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MOST_CALLS = 256  # requests at once, those that only read their body included
 
 
@@ -65,10 +66,11 @@ class Dispatcher:
             raise ApiError(429, f"{MOST_CALLS} requests are being answered; try again.", code="busy")
         decoded: Decoded[Any] = Decoded(None, [])
         if endpoint.body is not None:
-            _check_media_type(headers.get("content-type"))
+            _check_media_type(headers)
             data = await read_body(receive, headers.get("content-length"), serving.limits, held)
             decoded = decode(data, endpoint.body)
-        sender.name_ignored([*decoded.ignored, *ignored_betas(headers.get("anthropic-beta", ""))])
+        ignored = [*decoded.ignored, *ignored_betas(headers.get("anthropic-beta", ""))]
+        sender.name_ignored(ignored)
         call = Call(
             serving,
             self._models,
@@ -78,6 +80,7 @@ class Dispatcher:
             facts,
             "anthropic-version" in headers,
             endpoint.query and decode_query(scope.get("query_string", b""), endpoint.query),
+            ignored,
         )
         await unless_gone(receive, self._within_time(call, sender))
 
@@ -127,9 +130,11 @@ async def _send_error(sender: Sender, error: ApiError, endpoint: Endpoint) -> No
         return
 
 
-def _check_media_type(given: str | None) -> None:
-    media = (given or "application/json").partition(";")[0].strip().lower()
-    if media != "application/json":
+def _check_media_type(headers: Mapping[str, str]) -> None:
+    """`curl -d` says that it sends a form, whatever it sends. A web page that does so names itself, too."""
+    media = headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    is_curl = media == FORM and not {"origin", "sec-fetch-site"} & {*headers}
+    if media != JSON and not is_curl:
         raise ApiError(415, "the body must be application/json.", code="unsupported_media_type")
 
 

@@ -52,7 +52,7 @@ class Call:
     such a field, the first one, which may be closed. models: all. body: of the endpoint's type, or None.
     names: what the path names. salt: caches are shared only between requests with equal salts. facts: for the
     log and the metrics; numbers only, no words of users. is_anthropic: the client reads Anthropic's form.
-    query: of the endpoint's type, or None.
+    query: of the endpoint's type, or None. ignored: fields of the body that change nothing, for a header.
     """
 
     serving: "Serving"
@@ -63,6 +63,7 @@ class Call:
     facts: dict[str, float] = field(default_factory=dict)
     is_anthropic: bool = False
     query: Any = None
+    ignored: list[str] = field(default_factory=list)
 
     def salt_for(self, user: str | None) -> str:
         """The salt of one user of this API key."""

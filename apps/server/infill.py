@@ -7,24 +7,14 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from ruvmlx.engine.types import GenerationResponse
-from ruvmlx.models.config.model import Tokenizer
 from ruvmlx.runtime import Runtime
 
 from .bodies import ReplyBody
 from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
-from .errors import ApiError
+from .gaps import gap_ids
 from .llama_cpp_bodies import InfillBody
 from .openai_answers import RATE_LINK, ReplyId, event, failed_event
 from .writing import Requests, reply_parts, requests_for, written
-
-# What stands before the text ahead of the gap, before the text behind it, and before what fills it.
-GAP_TOKENS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
-)
-FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # begins another file
 
 
 class InfillTimings(Struct):
@@ -82,33 +72,10 @@ def _reply_body(call: Call, body: InfillBody) -> ReplyBody:
 
 
 def _prompt_ids(runtime: Runtime, body: InfillBody) -> list[int]:
-    """The ids that a model with gaps reads. Typed text makes no special token."""
-    tokenizer, most = runtime.model.tokenizer, runtime.model.context
-    special = tokenizer.special_tokens
-    gap = next((names for names in GAP_TOKENS if all(name in special for name in names)), None)
-    if gap is None:
-        message = f"model: {runtime.model.name} has no tokens for a gap in a text (FIM); ask a code model."
-        raise ApiError(400, message, "model", "no_fim_tokens")
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_bos=False, most=most)
-
-    prefix, suffix, middle = (special[name] for name in gap)
-    before, after = encode(body.input_prefix + (body.prompt or "")), encode(body.input_suffix)
-    others = _extra_ids(tokenizer, body, most)
-    return [*tokenizer.encode(""), *others, prefix, *before, suffix, *after, middle]
-
-
-def _extra_ids(tokenizer: Tokenizer, body: InfillBody, most: int) -> list[int]:
-    """Other files, each behind the model's own mark if it has one. most: tokens that there is room for."""
-    special, ids = tokenizer.special_tokens, list[int]()
-    mark = [special[name] for name in FILE_TOKENS if name in special][:1]
-    for extra in body.input_extra or ():
-        text = f"{extra.filename}\n{extra.text}" if extra.filename else extra.text
-        ids += [*mark, *tokenizer.encode(f"{text}\n", add_bos=False, most=most)]
-        if len(ids) > most:
-            break
-    return [*ids, *mark] if ids else []
+    files = [
+        f"{file.filename}\n{file.text}" if file.filename else file.text for file in body.input_extra or ()
+    ]
+    return gap_ids(runtime.model, body.input_prefix + (body.prompt or ""), body.input_suffix, files)
 
 
 async def _pieces(call: Call, requests: Requests) -> AsyncGenerator[bytes, None]:

@@ -190,7 +190,7 @@ async def count_tokens(call: Call) -> Answer:
 
 async def _prompt(call: Call, body: CountBody) -> ChatPrompt:
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
-    thinking = wants_thought(body, tag)
+    thinking = wants_thought(body, tag, call.ignored)
     prompt = await begun_prompt(call, conversation(body, tag), tools_of_body(body), form_of(body))
     return replace(prompt, fields=prompt.fields_with(thinking, "thinking"))
 

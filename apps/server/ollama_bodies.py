@@ -116,9 +116,11 @@ class OllamaChatBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaGenerateBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /api/generate. raw: the prompt goes to the model without its chat template."""
+    """The body of POST /api/generate. raw: the prompt goes to the model without its chat template. suffix:
+    what comes behind the reply, for a model that has tokens for a gap."""
 
     prompt: str | None = None
+    suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
     images: NoImages | None = None
@@ -129,6 +131,14 @@ class OllamaEmbedBody(Struct, forbid_unknown_fields=True):
 
     model: Name
     input: Words | Annotated[list[Words], Meta(min_length=1, max_length=2048)]
+    keep_alive: KeepAlive = None
+
+
+class OllamaEmbeddingsBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /api/embeddings."""
+
+    model: Name
+    prompt: Words
     keep_alive: KeepAlive = None
 
 

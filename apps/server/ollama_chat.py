@@ -15,6 +15,7 @@ from ruvmlx.models.text.thinking import tag_of
 
 from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
+from .gaps import gap_prompt
 from .ollama_bodies import (
     OllamaChatBody,
     OllamaGenerateBody,
@@ -29,7 +30,7 @@ from .ollama_bodies import (
     tools_of,
 )
 from .openai_answers import ReplyId, TokenInfo, token_infos
-from .prompts import ChatPrompt, ToolUse, begun_prompt, chat_prompt
+from .prompts import ChatPrompt, ToolUse, begun_prompt, chat_prompt, formed_fields
 from .splitting import joined_calls
 from .writing import ReplyPart, reply_parts, requests_for
 
@@ -116,14 +117,19 @@ async def chat(call: Call) -> Answer:
 
 
 async def generate(call: Call) -> Answer:
-    """Answer one prompt, or with `raw` go on from it."""
+    """Answer one prompt; with `raw` go on from it, with `suffix` up to that."""
     body: OllamaGenerateBody = call.body
     await _close_after(call, body)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return await _load_answer(call, body, _plain_words)
+    if body.raw or body.suffix:
+        call.ignored.extend(name for name in ("system", "think") if getattr(body, name))
+        text: dict[str, Any] = {"prompt": body.prompt}
+        if body.suffix:
+            text = {"input_ids": await gap_prompt(call, body.prompt or "", body.suffix)}
+        fields = await formed_fields(call, text, form_of(body))
+        return await _answer(call, body, ChatPrompt(fields), _plain_words)
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
-    if body.raw:
-        return await _answer(call, body, ChatPrompt({"prompt": body.prompt}), _plain_words)
     system = [Message("system", body.system)] if body.system else []
     prompt = await chat_prompt(call, [*system, Message("user", body.prompt)], ToolUse(), form_of(body))
     fields = {**prompt.fields, "thinking": thought_of(body, tag)}
@@ -300,7 +306,7 @@ ENDPOINTS = [
     Endpoint(
         "POST", "/api/generate", generate, "Answer a prompt, in ollama's form.", OllamaAnswer,
         body=OllamaGenerateBody, event=OllamaAnswer, event_type=NDJSON, **CLIENTS,
-        opens=lambda body: bool(body.prompt) or not is_last_use(body.keep_alive),
+        opens=lambda body: bool(body.prompt or body.suffix) or not is_last_use(body.keep_alive),
         waiting=_waiting_for(_plain_words),
     ),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from .embeddings import Embeddings, embeddings
 from .endpoint import Answer, Call, Endpoint
 from .memory_share import PooledModel
 from .model_pool import EMBEDDING
-from .ollama_bodies import OllamaEmbedBody, OllamaShowBody, is_last_use, plain_name
+from .ollama_bodies import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaShowBody, is_last_use, plain_name
 from .ollama_chat import CLIENTS
 from .serving import ModelFacts
 
@@ -76,6 +76,12 @@ class OllamaFacts(Struct):
     modelfile: str = ""
     parameters: str = ""
     license: str = ""
+
+
+class OllamaVector(Struct):
+    """The vector of a text."""
+
+    embedding: list[float]
 
 
 class OllamaVersion(Struct):
@@ -162,6 +168,14 @@ async def embed(call: Call) -> Answer:
     return OllamaVectors(name, vectors, found.usage.prompt_tokens)
 
 
+async def embed_one(call: Call) -> Answer:
+    """Turn one text into a vector: what older clients ask for."""
+    body: OllamaEmbeddingsBody = call.body
+    asked = OllamaEmbedBody(body.model, body.prompt, body.keep_alive)
+    found: OllamaVectors = await embed(replace(call, body=asked))
+    return OllamaVector(found.embeddings[0])
+
+
 def _model(call: Call, name: str, about: ModelFacts, size: int) -> OllamaModel:
     return OllamaModel(name, name, _since(call), size, about.fingerprint, _details(about))
 
@@ -189,5 +203,9 @@ ENDPOINTS = [
     Endpoint(
         "POST", "/api/embed", embed, "Turn texts into vectors, in ollama's form.", OllamaVectors,
         body=OllamaEmbedBody, embeds=True, **CLIENTS,
+    ),
+    Endpoint(
+        "POST", "/api/embeddings", embed_one, "Turn a text into a vector (older clients).", OllamaVector,
+        body=OllamaEmbeddingsBody, embeds=True, **CLIENTS,
     ),
 ]  # fmt: skip

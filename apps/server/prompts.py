@@ -100,18 +100,22 @@ async def chat_prompt(
     that is wrong, also if a schema cannot be compiled."""
     model = call.serving.runtime.model
     messages = [call.serving.written_calls.restored(message) for message in messages]
-    # In a thread: a large schema or vocabulary takes up to a second, and other replies go on meanwhile.
-    if form is not None:
-        await asyncio.to_thread(_compile, model, form.constraint, form.where)
+    fields = await formed_fields(call, {"messages": messages}, form)
     if not use.tools and not use.function and use.choice != "required" and not _has_calls(messages):
-        return ChatPrompt(_fields(messages, form))
+        return ChatPrompt(fields)
     prepared = await asyncio.to_thread(_prepare_chat, model, messages, use, form)
     most = None if use.parallel else 1
     return ChatPrompt(prepared.fields(), (lambda: Calls(prepared.parser(), most)) if prepared.names else None)
 
 
-def _fields(messages: Sequence[Message], form: ReplyForm | None) -> dict[str, Any]:
-    return {"messages": messages} | ({} if form is None else {"constraint": form.constraint})
+async def formed_fields(call: Call, fields: Mapping[str, Any], form: ReplyForm | None) -> dict[str, Any]:
+    """The fields of a GenerationRequest whose reply must fit the form. ApiError, 400, if the form cannot be
+    compiled."""
+    if form is None:
+        return {**fields}
+    # In a thread: a large schema or vocabulary takes up to a second, and other replies go on meanwhile.
+    await asyncio.to_thread(_compile, call.serving.runtime.model, form.constraint, form.where)
+    return {**fields, "constraint": form.constraint}
 
 
 def _has_calls(messages: Sequence[Message]) -> bool:

@@ -21,7 +21,7 @@ from msgspec import Meta
 from .anthropic_bodies import CountBody, MessagesBody
 from .bodies import ChatBody, CompletionBody, EmbeddingBody
 from .llama_cpp_bodies import InfillBody
-from .ollama_bodies import OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
+from .ollama_bodies import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from .responses_bodies import ResponsesBody
 
 
@@ -112,6 +112,7 @@ _OLLAMA_OPTIONS = {
     "options.mirostat_tau": Unused(float, "Only mirostat uses it."),
     "options.penalize_newline": Unused(bool, "A new line is a token like any other."),
 }
+_FOR_REPLIES = Unused(dict[str, Any], "They are for replies.")
 _OLLAMA_REFUSED = {
     "options.mirostat": "give top_p or min_p",
     "options.tfs_z": "give top_p or min_p",
@@ -146,8 +147,9 @@ UNUSED: dict[type, dict[str, Unused]] = {
     },
     OllamaChatBody: _OLLAMA_OPTIONS,
     OllamaGenerateBody: {**_OLLAMA_OPTIONS, "template": Unused(Literal[""], "The template is the model's.")},
+    OllamaEmbeddingsBody: {"options": _FOR_REPLIES},
     OllamaEmbedBody: {
-        "options": Unused(dict[str, Any], "They are for replies."),
+        "options": _FOR_REPLIES,
         "truncate": Unused(bool, "The maximum is stated."),
     },
     InfillBody: {
@@ -171,10 +173,7 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
         "moderation": "this server moderates nothing",
         "web_search_options": "this server searches nothing",
     },
-    CompletionBody: {
-        "best_of": "give n, and choose yourself",
-        "suffix": "this server writes no text before a given end",
-    },
+    CompletionBody: {"best_of": "give n, and choose yourself"},
     EmbeddingBody: {"dimensions": "a vector has all dimensions of the model"},
     ResponsesBody: {
         "conversation": "give previous_response_id",
@@ -186,7 +185,6 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
     OllamaGenerateBody: {
         **_OLLAMA_REFUSED,
         "context": "send the conversation to /api/chat",
-        "suffix": "this server writes no text before a given end",
         **dict.fromkeys(("height", "steps", "width"), "this server makes no images"),
     },
     OllamaEmbedBody: {"dimensions": "a vector has all dimensions of the model"},

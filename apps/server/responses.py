@@ -38,7 +38,7 @@ async def responses(call: Call) -> Answer:
     use = tool_use(body.tools or (), body.tool_choice, body.parallel_tool_calls)
     before = await stored_items(call, body.previous_response_id)
     prompt = await chat_prompt(call, conversation(body, tag, before), use, form_of(body.text))
-    fields = {**prompt.fields, "thinking": wants_thought(body, tag)}
+    fields = {**prompt.fields, "thinking": wants_thought(body, tag, call.ignored)}
     [request] = await requests_for(call, reply_body(body), body.max_output_tokens, 0, [fields])
     writing = ResponseWriter(body, request, tokenizer)
     if body.stream:

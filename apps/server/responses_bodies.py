@@ -187,6 +187,6 @@ def _joined_parts(content: str | Sequence[InputText | OutputText | ReasoningText
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
-def wants_thought(body: ResponsesBody, tag: str | None) -> bool | None:
-    """Whether the model is to think first; None: as its template says. ApiError if it cannot."""
-    return thought_of(body.reasoning.effort if body.reasoning else None, tag, "reasoning.effort")
+def wants_thought(body: ResponsesBody, tag: str | None, ignored: list[str]) -> bool | None:
+    """Whether the model is to think first, as `thought_of` says."""
+    return thought_of(body.reasoning.effort if body.reasoning else None, tag, "reasoning.effort", ignored)

@@ -27,13 +27,14 @@ class Sender:
     def __init__(self, send: Send, limits: ServerLimits, headers: Sequence[tuple[str, str]] = ()):
         self._send, self._limits, self._headers = send, limits, [*headers]
         self.status = 0
+        self._ignored: Sequence[str] = ()
         self._failed: Callable[[ApiError], bytes] | None = None  # of a stream
         self._ended = False
 
     def name_ignored(self, names: Sequence[str]) -> None:
-        """Tell in a header which parts of the request change nothing in the answer."""
-        if names:
-            self._headers.append((IGNORED, ", ".join(names)))
+        """Tell in a header which parts of the request change nothing in the answer. Names may be added to the
+        list until the answer begins."""
+        self._ignored = names
 
     async def answer(self, answer: Answer) -> None:
         """Send an endpoint's answer."""
@@ -84,6 +85,8 @@ class Sender:
 
     async def _begin(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         self.status = status
+        if self._ignored:
+            headers = [*headers, (IGNORED, ", ".join(self._ignored))]
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         await self._send_bounded({"type": "http.response.start", "status": status, "headers": raw})
 

@@ -123,3 +123,22 @@ def test_a_model_without_such_tokens(shared):
 def test_too_much_text(coder):
     refused = infill(coder, input_extra=[{"text": "word " * 10_000}] * 20)
     assert refused.status == 400 and refused.error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_forms_of_openai_and_ollama(coder, stream):
+    """`suffix` is what comes behind the gap."""
+    want, texts = infill(coder).json["content"], {"prompt": "def f(", "suffix": "): pass", "stream": stream}
+    asked = coder.body(max_tokens=8, temperature=0, **texts)
+    answer = coder.ask("POST", "/v1/completions", asked)
+    lines = [line.removeprefix(b"data: ") for line in answer.body.split(b"\n\n") if b"{" in line]
+    choices = [json.loads(line) for line in lines]
+    assert "".join(found["choices"][0]["text"] for found in choices) == want
+    options = {"temperature": 0, "num_predict": 8}
+    answer = coder.ask("POST", "/api/generate", {"model": coder.model, "options": options, **texts})
+    assert "".join(json.loads(line)["response"] for line in answer.body.splitlines()) == want
+
+
+def test_a_suffix_needs_a_model_with_gaps(shared):
+    refused = shared.ask("POST", "/v1/completions", shared.body(prompt="a", suffix="b"))
+    assert refused.status == 400 and refused.error["code"] == "no_fim_tokens"

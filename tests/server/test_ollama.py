@@ -45,6 +45,22 @@ def test_generate(client, roomy):
     assert client.generate(roomy.model, "").done_reason == "load"
 
 
+def test_raw_prompts(client, roomy):
+    """A format holds; what only a chat template could use is named."""
+    body = {"model": roomy.model, "prompt": "hello", "raw": True, "stream": False, "system": "Be kind."}
+    form = {"enum": ["river", "sea"]}
+    answer = roomy.ask("POST", "/api/generate", {**body, "think": False, "format": form})
+    assert json.loads(answer.json["response"]) in form["enum"]
+    assert answer.headers["x-ruvmlx-ignored"] == "system"
+
+
+def test_what_there_is_not(client, roomy):
+    """Clients show the line of an error, of unknown paths, too."""
+    with pytest.raises(ollama.ResponseError) as raised:
+        client.pull(roomy.model)
+    assert raised.value.error.startswith("there is no such path")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_formats(client, roomy, stream):
     """A schema, and any object."""
@@ -96,6 +112,7 @@ def test_embed(client, roomy):
     want = roomy.ask("POST", "/v1/embeddings", body).json
     np.testing.assert_array_equal(done.embeddings, [row["embedding"] for row in want["data"]])
     assert done.prompt_eval_count == want["usage"]["prompt_tokens"]
+    np.testing.assert_array_equal(client.embeddings(roomy.model, "a river").embedding, done.embeddings[1])
 
 
 def test_models(client, roomy):

@@ -1,15 +1,18 @@
 """Nothing is ignored in silence: what is not supported is a 400 that names the field."""
 
+import json
+
 import pytest
 from ruvmlx.apps.server import completions
 from ruvmlx.apps.server.errors import ApiError
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hello"}]
 
 NOT_SUPPORTED = {
-    "functions": [], "function_call": "auto", "modalities": ["audio"], "audio": {}, "reasoning_effort": "low",
-    "web_search_options": {}, "best_of": 2, "suffix": "x", "nonsense": None,
+    "functions": [], "function_call": "auto", "modalities": ["audio"], "audio": {}, "nonsense": None,
+    "web_search_options": {}, "best_of": 2, "suffix": "x",
 }  # fmt: skip
 
 
@@ -90,7 +93,7 @@ def test_null_is_not_given(shared, field):
     ("path", "body", "param"),
     [
         ("/v1/completions", {"prompt": "a", "echo": True}, "echo"),
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("/v1/completions", {"prompt": ["a", "c"], "suffix": "b"}, "suffix"),
         ("/v1/completions", {"prompt": "a", "best_of": 2}, "best_of"),
         ("/v1/completions", {"prompt": "a", "logprobs": True}, "logprobs"),
         ("/v1/completions", {"prompt": {"a": 1}}, "prompt"),
@@ -135,6 +138,14 @@ def test_media_types(shared):
     body = b'{"model": "x", "messages": []}'
     assert shared.ask("POST", CHAT, body, content_type="text/plain").status == 415
     assert shared.ask("POST", CHAT, body, content_type="application/json; charset=utf-8").status == 400
+
+
+def test_curl_without_a_media_type(shared):
+    """`curl -d` says that it sends a form. A web page's form is refused, also one of this machine."""
+    body, form = json.dumps(shared.body(messages=HI)).encode(), "application/x-www-form-urlencoded"
+    assert shared.ask("POST", CHAT, body, content_type=form).status == 200
+    for name, value in (("origin", "http://localhost:3000"), ("sec_fetch_site", "same-site")):
+        assert shared.ask("POST", CHAT, body, content_type=form, **{name: value}).status == 415
 
 
 def test_paths_and_methods(shared):

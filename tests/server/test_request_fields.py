@@ -8,7 +8,12 @@ import pytest
 from ruvmlx.apps.server.anthropic_bodies import CountBody, MessagesBody
 from ruvmlx.apps.server.bodies import ChatBody, CompletionBody, EmbeddingBody
 from ruvmlx.apps.server.llama_cpp_bodies import InfillBody
-from ruvmlx.apps.server.ollama_bodies import OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody
+from ruvmlx.apps.server.ollama_bodies import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+)
 from ruvmlx.apps.server.request_fields import UNUSED, WOULD_CHANGE, ignored_betas, steps_of, take_unused
 from ruvmlx.apps.server.responses_bodies import ResponsesBody
 
@@ -24,6 +29,7 @@ PATHS = {
     OllamaChatBody: "/api/chat",
     OllamaGenerateBody: "/api/generate",
     OllamaEmbedBody: "/api/embed",
+    OllamaEmbeddingsBody: "/api/embeddings",
     InfillBody: "/infill",
 }
 CALLED = [
@@ -55,6 +61,7 @@ BODIES = {
     OllamaChatBody: {"messages": HI, "options": OLLAMA},
     OllamaGenerateBody: {"prompt": "hello", "options": OLLAMA},
     OllamaEmbedBody: {"input": "hello"},
+    OllamaEmbeddingsBody: {"prompt": "hello"},
     InfillBody: {"input_prefix": "a", "input_suffix": "b"},
 }  # fmt: skip
 VALUES = {  # a value of each kind
@@ -226,3 +233,22 @@ def test_betas(roomy):
     body = {"model": roomy.model, "max_tokens": 1, "messages": HI}
     answer = roomy.ask("POST", "/v1/messages", body, anthropic_beta="effort-2025-11-24")
     assert answer.status == 200 and answer.headers["x-ruvmlx-ignored"] == "effort-2025-11-24"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "name"),
+    [
+        (ChatBody, {"reasoning_effort": "high"}, "reasoning_effort"),
+        (ResponsesBody, {"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        (MessagesBody, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        (CountBody, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_effort_of_a_model_that_does_not_think(roomy, kind, field, name, stream):
+    """It changes nothing, and the header says so: clients send it to every model."""
+    body = BODIES[kind] | field | ({} if kind is CountBody else {"stream": stream})
+    body |= {MessagesBody: {"max_tokens": 1025}, ChatBody: {"stream_options": None}}.get(kind, {})
+    answer = ask(roomy, kind, body)
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-ruvmlx-ignored"].split(", ") == [name]

@@ -153,7 +153,6 @@ def test_a_rating(serve):
             "text.format.schema",
         ),
         ("reasoning", {"summary": "secret"}, "reasoning.summary"),
-        ("reasoning", {"effort": "low"}, "reasoning.effort"),
         ("truncation", "auto", "truncation"),
         ("include", ["message.output_text.logprobs"], "include"),
         ("top_logprobs", 3, "top_logprobs"),
@@ -235,9 +234,12 @@ def test_a_thought_of_an_earlier_response():
 
 def test_what_a_request_says_of_thinking():
     def wants(effort, tag):
-        return wants_thought(ResponsesBody(model="m", input="x", reasoning=ReasoningOptions(effort)), tag)
+        asked = ResponsesBody(model="m", input="x", reasoning=ReasoningOptions(effort))
+        return wants_thought(asked, tag, ignored)
 
+    ignored = list[str]()
     assert wants("high", "<think>") is True and wants("none", None) is False and wants(None, None) is None
+    assert ignored == [] and wants("low", None) is None and ignored == ["reasoning.effort"]
 
 
 @pytest.mark.parametrize(

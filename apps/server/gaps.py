@@ -1,0 +1,51 @@
+"""Prompts for the text between two others (FIM, fill in the middle)."""
+
+from collections.abc import Sequence
+
+from ruvmlx.models.config.model import Model, Tokenizer
+
+from .endpoint import Call
+from .errors import ApiError
+
+# What stands before the text ahead of the gap, before the text behind it, and before what fills it.
+GAP_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+)
+FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # begins another file
+
+
+async def gap_prompt(call: Call, before: str, after: str) -> list[int]:
+    """As `gap_ids`, for the model of a request."""
+    letters = len(before) + len(after)
+    return await call.serving.host.encode(lambda runtime: gap_ids(runtime.model, before, after), letters)
+
+
+def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) -> list[int]:
+    """The ids that a model with gaps reads. Typed text makes no special token. ApiError, 400, if the model
+    has no tokens for a gap.
+
+    files: what it reads before
+    """
+    tokenizer, most = model.tokenizer, model.context
+    special = tokenizer.special_tokens
+    gap = next((names for names in GAP_TOKENS if all(name in special for name in names)), None)
+    if gap is None:
+        message = f"model: {model.name} has no tokens for a gap in a text (FIM); ask a code model."
+        raise ApiError(400, message, "model", "no_fim_tokens")
+    prefix, suffix, middle = (special[name] for name in gap)
+    first, last = (tokenizer.encode(text, add_bos=False, most=most) for text in (before, after))
+    return [*tokenizer.encode(""), *_file_ids(tokenizer, files, most), prefix, *first, suffix, *last, middle]
+
+
+def _file_ids(tokenizer: Tokenizer, files: Sequence[str], most: int) -> list[int]:
+    """Other files, each behind the model's own mark if it has one. most: tokens that there is room for."""
+    special, ids = tokenizer.special_tokens, list[int]()
+    mark = [special[name] for name in FILE_TOKENS if name in special][:1]
+    for text in files:
+        ids += [*mark, *tokenizer.encode(f"{text}\n", add_bos=False, most=most)]
+        if len(ids) > most:
+            break
+    return [*ids, *mark] if ids else []
