@@ -1,8 +1,9 @@
 """Chats on one model: answer a message, edit it, answer it again, continue a reply."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..engine import Chunk, GenerationRequest, Sampling
 from ..engine.context_window import Turn, alternating
@@ -13,10 +14,13 @@ from ..models.text.system_prompt import system_prompt, with_system
 from ..sampling import check_sampling
 from ..sona.state import PreferenceResult
 from ..store import Store
+from . import tool_turns
 from .choices import Choices, EditedReply
+from .implicit_feedback import ImplicitFeedback
 from .learning import Learning
 from .reply_writer import ReplyWriter
 from .summaries import Summaries
+from .tool_turns import NO_TOOLS, ToolOffer, ToolResult
 
 TAIL = 8  # tokens: more than any character consists of
 
@@ -38,7 +42,8 @@ class Conversations:
     ):
         """implicit: record implicit feedback on unrated replies."""
         self._store, self._writer, self._learning, self._choices = store, writer, learning, choices
-        self._model, self._implicit = writer.engine.model, implicit
+        self._model = writer.engine.model
+        self._implicit = ImplicitFeedback(learning, implicit)
         self.summaries = Summaries(store, writer.engine, writer.window, self.turns)
         self._room: tuple[object, ChatRoom] | None = None  # of the chat that was asked for last
 
@@ -79,9 +84,12 @@ class Conversations:
         system = self._store.chats.get(session_id).system
         head = [Turn("system", system)] if system else []
         return head + [
-            Turn(m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches)
+            Turn(
+                m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches,
+                tool_turns.calls_of_json(m.calls),
+            )
             for m in self._store.messages.branch(session_id)
-        ]
+        ]  # fmt: skip
 
     def prompt_text(self, session_id: str) -> str:
         """What the model read before the reply that is shown last, special tokens included.
@@ -92,8 +100,8 @@ class Conversations:
         shown = next((turn.reply_id for turn in reversed(turns) if turn.reply_id), None)
         ids = self._store.replies.get(shown).prompt_ids if shown else []
         if not ids:
-            messages = self._read(session_id, [*turns, Turn("user", "...")], 1)
-            sent = with_system(self._model, messages)
+            messages, _ = self._read(session_id, [*turns, Turn("user", "...")], 1)
+            sent = with_system(self._model, list(messages))
             ids = self._model.tokenizer.encode_chat(sent)
         return self._model.tokenizer.text_with_specials(ids)
 
@@ -123,10 +131,18 @@ class Conversations:
             self._room = known, ChatRoom(left_out, known[2].count)
         return self._room[1]
 
-    def _read(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> list[Message]:
-        """The messages that the model reads of these turns."""
+    def _read(
+        self, session_id: str, turns: list[Turn], max_new_tokens: int, offer: ToolOffer = NO_TOOLS
+    ) -> tuple[Sequence[Message], dict[str, Any]]:
+        """The messages that the model reads of these turns, and the other fields of a request: for tools."""
         summary, read = self.summaries.read_turns(session_id, turns)
-        return self._writer.window.fitting(alternating(read), max_new_tokens, summary)
+        reserved = self.count_tokens(tool_turns.offered_text(offer)) if offer.tools else 0
+        messages = self._writer.window.fitting(alternating(read), max_new_tokens, summary, reserved)
+        with_tools = tool_turns.prepared(self._model, messages, offer)
+        if with_tools is None:
+            return messages, {}
+        fields = with_tools.fields()
+        return fields.pop("messages"), fields
 
     def template_system(self) -> str:
         """The system prompt that is sent where the user has none: `system_prompt`; "" for none."""
@@ -134,9 +150,8 @@ class Conversations:
 
     def check_chat(self, session_id: str) -> None:
         """Raise UsageError or UnsupportedModel if the model's chat template does not accept the chat."""
-        self._model.tokenizer.encode_chat(
-            self._read(session_id, [*self.turns(session_id), Turn("user", "?")], 1)
-        )
+        messages, _ = self._read(session_id, [*self.turns(session_id), Turn("user", "?")], 1)
+        self._model.tokenizer.encode_chat(messages)
 
     # -- replies -------------------------------------------------------------------------------------
 
@@ -152,13 +167,15 @@ class Conversations:
         untouched: bool = False,
         best_of: int | str | None = None,
         adapter_id: str | None = None,
+        tools: ToolOffer = NO_TOOLS,
     ) -> Iterator[Chunk]:
         """Answer one message of a chat. The message is committed before the first token.
 
         sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this one
         replaces, on a new branch. untouched: use the untouched model. best_of: replies to write; the one that
         the user's taste picks is shown, and the others are branches beside it; None: as the settings say.
-        adapter_id: as in GenerationRequest.
+        adapter_id: as in GenerationRequest. tools: what the reply may call; after its calls
+        comes `answer_results`.
         """
         request = self.question(
             session_id,
@@ -170,8 +187,9 @@ class Conversations:
             untouched=untouched,
             best_of=best_of,
             adapter_id=adapter_id,
+            tools=tools,
         )
-        yield from self._writer.generate(request, session_id)
+        yield from self._write(request, session_id)
 
     def question(
         self,
@@ -185,6 +203,7 @@ class Conversations:
         untouched: bool = False,
         best_of: int | str | None = None,
         adapter_id: str | None = None,
+        tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
         """Commit one message of a chat; returns the request for its reply. The rest is as in `say`."""
         if not text.strip():
@@ -195,9 +214,9 @@ class Conversations:
         # An empty or too long message is refused here, before it is saved.
         request = self._request(
             session_id, asked, sampling, max_new_tokens, cancel or threading.Event(), untouched, best_of,
-            adapter_id,
+            adapter_id, tools,
         )  # fmt: skip
-        self._notice_next(turns, before)
+        self._implicit.notice_next(turns, before)
         if before and instead_of is None:  # who edits a question has gone on from that reply before
             self._choices.continued(session_id, before[-1])
         last = before[-1].id if before else None
@@ -215,10 +234,11 @@ class Conversations:
         untouched: bool = False,
         best_of: int | str | None = None,
         adapter_id: str | None = None,
+        tools: ToolOffer = NO_TOOLS,
     ) -> Iterator[Chunk]:
         """Another reply to the same question, beside the reply `message` (None: the last one).
 
-        untouched: use the untouched model. best_of: as in `say`.
+        untouched: use the untouched model. best_of, tools: as in `say`.
         """
         turns = self.turns(session_id)
         end = len(turns) if message is None else self._place(turns, message) + 1
@@ -227,12 +247,43 @@ class Conversations:
         if not end:
             raise NotFound("there is no question yet to answer again.")
         request = self._request(
-            session_id, turns[:end], sampling, max_new_tokens, cancel, untouched, best_of, adapter_id
+            session_id, turns[:end], sampling, max_new_tokens, cancel, untouched, best_of, adapter_id, tools
         )
         if end < len(turns):
-            self._notice_of(turns[end], "regenerated")
+            self._implicit.notice_of(turns[end], "regenerated")
         request.question_id = turns[end - 1].id
-        yield from self._writer.generate(request, session_id)
+        yield from self._write(request, session_id)
+
+    def add_results(self, session_id: str, results: Sequence[ToolResult]) -> list[Turn]:
+        """Save the results of the calls of the last reply; returns them as they are saved. One that would
+        take too much of the context is replaced by one line that says so."""
+        begun = len(self.turns(session_id))
+        for result in results:
+            text = tool_turns.readable_result(result.text, self._model.context, self.count_tokens)
+            self._store.messages.add_result(session_id, text, tool_turns.calls_to_json([result.call]))
+        return self.turns(session_id)[begun:]
+
+    def answer_results(
+        self,
+        session_id: str,
+        *,
+        sampling: Sampling | None = None,
+        max_new_tokens: int,
+        cancel: threading.Event,
+        tools: ToolOffer = NO_TOOLS,
+    ) -> Iterator[Chunk]:
+        """The next reply, after the results of tools. A rating of it teaches nothing: its words may be the
+        tool's."""
+        turns = self.turns(session_id)
+        if not turns or turns[-1].role != "tool":
+            raise NotFound("there is no result of a tool to go on from.")
+        request = self._request(session_id, turns, sampling, max_new_tokens, cancel, tools=tools)
+        request.question_id = turns[-1].id
+        yield from self._write(request, session_id)
+
+    def _write(self, request: GenerationRequest, session_id: str) -> Iterator[Chunk]:
+        chunks = self._writer.generate(request, session_id)
+        return tool_turns.without_calls(self._model.tokenizer, request, chunks)
 
     def continue_reply(
         self,
@@ -314,12 +365,19 @@ class Conversations:
         untouched: bool = False,
         best_of: int | str | None = None,
         adapter_id: str | None = None,
+        tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
         """The request for a reply to the last of these turns; UsageError if it cannot be answered."""
         sampling = sampling or self._writer.sampling()
         check_sampling(sampling)
+        messages, fields = self._read(session_id, turns, max_new_tokens, tools)
+        if turns[-1].role == "tool":
+            fields["asked"] = next(turn.content for turn in reversed(turns) if turn.role == "user")
+        if tools.tools or turns[-1].role == "tool":
+            best_of = 1
         request = GenerationRequest(
-            messages=self._read(session_id, turns, max_new_tokens),
+            messages=messages,
+            **fields,
             session_id=session_id,
             sampling=sampling,
             max_new_tokens=max_new_tokens,
@@ -337,19 +395,3 @@ class Conversations:
             if turn.id == message and role in (None, turn.role):
                 return place
         raise NotFound(f"message {message} is not in the conversation shown.")
-
-    # -- implicit feedback ---------------------------------------------------------------------------
-
-    def _notice_next(self, turns: list[Turn], before: list[Turn]) -> None:
-        """Record feedback on the last reply: "edited" if its question is replaced, else "continued"."""
-        if len(before) < len(turns):
-            self._notice_of(next((t for t in turns[len(before) :] if t.reply_id), None), "edited")
-        elif turns:
-            self._notice_of(turns[-1], "continued")
-
-    def _notice_of(self, turn: Turn | None, what: str) -> None:
-        """Record feedback on a reply, unless it is rated or was stopped."""
-        if not self._implicit or turn is None or turn.reply_id is None:
-            return
-        if turn.rating is None and turn.finish_reason != "cancelled":
-            self._learning.notice(turn.reply_id, what)

@@ -167,7 +167,11 @@ class ReplyWriter:
             return request
         if routed and request.adapter_id is None:
             request.route = self._learning.route(request)
-        wanted = self._settings.examples and (request.route is None or request.route.examples)
+        wanted = (
+            self._settings.examples
+            and not request.asked
+            and (request.route is None or request.route.examples)
+        )
         learner = self._learning.of(request.adapter_id) if wanted and request.adapter_id else None
         if request.adapter_id is None:
             learner = self._learning.learner

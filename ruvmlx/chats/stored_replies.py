@@ -23,6 +23,7 @@ from ..sona.signal import Pace
 from ..sona.trace import Trace
 from ..sona.user_taste import reply_features
 from ..store import ReplyRow, Store
+from .tool_turns import calls_to_json, split_calls
 
 SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
 
@@ -78,11 +79,19 @@ class ReplyArchive:
         route = run.request.route
         reply = self.row(run, learner, trace, response, **values)
         teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
-        features = b"" if response.repeats else teaching
+        text, calls = split_calls(self._model.tokenizer, run.request, reply.text) if session_id else ("", [])
+        # What a tool said must not reach the weights.
+        features = b"" if response.repeats or run.request.asked or calls else teaching
         kv = self._tiers.observation(response.session_id, response)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
         self.store.replies.add(
-            replace(reply, features=features), session_id, kv, routed, question=run.request.question_id
+            replace(reply, features=features),
+            session_id,
+            kv,
+            routed,
+            question=run.request.question_id,
+            shown=text if calls else None,
+            calls=calls_to_json(calls),
         )
         self.last_reply_id = reply.id
         if learner is not None and trace is not None:

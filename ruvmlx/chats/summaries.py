@@ -29,7 +29,7 @@ TASK = (
     "Below is the beginning of a conversation. Write down in at most 150 words what one must know to "
     "continue it: facts, names, wishes, decisions, open questions. Write only that."
 )
-NAMES = {"user": "User", "assistant": "Assistant"}
+NAMES = {"user": "User", "assistant": "Assistant", "tool": "Result of a tool"}
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,14 @@
 """Builds a prompt's messages from a conversation, and drops the oldest if the context would overflow."""
 
 import functools
-from dataclasses import dataclass
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..models.config.model import Message, Model
+from ..models.text.tool_calls import ParsedCall
 from .types import GenerationRequest
 
 
@@ -11,7 +16,7 @@ from .types import GenerationRequest
 class Turn:
     """One message of a saved chat, as the apps show it."""
 
-    role: str  # "user" | "assistant" | "system"
+    role: str  # "user" | "assistant" | "system" | "tool"
     content: str
     reply_id: str | None = None  # assistant turns can be rated
     rating: str | None = None  # "up" | "down" | "1".."5"
@@ -19,6 +24,8 @@ class Turn:
     id: int | None = None  # the message's id; None for a system prompt
     branch: int = 1  # position among the `branches` alternatives in this place, from 1
     branches: int = 1
+    # the calls of tools that a reply makes; of a tool's result, its one call
+    calls: tuple[ParsedCall, ...] = ()
 
 
 def cut(sizes: list[int], limit: int, half: int) -> int:
@@ -46,17 +53,21 @@ class ContextWindow:
 
     def message_size(self, message: Message) -> int:
         """Tokens of one message, with 16 added for the chat template."""
-        return self._tokens(message.content) + 16
+        calls = json.dumps(message.tool_calls, ensure_ascii=False) if message.tool_calls else ""
+        return self._tokens(message.content) + self._tokens(calls) + 16
 
-    def fitting(self, messages: list[Message], max_new_tokens: int, summary: str = "") -> list[Message]:
+    def fitting(
+        self, messages: list[Message], max_new_tokens: int, summary: str = "", reserved: int = 0
+    ) -> list[Message]:
         """The conversation without its oldest exchanges, if the context would overflow.
 
         A quarter of the context, or the reply's limit if that is less, is kept free for the reply. When the
         context is full, it is cut to half, so that the KV cache serves all turns until the next cut.
 
         summary: of what was said before; the first message begins with it.
+        reserved: tokens that the prompt has besides the messages.
         """
-        limit = self.size - min(max_new_tokens, self.size // 4)
+        limit = self.size - min(max_new_tokens, self.size // 4) - reserved
         if summary:
             limit -= self.message_size(Message("user", summary))
         head = messages[:1] if messages[0].role == "system" else []
@@ -77,30 +88,58 @@ class ContextWindow:
         read = turns[:asked]
         if sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
             return []  # a token has at least one byte
-        messages, spoken = alternating(read), [t for t in read if t.role != "system" and t.content]
+        messages, spoken = alternating(read), [t for t in _kept_turns(read) if t.role != "system"]
         gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary))
         found, number = list[Turn](), 0
         for turn, after in zip(spoken, [*spoken[1:], None], strict=True):
             if number >= gone:
                 break
             found.append(turn)
-            number += after is None or after.role != turn.role  # neighbours of one role are one message
+            number += after is None or not _joins(turn, after)
         return found
 
 
 def alternating(turns: list[Turn]) -> list[Message]:
-    """Turns as messages with alternating roles. Empty replies are dropped, and their neighbours joined."""
+    """Turns as messages with alternating roles. Empty replies are dropped, and their neighbours joined. Calls
+    of tools without a result are left out."""
     messages: list[Message] = []
-    for turn in turns:
-        if messages and messages[-1].role == turn.role and turn.content:
+    last: Turn | None = None
+    for turn in _kept_turns(turns):
+        if last is not None and _joins(last, turn):
             messages[-1] = Message(turn.role, f"{messages[-1].content}\n\n{turn.content}")
-        elif turn.content:
-            messages.append(Message(turn.role, turn.content))
+        elif turn.role == "tool":
+            messages.append(Message("tool", turn.content, (), turn.calls[0].id, turn.calls[0].name))
+        else:
+            messages.append(Message(turn.role, turn.content, tuple(map(_as_tool_call, turn.calls))))
+        last = turn
     return messages
+
+
+def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
+    """The turns that a prompt has: those with text or with answered calls."""
+    for place, turn in enumerate(turns):
+        if turn.role == "assistant" and turn.calls:
+            results = itertools.takewhile(lambda later: later.role == "tool", turns[place + 1 :])
+            answered = {later.calls[0].id for later in results if later.calls}
+            turn = replace(turn, calls=tuple(call for call in turn.calls if call.id in answered))
+        if turn.calls or (turn.content and turn.role != "tool"):
+            yield turn
+
+
+def _joins(turn: Turn, after: Turn) -> bool:
+    """Are the two one message? Neighbours of one role are, unless a tool is called."""
+    return turn.role == after.role and not turn.calls and not after.calls
+
+
+def _as_tool_call(call: ParsedCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.loads(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def question_of(request: GenerationRequest) -> str:
     """The user's message that the reply to this request answers."""
+    if request.asked:
+        return request.asked
     if request.messages is None:
         return request.prompt or ""
     return next((m.content for m in reversed(request.messages) if m.role == "user"), "")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..kv.cache import KVStats
 from ..models.config.model import Message, Tools
+from ..models.text.tool_calls import ParsedCall
 from ..sampling import Sampling
 from .grammar import Constraint
 
@@ -59,6 +60,7 @@ class GenerationRequest:
     constraint: Constraint | None = None  # which replies are allowed
     tools: Tools = ()  # the functions that the model may call, for the chat template (tools.py)
     shows_calls: bool = False  # the text contains the marks of tool calls even if they are special tokens
+    asked: str = ""  # the user's message that it answers, if the results of tools follow that message
     thinking: bool | None = None  # whether the model must think first; None: the template decides
     logprobs: int = 0  # the number of most likely tokens to report with every token
     template_values: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
@@ -116,6 +118,7 @@ class GenerationResponse:
     repeats: bool = False
     adapter: str | None = None  # name of the adapter that wrote it and learns from it; None: no adapter
     adapter_version: int = 0
+    calls: tuple[ParsedCall, ...] = ()  # of tools; in a chat alone, where `text` is without them
 
     @property
     def ending(self) -> str:

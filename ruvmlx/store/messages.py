@@ -26,6 +26,7 @@ class MessageRow:
     created: seconds since 1970
     branch: the position among its siblings, from 1
     branches: the number of siblings, with itself
+    calls: JSON, the calls of tools that a reply makes, or the call whose result this is; "" for none
     """
 
     role: str
@@ -38,6 +39,7 @@ class MessageRow:
     created: float = 0.0
     branch: int = 1
     branches: int = 1
+    calls: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Messages:
     def all(self, session_id: str) -> list[MessageRow]:
         """Return the messages of every branch, oldest first. Their branch numbers are not set."""
         rows = self._db.rows(
-            "SELECT m.role, m.content, m.reply_id, m.id, m.parent, m.created, r.finish_reason,"
+            "SELECT m.role, m.content, m.reply_id, m.id, m.parent, m.created, m.calls,"
+            " r.finish_reason,"
             " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force"
             "  ORDER BY id DESC LIMIT 1) AS rating"
             " FROM messages m LEFT JOIN replies r ON r.id = m.reply_id"
@@ -133,6 +136,11 @@ class Messages:
             self._db.execute("UPDATE sessions SET title = ? WHERE id = ? AND title = ''", title, session_id)
         return message
 
+    def add_result(self, session_id: str, content: str, calls: str) -> int:
+        """Add the result of a tool's call, after the last message. Returns its id."""
+        with self._db.transaction():
+            return self.append(session_id, "tool", content, None, time.time(), calls=calls)
+
     def append(
         self,
         session_id: str,
@@ -141,6 +149,7 @@ class Messages:
         reply_id: str | None,
         now: float,
         after: int | None = HEAD,
+        calls: str = "",
     ) -> int:
         """Add a message after another one, as in `add_user`, and make it the head. Returns its id. Call
         inside a transaction. Another process may have moved the head since the question was read."""
@@ -156,6 +165,7 @@ class Messages:
             content=content,
             reply_id=reply_id,
             created=now,
+            calls=calls,
             parent=chat["head"] if after == HEAD else after,
         )
         # Writing in a chat that another process has soft-deleted restores the chat.
@@ -205,6 +215,7 @@ class Messages:
                 reply_id=message.reply_id,
                 created=message.created or time.time(),
                 parent=new[message.parent],
+                calls=message.calls,
             )
             if time.monotonic() - began > seconds:
                 return False

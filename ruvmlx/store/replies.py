@@ -58,7 +58,7 @@ class ReplyRow:
     @property
     def teaches(self) -> bool:
         """Do ratings of this reply teach anything? They do not if the reply only repeated itself and was
-        ended."""
+        ended, and if it calls a tool or reads a tool's result."""
         return self.features is None or len(self.features) > 0
 
     @classmethod
@@ -116,12 +116,15 @@ class Replies:
         route: RouteRow | None = None,
         beside: int | None = None,
         question: int | None = None,
+        shown: str | None = None,
+        calls: str = "",
     ) -> None:
         """Commit a reply with the state of its KV cache, its route and, in a chat, its message. The reply
         replaces the chat's draft. Raises NotFound if the chat has no such message.
 
         beside: the id of a message of the chat; the reply becomes its sibling
         question: the id of the message that the reply follows
+        shown, calls: the message's text without calls of tools, and those as JSON; None: all is text
         Without `beside` and `question`, the reply follows the current branch.
         """
         now = time.time()
@@ -132,7 +135,8 @@ class Replies:
                 if beside is not None:
                     self._messages.go_before(session_id, beside)
                 after = HEAD if question is None else question
-                self._messages.append(session_id, "assistant", reply.text, reply.id, now, after)
+                text = reply.text if shown is None else shown
+                self._messages.append(session_id, "assistant", text, reply.id, now, after, calls)
                 self._db.execute("DELETE FROM drafts WHERE session_id = ?", session_id)
             self._witness.record("reply", _facts(reply))
             if kv is not None:

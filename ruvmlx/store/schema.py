@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 13
+VERSION = 14
 
 # Token ids are little-endian int32. Vectors and matrices are little-endian float32.
 _V1 = """
@@ -209,6 +209,10 @@ ALTER TABLE sessions
 ALTER TABLE sessions  -- under which lists show it
   ADD COLUMN folder TEXT NOT NULL DEFAULT '';
 """
+_V14 = """
+ALTER TABLE messages  -- calls of tools as JSON, see chats/tool_turns.py; '' for none
+  ADD COLUMN calls TEXT NOT NULL DEFAULT '';
+"""
 _STEPS = (
     _V1,
     _V2,
@@ -223,6 +227,7 @@ _STEPS = (
     _V11,
     _V12,
     _V13,
+    _V14,
 )  # from each version to the next
 
 
