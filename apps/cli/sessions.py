@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,18 @@ def show_session(session_id: str, as_json: bool) -> None:
     session_id = store.chats.find(session_id)
     session, messages = store.chats.get(session_id), store.messages.branch(session_id)
     if as_json:
-        print_json(_facts(session) | {"system": session.system, "messages": messages})
+        rows = [asdict(message) | {"calls": json.loads(message.calls or "[]")} for message in messages]
+        print_json(_facts(session) | {"system": session.system, "messages": rows})
         return
+    from ruvmlx.chats.tool_turns import calls_of_json
+
     for message in messages:
         mark = f" [{message.rating}]" if message.rating else ""
         branch = f" ({message.branch} of {message.branches})" if message.branches > 1 else ""
-        show(f"{message.role.capitalize()}{mark}{branch}: {message.content}\n")
+        calls = calls_of_json(message.calls) if message.role == "tool" else ()
+        called = "".join(f" {call.name} {call.arguments}" for call in calls)
+        if message.content or calls:
+            show(f"{message.role.capitalize()}{called}{mark}{branch}: {message.content}\n")
 
 
 @sessions.command("search")

@@ -199,7 +199,7 @@ function follow(change) {
 function addTurn(role, isNew) {
   const turn = make("div", "turn " + role);
   const thought = make("div", "thought"), text = make("div", "text"), done = make("div", "done row");
-  turn.append(make("div", "who", role === "user" ? "you" : "model"), thought, text, done);
+  turn.append(make("div", "who", { user: "you", tool: "tool" }[role] || "model"), thought, text, done);
   at("turns").append(turn);
   if (isNew) scrollTo(0, document.body.scrollHeight);
   return { turn, thought, text, done };

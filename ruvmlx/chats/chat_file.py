@@ -1,28 +1,31 @@
 """Chats as files: JSON with every branch, for import; Markdown of the current branch, for people.
 
 JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
-"parent", "role", "content", "rating", "finish_reason", "created"}], "preferences": [{"better", "worse",
-"kind"}]}; better and worse are ids of messages. `parse` reads such files, and any object or list of {"role",
-"content"} messages, as other programs write them. Only words are imported: imported replies cannot be rated
-or continued.
+"parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences": [{"better",
+"worse", "kind"}]}; better and worse are ids of messages, calls is as in tool_turns.py. `parse` reads such
+files, and any object or list of {"role", "content"} messages, as other programs write them. Only words are
+imported: imported replies cannot be rated or continued.
 """
 
 import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import CorruptFile, UsageError
+from ..models.text.tool_calls import ParsedCall
 from ..platform.files import file_beside, open_ordinary, publish
 from ..store import MessageRow, Store
 from ..text import one_line, sanitize, size
+from .tool_turns import calls_of_json, calls_to_json
 
 FORMAT = "ruvmlx-chat"
-ROLES = ("user", "assistant")
+ROLES = ("user", "assistant", "tool")
+NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # of files that chats are written to
 MAX_FILE_BYTES = 64 << 20  # bytes: larger files are not imported
 MAX_TIMESTAMP = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
@@ -50,6 +53,7 @@ def as_json(store: Store, session_id: str) -> dict[str, Any]:
                 "rating": m.rating,
                 "finish_reason": m.finish_reason,
                 "created": m.created,
+                "calls": json.loads(m.calls or "[]"),
             }
             for m in messages
         ],
@@ -83,8 +87,14 @@ def as_markdown(store: Store, session_id: str) -> str:
         parts.append(f"> {sanitize(session.system)}".replace("\n", "\n> "))
     for message in store.messages.branch(session_id):
         rating = f" ({message.rating})" if message.rating else ""
-        parts += [f"## {'You' if message.role == 'user' else 'Assistant'}{rating}", sanitize(message.content)]
+        parts += [f"## {NAMES[message.role]}{rating}", *_body(message)]
     return "\n\n".join(parts) + "\n"
+
+
+def _body(message: MessageRow) -> list[str]:
+    """The text of a message; of a tool's result, the call before it."""
+    calls = calls_of_json(message.calls) if message.role == "tool" else ()
+    return [*(sanitize(f"{call.name} {call.arguments}") for call in calls), sanitize(message.content)]
 
 
 @dataclass
@@ -160,8 +170,11 @@ def _messages(raw: list[Any], name: str) -> list[MessageRow]:
     rows: list[MessageRow] = []
     known: set[int] = set()
     for n, item in enumerate(raw, 1):
-        if _role(item) not in ROLES or _content(item) is None:
-            raise CorruptFile(f"{name}: message {n} needs a role (user, assistant, system) and text content.")
+        calls = _calls(item)
+        if _role(item) not in ROLES or _content(item) is None or (_role(item) == "tool" and not calls):
+            raise CorruptFile(
+                f"{name}: message {n} needs a role (user, assistant, tool, system) and text content."
+            )
         own = _number(item.get("id"))
         parent = item.get("parent") if own is not None else (rows[-1].id if rows else None)
         id_ = own if own is not None else n
@@ -169,7 +182,9 @@ def _messages(raw: list[Any], name: str) -> list[MessageRow]:
             raise CorruptFile(f"{name}: message {n} does not follow an earlier one. Nothing was imported.")
         known.add(id_)
         at = _moment(item.get("created"))
-        rows.append(MessageRow(_role(item), _content(item) or "", None, None, None, id_, parent, at))
+        rows.append(
+            MessageRow(_role(item), _content(item) or "", None, None, None, id_, parent, at, calls=calls)
+        )
     if not rows:
         raise CorruptFile(f"{name} holds no message of a user or a model. Nothing was imported.")
     return rows
@@ -181,6 +196,17 @@ def _role(item: Any) -> str:
 
 def _content(item: Any) -> str | None:
     return _text(item.get("content")) if isinstance(item, dict) else None
+
+
+def _calls(item: Any) -> str:
+    """The calls of a message as the store has them; "" for none, or in another form."""
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        calls = calls_of_json(json.dumps(item["calls"]))
+        if all(isinstance(json.loads(call.arguments), dict) for call in calls):
+            return calls_to_json(
+                [ParsedCall(_text(c.id) or "", _text(c.name) or "", c.arguments) for c in calls]
+            )
+    return ""
 
 
 def _no_number(name: str) -> None:

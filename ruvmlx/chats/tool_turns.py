@@ -103,15 +103,18 @@ def without_calls(
 
 def calls_to_json(calls: Sequence[ParsedCall]) -> str:
     rows = [{"id": c.id, "name": c.name, "arguments": json.loads(c.arguments)} for c in calls]
-    return json.dumps(rows, ensure_ascii=False) if rows else ""
+    return json.dumps(rows) if rows else ""
 
 
 def calls_of_json(text: str) -> tuple[ParsedCall, ...]:
     """The calls of a stored message."""
     rows = json.loads(text) if text else []
-    return tuple(
-        ParsedCall(row["id"], row["name"], json.dumps(row["arguments"], ensure_ascii=False)) for row in rows
-    )
+    return tuple(ParsedCall(row["id"], row["name"], _as_json(row["arguments"])) for row in rows)
+
+
+def _as_json(arguments: object) -> str:
+    """JSON without lone surrogates, which no tokenizer takes."""
+    return json.dumps(arguments, ensure_ascii=False).encode("utf-8", "ignore").decode()
 
 
 def readable_result(text: str, context: int, count_tokens: Callable[[str], int]) -> str:

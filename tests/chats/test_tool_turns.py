@@ -1,0 +1,164 @@
+"""Tools in a chat: a reply calls one, its result goes back, and the store has both."""
+
+import json
+import threading
+
+import pytest
+
+from ruvmlx.chats.chat_file import as_json, as_markdown, import_once
+from ruvmlx.chats.tool_turns import ToolOffer, ToolResult, calls_of_json, readable_result
+from ruvmlx.engine import Sampling
+from ruvmlx.engine.context_window import Turn, alternating
+from ruvmlx.errors import NotFound
+from ruvmlx.models.text.tool_calls import ParsedCall
+from ruvmlx.store import Store
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+FORECAST = {
+    "type": "function",
+    "function": {"name": "forecast", "description": "Weather", "parameters": CITY},
+}
+OFFER = ToolOffer((FORECAST,))
+REQUIRED = ToolOffer((FORECAST,), "forecast")
+
+
+def options(most=8):
+    return {"sampling": Sampling(0.0), "max_new_tokens": most, "cancel": threading.Event()}
+
+
+def written(chunks):
+    """The whole reply, and the text as it streamed."""
+    chunks = list(chunks)
+    return chunks[-1].response, "".join(chunk.text for chunk in chunks)
+
+
+@pytest.fixture
+def called(open_tiny):
+    """A runtime, and a chat whose last reply calls the tool."""
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        response, shown = written(runtime.chats.say(chat, "The weather?", tools=REQUIRED, **options(200)))
+        yield runtime, chat, response, shown
+
+
+def test_a_required_call_is_no_text(called):
+    """It is neither streamed nor shown; the store has it, with the same id."""
+    runtime, chat, response, shown = called
+    [call] = response.calls
+    assert call.name == "forecast" and json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+    assert response.text == shown == ""
+    question, reply = runtime.chats.turns(chat)
+    assert (question.calls, reply.calls, reply.content) == ((), (call,), "")
+    assert "<tool_call>" in runtime.store.replies.get(reply.reply_id).text
+
+
+def test_the_result_goes_back_and_the_answer_continues(called):
+    runtime, chat, response, _ = called
+    [turn] = runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
+    assert (turn.role, turn.content, turn.calls) == ("tool", "24 degrees", response.calls)
+    answer, _ = written(runtime.chats.answer_results(chat, tools=OFFER, **options()))
+    prompt = runtime.chats.prompt_text(chat)
+    places = [prompt.index(words) for words in ("Weather", "The weather?", "<tool_call>", "24 degrees")]
+    asked = prompt.rindex('{"name": "forecast", "arguments": {"city"')
+    assert places[0] < places[1] < asked < places[3]
+    turns = runtime.chats.turns(chat)
+    assert [t.role for t in turns] == ["user", "assistant", "tool", "assistant"]
+    assert turns[-1].reply_id == answer.request_id
+    assert runtime.store.replies.get(answer.request_id).prompt == "The weather?"
+
+
+@pytest.mark.parametrize("of", ["call", "answer"])
+def test_a_rating_after_a_tool_teaches_nothing(called, of):
+    """It is kept. The next question of the same chat teaches again."""
+    runtime, chat, response, _ = called
+    if of == "answer":
+        runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
+        written(runtime.chats.answer_results(chat, tools=OFFER, **options()))
+    result = runtime.rate("last", "up")
+    assert not result.applied and runtime.chats.turns(chat)[-1].rating == "up"
+    written(runtime.chats.say(chat, "And now?", **options()))
+    assert runtime.rate("last", "up").applied
+
+
+def test_calls_without_a_result_are_left_out(called):
+    """A chat that was left at the question whether the call may run."""
+    runtime, chat, _, _ = called
+    written(runtime.chats.say(chat, "Never mind.", tools=OFFER, **options()))
+    assert '"arguments": {"city"' not in runtime.chats.prompt_text(chat)
+
+
+def test_a_chat_with_calls_goes_on_without_tools(called):
+    runtime, chat, response, _ = called
+    runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
+    written(runtime.chats.answer_results(chat, tools=ToolOffer((FORECAST,), is_over=True), **options()))
+    written(runtime.chats.say(chat, "Thanks.", **options()))
+    prompt = runtime.chats.prompt_text(chat)
+    assert "24 degrees" in prompt and "You can call these functions" not in prompt
+    runtime.chats.check_chat(chat)
+
+
+def test_again_begins_at_the_question(called):
+    runtime, chat, response, _ = called
+    runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
+    written(runtime.chats.answer_results(chat, **options()))
+    written(runtime.chats.again(chat, **options()))
+    turns = runtime.chats.turns(chat)
+    assert [turn.role for turn in turns] == ["user", "assistant"] and turns[-1].branches == 2
+    runtime.chats.next_sibling(chat, -1)
+    assert [turn.role for turn in runtime.chats.turns(chat)] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_only_a_result_can_be_answered(called):
+    runtime, chat, _, _ = called
+    with pytest.raises(NotFound, match="no result of a tool"):
+        written(runtime.chats.answer_results(chat, **options()))
+
+
+def test_a_long_result_is_one_line(called):
+    runtime, chat, response, _ = called
+    [turn] = runtime.chats.add_results(chat, [ToolResult(response.calls[0], "word " * 200_000)])
+    assert turn.content.startswith("(The result is too long: 1,000,000 characters.")
+    counted = []
+    readable_result("a" * 10_000_000, 1024, lambda text: counted.append(text) or 1)
+    assert counted == []  # that would take seconds
+
+
+def test_calls_come_back_from_files_and_forks(called, tmp_path):
+    runtime, chat, response, _ = called
+    runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
+    fork = runtime.store.chats.fork(chat)
+    other = Store(tmp_path / "other.db")
+    data = json.dumps(as_json(runtime.store, chat)).encode()
+    imported = import_once(other, data, "f.json").session_id
+    for store, copy in ((runtime.store, fork), (other, imported)):
+        _, reply, result = store.messages.branch(copy)
+        assert calls_of_json(reply.calls) == calls_of_json(result.calls) == response.calls
+        assert (result.role, result.content) == ("tool", "24 degrees")
+    assert f"## Tool\n\nforecast {response.calls[0].arguments}\n\n24 degrees" in as_markdown(other, imported)
+
+
+@pytest.mark.parametrize("calls", ['[{"id": "a", "name": "b", "arguments": "no object"}]', "[3]", "7", "{}"])
+def test_odd_calls_of_a_file_are_left_out(tmp_path, calls):
+    store = Store(tmp_path / "s.db")
+    data = '[{"role": "assistant", "content": "x", "calls": ' + calls + "}]"
+    chat = import_once(store, data.encode(), "f").session_id
+    assert [row.calls for row in store.messages.branch(chat)] == [""]
+
+
+def test_neighbours_with_calls_stay_apart():
+    """Two results in a row are two messages; replies with calls are not joined to others."""
+    one, two = ParsedCall("1", "f", "{}"), ParsedCall("2", "g", '{"a": 1}')
+    turns = [
+        Turn("user", "q"),
+        Turn("assistant", "Let me see.", calls=(one, two)),
+        Turn("tool", "first", calls=(one,)),
+        Turn("tool", "", calls=(two,)),
+        Turn("assistant", "", calls=(one,)),
+        Turn("assistant", "Done."),
+        Turn("assistant", "Really."),
+    ]
+    messages = alternating(turns)
+    assert [m.role for m in messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert [call["id"] for call in messages[1].tool_calls] == ["1", "2"]
+    assert (messages[2].tool_call_id, messages[3].name) == ("1", "g")
+    assert messages[-1].content == "Done.\n\nReally."
