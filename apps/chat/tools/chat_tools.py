@@ -1,0 +1,157 @@
+"""The tools of one chat: which servers are on, what the model may call, which calls the user has to allow."""
+
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruvmlx.chats.tool_turns import ToolOffer
+from ruvmlx.errors import Interrupted, NotFound, RuvmlxError, UsageError
+from ruvmlx.models.text.tool_calls import ParsedCall
+from ruvmlx.text import did_you_mean, one_line, sanitize
+
+from . import server_file
+from .connections import Connections, ServerTool
+
+MOST_CALLS = 10  # that one answer may make
+NOT_ALLOWED = "(The user did not allow this call.)"
+STOPPED = "(The user stopped this call.)"
+TOO_MANY = f"(Not run: an answer may make at most {MOST_CALLS} calls.)"
+_SHOWN = 60  # characters of a description in a list
+_OTHER = re.compile(r"[^\w.-]", re.ASCII)
+
+
+@dataclass
+class ChatTools:
+    """Nothing is on at first. `open_chat` of the state turns all off again."""
+
+    may_run: bool = True  # False: the chat is shown on another machine than it runs on
+    _connections: Connections = field(default_factory=Connections)
+    _on: dict[str, list[ServerTool]] = field(default_factory=dict)
+    _always: set[str] = field(default_factory=set)  # tools that run without a question
+    _made: int = 0  # calls of the answer that is being written
+
+    # Servers
+
+    def turn_on(self, name: str, cancel: threading.Event) -> list[str]:
+        """Start a server for this chat; returns the names of its tools."""
+        if not self.may_run:
+            raise UsageError(
+                "tools do not run in a chat on a server; use `ruvmlx chat` without --server for them."
+            )
+        server = server_file.find(name)
+        self.turn_off(name)
+        found = self._connections.start(server, cancel)
+        self._on[name] = found
+        return [shown for shown, tool in self.by_name().items() if tool.server == name]
+
+    def turn_off(self, name: str) -> bool:
+        """Stop a server; False if it was not on."""
+        self._connections.stop(name)
+        return self._on.pop(name, None) is not None
+
+    def turn_all_off(self) -> None:
+        for name in list(self._on):
+            self.turn_off(name)
+        self._always.clear()
+
+    def close(self) -> None:
+        """Stop all servers, and wait for their ends."""
+        self._connections.close()
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._on)
+
+    def by_name(self) -> dict[str, ServerTool]:
+        """The tools by the names that the model uses: of two with one name, the second has its server's name
+        before it."""
+        found: dict[str, ServerTool] = {}
+        for tools in self._on.values():
+            for tool in tools:
+                name = _OTHER.sub("_", tool.name)[:100]
+                found[name if name not in found else f"{_OTHER.sub('_', tool.server)}.{name}"] = tool
+        return found
+
+    def lines(self) -> list[str]:
+        """What /tools shows: each server, and the tools of those that are on."""
+        known = server_file.servers()
+        if not known:
+            return [
+                f"No tool servers. Write them into {server_file.path()}, as in",
+                '{"mcpServers": {"files": {"command": "npx", "args": ["-y", "SERVER", "FOLDER"]}}}',
+            ]
+        names, width = self.by_name(), max(map(len, known))
+        rows = list[str]()
+        for name, server in known.items():
+            rows.append(f"{name:<{width}}  {'on ' if name in self._on else 'off'}  {server.line}")
+            rows += [
+                f"    {shown}  {_short(tool.description)}".rstrip()
+                for shown, tool in names.items()
+                if tool.server == name
+            ]
+        return [*rows, "/tools on NAME starts a server for this chat, /tools off NAME stops it."]
+
+    # What the model may call
+
+    def offer(self, function: str = "") -> ToolOffer:
+        """For the next reply. function: what it must call; UsageError if that is not on."""
+        tools = self.by_name()
+        if function and function not in tools:
+            there = f"these are on: {', '.join(tools)}" if tools else "no tool is on; /tools on NAME"
+            raise UsageError(f"no tool {function[:40]!r}.{did_you_mean(function, tools)} {there}")
+        rows = [
+            {
+                "type": "function",
+                "function": {"name": name, "description": tool.description, "parameters": tool.schema},
+            }
+            for name, tool in tools.items()
+        ]
+        return ToolOffer(tuple(rows), function, is_over=self._made >= MOST_CALLS)
+
+    # Calls
+
+    def begin_answer(self) -> None:
+        """A new answer begins: it may make MOST_CALLS calls."""
+        self._made = 0
+
+    def refusal(self, call: ParsedCall) -> str:
+        """Why the call is not even asked about; "" if it may be."""
+        if self._made >= MOST_CALLS:
+            return TOO_MANY
+        return "" if call.name in self.by_name() else f"(There is no tool {call.name}.)"
+
+    def needs_question(self, call: ParsedCall) -> bool:
+        return call.name not in self._always
+
+    def always_allow(self, call: ParsedCall) -> None:
+        self._always.add(call.name)
+
+    def run(self, call: ParsedCall, cancel: threading.Event) -> str:
+        """The result, or one line in brackets that says what went wrong. Interrupted: `cancel` was set."""
+        self._made += 1
+        tool = self.by_name().get(call.name)
+        try:
+            if tool is None:
+                raise NotFound(f"there is no tool {call.name}.")
+            return self._connections.call(tool.server, tool.name, json.loads(call.arguments), cancel)
+        except Interrupted:
+            raise
+        except RuvmlxError as error:
+            return f"({one_line(str(error))})"
+
+
+def call_lines(call: ParsedCall) -> list[str]:
+    """A call as people read it: the tool's name, then each argument."""
+    arguments: dict[str, Any] = json.loads(call.arguments)
+    rows = [
+        f"  {key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in arguments.items()
+    ]
+    return sanitize("\n".join([call.name, *rows])).split("\n")
+
+
+def _short(description: str) -> str:
+    line = one_line(description)
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1].rstrip()}…"

@@ -1,0 +1,233 @@
+"""Open connections to tool servers, over the kept MCP client. They live in a thread with an event loop; the
+methods are called from other threads, and block."""
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from ruvmlx import __version__
+from ruvmlx.errors import Interrupted, NotFound, RuvmlxError
+from ruvmlx.text import one_line
+
+from .server_file import ToolServer
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+T = TypeVar("T")
+START_SECONDS = 60.0  # a server may first fetch itself from the network
+CLOSE_SECONDS = 5.0
+MOST_PAGES = 20  # of a server's list of tools
+_LOOK = 0.05  # seconds between two looks whether the user has stopped it
+_REASON = 200  # characters of an error
+
+
+@dataclass(frozen=True)
+class ServerTool:
+    """A tool of a server, with the JSON schema of its arguments."""
+
+    server: str
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+@dataclass
+class _Connection:
+    server: ToolServer
+    client: "Client"
+    closing: asyncio.Event
+    task: "asyncio.Task[None]"
+
+
+def require_client() -> None:
+    """RuvmlxError where the package is missing."""
+    try:
+        from mcp import Client  # noqa: F401
+    except ImportError:
+        raise RuvmlxError(
+            "tools need the package mcp, version 2; install it with `pip install 'ruvmlx[mcp]'`."
+        ) from None
+
+
+class Connections:
+    """One for each server that is on."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open: dict[str, _Connection] = {}
+
+    def start(self, server: ToolServer, cancel: threading.Event) -> list[ServerTool]:
+        """Start the server, or connect to it; returns its tools. RuvmlxError if that fails."""
+        require_client()
+        return self._wait(self._start(server), cancel)
+
+    def call(self, server: str, tool: str, arguments: dict[str, Any], cancel: threading.Event) -> str:
+        """The text of a call's result. RuvmlxError: it failed. Interrupted: `cancel` was set."""
+        return self._wait(self._call(server, tool, arguments), cancel)
+
+    def stop(self, server: str) -> None:
+        """End the connection, and a server that was started for it. Does not wait."""
+        if self._loop is not None and server in self._open:
+            self._loop.call_soon_threadsafe(self._open.pop(server).closing.set)
+
+    def close(self) -> None:
+        """End all, and wait for their ends."""
+        if self._loop is not None:
+            tasks = [connection.task for connection in self._open.values()]
+            for name in list(self._open):
+                self.stop(name)
+            if tasks:
+                with contextlib.suppress(TimeoutError):
+                    asyncio.run_coroutine_threadsafe(_ended(tasks), self._loop).result(CLOSE_SECONDS)
+
+    # In the calling thread
+
+    def _wait(self, work: Coroutine[Any, Any, T], cancel: threading.Event) -> T:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="tools", daemon=True).start()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return future.result(_LOOK)
+            if cancel.is_set():
+                future.cancel()
+                raise Interrupted("stopped.")
+
+    # In the loop's thread
+
+    async def _start(self, server: ToolServer) -> list[ServerTool]:
+        opened: asyncio.Future[tuple[Client, list[ServerTool]]] = asyncio.Future()
+        closing = asyncio.Event()
+        task = asyncio.create_task(self._hold(server, opened, closing))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                client, tools = await opened
+        except TimeoutError:
+            task.cancel()
+            raise RuvmlxError(
+                f"the tool server {server.name} did not answer in {START_SECONDS:.0f} s: {server.line}"
+            ) from None
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        self._open[server.name] = _Connection(server, client, closing, task)
+        return tools
+
+    async def _hold(
+        self,
+        server: ToolServer,
+        opened: "asyncio.Future[tuple[Client, list[ServerTool]]]",
+        closing: asyncio.Event,
+    ) -> None:
+        """Keep the connection open until `closing` is set, or the server ends."""
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            try:
+                async with AsyncExitStack() as stack:
+                    client = await stack.enter_async_context(await _client(server, log, stack))
+                    tools = await _tools(client, server.name)
+                    if not opened.done():
+                        opened.set_result((client, tools))
+                    await closing.wait()
+            except Exception as error:  # noqa: BLE001 - goes to whoever waits for it
+                if not opened.done():
+                    reason = _last_line(log) or _reason(error)
+                    opened.set_exception(
+                        RuvmlxError(f"the tool server {server.name} did not start: {reason}")
+                    )
+
+    async def _call(self, server: str, tool: str, arguments: dict[str, Any]) -> str:
+        from mcp import MCPError
+
+        connection = self._open.get(server)
+        if connection is None:
+            raise NotFound(f"the tool server {server} is off; /tools on {server} starts it.")
+        try:
+            async with asyncio.timeout(connection.server.timeout):
+                found = await connection.client.call_tool(tool, arguments)
+        except TimeoutError:
+            seconds = connection.server.timeout
+            raise RuvmlxError(f"{tool} did not answer in {seconds:g} s, so the call was given up.") from None
+        except MCPError as error:
+            if connection.task.done() or "closed" in error.error.message.lower():
+                self.stop(server)
+                raise RuvmlxError(
+                    f"the tool server {server} has ended; /tools on {server} starts it again."
+                ) from None
+            raise RuvmlxError(f"{tool} failed: {_reason(error)}") from None
+        except Exception as error:  # noqa: BLE001 - a library's error becomes one line
+            raise RuvmlxError(f"{tool} failed: {_reason(error)}") from None
+        text = "\n".join(map(_block_text, found.content))
+        if found.is_error:
+            raise RuvmlxError(f"{tool} failed: {one_line(text)[:_REASON] or 'no reason was given'}")
+        return text
+
+
+async def _client(server: ToolServer, log: IO[str], stack: AsyncExitStack) -> "Client":
+    """The client of a server. What a program writes to its standard error goes to `log`."""
+    import mcp
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+
+    about = mcp.types.Implementation(name="ruvmlx", version=__version__)
+    if server.command:
+        started = mcp.StdioServerParameters(
+            command=server.command, args=list(server.args), env=dict(server.env)
+        )
+        return mcp.Client(stdio_client(started, errlog=log), client_info=about)  # type: ignore[arg-type]
+    if not server.headers:
+        return mcp.Client(server.url, client_info=about)
+    import httpx2
+
+    http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(server.headers), timeout=None))
+    return mcp.Client(streamable_http_client(server.url, http_client=http), client_info=about)
+
+
+async def _tools(client: "Client", server: str) -> list[ServerTool]:
+    found, cursor = list[ServerTool](), None
+    for _ in range(MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        found += [ServerTool(server, t.name, t.description or "", t.input_schema) for t in page.tools]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return found
+
+
+async def _ended(tasks: "list[asyncio.Task[None]]") -> None:
+    await asyncio.wait(tasks)
+
+
+def _block_text(block: Any) -> str:
+    """A block of a result as text. The model cannot see pictures or hear sounds."""
+    if block.type == "text":
+        return str(block.text)
+    if block.type == "resource" and hasattr(block.resource, "text"):
+        return str(block.resource.text)
+    if block.type == "resource_link":
+        return str(block.uri)
+    return f"({block.type}: only text can be read)"
+
+
+def _reason(error: BaseException) -> str:
+    """One line of an error, or of the first one in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, OSError) and error.strerror:
+        named = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{named}"
+    message = getattr(getattr(error, "error", None), "message", "") or str(error)
+    return one_line(message)[:_REASON] or type(error).__name__
+
+
+def _last_line(log: IO[str]) -> str:
+    """The last line that a program wrote to its standard error."""
+    log.seek(0)
+    lines = [line for line in log.read(1 << 16).splitlines() if line.strip()]
+    return one_line(lines[-1])[:_REASON] if lines else ""
