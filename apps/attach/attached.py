@@ -43,6 +43,7 @@ class AttachedChat:
             motion=hello.motion,
             keys=hello.keys,
             files=UserFiles(Path(hello.folder) if same else None),
+            tools=False,  # they would run as the server's user
             copies=self._copy,
         )
         self._app = ChatApp(guest, options)

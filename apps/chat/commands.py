@@ -15,7 +15,7 @@ from ruvmlx.text import did_you_mean
 
 from .arguments import RATE_USAGE, WHY_USAGE
 from .state import ChatState, Outcome, Step
-from .steps import compare, library, models, rate, settings, summarize, write
+from .steps import compare, library, models, rate, settings, summarize, tools, write
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,14 @@ COMMANDS = {
     "adapter": CommandSpec(
         "/adapter [NAME|none]", "use what was learned as NAME, or none of it", models.use_adapter,
         title="Adapter by its name", takes_argument=True, asks=True,
+    ),
+    "tools": CommandSpec(
+        tools.TOOLS_USAGE, "tools that the model may call; off at first", tools.tools, "tools.list_or_switch",
+        "Tools: what the model may call", takes_argument=True,
+    ),
+    "tool": CommandSpec(
+        "/tool NAME TEXT", "a message that must be answered by a tool", tools.call_tool, "write.call_tool",
+        title="Ask a tool", takes_argument=True, asks=True,
     ),
     "set": CommandSpec(
         "/set [NAME VALUE]", "temperature and more, for this chat", settings.set_value,

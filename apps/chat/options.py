@@ -28,6 +28,7 @@ class ChatOptions:
     find: str = ""  # begin at the newest message with these words, of the session, or with "new" of all chats
     message: int | None = None  # begin at this message
     files: UserFiles = HERE
+    tools: bool = True  # False: tool servers cannot be turned on
     copies: Callable[[str], bool] | None = None  # fills the clipboard of another machine
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:

@@ -32,7 +32,9 @@ from .commands import COMMANDS, Command, message_text, parse
 from .interrupts import Interrupts
 from .mentions import has_mention, with_files
 from .options import ChatOptions, start_place
+from .plain_calls import PlainCalls
 from .state import ChatState, Outcome, system_prompt_of
+from .steps.tools import answer_results
 from .steps.write import place, say, spoken
 
 MAX_LINE_CHARACTERS = 1 << 20  # characters of a line; no context is that long
@@ -48,10 +50,10 @@ class PlainStreams:
         self.closed = False
         self.failure = 0  # the first error's exit code
 
-    def read(self) -> str | None:
+    def read(self, prompt: str = "You: ") -> str | None:
         """The next line; None at the end of input, on Ctrl-C, and after the terminal was closed."""
         if self.interactive:
-            self.write("You: ", self._sink if self._sink.isatty() else sys.stderr)
+            self.write(prompt, self._sink if self._sink.isatty() else sys.stderr)
         try:
             with self._interrupts.raising():
                 line = self._source.readline(MAX_LINE_CHARACTERS + 1)
@@ -109,6 +111,7 @@ class PlainChat:
         self._interrupts = Interrupts()
         self._streams = PlainStreams(source, sink, self._interrupts)
         self._options, self._state = options, ChatState(options)
+        self._calls = PlainCalls(self._holder, self._state, self._streams, self._interrupts)
         self._left = False
 
     @property
@@ -123,6 +126,7 @@ class PlainChat:
                 if line is None:
                     break
                 self._attempt(partial(self._handle, line))
+        self._state.tools.close()
         if self._interrupts.ended_by:
             return exit_signals.exit_code(self._interrupts.ended_by)
         # A script needs the error's exit code; a person has read the message.
@@ -167,11 +171,22 @@ class PlainChat:
     def _obey(self, command: Command) -> None:
         """Run the command's step, and the steps that follow it."""
         step = COMMANDS[command.name].step
-        outcome = step(self._runtime, self._state, command.argument)
+        with self._stoppable(command.name == "tools"):
+            outcome = step(self._runtime, self._state, command.argument)
         self._tell(outcome)
         while outcome.then:
             outcome = outcome.then(self._runtime, self._state, command.argument)
             self._tell(outcome)
+
+    @contextlib.contextmanager
+    def _stoppable(self, is_stoppable: bool) -> Iterator[None]:
+        """In the block, Ctrl-C ends a step that waits for a server."""
+        if not is_stoppable:
+            yield
+            return
+        self._state.cancel = threading.Event()
+        with self._interrupts.setting(self._state.cancel):
+            yield
 
     def _tell(self, outcome: Outcome) -> None:
         if outcome.opens:
@@ -201,9 +216,15 @@ class PlainChat:
                 self._streams.print(line)
 
     def _reply(self, begin: BeginReply) -> None:
-        cancel = threading.Event()
-        with self._interrupts.setting(cancel):
-            self._stream(begin(self._runtime, cancel))
+        """Write a reply; run the tools that it calls, and write the next one."""
+        while True:
+            cancel, self._state.response = threading.Event(), None
+            with self._interrupts.setting(cancel):
+                self._stream(begin(self._runtime, cancel))
+            response = self._state.response
+            if not (response and response.calls and self._calls.run(response)):
+                break
+            begin = answer_results(self._state)
         self._tell_left_out()
         self._runtime.settle()
 
@@ -238,7 +259,7 @@ class PlainChat:
                     self._streams.note("Thinking ...")
                 if chunk.response:
                     text += answer.flush()
-                if text or chunk.response:
+                if text or (chunk.response and not chunk.response.calls):
                     self._streams.write(text if begun else f"Assistant: {text.lstrip()}")
                     begun = True
                 if chunk.response:

@@ -4,6 +4,7 @@ A step is what a slash command does with the runtime. It runs in the runtime's t
 `Outcome`; it does not know how that is shown.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from ruvmlx.runtime import PreferenceResult, RatingResult, Runtime, Turn
 
 from .compare import Candidate
 from .options import ChatOptions
+from .tools.chat_tools import ChatTools
 
 
 @dataclass
@@ -34,8 +36,11 @@ class ChatState:
     found_messages: dict[str, int] = field(default_factory=dict)  # of a search: chat -> message
     listed_models: list[str] = field(default_factory=list)  # names, as /models numbered them last
     sensors: Sensors = field(default_factory=Sensors)
+    tools: ChatTools = field(default_factory=ChatTools)
+    cancel: threading.Event = field(default_factory=threading.Event)  # ends a step that waits for a server
 
     def __post_init__(self) -> None:
+        self.tools.may_run = self.options.tools
         self.system = self.system or self.options.system
 
     def open_chat(self, session: str, system: str | None) -> None:
@@ -43,6 +48,7 @@ class ChatState:
         self.session, self.system = session, system
         self.selected, self.candidates, self.response, self.left_out = None, [], None, 0
         self.told_full = False
+        self.tools.turn_all_off()
 
     def model_changed(self) -> None:
         """Forget what belongs to the former model."""

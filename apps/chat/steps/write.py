@@ -18,16 +18,19 @@ from .. import clipboard, describe, mentions
 from ..arguments import parse_number
 from ..code import code_blocks
 from ..state import ChatState, Outcome, told
+from ..tools.described import result_lines
 from .shown import shown_question, shown_reply
 
 MOST_FOUND = 20  # messages that /find lists
-NAMES = {"user": "You", "assistant": "Assistant"}
+NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 
 
-def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginReply:
-    """Streams the reply to a message. instead_of: id of the earlier message that this one replaces."""
+def say(state: ChatState, text: str, instead_of: int | None = None, function: str = "") -> BeginReply:
+    """Streams the reply to a message. instead_of: id of the earlier message that this one replaces. function:
+    the tool that it must call."""
     session, options = state.session, state.options
-    how: dict[str, Any] = {} if instead_of is None else {"instead_of": instead_of}
+    state.tools.begin_answer()
+    how = with_tools(state, function) | ({} if instead_of is None else {"instead_of": instead_of})
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
         return runtime.chats.say(session, text, **options.for_answer(cancel), **how)
@@ -38,7 +41,16 @@ def say(state: ChatState, text: str, instead_of: int | None = None) -> BeginRepl
 def write_again(state: ChatState, message: int | None = None) -> BeginReply:
     """Streams another reply beside the one with this message id, or beside the last."""
     session, options = state.session, state.options
-    return lambda runtime, cancel: runtime.chats.again(session, **options.for_answer(cancel), message=message)
+    state.tools.begin_answer()
+    how = with_tools(state)
+    return lambda runtime, cancel: runtime.chats.again(
+        session, **options.for_answer(cancel), message=message, **how
+    )
+
+
+def with_tools(state: ChatState, function: str = "") -> dict[str, Any]:
+    """What a method of `Conversations` takes besides, if tools are on."""
+    return {"tools": state.tools.offer(function)} if state.tools.is_on or function else {}
 
 
 def write_more(state: ChatState, message: int | None = None) -> BeginReply:
@@ -114,11 +126,18 @@ def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def spoken(turns: list[Turn]) -> list[str]:
     """The messages, with the speakers' names."""
-    return [
-        f"{NAMES[turn.role]}: {mentions.as_shown(split(turn.content).answer)}"
-        for turn in turns
-        if turn.role != "system"
-    ]
+    return [line for turn in turns if is_shown(turn) for line in _lines(turn)]
+
+
+def is_shown(turn: Turn) -> bool:
+    """Is there something to see? A reply may be calls of tools alone, which their results show."""
+    return turn.role != "system" and (turn.role == "tool" or not turn.calls or bool(turn.content))
+
+
+def _lines(turn: Turn) -> list[str]:
+    if turn.role == "tool":
+        return result_lines(turn)
+    return [f"{NAMES[turn.role]}: {mentions.as_shown(split(turn.content).answer)}"]
 
 
 def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:

@@ -4,12 +4,11 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
 from ruvmlx.chats.tool_turns import ToolOffer
 from ruvmlx.errors import Interrupted, NotFound, RuvmlxError, UsageError
 from ruvmlx.models.text.tool_calls import ParsedCall
-from ruvmlx.text import did_you_mean, one_line, sanitize
+from ruvmlx.text import did_you_mean, one_line
 
 from . import server_file
 from .connections import Connections, ServerTool
@@ -140,16 +139,6 @@ class ChatTools:
             raise
         except RuvmlxError as error:
             return f"({one_line(str(error))})"
-
-
-def call_lines(call: ParsedCall) -> list[str]:
-    """A call as people read it: the tool's name, then each argument."""
-    arguments: dict[str, Any] = json.loads(call.arguments)
-    rows = [
-        f"  {key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for key, value in arguments.items()
-    ]
-    return sanitize("\n".join([call.name, *rows])).split("\n")
 
 
 def _short(description: str) -> str:

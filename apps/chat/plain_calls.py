@@ -1,0 +1,68 @@
+"""Calls of tools in the linear chat: each is printed and asked about before it runs."""
+
+import threading
+from typing import TYPE_CHECKING
+
+from ruvmlx.engine.types import GenerationResponse
+from ruvmlx.errors import Interrupted
+from ruvmlx.model_holder import ModelHolder
+from ruvmlx.models.text.tool_calls import ParsedCall
+
+from .interrupts import Interrupts
+from .state import ChatState
+from .steps.tools import ALWAYS, NO, ONCE, outcome_of, save_results, stopped_results
+from .tools.described import call_lines, shortened
+
+if TYPE_CHECKING:
+    from .plain import PlainStreams
+
+QUESTION = "Run it? o once, a always in this chat, n no: "
+_ANSWERS = {"o": ONCE, "once": ONCE, "a": ALWAYS, "always": ALWAYS, "n": NO, "no": NO}
+
+
+class PlainCalls:
+    def __init__(
+        self, holder: ModelHolder, state: ChatState, streams: "PlainStreams", interrupts: Interrupts
+    ) -> None:
+        self._holder, self._state, self._streams, self._interrupts = holder, state, streams, interrupts
+
+    def run(self, response: GenerationResponse) -> bool:
+        """Run the calls of a reply; True if the answer goes on."""
+        if response.finish_reason == "cancelled":
+            return False
+        session, results, is_stopped = self._state.session, list[tuple[ParsedCall, str]](), False
+        for place, call in enumerate(response.calls):
+            text = self._result_of(call)
+            if text is None:
+                results += stopped_results(response.calls[place:])
+                is_stopped = True
+                break
+            results.append((call, text))
+        for turn in save_results(self._holder.opened, session, results):
+            for line in shortened(turn.content):
+                self._streams.print(f"  {line}")
+        return not is_stopped
+
+    def _result_of(self, call: ParsedCall) -> str | None:
+        """Print the call, ask, and run it; None if the user stops it."""
+        for n, line in enumerate(call_lines(call)):
+            self._streams.print(f"Tool: {line}" if n == 0 else line)
+        if refusal := self._state.tools.refusal(call):
+            return refusal
+        answer = self._ask() if self._state.tools.needs_question(call) else ONCE
+        if answer is None:
+            return None
+        cancel = threading.Event()
+        try:
+            with self._interrupts.setting(cancel):
+                return outcome_of(self._state, call, answer, cancel)
+        except Interrupted:
+            return None
+
+    def _ask(self) -> str | None:
+        """ONCE, ALWAYS or NO; None at the end of input and on Ctrl-C."""
+        while (line := self._streams.read(QUESTION)) is not None:
+            if answer := _ANSWERS.get(line.strip().lower()):
+                return answer
+            self._streams.note("Answer o, a or n.")
+        return None

@@ -1,0 +1,78 @@
+"""`/tools`: the servers of tools and what is on in this chat. `/tool`: a message that must be answered with a
+call."""
+
+import threading
+
+from ruvmlx.chats.tool_turns import ToolResult, offered_text
+from ruvmlx.errors import UsageError
+from ruvmlx.host import BeginReply
+from ruvmlx.models.text.tool_calls import ParsedCall
+from ruvmlx.runtime import Runtime, Turn
+
+from ..state import ChatState, Outcome, told
+from ..tools.chat_tools import NOT_ALLOWED, STOPPED
+from .write import place, say, with_tools
+
+TOOLS_USAGE = "/tools [on|off NAME]"
+ONCE, ALWAYS, NO = "once", "always", "no"
+
+
+def tools(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """List the servers and tools, or turn a server on or off for this chat."""
+    if argument:
+        return told(switch(state, argument, state.cancel))
+    lines = state.tools.lines()
+    if state.tools.is_on:
+        size = runtime.chats.count_tokens(offered_text(state.tools.offer()))
+        lines.append(f"What is on takes {size:,} of {runtime.model.context:,} tokens of each message.")
+    return told("\n".join(lines))
+
+
+def switch(state: ChatState, argument: str, cancel: threading.Event) -> str:
+    """Carry out "on NAME" or "off NAME"; it needs no runtime, and may take a minute."""
+    word, _, name = argument.partition(" ")
+    if word not in ("on", "off") or not name.strip():
+        raise UsageError(f"{TOOLS_USAGE}: got {argument[:40]!r}")
+    name = name.strip()
+    if word == "off":
+        return f"{name} is off." if state.tools.turn_off(name) else f"{name} was not on."
+    names = ", ".join(state.tools.turn_on(name, cancel))
+    return f"{name} is on for this chat: {names or 'it has no tools'}. Each call is shown and asked about."
+
+
+def call_tool(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
+    """Send a message that the model must answer with a call of this tool."""
+    name, text = named_question(argument)
+    return Outcome(reply=say(state, text, function=name), then=place)
+
+
+def named_question(argument: str) -> tuple[str, str]:
+    """ "forecast In Rome?" -> ("forecast", "In Rome?")"""
+    name, _, text = argument.partition(" ")
+    if not text.strip():
+        raise UsageError("which tool, and what is the message? As in /tool forecast How warm is it in Rome?")
+    return name, text.strip()
+
+
+def answer_results(state: ChatState) -> BeginReply:
+    """Streams the next reply, after the results of calls."""
+    session, options, how = state.session, state.options, with_tools(state)
+    return lambda runtime, cancel: runtime.chats.answer_results(session, **options.for_reply(cancel), **how)
+
+
+def outcome_of(state: ChatState, call: ParsedCall, answer: str, cancel: threading.Event) -> str:
+    """The result of a call that the user was asked about. answer: ONCE, ALWAYS, NO. Interrupted: stopped."""
+    if answer == NO:
+        return NOT_ALLOWED
+    if answer == ALWAYS:
+        state.tools.always_allow(call)
+    return state.tools.run(call, cancel)
+
+
+def save_results(runtime: Runtime, session: str, results: list[tuple[ParsedCall, str]]) -> list[Turn]:
+    return runtime.chats.add_results(session, [ToolResult(call, text) for call, text in results])
+
+
+def stopped_results(calls: tuple[ParsedCall, ...]) -> list[tuple[ParsedCall, str]]:
+    """For the call that was stopped, and those after it."""
+    return [(call, STOPPED) for call in calls]

@@ -1,0 +1,41 @@
+"""A call of a tool and its result, as people read them."""
+
+import json
+from typing import Any
+
+from ruvmlx.models.text.tool_calls import ParsedCall
+from ruvmlx.runtime import Turn
+from ruvmlx.text import one_line, sanitize
+
+MOST_LINES = 8  # of a result, that are shown
+MOST_CHARACTERS = 1000
+TEACHES_NOTHING = "ratings of an answer with a tool's result teach nothing"
+
+
+def call_lines(call: ParsedCall) -> list[str]:
+    """The tool's name, then each argument."""
+    arguments: dict[str, Any] = json.loads(call.arguments)
+    rows = [
+        f"  {one_line(key)}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in arguments.items()
+    ]
+    return sanitize("\n".join([call.name, *rows])).split("\n")
+
+
+def call_line(call: ParsedCall) -> str:
+    """The same in one line: "forecast city: Rome"."""
+    return one_line(" ".join(line.strip() for line in call_lines(call)))
+
+
+def result_lines(turn: Turn) -> list[str]:
+    """A call and its result, for the plain mode."""
+    called = "".join(f" {call_line(call)}" for call in turn.calls)
+    return [f"Tool:{called}", *(f"  {line}" for line in shortened(turn.content))]
+
+
+def shortened(result: str) -> list[str]:
+    """The first lines of a result, and how many are not shown."""
+    text = sanitize(result)
+    lines = text[:MOST_CHARACTERS].rstrip().split("\n")[:MOST_LINES]
+    rest = len(text) - sum(map(len, lines)) - len(lines)
+    return [*lines, f"… {rest:,} more characters"] if rest > 0 else lines
