@@ -10,12 +10,14 @@ from textual.reactive import var
 from textual.widgets import Markdown, Static
 
 from ruvmlx.models.text.thinking import split
+from ruvmlx.models.text.tool_calls import ParsedCall
 from ruvmlx.runtime import PreferenceResult, RatingResult, Turn
 from ruvmlx.text import sanitize
 
 from . import describe, mentions
 from .code import code_blocks
 from .markdown import ReplyMarkdown
+from .tools.described import TEACHES_NOTHING, call_lines, shortened
 from .windowed import Windowed
 
 ENDINGS = {
@@ -53,6 +55,39 @@ class Notice(Static):
 
     def __init__(self, text: str, kind: str = "info") -> None:
         super().__init__(sanitize(text), markup=False, classes=kind)
+
+
+class ToolMessage(Static):
+    """A call of a tool and its result."""
+
+    state: var[str] = var("")  # while there is no result
+
+    def __init__(self, call: ParsedCall, result: str | None = None, message_id: int | None = None) -> None:
+        super().__init__(markup=False)
+        self.call, self.result, self.message_id = call, result, message_id
+        self.border_title = READ_FROM_HERE
+
+    def place(self, turn: Turn) -> None:
+        """Take the id and the result of the committed turn."""
+        self.message_id, self.result, self.state = turn.id, turn.content, ""
+        self._show()
+
+    def on_mount(self) -> None:
+        self._show()
+
+    def _show(self) -> None:
+        head, *arguments = call_lines(self.call)
+        lines = [f"⚒ {head}", *arguments]
+        if self.result is not None:
+            lines += [
+                f"  → {line}" if n == 0 else f"    {line}" for n, line in enumerate(shortened(self.result))
+            ]
+            lines.append(f"  {TEACHES_NOTHING}")
+        elif self.state:
+            lines.append(f"  {self.state}")
+        self.update(Content("\n".join(lines)))
+
+    watch_state = _show
 
 
 class ReplyMessage(Windowed, Vertical, can_focus=True):

@@ -13,7 +13,8 @@ from textual.widget import Widget
 from ruvmlx.runtime import Turn
 
 from . import windowed
-from .messages import ReplyMessage, UserMessage
+from .messages import ReplyMessage, ToolMessage, UserMessage
+from .steps.write import is_shown
 from .stream import drawn
 from .view_model import Standing
 from .welcome import Welcome
@@ -21,6 +22,8 @@ from .welcome import Welcome
 MAX_SHOWN_MESSAGES = 16  # messages that are shown at first; each takes 5 to 10 ms
 EARLIER = 10  # messages that are added on top each time
 MAX_COLUMNS = 1 << 16  # columns; more than any terminal has
+
+ChatMessage = UserMessage | ReplyMessage | ToolMessage
 
 
 @dataclass
@@ -67,7 +70,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def restart(self, turns: list[Turn], model: str, at: int | None = None) -> None:
         """Show these turns and nothing else. at: the id of the message to show; None: the last one."""
-        spoken = [turn for turn in turns if turn.role != "system"]
+        spoken = [turn for turn in turns if is_shown(turn)]
         places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
         end = min(len(spoken), places[0] + MAX_SHOWN_MESSAGES // 2) if places else len(spoken)
         begin = max(0, end - MAX_SHOWN_MESSAGES)
@@ -108,7 +111,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def show(self, turns: list[Turn], model: str) -> None:
         """Show these turns; keep the widgets that are there already, up to the first difference."""
-        spoken = [turn for turn in turns if turn.role != "system"]
+        spoken = [turn for turn in turns if is_shown(turn)]
         place = {turn.id: n for n, turn in enumerate(spoken)}
         kept = [w for w in itertools.takewhile(lambda w: w.message_id in place, self.messages)]
         after = place[kept[-1].message_id] + 1 if kept else 0
@@ -135,7 +138,7 @@ class Transcript(VerticalScroll, can_focus=False):
             or not self.is_vertical_scroll_end
         ):
             return
-        spoken = [turn for turn in turns if turn.role != "system"]
+        spoken = [turn for turn in turns if is_shown(turn)]
         place = {turn.id: n for n, turn in enumerate(spoken) if turn.id is not None}
         first = next((w for w in shown[-MAX_SHOWN_MESSAGES:] if w.message_id in place), None)
         children = list(self.children)
@@ -241,9 +244,15 @@ class Transcript(VerticalScroll, can_focus=False):
             before = is_out
 
     @property
-    def messages(self) -> list[UserMessage | ReplyMessage]:
+    def messages(self) -> list[ChatMessage]:
         """The messages that are shown."""
-        return [child for child in self.children if isinstance(child, UserMessage | ReplyMessage)]
+        return [child for child in self.children if isinstance(child, ChatMessage)]
+
+    def begin_of_answer(self, reply: ReplyMessage) -> ChatMessage:
+        """The first message after the question: the reply, or the first tool that it called."""
+        before = list(itertools.takewhile(lambda w: w is not reply, self.messages))
+        after = itertools.takewhile(lambda w: not isinstance(w, UserMessage), reversed(before))
+        return [reply, *after][-1]
 
     def question_of(self, reply: ReplyMessage) -> UserMessage | None:
         """The message that a reply answers."""
@@ -261,5 +270,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return replies[max(0, min(place, len(replies) - 1))]
 
 
-def _widget(turn: Turn) -> UserMessage | ReplyMessage:
+def _widget(turn: Turn) -> ChatMessage:
+    if turn.role == "tool":
+        return ToolMessage(turn.calls[0], turn.content, turn.id)
     return UserMessage(turn.content, turn.id) if turn.role == "user" else ReplyMessage.of_turn(turn)

@@ -25,6 +25,7 @@ from .rate import RateActions
 from .rewrite import RewriteActions
 from .select import SelectActions
 from .summarize import SummaryActions
+from .tools import ToolActions
 from .write import WriteActions
 
 
@@ -33,7 +34,8 @@ class Actions:
         self._chat = chat
         self.panel = PanelActions(chat)
         self.rate = RateActions(chat, self.panel)
-        self.write = WriteActions(chat, self.rate)
+        self.tools = ToolActions(chat)
+        self.write = WriteActions(chat, self.rate, self.tools)
         self.library = LibraryActions(chat, self.rate, self.write)
         self.clipboard = ClipboardActions(chat, self.rate)
         self.models = ModelActions(chat, self.library, self.write, self._use_adapter)

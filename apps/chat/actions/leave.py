@@ -1,5 +1,6 @@
 """The ways out of the app."""
 
+import asyncio
 import time
 
 from ..context import ChatContext
@@ -27,6 +28,7 @@ class LeaveActions:
     async def _close(self) -> None:
         failure = None
         try:
+            await asyncio.to_thread(self._chat.state.tools.close)
             await self._chat.host.close()
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             failure = error

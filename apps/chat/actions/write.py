@@ -12,14 +12,16 @@ from ..commands import message_text
 from ..context import ChatContext, StatusWatch
 from ..mentions import has_mention, with_files, without_files
 from ..messages import Notice, ReplyMessage, UserMessage
+from ..steps.tools import answer_results, named_question
 from ..steps.write import say, write_again, write_more
 from ..stream import show_reply
 from .rate import RateActions
+from .tools import ToolActions
 
 
 class WriteActions:
-    def __init__(self, chat: ChatContext, rate: RateActions) -> None:
-        self._chat, self._rate = chat, rate
+    def __init__(self, chat: ChatContext, rate: RateActions, tools: ToolActions) -> None:
+        self._chat, self._rate, self._tools = chat, rate, tools
         self._showing_end = asyncio.Lock()
 
     # Requests
@@ -28,7 +30,13 @@ class WriteActions:
         """Send a message, or an edited earlier one."""
         self._chat.start(partial(self._send, typed), group="write")
 
-    async def _send(self, typed: str) -> None:
+    def call_tool(self, argument: str) -> None:
+        """Send a message that must be answered by a tool."""
+        function, text = named_question(argument)
+        self._chat.state.tools.offer(function)  # refused here if it is not on
+        self._chat.start(partial(self._send, text, function), group="write")
+
+    async def _send(self, typed: str, function: str = "") -> None:
         chat, text, notes = self._chat, message_text(typed.strip()), list[Notice]()
         if has_mention(text):
             files = chat.state.options.files
@@ -46,7 +54,7 @@ class WriteActions:
                 await edited.remove()
             await chat.transcript.add(message, *notes, reply)
 
-        begin = say(chat.state, text, edited.message_id if edited else None)
+        begin = say(chat.state, text, edited.message_id if edited else None, function)
         await self._write(begin, reply, place, message, typed)
 
     def again(self, _: str = "") -> None:
@@ -59,8 +67,9 @@ class WriteActions:
 
         async def place() -> None:
             if old:
-                await chat.transcript.cut(old)
-                await old.remove()
+                first = chat.transcript.begin_of_answer(old)
+                await chat.transcript.cut(first)
+                await first.remove()
             await chat.transcript.add(reply)
 
         await self._write(write_again(chat.state, old.message_id if old else None), reply, place)
@@ -82,8 +91,9 @@ class WriteActions:
         await self._write(write_more(chat.state, reply.message_id), reply, place)
 
     def stop(self) -> None:
-        """Stop the reply that is being written, or the opening of a model."""
+        """Stop the reply that is being written, the tool that it called, or the opening of a model."""
         if self._chat.phase in ("replying", "opening"):
+            self._tools.stop()
             self._chat.host.stop()
             self._chat.status.flash("Stopping", 0.5)
 
@@ -107,11 +117,17 @@ class WriteActions:
         await place()
         chat.prompt.focus()
         try:
-            response = await show_reply(reply, arriving, chat.status)
-            if response:
+            while response := await show_reply(reply, arriving, chat.status):
                 chat.state.response = response
                 await reply.finish(response.text, response.ending)
                 await self._place_turns(session, reply, message)
+                if response.calls and not response.text:
+                    await reply.remove()
+                if not await self._tools.run_calls(session, response):
+                    break
+                reply, message, typed = ReplyMessage(), None, ""
+                await chat.transcript.add(reply)
+                arriving = chat.host.write(answer_results(chat.state))
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             if chat.phase != "closing":
                 await self._restore_after_error(error, reply, message, typed)

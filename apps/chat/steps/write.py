@@ -131,7 +131,7 @@ def spoken(turns: list[Turn]) -> list[str]:
 
 def is_shown(turn: Turn) -> bool:
     """Is there something to see? A reply may be calls of tools alone, which their results show."""
-    return turn.role != "system" and (turn.role == "tool" or not turn.calls or bool(turn.content))
+    return turn.role != "system" and (not turn.calls or turn.role == "tool" or bool(turn.content))
 
 
 def _lines(turn: Turn) -> list[str]:
