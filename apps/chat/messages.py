@@ -17,7 +17,7 @@ from ruvmlx.text import sanitize
 from . import describe, mentions
 from .code import code_blocks
 from .markdown import ReplyMarkdown
-from .tools.described import TEACHES_NOTHING, call_lines, shortened
+from .tools.described import TEACHES_NOTHING, call_lines, short_lines
 from .windowed import Windowed
 
 ENDINGS = {
@@ -80,7 +80,7 @@ class ToolMessage(Static):
         lines = [f"⚒ {head}", *arguments]
         if self.result is not None:
             lines += [
-                f"  → {line}" if n == 0 else f"    {line}" for n, line in enumerate(shortened(self.result))
+                f"  → {line}" if n == 0 else f"    {line}" for n, line in enumerate(short_lines(self.result))
             ]
             lines.append(f"  {TEACHES_NOTHING}")
         elif self.state:

@@ -11,7 +11,7 @@ from ruvmlx.models.text.tool_calls import ParsedCall
 from .interrupts import Interrupts
 from .state import ChatState
 from .steps.tools import ALWAYS, NO, ONCE, outcome_of, save_results, stopped_results
-from .tools.described import call_lines, shortened
+from .tools.described import call_lines, short_lines
 
 if TYPE_CHECKING:
     from .plain import PlainStreams
@@ -39,7 +39,7 @@ class PlainCalls:
                 break
             results.append((call, text))
         for turn in save_results(self._holder.opened, session, results):
-            for line in shortened(turn.content):
+            for line in short_lines(turn.content):
                 self._streams.print(f"  {line}")
         return not is_stopped
 

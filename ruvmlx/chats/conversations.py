@@ -138,7 +138,7 @@ class Conversations:
         summary, read = self.summaries.read_turns(session_id, turns)
         reserved = self.count_tokens(tool_turns.offered_text(offer)) if offer.tools else 0
         messages = self._writer.window.fitting(alternating(read), max_new_tokens, summary, reserved)
-        with_tools = tool_turns.prepared(self._model, messages, offer)
+        with_tools = tool_turns.tool_prompt(self._model, messages, offer)
         if with_tools is None:
             return messages, {}
         fields = with_tools.fields()

@@ -42,7 +42,7 @@ class ToolResult:
 NO_TOOLS = ToolOffer()
 
 
-def prepared(model: Model, messages: Sequence[Message], offer: ToolOffer) -> Prepared | None:
+def tool_prompt(model: Model, messages: Sequence[Message], offer: ToolOffer) -> Prepared | None:
     """The conversation in the form in which the model takes tools; None if it has none."""
     if not offer.tools and not any(message.tool_calls or message.role == "tool" for message in messages):
         return None

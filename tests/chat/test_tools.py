@@ -2,6 +2,7 @@
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.tool_screen import ToolScreen
 from ruvmlx.apps.chat.tools import chat_tools
-from ruvmlx.apps.chat.tools.described import TEACHES_NOTHING, call_lines, shortened
+from ruvmlx.apps.chat.tools.described import TEACHES_NOTHING, call_lines, short_lines
 
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import Sampling
@@ -212,15 +213,23 @@ async def test_a_server_that_does_not_start_is_one_line(open_roomy, home):
         app.host.close_now()
 
 
+def test_a_chat_on_a_server_has_no_tools(open_roomy, small, capsys):
+    with open_roomy() as runtime:
+        chat = PlainChat(
+            runtime, replace(OPTIONS, tools=False), io.StringIO("/tools on small\n"), io.StringIO()
+        )
+        assert chat.run() != 0 and "without --server" in capsys.readouterr().err
+
+
 # What people read
 
 
 def test_a_call_and_a_result_are_safe_and_short():
     call = ParsedCall("1", "search", '{"words": "a\\u001b[2Jb", "limit": 3}')
     assert call_lines(call) == ["search", "  words: ab", "  limit: 3"]
-    assert shortened("one\ntwo") == ["one", "two"]
-    assert shortened("x\n" * 30)[-1].startswith("… ") and len(shortened("x\n" * 30)) == 9
-    assert len(shortened("y" * 5000)) == 2 and "\x1b" not in "".join(shortened("\x1b[31mred"))
+    assert short_lines("one\ntwo") == ["one", "two"]
+    assert short_lines("x\n" * 30)[-1].startswith("… ") and len(short_lines("x\n" * 30)) == 9
+    assert len(short_lines("y" * 5000)) == 2 and "\x1b" not in "".join(short_lines("\x1b[31mred"))
 
 
 @pytest.mark.slow

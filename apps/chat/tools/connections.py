@@ -84,7 +84,7 @@ class Connections:
                 self.stop(name)
             if tasks:
                 with contextlib.suppress(TimeoutError):
-                    asyncio.run_coroutine_threadsafe(_ended(tasks), self._loop).result(CLOSE_SECONDS)
+                    asyncio.run_coroutine_threadsafe(_wait_for_all(tasks), self._loop).result(CLOSE_SECONDS)
 
     # In the calling thread
 
@@ -200,7 +200,7 @@ async def _tools(client: "Client", server: str) -> list[ServerTool]:
     return found
 
 
-async def _ended(tasks: "list[asyncio.Task[None]]") -> None:
+async def _wait_for_all(tasks: "list[asyncio.Task[None]]") -> None:
     await asyncio.wait(tasks)
 
 

@@ -30,10 +30,10 @@ def call_line(call: ParsedCall) -> str:
 def result_lines(turn: Turn) -> list[str]:
     """A call and its result, for the plain mode."""
     called = "".join(f" {call_line(call)}" for call in turn.calls)
-    return [f"Tool:{called}", *(f"  {line}" for line in shortened(turn.content))]
+    return [f"Tool:{called}", *(f"  {line}" for line in short_lines(turn.content))]
 
 
-def shortened(result: str) -> list[str]:
+def short_lines(result: str) -> list[str]:
     """The first lines of a result, and how many are not shown."""
     text = sanitize(result)
     lines = text[:MOST_CHARACTERS].rstrip().split("\n")[:MOST_LINES]
