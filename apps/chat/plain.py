@@ -9,7 +9,6 @@ consolidate` trains, and so does the app.
 """
 
 import contextlib
-import errno
 import io
 import sys
 import threading
@@ -19,7 +18,6 @@ from typing import TextIO
 
 from ruvmlx.engine.repetition import REPEATS
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import UsageError, error_line
 from ruvmlx.model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
 from ruvmlx.models.text.thinking import AnswerFilter
 from ruvmlx.runtime import Runtime, Turn
@@ -33,72 +31,12 @@ from .interrupts import Interrupts
 from .mentions import has_mention, with_files
 from .options import ChatOptions, start_place
 from .plain_calls import PlainCalls
+from .plain_streams import PlainStreams
 from .state import ChatState, Outcome, system_prompt_of
 from .steps.tools import answer_results
 from .steps.write import place, say, spoken
 
-MAX_LINE_CHARACTERS = 1 << 20  # characters of a line; no context is that long
 _ENDS = {"cancelled": "stopped", "length": "cut at the length limit", "repeats": REPEATS.rstrip(".")}
-
-
-class PlainStreams:
-    """Reads lines and writes words. `closed`: nobody reads the output any more."""
-
-    def __init__(self, source: TextIO, sink: TextIO, interrupts: Interrupts) -> None:
-        self._source, self._sink, self._interrupts = source, sink, interrupts
-        self.interactive = source.isatty()
-        self.closed = False
-        self.failure = 0  # the first error's exit code
-
-    def read(self, prompt: str = "You: ") -> str | None:
-        """The next line; None at the end of input, on Ctrl-C, and after the terminal was closed."""
-        if self.interactive:
-            self.write(prompt, self._sink if self._sink.isatty() else sys.stderr)
-        try:
-            with self._interrupts.raising():
-                line = self._source.readline(MAX_LINE_CHARACTERS + 1)
-                if len(line) > MAX_LINE_CHARACTERS:
-                    self._skip_line(line)
-                    self.complain(
-                        UsageError(f"a line is over {MAX_LINE_CHARACTERS} characters, too long to read.")
-                    )
-                    return "\n"
-        except (KeyboardInterrupt, OSError):
-            line = ""
-        if not line and self.interactive:
-            self.print("")
-        return line or None
-
-    def _skip_line(self, line: str) -> None:
-        while line and not line.endswith("\n"):
-            line = self._source.readline(MAX_LINE_CHARACTERS)
-
-    def print(self, text: str) -> None:
-        self.write(sanitize(text) + "\n")
-
-    def write(self, text: str, where: TextIO | None = None) -> None:
-        """Write text. If nobody reads it any more, stop the reply, keep it, and write nothing from then
-        on."""
-        if self.closed:
-            return
-        try:
-            (where or self._sink).write(text)
-            (where or self._sink).flush()
-        except OSError as error:
-            self.closed = True
-            self._interrupts.stop()
-            if error.errno not in (errno.EPIPE, errno.EIO):  # for example a full disk
-                self.complain(error)
-
-    def complain(self, error: Exception) -> None:
-        self.failure = self.failure or getattr(error, "exit_code", 1)
-        self.note(f"ruvmlx: {error_line(error)}")
-
-    @staticmethod
-    def note(line: str) -> None:
-        """Write to stderr: stdout is for replies."""
-        with contextlib.suppress(OSError):  # nobody reads it
-            print(line, file=sys.stderr, flush=True)
 
 
 class PlainChat:

@@ -1,7 +1,6 @@
 """Calls of tools in the linear chat: each is printed and asked about before it runs."""
 
 import threading
-from typing import TYPE_CHECKING
 
 from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.errors import Interrupted
@@ -9,12 +8,10 @@ from ruvmlx.model_holder import ModelHolder
 from ruvmlx.models.text.tool_calls import ParsedCall
 
 from .interrupts import Interrupts
+from .plain_streams import PlainStreams
 from .state import ChatState
 from .steps.tools import ALWAYS, NO, ONCE, outcome_of, save_results, stopped_results
 from .tools.described import call_lines, short_lines
-
-if TYPE_CHECKING:
-    from .plain import PlainStreams
 
 QUESTION = "Run it? o once, a always in this chat, n no: "
 _ANSWERS = {"o": ONCE, "once": ONCE, "a": ALWAYS, "always": ALWAYS, "n": NO, "no": NO}
@@ -22,7 +19,7 @@ _ANSWERS = {"o": ONCE, "once": ONCE, "a": ALWAYS, "always": ALWAYS, "n": NO, "no
 
 class PlainCalls:
     def __init__(
-        self, holder: ModelHolder, state: ChatState, streams: "PlainStreams", interrupts: Interrupts
+        self, holder: ModelHolder, state: ChatState, streams: PlainStreams, interrupts: Interrupts
     ) -> None:
         self._holder, self._state, self._streams, self._interrupts = holder, state, streams, interrupts
 
