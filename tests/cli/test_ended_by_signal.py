@@ -22,7 +22,7 @@ from ruvmlx.store.audit import disagreement
 from ..models.fake_hub import FakeHub
 from ..models.make_models import make_safetensors_model
 
-SECONDS = 2.0  # from the signal to the end
+SECONDS = 2.0  # from the signal to the end, on a machine that is not busy
 PATIENCE = 120.0  # until a verb is in the middle of its work
 CHILD_SECONDS = 2.0  # until the children of a verb that has ended are gone
 
@@ -131,7 +131,7 @@ def end(verb: Started, number: int, home: Path) -> None:
         took = time.monotonic() - begun
     finally:
         verb.process.kill()
-    assert took < SECONDS, took
+    assert took < SECONDS * busyness(), took
     until = time.monotonic() + CHILD_SECONDS
     while left := family(home) if sys.platform == "linux" else []:
         assert time.monotonic() < until, left
@@ -144,6 +144,11 @@ def end(verb: Started, number: int, home: Path) -> None:
         assert store.integrity() == "ok"
         assert store.witness.check().broken is None and disagreement(store) == ""
         assert len(store.db.rows("SELECT reply_id FROM ratings")) == 12
+
+
+def busyness() -> float:
+    """Processes that want a core, for each core; at least 1."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def names(*folders: Path) -> set[str]:
@@ -216,7 +221,7 @@ def test_a_library_that_computes_for_long(number):
         assert process.stdout.readline() == "ready\n"
         begun = time.monotonic()
         process.send_signal(number)
-        assert process.wait(timeout=30) == 128 + number and time.monotonic() - begun < SECONDS
+        assert process.wait(timeout=30) == 128 + number and time.monotonic() - begun < SECONDS * busyness()
 
 
 def test_a_hangup_that_is_ignored_stays_ignored():
