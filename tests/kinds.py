@@ -26,7 +26,7 @@ KINDS = ("unit", "model", "kernels", "app")
 FOLDERS = {
     "kernels": "kernels", "metal": "kernels", "wheels": "kernels",
     "chat": "app", "cli": "app", "bench": "app", "prove": "app", "docs": "app", "server": "app",
-    "research": "app",
+    "research": "app", "campaigns": "app",
     "backends": "model",
 }  # fmt: skip
 # Fixtures with a model: the real one, and whatever runs.
@@ -54,7 +54,7 @@ FILES = dict.fromkeys(
 )  # fmt: skip
 # Files, or single tests, of more than 5 s on one core.
 SLOW = {
-    "cli/test_stopped.py", "docs/test_docs.py::test_the_site_builds",
+    "cli/test_stopped.py", "cli/test_ended_by_signal.py", "docs/test_docs.py::test_the_site_builds",
     "backends/test_gguf_formats.py", "backends/test_matrix_types.py",
     "backends/test_native_starter.py", "backends/test_verdict.py", "bench/test_bench.py",
     "bench/test_compare.py", "kernels/test_c_arm.py", "kernels/test_c_compilers.py",

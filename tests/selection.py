@@ -45,6 +45,7 @@ SUBJECTS = {
         "neon",
     ),
     "bench": ("apps/bench",),
+    "campaigns": ("ruvmlx/store", "ruvmlx/sona", "ruvmlx/models", "apps/server", "tests/campaigns"),
     "chat": ("apps/chat", "apps/attach"),
     "chats": ("ruvmlx/chats", "ruvmlx/engine", "ruvmlx/store"),
     "cli": ("apps/cli",),
