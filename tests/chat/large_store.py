@@ -55,10 +55,13 @@ class Size:
 WHOLE = Size(400, 15_000, 300)
 
 
-def fill(store: Store, size: Size, fingerprint: str, model: str, state: bytes | None) -> None:
+def fill(
+    store: Store, size: Size, fingerprint: str, model: str, state: bytes | None, hidden: int = 8
+) -> None:
     """Chats of very different lengths; the last one of all has half a percent of the replies, and a needle.
 
-    state: of an adapter, which each rated reply makes a version of; None: no ratings.
+    state: of an adapter, which each rated reply makes a version of; None: no ratings. hidden: length of the
+    vector of a question.
     """
     rng = random.Random(0)
     shares = [rng.paretovariate(1.2) for _ in range(size.chats - 1)]
@@ -77,7 +80,7 @@ def fill(store: Store, size: Size, fingerprint: str, model: str, state: bytes | 
                 asked = _text(rng, 12) + (" needle" if needle else f" number {number}")
                 store.messages.add_user(chat, asked)
                 said = "\n\n".join(_text(rng, 40) for _ in range(rng.randint(1, 4)))
-                store.replies.add(_reply(f"{number:012x}", fingerprint, model, asked, said), chat)
+                store.replies.add(_reply(f"{number:012x}", fingerprint, model, asked, said, hidden), chat)
                 if state is not None and rated and number % max(1, size.replies // size.rated) == 0:
                     version = store.versions.add(fingerprint, "default", version, state, 0.01, 0.5)
                     rating = str(rng.randint(1, 5))
@@ -89,9 +92,9 @@ def _text(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(words)).capitalize() + "."
 
 
-def _reply(reply_id: str, fingerprint: str, model: str, asked: str, said: str) -> ReplyRow:
+def _reply(reply_id: str, fingerprint: str, model: str, asked: str, said: str, hidden: int) -> ReplyRow:
     ids = list(range(100))
-    query = np.zeros(8, np.float32)
+    query = np.random.default_rng(int(reply_id, 16)).standard_normal(hidden).astype(np.float32)
     return ReplyRow(reply_id, model, fingerprint, "default", 0, ids, ids, asked, said, "stop", query, -100.0)
 
 

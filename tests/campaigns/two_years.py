@@ -1,0 +1,199 @@
+"""A store as after two years: 400 chats, 15,000 replies, 6,000 ratings, 20 trainings. Times and sizes.
+
+    python -m tests.campaigns.two_years          makes such a store in a scratch folder, and measures
+
+Chats, replies and ratings are written as the program writes them, with random words and weights; 300 real
+replies and ratings come on top and are timed. `cpu` is the processor time of the process, `wall` that by the
+clock, with what other programs take; a figure is over its limit if both are. test_two_years.py runs all of it
+on a small store.
+"""
+
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ruvmlx import settings
+from ruvmlx.engine.types import GenerationRequest, Sampling
+from ruvmlx.lora.base_lora import BaseLoRA, place_shape
+from ruvmlx.lora.layer_lora import pack_adapter
+from ruvmlx.lora.micro_lora import MicroLoRA
+from ruvmlx.runtime import Runtime
+from ruvmlx.store.audit import disagreement
+
+from ..chat.large_store import Size, fill
+
+Opener = Callable[[], Runtime]
+WORDS = ("a", "riv", "river", "needle")
+CHANGED = 60  # tokens whose weights a rating changes
+RANK = 8  # of the bases, in all of attention
+START, RATE, SEARCH, BYTES = 1000.0, 15.0, 50.0, 1_000_000_000  # limits: ms, ms (p99), ms, bytes
+
+
+@dataclass(frozen=True)
+class Use:
+    chats: int = 400
+    replies: int = 15_000
+    ratings: int = 6_000
+    trainings: int = 20
+    timed: int = 300  # real ratings
+
+
+@dataclass
+class Figures:
+    """times: name -> (limit in ms, [(ms of processor time, ms by the clock)]); a p99 has it in its name."""
+
+    times: dict[str, tuple[float, list[tuple[float, float]]]] = field(default_factory=dict)
+    bytes: int = 0
+
+    def measure(self, name: str, limit: float, work: Callable[[], Any]) -> Any:
+        cpu, wall = time.process_time(), time.perf_counter()
+        found = work()
+        took = 1e3 * (time.process_time() - cpu), 1e3 * (time.perf_counter() - wall)
+        self.times.setdefault(name, (limit, []))[1].append(took)
+        return found
+
+    def lines(self) -> list[str]:
+        said = [f"{'':44}{'cpu':>8}{'wall':>8}   limit, ms"]
+        for name, (limit, took) in self.times.items():
+            middle = _p99 if "p99" in name else statistics.median
+            cpu, wall = (middle(column) for column in zip(*took, strict=True))
+            mark = "  OVER" if min(cpu, wall) > limit else ""
+            said.append(f"{name:44}{cpu:8.1f}{wall:8.1f}   {limit or '-'}{mark if limit else ''}")
+        mark = "  OVER" if self.bytes > BYTES else ""
+        return [*said, f"{'the store':44}{self.bytes / 1e6:13.0f} MB   {BYTES / 1e6:.0f}{mark}"]
+
+
+def _p99(values: tuple[float, ...]) -> float:
+    return float(np.percentile(values, 99))
+
+
+def live(open_runtime: Opener, use: Use) -> tuple[int, bytes]:
+    """Write the two years. Returns the version that the first rating made, and its weights."""
+    with open_runtime() as runtime:
+        assert runtime.learner is not None
+        runtime.rate(write(runtime, 0), "up")
+        first = runtime.learner.version
+        state = runtime.store.versions.get(runtime.model.fingerprint, "default", first).state
+        fill(
+            runtime.store,
+            Size(use.chats, use.replies, 0),
+            runtime.model.fingerprint,
+            runtime.model.name,
+            None,
+            runtime.model.config.hidden_size,
+        )
+        _rate_and_train(runtime, use)
+    return first, state
+
+
+def _rate_and_train(runtime: Runtime, use: Use) -> None:
+    """Ratings of every so many replies, each with new weights; trainings in between."""
+    rng, learner = random.Random(0), runtime.learner
+    assert learner is not None
+    history, micro, version = learner.history, learner.micro, learner.version
+    between = max(1, use.ratings // use.trainings)
+    for n in range(use.ratings):
+        micro = _changed(micro, n)
+        number = 1 + n * use.replies // use.ratings
+        stars, state = str(rng.randint(1, 5)), pack_adapter(micro, learner.layer_lora)
+        version = history.commit(version, f"{number:012x}", stars, "", 1.0, state, 0.01, micro.norm)
+        if n % between == between // 2:
+            report = {"steps": 12, "matrices": 4 * runtime.model.config.n_layers}
+            version = history.promote(version, _base(runtime, n), state, 0.01, micro.norm, report)
+
+
+def _changed(micro: MicroLoRA, seed: int) -> MicroLoRA:
+    rng, b = np.random.default_rng(seed), micro.lora_b.copy()
+    columns = rng.integers(b.shape[1], size=CHANGED)
+    b[:, columns] = 0.9 * b[:, columns] + 1e-3 * rng.standard_normal((len(b), CHANGED)).astype(np.float32)
+    return replace(micro, lora_b=b)
+
+
+def _base(runtime: Runtime, seed: int) -> BaseLoRA:
+    rng, config, pairs = np.random.default_rng(seed), runtime.model.config, {}
+    for layer in range(config.n_layers):
+        for module in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            shape = place_shape(config, module, layer)
+            assert shape is not None
+            a = rng.standard_normal((shape[0], RANK)).astype(np.float32) / shape[0] ** 0.5
+            pairs[module, layer] = a, 1e-4 * rng.standard_normal((RANK, shape[1])).astype(np.float32)
+    return BaseLoRA(pairs, 2.0)
+
+
+def write(runtime: Runtime, seed: int) -> str:
+    """A short real reply, prepared for its rating. Returns its id."""
+    request = GenerationRequest(
+        prompt=f"Tell me about river {seed}.", max_new_tokens=12, sampling=Sampling(seed=seed)
+    )
+    for _ in runtime.generate(request):
+        pass
+    runtime.settle()
+    return request.request_id
+
+
+def measure(open_empty: Opener, open_full: Opener, use: Use, first: int, state: bytes) -> Figures:
+    """open_empty: the same model over a store that has only what is measured of the model."""
+    figures = Figures()
+    for _ in range(5):
+        for name, opener in (("an empty store", open_empty), ("two years", open_full)):
+            figures.measure(f"start over {name}", 0.0, opener).close()
+    # What the store adds to the model's load.
+    added = zip(*(figures.times[f"start over {name}"][1] for name in ("an empty store", "two years")))  # noqa: B905
+    figures.times["start beyond that"] = (START, [(b[0] - a[0], b[1] - a[1]) for a, b in added])
+    with open_full() as runtime:
+        for n in range(use.timed):
+            reply = figures.measure("a short reply, and its preparation", 0.0, lambda n=n: write(runtime, n))
+            figures.measure(
+                "rate: p99", RATE, lambda r=reply, n=n: runtime.rate(r, "up" if n % 3 else "down")
+            )
+            newest = reply
+        for words in WORDS:
+            for _ in range(7):
+                figures.measure(f"search: {words}", SEARCH, lambda w=words: runtime.store.search.find(w))
+        figures.measure("undo of the newest rating", 0.0, runtime.undo)
+        runtime.rate(newest, "up")
+        figures.measure("undo of the first rating", 0.0, lambda: runtime.rollback(first - 1))
+        assert runtime.status().ratings == 0
+        runtime.rollback(first)
+        found = runtime.store.versions.get(runtime.model.fingerprint, "default", first)
+        assert found.state == state  # bit for bit
+        figures.measure("the check of the whole log", 0.0, lambda: _check(runtime))
+    figures.bytes = sum(file.stat().st_size for file in settings.store_file().parent.glob("ruvmlx.db*"))
+    return figures
+
+
+def _check(runtime: Runtime) -> None:
+    assert runtime.store.witness.check().broken is None and disagreement(runtime.store) == ""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="ruvmlx-campaign-") as folder:
+
+        def opener(name: str) -> Opener:
+            def open_it() -> Runtime:
+                os.environ["RUVMLX_HOME"] = str(Path(folder, name))
+                return Runtime.open(settings.Settings())
+
+            return open_it
+
+        with opener("empty")() as runtime:  # measures the model
+            runtime.rate(write(runtime, 0), "up")
+            runtime.undo()
+        use, begun = Use(), time.monotonic()
+        first, state = live(opener("full"), use)
+        print(f"{use}: made in {time.monotonic() - begun:.0f} s", flush=True)
+        figures = measure(opener("empty"), opener("full"), use, first, state)
+        print("\n".join(figures.lines()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
