@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import FunctionType
 
 from ruvmlx.errors import RuvmlxError
 
@@ -42,10 +43,12 @@ def fuzz(name: str, seconds: int, corpus: Path, found: Path) -> None:
         import atheris
     except ImportError:
         sys.exit("this needs atheris, a fuzzer of Python code: `uv pip install atheris`")
-    with atheris.instrument_imports(include=["ruvmlx"]):
-        from .fuzz_targets import TARGETS
+    from .fuzz_targets import TARGETS
+
     with tempfile.TemporaryDirectory(prefix="ruvmlx-fuzz-") as folder:
         target = TARGETS[name](Path(folder))
+        for function in functions():
+            atheris.instrument_func(function)
         seeds = Path(folder, "seeds")
         seeds.mkdir()
         for n, seed in enumerate(target.seeds):
@@ -56,13 +59,31 @@ def fuzz(name: str, seconds: int, corpus: Path, found: Path) -> None:
             made = target.mutant(data, rng) if rng.random() < 0.6 else atheris.Mutate(data, size)
             return made[:size]
 
+        def take(data: bytes) -> None:
+            attempt(target.run, data)
+
         (corpus / name).mkdir(parents=True, exist_ok=True)
         (found / name).mkdir(parents=True, exist_ok=True)
         options = [*OPTIONS, f"-max_total_time={seconds}", f"-artifact_prefix={found / name}/"]
         folders = [corpus / name, seeds, *([CASES / name] if (CASES / name).is_dir() else [])]
         command = [sys.argv[0], *options, *map(str, folders)]
-        atheris.Setup(command, lambda data: attempt(target.run, data), custom_mutator=mutant)
+        atheris.Setup(command, take, custom_mutator=mutant)
         atheris.Fuzz()
+
+
+def functions() -> list[FunctionType]:
+    """All functions and methods of ruvmlx that are loaded. (An import hook does not see those of an editable
+    install.)"""
+    found = dict[int, FunctionType]()
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "ruvmlx"]
+    for module in modules:
+        classes = [value for value in vars(module).values() if isinstance(value, type)]
+        for owner in [module, *(each for each in classes if each.__module__ == module.__name__)]:
+            for value in vars(owner).values():
+                value = getattr(value, "fget", None) or getattr(value, "__func__", value)
+                if isinstance(value, FunctionType) and value.__module__ == module.__name__:
+                    found[id(value)] = value
+    return list(found.values())
 
 
 def main() -> None:

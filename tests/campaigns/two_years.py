@@ -33,7 +33,7 @@ from ..chat.large_store import Size, fill
 
 Opener = Callable[[], Runtime]
 WORDS = ("a", "riv", "river", "needle")
-CHANGED = 60  # tokens whose weights a rating changes
+CHANGED = 60  # columns of the head that a rating changes, of those that ratings can change at all
 RANK = 8  # of the bases, in all of attention
 START, RATE, SEARCH, BYTES = 1000.0, 15.0, 50.0, 1_000_000_000  # limits: ms, ms (p99), ms, bytes
 
@@ -113,9 +113,10 @@ def _rate_and_train(runtime: Runtime, use: Use) -> None:
 
 def _changed(micro: MicroLoRA, seed: int) -> MicroLoRA:
     rng, b = np.random.default_rng(seed), micro.lora_b.copy()
-    columns = rng.integers(b.shape[1], size=CHANGED)
+    columns = rng.choice(np.flatnonzero(b[0]), CHANGED)
     b[:, columns] = 0.9 * b[:, columns] + 1e-3 * rng.standard_normal((len(b), CHANGED)).astype(np.float32)
-    return replace(micro, lora_b=b)
+    noise = 1 + 1e-3 * rng.standard_normal(micro.evidence.shape).astype(np.float32)
+    return replace(micro, lora_b=b, evidence=micro.evidence * noise)
 
 
 def _base(runtime: Runtime, seed: int) -> BaseLoRA:

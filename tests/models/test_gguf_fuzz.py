@@ -49,7 +49,9 @@ def mutate(data: bytes, header: int, rng: random.Random) -> bytes:
         elif kind == 2:
             out[at : at + 4] = struct.pack("<I", rng.choice(EXTREMES))
         elif kind == 3:
-            out[at : at + 8] = struct.pack("<Q", rng.choice([*WIDE_EXTREMES, len(data), len(data) - at]))
+            out[at : at + 8] = struct.pack(
+                "<Q", rng.choice([*WIDE_EXTREMES, len(data), max(0, len(data) - at)])
+            )
         elif kind == 4:
             del out[at : at + rng.choice([1, 4, 8, 100, len(out)])]
         else:
