@@ -34,6 +34,7 @@ from .chats_screen import ChatsScreen
 from .compare_screen import CompareScreen
 from .completion import SuggestionList
 from .context import ChatContext
+from .file_screen import FileScreen
 from .idle import IdleLearner
 from .messages import ReplyMessage
 from .options import ChatOptions
@@ -65,6 +66,7 @@ class ChatApp(ChatShell):
         Binding("f3", "do('models.choose')", "Models", show=False, id="models"),
         Binding("f4", "do('models.choose_adapter')", "Adapters", show=False, id="adapters"),
         Binding("f5", "do('fetch.go')", "Better model", show=False, id="fetch"),
+        Binding("f6", "do('draft.pick_files')", "Files", show=False, priority=True, id="files"),
         Binding("f8", "do('command', 'summarize')", "Sum up", show=False, id="summarize"),
         Binding("f1", "help", "Help", key_display="F1", id="help"),
     ]
@@ -85,7 +87,7 @@ class ChatApp(ChatShell):
     @classmethod
     def bindings_with_names(cls) -> list[Binding]:
         """The bindings of all screens whose keys the user can change."""
-        of_all = (cls, ChatsScreen, CompareScreen, PickerScreen)
+        of_all = (cls, ChatsScreen, CompareScreen, PickerScreen, FileScreen)
         return [b for screen in of_all for b in screen.BINDINGS if isinstance(b, Binding)]
 
     def compose(self) -> ComposeResult:

@@ -28,7 +28,9 @@ MOST_NAME = 300  # characters of a file's name
 MOST_FILES = 500  # names of a folder that are looked at
 _COMMAND = re.compile(r"/([A-Za-z]*)")
 _WORD = re.compile(r"/([a-z]+) (\S*)")
-_WORDS = {"set": SETTINGS, "why": tuple(REASONS), "rate": RATINGS, "explain": tuple(WORDS)}
+_WORDS = {"set": SETTINGS, "why": tuple(REASONS), "rate": RATINGS, "explain": tuple(WORDS)} | {
+    "tools": ("on", "off")
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ def suggestions(typed: str, is_first_line: bool, files: UserFiles) -> list[Sugge
         return _commands(command[1].lower())
     if word and is_first_line and word[1] in (*_WORDS, "as"):
         known, at = (roles.names() if word[1] == "as" else _WORDS[word[1]]), word.start(2)
-        return [Suggestion(w, at, goes_on=word[1] == "set") for w in known if w.startswith(word[2])]
+        return [
+            Suggestion(w, at, goes_on=word[1] in ("set", "tools")) for w in known if w.startswith(word[2])
+        ]
     at = typed.rfind("@")
     begun = typed[at + 1 :]
     if at < 0 or (not typed[:at].endswith((" ", "\t")) and at) or len(begun) > MOST_NAME:

@@ -47,9 +47,15 @@ class PickerScreen(ModalScreen[str | None]):
 
     def on_mount(self) -> None:
         self.query_one("#picker").border_title = self._title
-        close = keys.shown(self.app, "close", "esc")
-        self._say(f"⏎ Use   {close} Close")
+        self._say(self.hints())
         self._fill()
+
+    def hints(self) -> str:
+        return f"⏎ Use   {keys.shown(self.app, 'close', 'esc')} Close"
+
+    def result(self, name: str) -> str:
+        """What the screen returns for the chosen entry."""
+        return name
 
     @property
     def options(self) -> OptionList:
@@ -113,7 +119,7 @@ class PickerScreen(ModalScreen[str | None]):
     def _dismiss_choice(self) -> None:
         at = self.options.highlighted
         if at is not None and at < len(self._shown) and not self._shown[at].problem:
-            self.dismiss(self._shown[at].name)
+            self.dismiss(self.result(self._shown[at].name))
 
     def action_leave(self) -> None:
         self.dismiss(None)

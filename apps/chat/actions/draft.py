@@ -1,5 +1,8 @@
 """The text in the input, before it is sent: completed by Tab, or written in the user's editor."""
 
+import re
+from functools import partial
+
 from textual.app import SuspendNotSupported
 
 from ruvmlx.errors import RuvmlxError, error_line
@@ -8,8 +11,13 @@ from ruvmlx.text import sanitize
 from .. import editor
 from ..completion import Suggestion, suggestions
 from ..context import ChatContext
+from ..file_list import entries
+from ..file_screen import FileScreen
 from ..prompt import MAX_MESSAGE_CHARACTERS
+from ..user_files import UserFiles
 from .select import SelectActions
+
+_BEGUN = re.compile(r'(?:^|\s)(@[^\s"]*)$')
 
 
 class DraftActions:
@@ -47,6 +55,26 @@ class DraftActions:
         prompt.replace(texts[place], (line, start), prompt.cursor_location)
         shown.taken = place
         return True
+
+    def pick_files(self) -> None:
+        """Choose files, and put them into the message as `@name`."""
+        files = self._chat.state.options.files
+        if files.folder is None:
+            self._chat.status.flash("The files of the server's machine cannot be put into a message", 10)
+            return
+        self._chat.start(partial(self._pick_files, files))
+
+    async def _pick_files(self, files: UserFiles) -> None:
+        chosen = await self._chat.ask(FileScreen(partial(entries, files)))
+        if chosen is None:
+            return
+        prompt = self._chat.prompt
+        line, column = prompt.cursor_location
+        begun = _BEGUN.search(prompt.line_start)  # "@so": the user began to type a name
+        start = begun.start(1) if begun else column
+        space = "" if not start or prompt.line_start[:start].endswith((" ", "\t")) else " "
+        prompt.replace(space + chosen, (line, start), (line, column))
+        prompt.focus()
 
     def edit(self) -> None:
         """Open the user's editor on the draft."""
