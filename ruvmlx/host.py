@@ -70,7 +70,7 @@ class Host:
 
     async def switch(self, model: str, session: str, watch: Watch) -> None:
         """Switch to another model (ModelHolder.switch); `stop` ends the opening."""
-        self._interrupt()
+        self.interrupt()
         watch = self._opening = StoppableWatch(watch)
 
         def switch() -> None:
@@ -81,7 +81,7 @@ class Host:
 
     async def release(self) -> None:
         """Close the runtime and free its memory. A later `open` opens the same model and adapter."""
-        self._interrupt()
+        self.interrupt()
 
         def release() -> None:
             self._serving.end_all(RuvmlxError(NOT_OPEN))
@@ -166,11 +166,13 @@ class Host:
             if host._idle_cancel is not None:
                 host._idle_cancel.set()
 
-    async def settle(self, watch: Watch = QUIET) -> None:
-        """Prepare the newest replies for their ratings. `write` cancels it, also one that is being written;
-        a rating does the rest. watch: gets the progress where the model was never measured, in the runtime's
-        thread."""
-        self._interrupt()
+    async def settle(self, watch: Watch = QUIET) -> bool:
+        """Prepare the newest replies for their ratings; returns whether that was done to its end. `write` and
+        `interrupt` cancel it, also a reply that is being written; a rating does the rest.
+
+        watch: gets the progress where the model was never measured, in the runtime's thread
+        """
+        self.interrupt()
         cancel = self._settle_cancel = threading.Event()
 
         def settle() -> None:
@@ -179,9 +181,11 @@ class Host:
             self.holder.opened.settle(cancel, watch)
 
         await self._run(settle)
+        return not cancel.is_set()
 
-    def _interrupt(self) -> None:
-        """End the work in the runtime's thread for which no user waits: idle work, and `settle`."""
+    def interrupt(self) -> None:
+        """End the work in the runtime's thread for which no user waits: idle work, and `settle`. From any
+        thread."""
         self.cancel_idle()
         for host in list(self._hosts):
             if host._settle_cancel is not None:
@@ -193,7 +197,7 @@ class Host:
 
         cancel: ends the reply. `stop` ends it, too, from now on, even before the first chunk is requested.
         """
-        self._interrupt()
+        self.interrupt()
         self._reply_cancel = cancel or threading.Event()
         return self._serving.write(begin, self._reply_cancel)
 
@@ -203,7 +207,7 @@ class Host:
 
         session_id: the chat that the reply belongs to.
         """
-        self._interrupt()
+        self.interrupt()
         return self._serving.serve(request, session_id)
 
     async def encode(self, work: Callable[[Runtime], T], letters: int) -> T:
@@ -239,7 +243,7 @@ class Host:
     def _close_once(self) -> Future[None]:
         self.holder.leaving = True
         self.stop()
-        self._interrupt()
+        self.interrupt()
         self._serving.cancel_all()
         with self._closing:
             if self._closed is None:

@@ -85,6 +85,8 @@ class Dispatcher:
         await unless_gone(receive, self._within_time(call, sender))
 
     async def _within_time(self, call: Call, sender: Sender) -> None:
+        if not self._endpoint.is_look:
+            call.serving.host.interrupt()
         needs_model = hasattr(call.body, "model") and self._endpoint.opens(call.body)
         async with asyncio.timeout(call.serving.limits.reply_seconds):
             if not needs_model:

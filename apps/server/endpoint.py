@@ -85,7 +85,7 @@ class Endpoint:
     it. waiting: what a client gets that streams, while its model is being opened; None: it does not stream.
     is_control: it is not for web pages, and needs a key of the chat app. is_private: it needs such a key,
     too; of web pages, only the server's own may ask. embeds: in its body `embedding` names the machine's
-    embedding model.
+    embedding model. is_look: it does not end what the models do while nobody asks.
     """
 
     method: str
@@ -109,3 +109,4 @@ class Endpoint:
     is_control: bool = False
     is_private: bool = False
     embeds: bool = False
+    is_look: bool = False

@@ -46,13 +46,13 @@ async def metrics(call: Call) -> Answer:
         for row in purposes
         for kind in ("planned", "used", "limit")
     }
-    working: dict[Labels, float] = {(("work", name),): float(serving.idle_work == name) for name in IDLE_WORK}
+    working: dict[Labels, float] = {(("work", name),): float(models.idle_work == name) for name in IDLE_WORK}
     text = serving.metrics.text(gauges) + family("ruvmlx_memory_bytes", MEMORY, by_purpose)
     text += family("ruvmlx_idle_work", WORK, working)
     return PlainText(text, "text/plain; version=0.0.4; charset=utf-8")
 
 
 ENDPOINTS = [
-    Endpoint("GET", "/health", health, "Whether the server answers.", Health, is_open=True),
-    Endpoint("GET", "/metrics", metrics, "Counts and memory, for Prometheus.", PlainText),
+    Endpoint("GET", "/health", health, "Whether the server answers.", Health, is_open=True, is_look=True),
+    Endpoint("GET", "/metrics", metrics, "Counts and memory, for Prometheus.", PlainText, is_look=True),
 ]

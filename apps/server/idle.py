@@ -83,7 +83,8 @@ class IdleWork:
             self._settled = self.serving.written
             self.serving.last_look = await look_between(self.serving.host)
             with self._name_work("preparing"):
-                await self.serving.host.settle()
+                if not await self.serving.host.settle():
+                    self._settled = -1  # a request ended it: the rest comes later
         wait = self.idle_after * 2 ** min(self._stuck, LONGEST_WAIT)
         if self.learns and time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
             with self._name_work("") as begins:

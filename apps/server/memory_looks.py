@@ -9,9 +9,8 @@ from .model_pool import ModelPool, PooledModel
 
 
 async def look_at(models: ModelPool) -> MemoryLook:
-    """Ask all open models, between the steps of their replies. What a model does while nobody asks is neither
-    waited for nor ended: it has the look from before."""
-    found = [await _look_at_model(models, model) for model in models.open_models]
+    """Ask all open models, as `look_at_model`."""
+    found = [await look_at_model(models, model) for model in models.open_models]
     looks = [look for look in found if look is not None]
     if len(looks) == 1:
         return looks[0]
@@ -23,8 +22,12 @@ async def look_at(models: ModelPool) -> MemoryLook:
     return MemoryLook(held, purposes, sum(look.waiting for look in looks), adapter)
 
 
-async def _look_at_model(models: ModelPool, model: PooledModel) -> MemoryLook | None:
+async def look_at_model(models: ModelPool, model: PooledModel) -> MemoryLook | None:
+    """Ask an open model, between the steps of its replies; None if it is closed. What models do while nobody
+    asks is neither waited for nor ended: then it is the look from before."""
     serving = model.serving
-    if serving.idle_work and serving.last_look is not None:
+    if models.idle_work and serving.last_look is not None:
         return serving.last_look
-    return await models.look(model, look_at_runtime)
+    found = await models.look(model, look_at_runtime)
+    serving.last_look = found or serving.last_look
+    return found

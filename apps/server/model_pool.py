@@ -23,6 +23,7 @@ from ruvmlx.text import did_you_mean
 from .errors import ApiError
 from .idle import IdleWork
 from .installed import InstalledModels
+from .memory_look import look_between
 from .memory_share import MemoryShare, PooledModel, plan_bytes
 from .serving import ModelFacts, Serving
 
@@ -65,6 +66,7 @@ class ModelPool:
         """In the block, models are opened and closed. The first one is open before it."""
         self.first.note_plan()
         await self.share.begin(self.first)
+        self.first.serving.last_look = await look_between(self.first.serving.host)
         closing = asyncio.ensure_future(self._close_unused())
         try:
             async with self._idle_work:
@@ -219,6 +221,11 @@ class ModelPool:
         return time.time() + self._unload_after - unused
 
     @property
+    def idle_work(self) -> str:
+        """What a model does while nobody asks; all of them wait for it, in one thread. Empty: nothing."""
+        return next((model.serving.idle_work for model in self.open_models if model.serving.idle_work), "")
+
+    @property
     def plan_bytes(self) -> int:
         """Bytes by the plan: of the program, and of all open models."""
         return plan_bytes(self.open_models)
@@ -326,6 +333,7 @@ class ModelPool:
         model.note_plan()
         model.used_at = time.monotonic()
         await self.share.divide(self.open_models)
+        serving.last_look = await look_between(serving.host)
         serving.metrics.add("ruvmlx_model_loads_total", model=serving.model_name)
         took = round(1e3 * (time.monotonic() - begun))
         serving.log.write("opened", {"model": serving.model_name, "ms": took})

@@ -14,6 +14,7 @@ from ruvmlx.models.text.thinking import tag_of
 from .bodies import EmbeddingBody
 from .embeddings import Embeddings, embeddings
 from .endpoint import Answer, Call, Endpoint
+from .memory_looks import look_at_model
 from .memory_share import PooledModel
 from .model_pool import EMBEDDING
 from .ollama_bodies import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaShowBody, is_last_use, plain_name
@@ -117,9 +118,10 @@ async def ps(call: Call) -> Answer:
 
 async def _running(call: Call, model: PooledModel) -> OllamaRunning | None:
     """None: it was closed meanwhile."""
-    held = await call.models.look(model, lambda runtime: runtime.held())
-    if held is None:
+    look = await look_at_model(call.models, model)
+    if look is None:
         return None
+    held = look.held
     about = model.serving.about
     known = _model(call, about.name, about, held.model + held.kv)
     facts = {name: getattr(known, name) for name in known.__struct_fields__}
@@ -194,8 +196,8 @@ def _time(seconds: float) -> str:
 
 ENDPOINTS = [
     Endpoint("GET", "/api/tags", tags, "List the models, in ollama's form.", OllamaModels, **CLIENTS),
-    Endpoint("GET", "/api/ps", ps, "List the open models.", OllamaRunningModels, **CLIENTS),
-    Endpoint("GET", "/api/version", version, "The server's version.", OllamaVersion, **CLIENTS),
+    Endpoint("GET", "/api/ps", ps, "List the open models.", OllamaRunningModels, is_look=True, **CLIENTS),
+    Endpoint("GET", "/api/version", version, "The server's version.", OllamaVersion, is_look=True, **CLIENTS),
     Endpoint(
         "POST", "/api/show", show, "Show a model.", OllamaFacts, body=OllamaShowBody,
         opens=lambda body: False, **CLIENTS,

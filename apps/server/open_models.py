@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 from ruvmlx.platform.memory import resident
 
 from .endpoint import Answer, Call, Endpoint
+from .memory_looks import look_at_model
 from .memory_share import PooledModel
 
 
@@ -63,15 +64,15 @@ async def ps(call: Call) -> Answer:
 
 async def _row(call: Call, model: PooledModel) -> OpenModel | None:
     """None: it was closed meanwhile."""
-    facts = await call.models.look(model, lambda runtime: (runtime.held(), runtime.adapter_label))
-    if facts is None:
+    look = await look_at_model(call.models, model)
+    if look is None:
         return None
-    held, adapter = facts
+    held = look.held
     idle = 0.0 if not model.is_idle else time.monotonic() - model.used_at
     need = model.need.total if model.need else None
     serving = model.serving
     return OpenModel(
-        serving.model_name, model is call.models.first, adapter, need, held.model, held.kv,
+        serving.model_name, model is call.models.first, look.adapter, need, held.model, held.kv,
         held.kv_budget, round(idle, 1), model.users, serving.writing,
     )  # fmt: skip
 
@@ -89,7 +90,7 @@ async def stop(call: Call) -> Answer:
 
 
 ENDPOINTS = [
-    Endpoint("GET", "/v1/ps", ps, "List the open models.", OpenModels),
+    Endpoint("GET", "/v1/ps", ps, "List the open models.", OpenModels, is_look=True),
     Endpoint(
         "POST", "/v1/stop", stop, "Close a model, or end the server.", StopAnswer, body=StopBody,
         statuses=(404,), opens=lambda body: False, is_control=True,

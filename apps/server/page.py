@@ -71,7 +71,7 @@ async def status(call: Call) -> Answer:
         pace,
         _in_use(look),
         recent,
-        serving.idle_work or None,
+        call.models.idle_work or None,
     )
 
 
@@ -122,7 +122,7 @@ def _digest(text: str, tag: str) -> str:
 ENDPOINTS = [
     Endpoint(
         "GET", "/", page, "A page with a chat and what runs.", PlainText,
-        is_open=True, media_type="text/html",
+        is_open=True, media_type="text/html", is_look=True,
     ),
-    Endpoint("GET", "/v1/status", status, "What runs, as the page shows it.", ServerStatus),
+    Endpoint("GET", "/v1/status", status, "What runs, as the page shows it.", ServerStatus, is_look=True),
 ]  # fmt: skip

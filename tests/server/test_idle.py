@@ -19,9 +19,11 @@ class Host:
     def __init__(self, fails: bool = False):
         self.did: list[str] = []
         self.fails, self.used_at, self.is_writing = fails, 0.0, False
+        self.ended_early = 0  # times that a request ends the preparing
 
     async def settle(self):
         self.did.append("settle")
+        return self.did.count("settle") > self.ended_early
 
     async def call_between(self, work):
         return None
@@ -63,6 +65,15 @@ async def test_replies_are_prepared_once_for_their_ratings():
         await asyncio.sleep(0.02)
         server.written = 3
         await until(lambda: server.host.did == ["settle"] * 2)
+
+
+async def test_what_a_request_ended_goes_on_later():
+    server = Server(Host())
+    server.host.ended_early, server.written = 2, 1
+    async with IdleWork(server, idle_after=1e9).running():
+        await until(lambda: server.host.did == ["settle"] * 3)
+        await asyncio.sleep(0.02)
+        assert server.host.did == ["settle"] * 3
 
 
 async def test_nothing_is_done_while_requests_run():
@@ -131,21 +142,25 @@ def test_status_and_metrics_name_idle_work(running):
 
 
 def test_status_does_not_wait_for_this_work(running, monkeypatch):
-    """Status and metrics name it while it goes on, and do not end it."""
-    begun, ends = threading.Event(), threading.Event()
+    """Status and metrics name it while it goes on, and do not end it; all else does."""
+    begun, ended = threading.Event(), threading.Event()
 
     def settle(cancel, watch):
-        begun.set()
-        ends.wait(20)
+        if not begun.is_set():
+            begun.set()
+            cancel.wait(20)
+            ended.set()
 
     monkeypatch.setattr(running.serving.host.holder.opened, "settle", settle)
     running.chat()
     assert begun.wait(20)
-    try:
-        assert running.ask("GET", "/v1/status").json["idle_work"] == "preparing"
-        assert 'ruvmlx_idle_work{work="preparing"} 1' in running.ask("GET", "/metrics").body.decode()
-    finally:
-        ends.set()
+    assert running.ask("GET", "/v1/status").json["idle_work"] == "preparing"
+    assert 'ruvmlx_idle_work{work="preparing"} 1' in running.ask("GET", "/metrics").body.decode()
+    assert running.ask("GET", "/v1/ps").json["models"][0]["model_bytes"] > 0
+    assert running.ask("GET", "/api/ps").json["models"][0]["size"] > 0
+    assert not ended.is_set()
+    body = {"model": running.model, "input": "hello"}
+    assert running.ask("POST", "/v1/embeddings", body).status == 200 and ended.is_set()
     running.wait_until(lambda: not running.serving.idle_work)
 
 

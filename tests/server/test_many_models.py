@@ -147,6 +147,30 @@ def test_two_models_stay_open_where_there_is_room(serve_models):
     assert open_names(running) == [A, B] and metric(running, "ruvmlx_model_loads_total{") == 1
 
 
+def test_no_request_waits_for_what_another_model_prepares(serve_models, monkeypatch):
+    """The status names that work; the figures of the others are those from before."""
+    running, begun, ended = serve_models(4), threading.Event(), threading.Event()
+    ask(running, B)
+    second = running.models.open_models[1].serving
+    running.wait_until(lambda: not second.idle_work)
+
+    def settle(cancel, watch):
+        if not begun.is_set():
+            begun.set()
+            cancel.wait(20)
+            ended.set()
+
+    monkeypatch.setattr(second.host.holder.opened, "settle", settle)
+    ask(running, B)
+    assert begun.wait(20)
+    assert running.ask("GET", "/v1/status").json["idle_work"] == "preparing"
+    assert 'work="preparing"} 1' in running.ask("GET", "/metrics").body.decode()
+    assert open_names(running) == [A, B] and not ended.is_set()
+    assert running.ask("POST", "/tokenize", {"content": "hello"}).status == 200
+    body = {"model": A, "messages": [{"role": "user", "content": "hello"}]}
+    assert running.ask("POST", "/v1/messages/count_tokens", body).status == 200 and ended.is_set()
+
+
 def test_a_model_that_writes_is_not_closed(serve_models, endless):
     """The other one's request waits for its end, and a later request behind that one."""
     running, done = serve_models(1.5), []
