@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from .endpoint import Answer, Call, Endpoint, PlainText
-from .memory_looks import look_at
+from .memory_looks import idle_work_of, look_at
 from .metrics import Labels, family
 from .serving import IDLE_WORK
 
@@ -46,7 +46,9 @@ async def metrics(call: Call) -> Answer:
         for row in purposes
         for kind in ("planned", "used", "limit")
     }
-    working: dict[Labels, float] = {(("work", name),): float(models.idle_work == name) for name in IDLE_WORK}
+    working: dict[Labels, float] = {
+        (("work", name),): float(idle_work_of(models) == name) for name in IDLE_WORK
+    }
     text = serving.metrics.text(gauges) + family("ruvmlx_memory_bytes", MEMORY, by_purpose)
     text += family("ruvmlx_idle_work", WORK, working)
     return PlainText(text, "text/plain; version=0.0.4; charset=utf-8")

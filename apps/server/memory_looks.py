@@ -1,4 +1,4 @@
-"""The memory of all open models, as the status, the page and the metrics show it."""
+"""The memory of all open models and their work, as the status, the page and the metrics show it."""
 
 from ruvmlx.memory.memory_plan import sum_purposes
 from ruvmlx.platform.cpu import total_memory
@@ -6,6 +6,11 @@ from ruvmlx.platform.memory import MemoryUse, peak, resident
 
 from .memory_look import MemoryLook, look_at_runtime
 from .model_pool import ModelPool, PooledModel
+
+
+def idle_work_of(models: ModelPool) -> str:
+    """What an open model does while nobody asks; all of them wait for it, in one thread. Empty: nothing."""
+    return next((model.serving.idle_work for model in models.open_models if model.serving.idle_work), "")
 
 
 async def look_at(models: ModelPool) -> MemoryLook:
@@ -26,7 +31,7 @@ async def look_at_model(models: ModelPool, model: PooledModel) -> MemoryLook | N
     """Ask an open model, between the steps of its replies; None if it is closed. What models do while nobody
     asks is neither waited for nor ended: then it is the look from before."""
     serving = model.serving
-    if models.idle_work and serving.last_look is not None:
+    if idle_work_of(models) and serving.last_look is not None:
         return serving.last_look
     found = await models.look(model, look_at_runtime)
     serving.last_look = found or serving.last_look

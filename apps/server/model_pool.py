@@ -221,11 +221,6 @@ class ModelPool:
         return time.time() + self._unload_after - unused
 
     @property
-    def idle_work(self) -> str:
-        """What a model does while nobody asks; all of them wait for it, in one thread. Empty: nothing."""
-        return next((model.serving.idle_work for model in self.open_models if model.serving.idle_work), "")
-
-    @property
     def plan_bytes(self) -> int:
         """Bytes by the plan: of the program, and of all open models."""
         return plan_bytes(self.open_models)

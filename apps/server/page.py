@@ -13,7 +13,7 @@ from ruvmlx import __version__
 
 from .endpoint import Answer, Call, Endpoint, PlainText
 from .memory_look import MemoryLook
-from .memory_looks import look_at
+from .memory_looks import idle_work_of, look_at
 from .serving import NO_ADAPTER, RecentRequest
 
 
@@ -71,7 +71,7 @@ async def status(call: Call) -> Answer:
         pace,
         _in_use(look),
         recent,
-        call.models.idle_work or None,
+        idle_work_of(call.models) or None,
     )
 
 
