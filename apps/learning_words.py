@@ -68,8 +68,9 @@ def _signal_name(group: dict[str, Any]) -> str:
 def _signal_line(group: dict[str, Any]) -> str:
     """One group of signals: how good the replies were, and how much of that their speed takes."""
     return (
-        f"{group['count']:,} in a context of {group['context']} tokens: quality {group['quality']:.2f}, "
-        f"with speed {group['reward']:.2f}; {group['latency_ratio']:.2f} of the usual time"
+        f"{group['count']:,} in a context of {group['context']} tokens: how good they were, from 0 to 1: "
+        f"{group['quality']:.2f}, with their speed {group['reward']:.2f}; "
+        f"they took {group['latency_ratio']:.2f} of the usual time"
     )
 
 
@@ -101,8 +102,13 @@ def _after(result: "RatingResult | PreferenceResult") -> str:
 def _learned(facts: dict[str, Any]) -> str:
     ratings, pairs, used = facts["ratings"], facts.get("preferences", 0), facts["updates"]
     if not facts["adapter_version"]:
+        kept = any(facts["versions"])
         given = (
-            f"{_feedback_count(ratings, pairs)} given, none in use" if ratings + pairs else "No ratings yet"
+            f"{_feedback_count(ratings, pairs)} given, none in use"
+            if ratings + pairs
+            else "Nothing that was learned is in use"
+            if kept
+            else "No ratings yet"
         )
         return f"{given}: {STILL_THE_ORIGINAL}{_elsewhere(facts)}"
     unused = ratings + pairs - used

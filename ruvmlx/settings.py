@@ -19,6 +19,7 @@ from . import tiers
 from .errors import UsageError
 from .platform import files
 from .setting_spec import SettingSpec
+from .text import did_you_mean
 
 MAX_FILE_BYTES = 1 << 20  # bytes of a file of settings
 
@@ -364,7 +365,9 @@ def _checked(name: str, spec: SettingSpec, value: Any, origin: str = "") -> Any:
 
 def spec_of(name: str, where: str = "") -> SettingSpec:
     if name not in SPECS:
-        raise UsageError(f"{where}no setting {name!r}; there are: {', '.join(SPECS)}.")
+        similar = did_you_mean(name, SPECS)
+        known = f".{similar}" if similar else f"; there are: {', '.join(SPECS)}."
+        raise UsageError(f"{where}no setting {name!r}{known}")
     return SPECS[name]
 
 

@@ -86,10 +86,13 @@ def changes(
             f"{_SIGNS[change.verdict]} {change.name:<58} {change.old or 0:>9g} -> {change.new or 0:<9g} "
             f"{change.unit:<6} {size:>7}  p {change.p:.4f}  {change.verdict}"
         )
+    yield "p: how often chance alone makes such a difference"
     counts = {v: sum(c.verdict == v for c in found) for v in _SIGNS}
     yield ", ".join(f"{n} {said}" for said, n in counts.items())
     other = [f"{name}: {was} -> {now}" for name, was, now in verdicts if was != now]
     against = sum({was, now} == {"met", "not met"} for _, was, now in verdicts)
+    if not verdicts:
+        return
     yield (
         f"targets: {len(verdicts) - len(other)} of {len(verdicts)} with the same verdict,"
         f" {against} met in one and not in the other"

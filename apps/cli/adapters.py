@@ -87,6 +87,13 @@ def _rank(store: Any, row: Any) -> int:
     return rank
 
 
+def _stands_at(version: int) -> str:
+    return f"version {version}" if version else "new, nothing learned yet"
+
+
+_PROGRAMS = {"peft": "PEFT", "mlx-lm": "mlx-lm"}
+
+
 def _report(facts: dict[str, Any], as_json: bool, line: str) -> None:
     if as_json:
         print_json(facts)
@@ -148,7 +155,7 @@ def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
         facts = opened.facts(name)
     else:
         facts = {"name": name, "base": opened.model.name, "rank": 0, "version": 0, "bytes": 0}
-    _report(facts, as_json, f"{name}, version {facts['version']}" + ("" if name in known else " (new)"))
+    _report(facts, as_json, f"{name} is in use now: {_stands_at(facts['version'])}.")
 
 
 @adapters.command()
@@ -164,7 +171,7 @@ def save(name: str, as_json: bool, **flags: Any) -> None:
         raise UsageError("none is no adapter; give another name.")
     opened.store.adapters.copy(opened.model.fingerprint, opened.name, name)
     facts = opened.facts(name)
-    _report(facts, as_json, f"saved {opened.name} as {name}, version {facts['version']}")
+    _report(facts, as_json, f"Saved {opened.name} as {name}, version {facts['version']}.")
 
 
 @adapters.command()
@@ -205,7 +212,11 @@ def export(
         "format": chosen,
         "path": str(folder),
     }
-    _report(facts, as_json, f"{folder}: {chosen}, rank {change.rank}, {size(nbytes)}")
+    _report(
+        facts,
+        as_json,
+        f"Wrote {folder}: {opened.chosen()} for {_PROGRAMS[chosen]}, rank {change.rank}, {size(nbytes)}.",
+    )
 
 
 @adapters.command("import")
@@ -234,7 +245,10 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
         log(f"note: it is too far from the original model ({far}); the first rating scales it down.")
     facts = _Open({**flags, "adapter": name}).facts(name) | {"kl": adopted.kl}
     _report(
-        facts, as_json, f"{name}: rank {facts['rank']}, KL {adopted.kl:.4f}; `adapters use {name}` uses it"
+        facts,
+        as_json,
+        f"Imported {name}: rank {facts['rank']}, {adopted.kl / KL_CAP:.0%} of the allowed change.\n"
+        f"`ruvmlx adapters use {name}` uses it.",
     )
 
 
@@ -250,7 +264,7 @@ def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
     opened = _Open(flags)
     facts = opened.facts(name)
     opened.store.adapters.delete(opened.model.fingerprint, name)
-    _report(facts, as_json, f"deleted {name}: {size(facts['bytes'])}")
+    _report(facts, as_json, f"Deleted {name}: {size(facts['bytes'])} are free again.")
 
 
 @adapters.command()
@@ -274,7 +288,7 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
     if as_json:
         print_json(facts)
     else:
-        say(f"{folder}: the model with adapter {opened.name}, {size(nbytes)}.")
+        say(f"Wrote {folder}: the model with what {opened.name} learned, {size(nbytes)}.")
 
 
 VERBS = [adapters]

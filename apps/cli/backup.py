@@ -9,7 +9,7 @@ from ruvmlx import settings as config
 from ruvmlx.text import size
 
 from .output import json_option, print_json
-from .text_output import count, hint, say
+from .text_output import count, hint, say, short_path
 from .verb import Verb
 
 
@@ -45,7 +45,8 @@ def restore(file: Path, as_json: bool) -> None:
         return
     say(f"{_held(facts)} are in use now.")
     if kept:
-        say(f"What was there before is {kept}; `ruvmlx restore` takes it back, or delete it.")
+        say(f"What was there before is {short_path(kept)}; you may delete it.")
+        hint(f"`ruvmlx restore {short_path(kept)}` uses that again.")
 
 
 def _held(facts) -> str:

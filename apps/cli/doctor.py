@@ -27,7 +27,14 @@ def _library() -> str:
 
     found = registry() | dict.fromkeys(layers.KERNELS, implementations()[0])
     found["matmul"] = decoder.matmul_implementations()[0]
-    return ", ".join(sorted({f"{name}: {impl}" for name, impl in found.items()}))
+    kernels: dict[str, list[str]] = {}
+    for name, impl in sorted(found.items()):
+        kernels.setdefault(impl, []).append(name)
+    few = 3  # kernels that are named
+    return "; ".join(
+        f"{impl}: {', '.join(names) if len(names) <= few else count(len(names), 'kernel')}"
+        for impl, names in kernels.items()
+    )
 
 
 def _backend() -> str:
@@ -75,7 +82,7 @@ def _store() -> str:
     found = store.integrity()
     if found != "ok":
         raise RuvmlxError(f"{store.path}: {found}")
-    return f"{store.path}: {len(store.chats.all())} chats"
+    return f"{store.path}: {count(len(store.chats.all()), 'chat')}"
 
 
 def _privacy() -> str:
@@ -142,7 +149,7 @@ def _adapter() -> str:
         unpack_layers(row.state, model.shape)
         if row.base:
             history.base(row.base).check(model.shape)
-    return f"{name}, version {version}, {len(history.ratings())} ratings"
+    return f"{name}, version {version}, {count(len(history.ratings()), 'rating')}"
 
 
 def _witness() -> str:
@@ -155,7 +162,7 @@ def _witness() -> str:
         raise RuvmlxError(f"the witness log breaks at row {chain.broken}: {chain.why}")
     if wrong := disagreement(store):
         raise RuvmlxError(f"the store and its witness log disagree: {wrong}")
-    return f"{chain.rows} rows, unbroken; the last hash begins with {chain.head[:16]}"
+    return f"{count(chain.rows, 'row')}, unbroken; the last hash begins with {chain.head[:16]}"
 
 
 _CHECKS: dict[str, Callable[[], str]] = {

@@ -18,8 +18,8 @@ from ..learning_words import detail_rows, status_facts, status_lines
 from .interrupt import ctrl_c_sets
 from .learn_check import check
 from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
-from .output import json_option, print_json, show
-from .text_output import count, say
+from .output import json_option, log, print_json, show
+from .text_output import TableColumn, count, say, table
 from .text_output import facts as table_of_facts
 from .verb import VerbGroup
 
@@ -30,6 +30,12 @@ def learn() -> None:
 
 
 learn.add_command(check)
+
+ROUTER_WORDS = {
+    "on": "It chooses for each reply.",
+    "off": "Every reply uses what was learned; `ruvmlx config set router on` lets it choose.",
+}
+ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # then perhaps "+examples"
 
 
 def _history(flags: dict[str, Any]):
@@ -199,8 +205,11 @@ def export(format_: str, **flags: Any) -> None:
     """Print your rated replies as JSON lines, for training elsewhere."""
     from ruvmlx.sona.export_examples import rows
 
-    for row in rows(_history(flags), format_):
+    found = list(rows(_history(flags), format_))
+    for row in found:
         print_json(row)
+    if not found:
+        log("Nothing to print: no rated replies of this kind.")
 
 
 @learn.command("chart")
@@ -225,7 +234,7 @@ def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
     if svg:
         say(f"Written: {svg}")
     else:
-        for line in chart.plot(record):
+        for line in chart.plot(record) if record.ratings else []:
             show(line)
     say(chart.summary(record))
 
@@ -277,7 +286,7 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
     if as_json:
         print_json(facts)
     else:
-        show(f"the router is {facts['router']}")
+        say(f"The router is {facts['router']}. {ROUTER_WORDS[facts['router']]}")
         _show_router(facts)
     if cancel.is_set():
         raise KeyboardInterrupt
@@ -298,12 +307,25 @@ def _router(flags: dict[str, Any]):
 
 
 def _show_router(facts: dict[str, Any]) -> None:
+    rows = []
     for arm in facts["arms"]:
         mean = "-" if arm["mean_reward"] is None else f"{arm['mean_reward']:.3f}"
-        best = f"best with probability {arm['best']:.2f}"
-        say(f"  {arm['arm']}: chosen {arm['chosen']}, rated {arm['rated']}, mean reward {mean}; {best}")
+        rows.append(
+            (_arm_words(arm["arm"]), str(arm["chosen"]), str(arm["rated"]), mean, f"{arm['best']:.0%}")
+        )
+    names = ("CHOSEN", "RATED", "MEAN REWARD", "LIKELY THE BEST")
+    table([TableColumn("REPLIES WITH"), *(TableColumn(name, right=True) for name in names)], rows)
     if facts["training"]:
-        say(f"  cell: {facts['training']['reason']} ({facts['training']['ratings']} rated choices)")
+        trained = facts["training"]
+        say(
+            f"The network that reads conversations: {trained['reason']} "
+            f"({count(trained['ratings'], 'rated choice')})."
+        )
+
+
+def _arm_words(arm: str) -> str:
+    learned, _, examples = arm.partition("+")
+    return ARM_WORDS[learned] + (" and liked replies as examples" if examples else "")
 
 
 def _tier_history(flags: dict[str, Any]):
@@ -339,11 +361,14 @@ def _lengths(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_kv(facts: dict[str, Any]) -> None:
-    say(f"{_tiers_in_words(facts['policy'])}: {facts['reason']}")
-    say(f"replies of at least {facts['long_is']} tokens, on {facts['backend']}: {facts['long_replies']}")
+    say(f"The KV cache keeps {_tiers_in_words(facts['policy'])}.")
+    say(f"Why: {facts['reason']}.")
+    say(
+        f"Long replies (at least {facts['long_is']:,} tokens) on {facts['backend']}: {facts['long_replies']}."
+    )
     for c in facts["candidates"]:
         say(
-            f"  {_tiers_in_words(c)}: KL {c['kl']:.5f}, at most {c['upper']:.5f} nats a token "
+            f"Measured: {_tiers_in_words(c)}: KL {c['kl']:.5f}, at most {c['upper']:.5f} nats a token "
             f"({c['tokens']} tokens of {c['replies']} replies); {c['latency']:.2f} of f16's time; "
             f"{size(c['bytes'])} at "
             f"{facts['context']} tokens"
@@ -351,19 +376,19 @@ def _show_kv(facts: dict[str, Any]) -> None:
     for o in facts["observed"]:
         pace = f", {o['us_per_token'] / 1e3:.1f} ms a token" if o["us_per_token"] else ""
         replies = count(o["replies"], "reply", "replies")
-        say(f"  seen in {replies}, {_tiers_in_words(o)}: up to {o['longest']} tokens{pace}")
+        say(f"Used in {replies}: {_tiers_in_words(o)}; up to {o['longest']:,} tokens of context{pace}.")
 
 
 def _tiers_in_words(lengths: dict[str, Any]) -> str:
-    """ "f16 for 64 tokens, 8 bits to 1024 tokens, then 4" """
+    """ "the newest 64 tokens in f16, those up to 1,024 in 8 bits, older ones in 4" """
     if lengths[LENGTHS[0]] is None:
-        return "f16 throughout"
-    said = f"f16 for {lengths[LENGTHS[0]]} tokens"
+        return "all tokens in f16"
+    said = f"the newest {lengths[LENGTHS[0]]:,} tokens in f16"
     for tier in reversed(TIERS[1:-1]):
         if lengths[tier.name] is None:
-            return f"{said}, {tier.bits} bits for all others"
-        said += f", {tier.bits} bits to {lengths[tier.name]} tokens"
-    return f"{said}, then {TIERS[0].bits}"
+            return f"{said}, all others in {tier.bits} bits"
+        said += f", those up to {lengths[tier.name]:,} in {tier.bits} bits"
+    return f"{said}, older ones in {TIERS[0].bits}"
 
 
 VERBS = [learn]

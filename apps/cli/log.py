@@ -109,16 +109,16 @@ def show_log(limit: int, as_json: bool, **wanted: Any) -> None:
         print_json({"rows": [_facts(row) for row in rows], "kinds": kinds, "unbroken": unbroken})
         return
     if not rows:
-        say(f"No such rows.{_kinds_there_are(store)}")
+        say(_nothing_to_show(store))
         return
     table(_COLUMNS, [(f"{row.seq:,}", _local(row.time), row.kind, _detail(row.body)) for row in rows])
     found = ", ".join(f"{n:,} {kind}" for kind, n in kinds.items())
     hint(f"The newest {len(rows):,} of {count(sum(kinds.values()), 'row')}: {found}.")
 
 
-def _kinds_there_are(store: "Store") -> str:
+def _nothing_to_show(store: "Store") -> str:
     kinds = store.witness.counts(_filter((), None, None))
-    return f" The log's kinds are: {', '.join(kinds)}." if kinds else " The log is empty."
+    return f"No such rows. The log's kinds are: {', '.join(kinds)}." if kinds else "The log is empty."
 
 
 def _local(ns: int) -> str:
@@ -154,7 +154,13 @@ def verify_log(kept: str | None, as_json: bool) -> None:
         raise NotFound(f"no row of the log has the hash {kept}; it is not the log that this hash is from.")
     if not as_json:
         say(f"{count(chain.rows, 'row')}, unbroken; ratings, adapters and choices agree with them.")
-        hint(f"The last hash is {chain.head}." if number is None else f"That hash is row {number:,}.")
+        if number is not None:
+            hint(f"That hash is row {number:,}.")
+        elif chain.rows:
+            hint(
+                f"The last hash is {chain.head}. Keep it elsewhere: "
+                "`ruvmlx log verify --has HASH` says later whether this is still the same log."
+            )
 
 
 @log.command("export")

@@ -113,17 +113,19 @@ def propose_models(as_json: bool) -> None:
     if as_json:
         print_json([asdict(offer) for offer in (*here, *offers)])
         return
-    for line in (*map(_offer_line, here), *map(_offer_line, offers)):
-        show_line(line)
+    columns = [
+        TableColumn("MODEL", style="bold", keep=False),
+        *(TableColumn(name, right=True) for name in ("SIZE", "MEMORY", "TOKENS/S")),
+        TableColumn("WHERE"),
+    ]
+    table(columns, map(_offer_row, (*here, *offers)))
     if offers:
-        show_line(f"`ruvmlx pull {offers[0].name}` fetches the first of those that are not here.")
+        hint(f"`ruvmlx pull {offers[0].name}` fetches the first of those that are not here.")
 
 
-def _offer_line(offer: "ModelOffer") -> str:
-    size, memory = offer.size / 1e9, offer.memory_at_8k / 1e9
-    words = "here" if offer.installed else f"to fetch, {offer.licence}"
-    speed = f"about {offer.tps_expected:,.0f} tokens/s"
-    return f"{offer.name:<54}  {size:>5.1f} GB  {memory:>5.1f} GB of memory  {speed:<22}  {words}"
+def _offer_row(offer: "ModelOffer") -> tuple[str, ...]:
+    where = "here" if offer.installed else f"to fetch, {offer.licence}"
+    return offer.name, size(offer.size), size(offer.memory_at_8k), f"about {offer.tps_expected:,.0f}", where
 
 
 def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":

@@ -24,7 +24,7 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    columns = [TableColumn(name) for name in ("model", "adapter", "memory", "KV limit", "now")]
+    columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "KV CACHE AT MOST", "NOW")]
     text_output.table(columns, [_row(model) for model in found["models"]])
     limit = f" of {size(found['limit_bytes'])}" if found["limit_bytes"] else ""
     log(f"planned: {size(found['planned_bytes'])}{limit}; the process takes {size(found['resident_bytes'])}.")
@@ -50,7 +50,7 @@ def stop(model: str | None, server: str, api_key: str | None, as_json: bool) -> 
     if as_json:
         print_json(done)
     elif done["model"] is None:
-        log("the server ends.")
+        log("The server ends.")
     else:
         log(f"{done['model']} is closed." if done["was_open"] else f"{done['model']} was not open.")
 

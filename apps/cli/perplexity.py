@@ -65,12 +65,12 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
     """For people: the perplexity, and what the cache's tiers cost."""
     rows = [
         ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better)"),
-        ("cache", f"{found.kv.policy}, {size(found.kv.bytes)}; all in f16: {size(found.kv.f16_bytes)}"),
+        ("cache", f"{found.kv.policy}: {size(found.kv.bytes)}; {size(found.kv.f16_bytes)} if all were f16"),
         ("backend", f"{backend.name}, {backend.kernels}"),
     ]
     if found.ppl_f16 is not None and found.kl_vs_f16 is not None:
-        cost = f"perplexity {found.ppl_f16:.2f} with an f16 cache, KL {found.kl_vs_f16:.4f} nats per token"
-        rows.insert(1, ("of tiers", cost))
+        cost = f"{found.ppl_f16:.2f} with an f16 cache; KL between both {found.kl_vs_f16:.4f} nats per token"
+        rows.insert(1, ("compared", cost))
     table_of_facts(rows)
 
 

@@ -46,6 +46,9 @@ COLUMNS = (
 )
 
 
+FOUND = (TableColumn("ID", style="bold"), TableColumn("TITLE", cut=True), TableColumn("FOUND", cut=True))
+
+
 def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
     table(
         COLUMNS,
@@ -127,23 +130,19 @@ def search_sessions(
     wanted = " ".join(words)
     found = _store(reading=True).search.find(wanted)
     if as_json:
-        print_json(
-            [
-                _facts(f.session) | {"message_id": f.message_id, "role": f.role, "text": f.content}
-                for f in found
-            ]
-        )
+        places = [{"message_id": f.message_id, "role": f.role, "text": f.content} for f in found]
+        print_json([_facts(f.session) | place for f, place in zip(found, places, strict=True)])
         return
-    for hit in found:
-        title = one_line(hit.session.title)
-        if hit.message_id is None:
-            show(f"{hit.session.id}  {title}")
-        else:
-            show(f"{hit.session.id}  {title} · {hit.role}: {excerpt(hit.content, wanted.split())}")
     if not found:
-        log("nothing found.")
-    else:
-        hint(f"`ruvmlx chat --session ID --find {shlex.quote(wanted)}` opens a chat there.")
+        log(f"No chat has {wanted!r}.")
+        return
+    table(FOUND, [(hit.session.id, one_line(hit.session.title), _found_words(hit, wanted)) for hit in found])
+    hint(f"`ruvmlx chat --session ID --find {shlex.quote(wanted)}` opens a chat there.")
+
+
+def _found_words(hit: Any, wanted: str) -> str:
+    """Where the words are, and what stands around them."""
+    return "in the title" if hit.message_id is None else f"{hit.role}: {excerpt(hit.content, wanted.split())}"
 
 
 def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> None:
@@ -277,8 +276,15 @@ def _tell_imported(rows: Sequence[dict[str, Any]], failures: Sequence[RuvmlxErro
 @click.argument("title")
 def rename_session(session_id: str, title: str) -> None:
     """Rename a chat."""
-    store = _store()
-    store.chats.set_title(store.chats.find(session_id), title)
+    _change(session_id, lambda chats, found: chats.set_title(found, title), "Renamed")
+
+
+def _change(session_id: str, change: Callable[[Any, str], None], done: str) -> None:
+    """Change a chat; say what was done, and how lists show the chat now."""
+    chats = _store().chats
+    session_id = chats.find(session_id)
+    change(chats, session_id)
+    log(f"{done}: {_title(_facts(chats.get(session_id)))}")
 
 
 @sessions.command("pin")
@@ -286,8 +292,8 @@ def rename_session(session_id: str, title: str) -> None:
 @click.option("--off", is_flag=True, help="No longer.")
 def pin_session(session_id: str, off: bool) -> None:
     """Show a chat first in lists."""
-    store = _store()
-    store.chats.pin(store.chats.find(session_id), not off)
+    done = "No longer pinned" if off else "Pinned"
+    _change(session_id, lambda chats, found: chats.pin(found, not off), done)
 
 
 @sessions.command("folder")
@@ -295,8 +301,9 @@ def pin_session(session_id: str, off: bool) -> None:
 @click.argument("name", required=False)
 def put_in_folder(session_id: str, name: str | None) -> None:
     """Put a chat into the folder NAME of lists; without NAME, out of it."""
-    store = _store()
-    store.chats.set_folder(store.chats.find(session_id), one_line(name or ""))
+    folder = one_line(name or "")
+    done = f"Moved to folder {folder}" if folder else "Moved out of its folder"
+    _change(session_id, lambda chats, found: chats.set_folder(found, folder), done)
 
 
 @sessions.command("fork")
@@ -329,7 +336,8 @@ def remove_session(session_id: str, now: bool) -> None:
         _warn_of_readers(gone)
     else:
         store.chats.soft_delete(session_id)
-        log(f"Deleted: {title} · `ruvmlx sessions restore {session_id}` brings it back for a day.")
+        log(f"Deleted: {title}")
+        log(f"`ruvmlx sessions restore {session_id}` brings it back for a day.")
 
 
 def _find_chat(store: Any, beginning: str, deleted_too: bool) -> str:
@@ -366,7 +374,7 @@ def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
     if as_json:
         print_json({"forgotten": chosen})
     else:
-        log(f"Deleted the words of {len(chosen)} repl{'y' if len(chosen) == 1 else 'ies'}.")
+        log(f"Deleted the words of {count_of(len(chosen), 'reply', 'replies')} outside chats.")
     _warn_of_readers(gone)
 
 
@@ -387,10 +395,12 @@ def restore_session(session_id: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    if rows:
-        _show_rows(rows)
-    else:
-        log("no deleted chat can be restored.")
+    if not rows:
+        log("No deleted chat can be restored.")
+        return
+    _show_rows(rows)
+    listed = "These chats are deleted. `ruvmlx sessions restore ID` brings one back."
+    hint(listed if session_id is None else "It is back.")
 
 
 VERBS = [sessions]

@@ -26,7 +26,7 @@ def show_settings(origin: bool, as_json: bool) -> None:
         values = {k: settings.written(s.value) for k, s in found.items()}
         print_json({k: {"value": values[k], "origin": s.origin} for k, s in found.items()})
         return
-    last = TableColumn("FROM" if origin else "MEANING", cut=True, style="dim")
+    last = TableColumn("FROM" if origin else "MEANING", cut=origin, keep=False, style="dim")
     rows = [
         (k, effective(k, s), short_path(s.origin) if origin else settings.SPECS[k].doc)
         for k, s in found.items()
@@ -61,9 +61,9 @@ def unset_setting(name: str) -> None:
     path = settings_file.remove(name)
     value = effective(name, settings.resolve()[name])
     if path is None:
-        say(f"{name} is not in your settings file; {value} applies.")
+        say(f"Nothing to take back: your settings file has no {name}; its value is {value}.")
         return
-    say(f"{name} is out of {short_path(path)}; {value} applies.")
+    say(f"{name} = {value} again; {short_path(path)} no longer names it.")
     note_setting(name, "unset")
 
 

@@ -78,11 +78,14 @@ def writes_json(path: Path) -> bool:
     return ending == ".json"
 
 
+UNKNOWN = "unknown"  # the model of an imported chat whose file names none
+
+
 def as_markdown(store: Store, session_id: str) -> str:
     """The current branch of a chat. Control sequences are removed."""
     session = store.chats.get(session_id)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created))
-    parts = [f"# {one_line(session.title) or 'Untitled'}", f"{one_line(session.model)}, {when}"]
+    parts = [f"# {one_line(session.title) or 'Untitled'}", f"{_model_words(session.model)}, {when}"]
     if session.system:
         parts.append(f"> {sanitize(session.system)}".replace("\n", "\n> "))
     for message in store.messages.branch(session_id):
@@ -95,6 +98,10 @@ def _body(message: MessageRow) -> list[str]:
     """The text of a message; of a tool's result, the call before it."""
     calls = calls_of_json(message.calls) if message.role == "tool" else ()
     return [*(sanitize(f"{call.name} {call.arguments}") for call in calls), sanitize(message.content)]
+
+
+def _model_words(model: str) -> str:
+    return "by an unknown model" if model == UNKNOWN else one_line(model)
 
 
 @dataclass
@@ -156,7 +163,7 @@ def parse(data: bytes, name: str) -> Imported:
     system = _text(found.get("system")) or next((_content(m) for m in raw if _role(m) == "system"), None)
     messages = _messages([m for m in raw if _role(m) != "system"], name)
     title = _text(found.get("title")) or next((m.content for m in messages), "")
-    chat = Imported(one_line(title)[:60], system or None, _text(found.get("model")) or "unknown", messages)
+    chat = Imported(one_line(title)[:60], system or None, _text(found.get("model")) or UNKNOWN, messages)
     times = [message.created for message in messages if message.created] or [0.0]
     chat.created = _moment(found.get("created")) or times[0]
     chat.updated = _moment(found.get("updated")) or times[-1]

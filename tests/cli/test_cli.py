@@ -465,14 +465,14 @@ def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch)
     assert said["long_replies"] == 2 and said["observed"][0]["replies"] == 2
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert (said["measured"], said["changed"], said["stopped"]) == (2, False, "")
-    assert "2 long replies were measured; it takes 3" in said["reason"]
+    assert "until 3 long replies were measured; now 2" in said["reason"]
     monkeypatch.setattr("ruvmlx.kv_tuning.tier_measurement.REPLIES", 2)
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert said["changed"] and said["limit"] == 0.004 and len(said["candidates"]) == 2
     assert json.loads(run(*command)[1])["reason"] == said["reason"]
     code, out, _ = run(*[c for c in command if c != "--json"])
     words = " ".join(out.split())  # the terminal's width breaks lines
-    assert code == 0 and "f16 for 64 tokens, 8 bits to" in words and said["reason"] in words
+    assert code == 0 and "the newest 64 tokens in f16, those up to" in words and said["reason"] in words
     monkeypatch.setenv("RUVMLX_KV_TIERS", "128,all")
     said = json.loads(run(*command)[1])
     assert said["policy"] == {"hot": 128, "warm": None} and said["asked"]

@@ -19,6 +19,12 @@ def test_nothing_learned_is_said_in_two_lines():
     ]
 
 
+def test_after_a_rollback_to_the_original_nobody_is_told_that_there_are_no_ratings():
+    first, way_back, _ = status_lines(NOTHING | {"versions": [0, 1, 2]})
+    assert first == "Nothing that was learned is in use: replies are the original model's."
+    assert way_back == "`ruvmlx learn rollback 2` uses what was learned before."
+
+
 def test_what_was_learned_has_its_distance_and_the_way_back():
     assert status_lines(LEARNED)[:3] == [
         "Learned from 3 ratings. Replies differ slightly from the original model's (12% of the allowed "

@@ -51,7 +51,7 @@ def test_sessions_ls_show_search(run, chats):
     assert {"id", "title", "turns", "updated", "pinned", "folder", "message_id", "role", "text"} == set(hit)
     assert hit["id"] == second and hit["role"] == "assistant"
     assert "assistant: A lion roars" in run("sessions", "search", "roars")[1]
-    assert run("sessions", "search", "unicorn") == (0, "", "nothing found.\n")
+    assert run("sessions", "search", "unicorn") == (0, "", "No chat has 'unicorn'.\n")
 
 
 def test_sessions_are_renamed_copied_and_deleted(run, chats):
@@ -92,7 +92,7 @@ def test_sessions_rm_can_be_undone(run, chats, home):
     (back,) = json.loads(run("sessions", "restore", "last", "--json")[1])
     assert back["id"] == second and back["turns"] == 3
     assert run("sessions", "restore", first[:8])[1].splitlines()[1].startswith(first)
-    assert run("sessions", "restore") == (0, "", "no deleted chat can be restored.\n")
+    assert run("sessions", "restore") == (0, "", "No deleted chat can be restored.\n")
     code, _, err = run("sessions", "restore", "unknown")
     assert code == 1 and err.count("\n") == 1 and "sessions restore" in err
     assert "for good" in run("sessions", "rm", first, "--now")[2]
@@ -120,8 +120,8 @@ def test_replies_outside_chats_can_be_forgotten(run, chats, home, tiny_folder):
         assert code in (1, 2) and err.count("\n") == 1
     before = store.replies.get(in_chat).text
     assert json.loads(run("sessions", "forget", ids[0], "--json")[1]) == {"forgotten": [ids[0]]}
-    assert run("sessions", "forget", "--all")[2] == "Deleted the words of 1 reply.\n"
-    assert run("sessions", "forget", "--all")[2] == "Deleted the words of 0 replies.\n"
+    assert run("sessions", "forget", "--all")[2] == "Deleted the words of 1 reply outside chats.\n"
+    assert run("sessions", "forget", "--all")[2] == "Deleted the words of 0 replies outside chats.\n"
     assert store.replies.get(in_chat).text == before
     assert json.loads(run("learn", "status", "--json", *model)[1])["ratings"] == 2
     store.close()
