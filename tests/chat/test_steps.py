@@ -112,6 +112,15 @@ def test_quit_ends_the_chat(runtime, state):
     assert "/rate up|down|1-5 [NOTE]" in take("help", runtime, state).words
 
 
+def test_a_chat_is_not_exported_in_a_form_that_its_name_does_not_say(open_tiny, tmp_path):
+    with open_tiny() as runtime:
+        state = ChatState(ChatOptions())
+        state.session = runtime.chats.new_chat()
+        with pytest.raises(UsageError, match=r"\.json.*\.md"):
+            take("export", runtime, state, str(tmp_path / "talk.html"))
+    assert not list(tmp_path.glob("*.html"))
+
+
 def test_a_chat_that_is_there_already_is_opened_and_not_imported_again(open_tiny, tmp_path):
     file = tmp_path / "talk.json"
     file.write_text('[{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]')

@@ -8,6 +8,7 @@ from ruvmlx.apps.chat.commands import COMMANDS
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.state import ChatState
 from ruvmlx.apps.chat.status import Meter
+from ruvmlx.apps.chat.user_files import UserFiles
 
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import RatingResult
@@ -65,6 +66,17 @@ def test_details_are_those_of_the_newest_reply_and_lesson():
     assert "No figures yet" in take("details")
     state.lesson = rated()
     assert "-1.000 → -0.900" in take("details") and "4% of the allowed change" in take("details")
+
+
+async def test_a_screenshot_that_cannot_be_written_says_why(tmp_path):
+    """It goes beside what /export writes, and needs no folder of downloads."""
+    files = UserFiles(tmp_path / "nowhere")
+    async with chatting(ScriptedRuntime(["One."]), SMALL, files=files) as (app, pilot):
+        assert app.deliver_screenshot("a.svg") is None
+        await until(pilot, lambda: "No screenshot: " in screen_text(app))
+        (tmp_path / "nowhere").mkdir()
+        assert app.deliver_screenshot("a.svg") == str(tmp_path / "nowhere" / "a.svg")
+        assert "<svg" in (tmp_path / "nowhere" / "a.svg").read_text("utf-8")
 
 
 def test_the_status_line_has_words():

@@ -221,6 +221,7 @@ class Stage:
             sys.path.insert(0, str(self.folder / "packages"))  # the starter's path is the same everywhere
             if given:
                 os.dup2(os.open(given, os.O_RDONLY), 0)
+            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - to the end
             sys.argv = ["ruvmlx", *words]
             code = run()
         except SystemExit as end:
