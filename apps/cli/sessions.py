@@ -44,16 +44,11 @@ COLUMNS = (
     TableColumn("MESSAGES", right=True),
     TableColumn("TITLE", cut=True),
 )
-
-
 FOUND = (TableColumn("ID", style="bold"), TableColumn("TITLE", cut=True), TableColumn("FOUND", cut=True))
 
 
 def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
-    table(
-        COLUMNS,
-        [(r["id"], ago(r["updated"]), f"{r['turns']:,}", _title(r)) for r in rows],
-    )
+    table(COLUMNS, [(r["id"], ago(r["updated"]), f"{r['turns']:,}", _title(r)) for r in rows])
 
 
 def _title(row: dict[str, Any]) -> str:
@@ -159,13 +154,11 @@ def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> 
     if alike.unread:
         log(f"note: {MOST_READ} messages were read; {alike.unread} older ones were not compared.")
     if as_json:
-        print_json(
-            [
-                _facts(row.session)
-                | {"message_id": row.message_id, "text": row.content, "similarity": round(row.similarity, 4)}
-                for row in alike.found
-            ]
-        )
+        rows = []
+        for row in alike.found:
+            like = {"message_id": row.message_id, "text": row.content}
+            rows.append(_facts(row.session) | like | {"similarity": round(row.similarity, 4)})
+        print_json(rows)
         return
     for row in alike.found:
         title, asked = one_line(row.session.title), excerpt(row.content, [])

@@ -186,7 +186,7 @@ def run(
                 log(_consolidate(runtime))
             if done in setting.checkpoints:
                 yield _checkpoint(bench, runtime, setting, arm, seed, done)
-                log(f"{arm.name}, seed {seed}: {done} of {setting.ratings} ratings")
+                log(f"{arm.name}, seed {seed}: rating {done} of {setting.ratings}")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,11 @@ from .write_transcripts import FOLDER, SETS, WIDTHS, difference, paths
 NAMES = [f"{verbs}-{width}" for verbs in SETS for width in WIDTHS]
 # Data, which is for files and programs, and commands to copy: a line stays whole.
 DATA = ("sessions export", "log export", "learn export", "connect", "mcp", "serve", "stop")
+WIDER = (
+    "bench",
+    "prove",
+    "chat --plain",
+)  # tables of measurements; the plain chat leaves lines to the terminal
 LONG = re.compile(r"ruvmlx: |.*\S{60}")  # an error is one line; a path stays whole
 
 
@@ -43,8 +48,10 @@ def test_transcripts_have_all_rows_fit_the_terminal_and_count_well(name):
     text = (FOLDER / f"{name}.txt").read_text("utf-8")
     rows, (verbs, width) = rows_of(text), name.split("-")
     assert list(rows) == list(dict.fromkeys(verbs_of(verbs)))
-    lines = [line for verb, said in rows.items() if not verb.startswith(DATA) for line in said.splitlines()]
+    wrapped = (said for verb, said in rows.items() if not verb.startswith((*DATA, *WIDER)))
+    lines = [line for said in wrapped for line in said.splitlines()]
     assert not [line for line in lines if len(line) > int(width) and not LONG.match(line)]
+    assert not re.search(r"\b\d{7,}\b", text)  # a size in digits
     assert not re.search(r"\b1 (ratings|replies|chats|tokens|seeds|checks|messages|files|rows)\b", text)
 
 

@@ -168,6 +168,7 @@ STYLES = {
 }
 UNSTEADY = (
     (r"rvm-[\w-]+", "KEY"),
+    (r"^\d\d:\d\d:\d\d ", "TIME "),
     (r"\b(avx\w*|amx\w*|neon\w*|scalar)\b", "KERNELS"),
     (r"\b[0-9a-f]{12}\b", "ID" + 10 * "-"),
     (r"\b[0-9a-f]{16}\b", "HASH" + 12 * "-"),
