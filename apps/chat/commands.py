@@ -227,7 +227,7 @@ KEYS_HELP = (
     ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
     ("Tab after / or @", "complete a command, a setting, a file's name"),
     ("Ctrl+E", "write the message in your own editor ($EDITOR)"),
-    ("@name, F6", "in a message: put the text of that file in; F6: choose"),
+    ("@name, F6", "put that file's text into the message; F6: a list"),
     ("Esc", "stop a reply and keep its text"),
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),

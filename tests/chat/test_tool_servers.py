@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -109,6 +111,29 @@ def test_a_server_that_does_not_start_says_why(tools, home, monkeypatch):
     with pytest.raises(RuvmlxError, match="mute did not answer in 0 s: sleep 60"):
         tools.turn_on("mute", threading.Event())
     assert not tools.is_on
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer x"}])
+def test_an_address_is_called(tools, home, headers):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stderr=subprocess.DEVNULL)
+    try:
+        write_servers(home, far={"url": f"http://127.0.0.1:{port}/mcp", "headers": headers})
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                tools.turn_on("far", threading.Event())
+                break
+            except RuvmlxError as error:
+                assert time.monotonic() < deadline, error
+                time.sleep(0.2)
+        assert run(tools, "add", a=2, b=3) == "5"
+    finally:
+        running.kill()
+        running.wait()
+    assert "\n" not in run(tools, "add", a=2, b=3) and run(tools, "add", a=2, b=3).startswith("(")
 
 
 def test_a_server_ends_with_the_chat(tools):
