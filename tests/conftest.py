@@ -11,6 +11,7 @@ from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import LLMInferenceEngine
 from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
+from ruvmlx.platform import courtesy
 from ruvmlx.platform import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -103,6 +104,13 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setenv("LMSTUDIO_MODELS", str(tmp_path / "lmstudio"))
     return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def _no_courtesy(monkeypatch):
+    """Idle work does not wait for the other programs of the machine that runs the tests."""
+    monkeypatch.setattr(courtesy.Courtesy, "reason_to_wait", lambda self: "")
+    monkeypatch.setattr(courtesy.Courtesy, "should_stop", lambda self: False)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from ruvmlx.chats.summaries import ChatSummary
 from ruvmlx.engine.auto_best_of import AUTO, MAX_REPLIES
 from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.text.thinking import Thought
+from ruvmlx.progress import duration
 from ruvmlx.ratings import BAD, REASONS
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.text import one_line, size
@@ -194,9 +195,15 @@ def details_of(result: RatingResult | PreferenceResult) -> list[str]:
 MEASURING = "measuring the KV cache in the background"
 
 
-def learning(done: int = 0, total: int = 0) -> str:
-    """ "learning in the background, step 3 of 12"."""
-    return "learning in the background" + (f", step {done} of {total}" if total else "")
+def learning(done: int = 0, total: int = 0, left: float | None = None) -> str:
+    """ "learning in the background, step 3 of 12, about 2 min 5 s left"."""
+    step = f", step {done} of {total}" if total else ""
+    return f"learning in the background{step}" + ("" if left is None else f", about {duration(left)} left")
+
+
+def waiting(reason: str) -> str:
+    """Why the background work does not begin."""
+    return f"learning waits: {reason}"
 
 
 def lesson(report: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ruvmlx.errors import error_line
+from ruvmlx.platform.courtesy import Courtesy
 from ruvmlx.runtime import Runtime
 
 from . import describe
@@ -30,29 +31,51 @@ class Lesson:
     """The result of one idle time.
 
     said: one line, "" for nothing new. stuck: the work ran to its end, but the same work is still due.
+    waits: the work did not begin; `said` says why.
     """
 
     said: str = ""
     stuck: bool = False
+    waits: bool = False
 
 
-def learn(runtime: Runtime, cancel: threading.Event, show: Callable[[str], None]) -> Lesson:
+def learn(
+    runtime: Runtime, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
+) -> Lesson:
     """Do what is due, in the runtime's thread, until `cancel` is set. show: shows a line about the work."""
     while not runtime.clean_index(CLEANING) and not cancel.is_set():
         pass
-    if cancel.is_set():
+    is_due = runtime.learning.is_due()
+    if cancel.is_set() or not (is_due or runtime.tiers.due_when_idle()):
         return Lesson()
-    if runtime.learning.is_due():
+    if reason := courtesy.reason_to_wait():
+        return Lesson(describe.waiting(reason), waits=True)
+    if is_due:
         show(describe.learning())
-        report = runtime.consolidate(lambda done, total, _: show(describe.learning(done, total)), cancel)
+        watch = _Watch(show, cancel, courtesy)
+        report = runtime.consolidate(watch.step, cancel)
         stopped = cancel.is_set() and not report["promoted"]
         return Lesson() if stopped else Lesson(describe.lesson(report), runtime.learning.is_due())
-    if runtime.tiers.due_when_idle():
-        show(describe.MEASURING)
-        report = runtime.tiers.review(cancel)
-        stuck = not report["measured"] and not cancel.is_set()
-        return Lesson(describe.kv_lesson(report), stuck)
-    return Lesson()
+    show(describe.MEASURING)
+    report = runtime.tiers.review(cancel)
+    stuck = not report["measured"] and not cancel.is_set()
+    return Lesson(describe.kv_lesson(report), stuck)
+
+
+class _Watch:
+    """Tells the steps of a training with the time that is left, and stops it where the machine needs rest."""
+
+    def __init__(self, show: Callable[[str], None], cancel: threading.Event, courtesy: Courtesy) -> None:
+        self._show, self._cancel, self._courtesy = show, cancel, courtesy
+        self._first: tuple[int, float] | None = None  # the first step that was told, and when
+
+    def step(self, done: int, total: int, _: float) -> None:
+        now = time.monotonic()
+        self._first = self._first or (done, now)
+        steps, seconds = done - self._first[0], now - self._first[1]
+        self._show(describe.learning(done, total, (total - done) * seconds / steps if steps else None))
+        if self._courtesy.should_stop():
+            self._cancel.set()
 
 
 class IdleLearner:
@@ -64,6 +87,8 @@ class IdleLearner:
         self._learning = False  # it is learning, and nothing has interrupted it
         self.stuck = 0  # how often in a row it was stuck
         self._lesson = ""  # the result that is shown until the user is back
+        self._is_waiting = False  # what is shown is why it waits
+        self._courtesy = Courtesy()
         self._interrupted_at = time.monotonic()
         self.garbage = Garbage()
 
@@ -88,7 +113,7 @@ class IdleLearner:
         self._wait()
         if self._learning or self._lesson:
             status.background = ""
-        if self._lesson:
+        if self._lesson and not self._is_waiting:
             status.flash(self._lesson, EFFECT_SHOWN)
         self._learning, self._lesson = False, ""
 
@@ -116,11 +141,14 @@ class IdleLearner:
             call_soon(loop, lambda: self._show_work(line))
 
         try:
-            lesson = await self._chat.host.run_idle(lambda runtime, cancel: learn(runtime, cancel, show))
+            lesson = await self._chat.host.run_idle(
+                lambda runtime, cancel: learn(runtime, cancel, show, self._courtesy)
+            )
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             lesson = Lesson(describe.not_learned(error_line(error)), stuck=True)
         self.stuck = self.stuck + 1 if lesson.stuck else 0
         if self._chat.phase != "closing":
+            self._is_waiting = lesson.waits
             self._show_lesson(lesson.said)
 
     def _show_work(self, line: str) -> None:
@@ -131,8 +159,8 @@ class IdleLearner:
         """Show the result until the user is back; if the user is back already, for a moment."""
         if self._learning:
             self._chat.status.background = self._lesson = said
-        elif said:
+        elif said and not self._is_waiting:
             self._chat.status.flash(said, EFFECT_SHOWN)
         self._learning = False
-        if said:
+        if said and not self._is_waiting:
             self._rate.look_again()

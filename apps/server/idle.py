@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ruvmlx.errors import error_line
+from ruvmlx.platform.courtesy import Courtesy
 from ruvmlx.runtime import Runtime
 
 from .memory_look import look_between
@@ -21,22 +22,29 @@ LONGEST_WAIT = 10  # doublings of IDLE_AFTER while work keeps failing: six hours
 
 
 def learn(
-    runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None]
+    runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None], courtesy: Courtesy
 ) -> tuple[dict[str, Any], bool]:
-    """Do what is due until `cancel` is set, in the runtime's thread. begins: is told the name of the work.
+    """Do what is due until `cancel` is set, in the runtime's thread, unless it should wait. begins: is told
+    the name of the work.
 
     Returns facts for the log, none if nothing was due, and whether the work ran to its end and is due again.
     """
-    if runtime.learning.is_due():
+    is_due = runtime.learning.is_due()
+    if not (is_due or runtime.tiers.due_when_idle()) or courtesy.reason_to_wait():
+        return {}, False
+    if is_due:
         begins("training")
-        report = runtime.consolidate(cancel=cancel)
+
+        def look(done: int, total: int, loss: float) -> None:
+            if courtesy.should_stop():
+                cancel.set()
+
+        report = runtime.consolidate(look, cancel)
         ended = not cancel.is_set()
         return {"promoted": report["promoted"]}, ended and runtime.learning.is_due()
-    if runtime.tiers.due_when_idle():
-        begins("measuring")
-        report = runtime.tiers.review(cancel)
-        return {"measured": report["measured"]}, not (report["measured"] or cancel.is_set())
-    return {}, False
+    begins("measuring")
+    report = runtime.tiers.review(cancel)
+    return {"measured": report["measured"]}, not (report["measured"] or cancel.is_set())
 
 
 @dataclass
@@ -49,6 +57,7 @@ class IdleWork:
     idle_after: float = IDLE_AFTER
     _settled: int = 0  # replies written when they were last prepared
     _stuck: int = 0  # how often in a row the work failed
+    _courtesy: Courtesy = field(default_factory=Courtesy)
     _busy_at: float = field(default_factory=time.monotonic)
 
     @contextlib.asynccontextmanager
@@ -89,7 +98,7 @@ class IdleWork:
         if self.learns and time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
             with self._name_work("") as begins:
                 facts, stuck = await self.serving.host.run_idle(
-                    lambda runtime, cancel: learn(runtime, cancel, begins)
+                    lambda runtime, cancel: learn(runtime, cancel, begins, self._courtesy)
                 )
             self._stuck = self._stuck + 1 if stuck else 0
             self._busy_at = time.monotonic()

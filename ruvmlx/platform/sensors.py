@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,16 @@ class Sensors:
             watts, drawn_by = self._battery_watts(), "battery"
         return SensorReading(self._celsius(), "", watts, drawn_by if watts else "")
 
+    def is_on_battery(self) -> bool:
+        """Does a battery discharge?"""
+        if self._darwin:
+            return bool(battery_watts(self._battery()))
+        return any(True for _ in self._discharging())
+
+    def heat(self) -> tuple[float | None, str]:
+        """(degrees of the processor, one of HEAT), as in SensorReading."""
+        return (None, thermal_state()) if self._darwin else (self._celsius(), "")
+
     # Linux --------------------------------------------------------------------------------------
 
     def _celsius(self) -> float | None:
@@ -89,11 +99,16 @@ class Sensors:
         spent = sum(c.since(b) for c, b in zip(self._counters, before, strict=True) if b is not None)
         return spent / (self._last[0] - then)
 
+    def _discharging(self) -> Iterator[Path]:
+        """The batteries of the machine that discharge. One of a mouse or a keyboard does not count."""
+        for supply in sorted(self._root.glob("class/power_supply/*")):
+            is_battery = _text(supply / "type") == "Battery" and _text(supply / "scope") != "Device"
+            if is_battery and _text(supply / "status") == "Discharging":
+                yield supply
+
     def _battery_watts(self) -> float | None:
         """Power of a discharging battery, from uW, or from uA and uV."""
-        for supply in sorted(self._root.glob("class/power_supply/*")):
-            if _text(supply / "type") != "Battery" or _text(supply / "status") != "Discharging":
-                continue
+        for supply in self._discharging():
             power, current, voltage = (_number(supply / f"{x}_now") for x in ("power", "current", "voltage"))
             if power is None and current is not None and voltage is not None:
                 power = current * voltage // 10**6

@@ -1,0 +1,47 @@
+"""Whether work that nobody waits for should wait: on the battery, in heat, beside busy programs."""
+
+import os
+import time
+from collections.abc import Callable
+
+from .sensors import Sensors
+
+HOT = 90.0  # degrees Celsius of the processor's hottest sensor
+HEAT = ("serious", "critical")  # of sensors.HEAT
+LOOK_EVERY = 10.0  # seconds, while the work goes on
+ON_BATTERY, IS_HOT = "the machine runs on its battery", "the machine is hot"
+IS_BUSY = "other programs keep all cores busy"
+
+
+class Courtesy:
+    """load: the machine's load averages, the first one of the last minute."""
+
+    def __init__(
+        self,
+        sensors: Sensors | None = None,
+        load: Callable[[], tuple[float, ...]] = os.getloadavg,
+        cores: int | None = None,
+    ):
+        self._sensors, self._load = sensors or Sensors(), load
+        self._cores = cores or os.cpu_count() or 1
+        self._looked_at = time.monotonic()
+
+    def reason_to_wait(self) -> str:
+        """Why work should not begin now; "" if it may."""
+        if reason := self._reason():
+            return reason
+        return IS_BUSY if self._load()[0] >= self._cores else ""
+
+    def should_stop(self) -> bool:
+        """Should work that goes on stop? Looks only now and then, because a look takes up to a tenth of a
+        second. The work itself keeps the cores busy, so the load says nothing."""
+        if time.monotonic() - self._looked_at < LOOK_EVERY:
+            return False
+        self._looked_at = time.monotonic()
+        return bool(self._reason())
+
+    def _reason(self) -> str:
+        if self._sensors.is_on_battery():
+            return ON_BATTERY
+        celsius, heat = self._sensors.heat()
+        return IS_HOT if heat in HEAT or (celsius is not None and celsius >= HOT) else ""
