@@ -252,7 +252,8 @@ class Transcript(VerticalScroll, can_focus=False):
         """The first message after the question: the reply, or the first tool that it called."""
         before = list(itertools.takewhile(lambda w: w is not reply, self.messages))
         after = itertools.takewhile(lambda w: not isinstance(w, UserMessage), reversed(before))
-        return [reply, *after][-1]
+        found: list[ChatMessage] = [reply, *after]
+        return found[-1]
 
     def question_of(self, reply: ReplyMessage) -> UserMessage | None:
         """The message that a reply answers."""

@@ -169,7 +169,7 @@ class Connections:
         return text
 
 
-async def _client(server: ToolServer, log: IO[str], stack: AsyncExitStack) -> "Client":
+async def _client(server: ToolServer, log: Any, stack: AsyncExitStack) -> "Client":
     """The client of a server. What a program writes to its standard error goes to `log`."""
     import mcp
     from mcp.client.stdio import stdio_client
@@ -180,7 +180,7 @@ async def _client(server: ToolServer, log: IO[str], stack: AsyncExitStack) -> "C
         started = mcp.StdioServerParameters(
             command=server.command, args=list(server.args), env=dict(server.env)
         )
-        return mcp.Client(stdio_client(started, errlog=log), client_info=about)  # type: ignore[arg-type]
+        return mcp.Client(stdio_client(started, errlog=log), client_info=about)
     if not server.headers:
         return mcp.Client(server.url, client_info=about)
     import httpx2
@@ -190,7 +190,8 @@ async def _client(server: ToolServer, log: IO[str], stack: AsyncExitStack) -> "C
 
 
 async def _tools(client: "Client", server: str) -> list[ServerTool]:
-    found, cursor = list[ServerTool](), None
+    found = list[ServerTool]()
+    cursor: str | None = None
     for _ in range(MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
         found += [ServerTool(server, t.name, t.description or "", t.input_schema) for t in page.tools]
