@@ -19,6 +19,18 @@ th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid #e5e7eb; v
 td.n { text-align: right; white-space: nowrap; }
 .no { color: #b91c1c; font-weight: 600; } .yes { color: #047857; } small { color: #4b5563; }
 .warn { background: #fef3c7; padding: .6rem 1rem; } svg { max-width: 100%; height: auto; }
+p { overflow-wrap: anywhere; }
+@media (max-width: 45rem) { table { display: block; overflow-x: auto; } }
+@media (prefers-color-scheme: dark) {
+  body { color: #f3f4f6; background: #111827; } th, td { border-color: #374151; } small { color: #9ca3af; }
+  .no { color: #f87171; } .yes { color: #34d399; } .warn { background: #78350f; }
+  svg { filter: invert(1) hue-rotate(180deg); }
+}
+@media print {
+  body { max-width: none; margin: 0; color: #000; background: #fff; } svg { filter: none; }
+  th, td { border-color: #9ca3af; } small { color: #4b5563; } .warn { background: none; border: 1px solid; }
+  .no { color: #b91c1c; } .yes { color: #047857; } tr, svg { break-inside: avoid; }
+}
 """
 _CLASS = {"met": "yes", "not met": "no"}
 
@@ -37,7 +49,8 @@ def html(report: Mapping[str, Any]) -> str:
         _projection(rows, report),
     ]
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ruvmlx bench</title>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>ruvmlx bench</title>'
         f"<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
     )
 

@@ -54,8 +54,8 @@ class Browser:
     def open(self, url: str) -> None:
         self._send("POST", "/url", {"url": url})
 
-    def emulate(self, width: int, height: int, scheme: str) -> None:
-        """A screen of this size, light or dark."""
+    def emulate(self, width: int, height: int, scheme: str, media: str = "screen") -> None:
+        """A screen of this size, light or dark, or with `media` "print" a sheet of paper."""
         self._command(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -64,7 +64,7 @@ class Browser:
             mobile=False,
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._command("Emulation.setEmulatedMedia", features=features)
+        self._command("Emulation.setEmulatedMedia", media=media, features=features)
 
     def _command(self, name: str, **params: Any) -> None:
         """A command of the browser's own protocol."""
