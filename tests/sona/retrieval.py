@@ -2,9 +2,10 @@
 
     uv run python -m tests.sona.retrieval [--model MODEL] [--window TOKENS]
 
-The paragraphs are of this project's documentation of November 2026 (paragraphs.json). Beside ours: the plain
-mean of the same hidden states; and, for a GGUF file where llama-cpp-python is installed (--group oracle), its
-mean pooling of the same model.
+First: how much one word changes the embedding of a text of LONG tokens, and the time of 64 texts beside
+their prefill. The paragraphs are of this project's documentation of November 2026 (paragraphs.json). Beside
+ours: the plain mean of the same hidden states; and, for a GGUF file where llama-cpp-python is installed
+(--group oracle), its mean pooling of the same model.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.sona import embedding
 
+LONG, CHANGED, OTHER = 4000, 16, "volcano"  # tokens of a text; words of it that are replaced; by this one
 Embed = Callable[[str], np.ndarray]
 
 
@@ -35,6 +37,10 @@ def main() -> None:
     chunks = ["\n\n".join(paragraphs[i : i + 10]) for i in range(0, len(paragraphs), 10)]
     asked, right = [q["text"] for q in questions], np.array([q["paragraph"] for q in questions])
     with Runtime.open(Settings(model=given.model, adapter="none", kv_disk=None), learn=False) as runtime:
+        change, tokens = least_change(runtime, " ".join(paragraphs))
+        print(f"a word of a text of {tokens} tokens changes its vector by {change:.1e} or more", flush=True)
+        cost = cost_of_texts(runtime, " ".join(paragraphs))
+        print(f"64 texts of 90 tokens take {cost:.2f} times their prefill", flush=True)
         ways = {"ours": ours(runtime), "plain mean": plain_mean(runtime)}
         if runtime.model.format == "gguf" and find_spec("llama_cpp"):
             ways["llama.cpp"] = mean_of_llama_cpp(runtime.model.path)
@@ -48,6 +54,32 @@ def main() -> None:
             )
             print(";", shares("chunk", vectors, unit([embed(t) for t in chunks]), right // 10), end="")
             print(f"  ({time.process_time() - begun:.0f} s of processor time)", flush=True)
+
+
+def least_change(runtime: Runtime, text: str) -> tuple[float, int]:
+    """(the smallest distance between the vector of a text of LONG tokens and that of the text with one other
+    word, the text's tokens). The words lie at equal steps from the first to the last one."""
+    encode, words = runtime.model.tokenizer.encode, text.split()
+    count = next(n for n in range(LONG // 4, len(words), 10) if len(encode(" ".join(words[:n]))) >= LONG)
+    words = words[:count]
+    whole, distances = runtime.embed([" ".join(words)])[0], list[float]()
+    for place in np.linspace(0, count - 1, CHANGED).astype(int):
+        other = [*words[:place], OTHER, *words[place + 1 :]]
+        distances.append(float(np.linalg.norm(runtime.embed([" ".join(other)])[0] - whole)))
+    return min(distances), len(encode(" ".join(words)))
+
+
+def cost_of_texts(runtime: Runtime, text: str) -> float:
+    """The processor time of embedding 64 texts of 90 tokens, for each second of their prefill."""
+    tokenizer, backend = runtime.model.tokenizer, runtime.backend
+    ids = tokenizer.encode(text)
+    texts = [tokenizer.decode(ids[90 * i : 90 * i + 90]) for i in range(64)]
+    begun = time.process_time()
+    runtime.embed(texts)
+    embedded = time.process_time()
+    for part in texts:
+        backend.prefill(embedding.text_ids(runtime.model, part), backend.new_cache())
+    return (embedded - begun) / (time.process_time() - embedded)
 
 
 def ours(runtime: Runtime) -> Embed:
