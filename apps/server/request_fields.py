@@ -112,6 +112,12 @@ _OLLAMA_OPTIONS = {
     "options.mirostat_tau": Unused(float, "Only mirostat uses it."),
     "options.penalize_newline": Unused(bool, "A new line is a token like any other."),
 }
+_OPTIONS_ONLY = "As in ollama, only `options` counts."
+_OLLAMA_BESIDE = {
+    "max_output_tokens": Unused(int, _OPTIONS_ONLY),
+    "temperature": Unused(float, _OPTIONS_ONLY),
+    "top_p": Unused(float, _OPTIONS_ONLY),
+}
 _FOR_REPLIES = Unused(dict[str, Any], "They are for replies.")
 _OLLAMA_REFUSED = {
     "options.mirostat": "give top_p or min_p",
@@ -145,7 +151,7 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "tools[web_search]": Unused(dict[str, Any], _NO_HOSTED),
         "tools[web_search_preview]": Unused(dict[str, Any], _NO_HOSTED),
     },
-    OllamaChatBody: _OLLAMA_OPTIONS,
+    OllamaChatBody: {**_OLLAMA_OPTIONS, **_OLLAMA_BESIDE},
     OllamaGenerateBody: {**_OLLAMA_OPTIONS, "template": Unused(Literal[""], "The template is the model's.")},
     OllamaEmbeddingsBody: {"options": _FOR_REPLIES},
     OllamaEmbedBody: {
