@@ -143,9 +143,10 @@ class OllamaEmbeddingsBody(Struct, forbid_unknown_fields=True):
 
 
 class OllamaShowBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /api/show. verbose: changes nothing."""
+    """The body of POST /api/show. name: as older clients write `model`. verbose: changes nothing."""
 
-    model: Name
+    model: Name | None = None
+    name: Name | None = None
     verbose: bool | None = None
 
 

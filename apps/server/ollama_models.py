@@ -14,6 +14,7 @@ from ruvmlx.models.text.thinking import tag_of
 from .bodies import EmbeddingBody
 from .embeddings import Embeddings, embeddings
 from .endpoint import Answer, Call, Endpoint
+from .errors import ApiError
 from .memory_looks import look_at_model
 from .memory_share import PooledModel
 from .model_pool import EMBEDDING
@@ -133,8 +134,11 @@ async def _running(call: Call, model: PooledModel) -> OllamaRunning | None:
 async def show(call: Call) -> Answer:
     """Show a model."""
     body: OllamaShowBody = call.body
-    found = await call.models.find(body.model)
-    await call.models.check_adapter(found, plain_name(body.model), call.salt)
+    name = body.model or body.name
+    if name is None:
+        raise ApiError(400, "model: this field is required.", "model", "missing_required_parameter")
+    found = await call.models.find(name)
+    await call.models.check_adapter(found, plain_name(name), call.salt)
     model = await call.models.look(found, lambda runtime: runtime.model)
     if model is None:
         model = await asyncio.to_thread(load_model, found.serving.host.holder.model)

@@ -62,6 +62,12 @@ CASES = [
     (HERMES, '<tool_call>{"name": "w", "arguments": {}}</tool_call>\n<tool', "", [("w", "{}")]),
     (HERMES, '<tool_call>{"name": "w", "arguments": {}}</tool_call> a <', "a <", [("w", "{}")]),
     (HERMES, "<tool_call>what?</tool_call>", None, []),
+    (HERMES, f'{{"name": "w", "arguments": {ARGS}}}\n{{"name": "v", "arguments": {{}}}}', "",
+     [("w", ARGS), ("v", "{}")]),
+    (HERMES, '{"name": "w", "arguments": {}}\n</tool_call>\n', "", [("w", "{}")]),
+    (HERMES, '{"name": "w", "arguments": {}}\n\nIt is so.', "It is so.", [("w", "{}")]),
+    (HERMES, '{"name": "other", "arguments": {}}', None, []),
+    (HERMES, 'It is {"name": "w", "arguments": {}}', None, []),
     (HERMES, " plain text\n\nand more \n", None, []),
     (HERMES, "", "", []),
 ]  # fmt: skip

@@ -149,3 +149,9 @@ def test_errors_are_the_clients_own(client, roomy):
         client.chat(roomy.model, HI, options={"mirostat": 2})
     with pytest.raises(ollama.ResponseError, match="think"):
         client.chat(roomy.model, HI, think=True)
+
+
+def test_show_by_an_older_field(roomy):
+    by_model, by_name = ({field: roomy.model} for field in ("model", "name"))
+    answers = [roomy.ask("POST", "/api/show", body) for body in (by_model, by_name, {})]
+    assert [answer.status for answer in answers] == [200, 200, 400] and answers[0].json == answers[1].json

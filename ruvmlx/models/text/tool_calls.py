@@ -11,6 +11,9 @@ calls.
     MISTRAL11  [TOOL_CALLS]weather[ARGS]{...}                perhaps with [CALL_ID]abcdefgh1 before [ARGS]
     HERMES     <tool_call>{"name": "weather", "arguments": {...}}</tool_call>         Qwen's, too
 
+LLAMA and HERMES: without marks, a reply that begins with such an object is a call if the name is a tool's.
+Small models leave the marks out.
+
 Marks that are special tokens are in the text, because the engine shows them if a request has tools
 (`shown_marks`). Text that only looks like a call stays text. A call that is cut off ends where the text ends.
 Spaces beside calls are removed. Nothing is parsed inside a thought.
@@ -89,7 +92,7 @@ class Dialect:
 LLAMA = Dialect("llama", "<|python_tag|>", "parameters", bare=True, between=SPACE + ";,")
 MISTRAL = Dialect("mistral", "[TOOL_CALLS]", between=SPACE + "[,]")
 MISTRAL11 = Dialect("mistral11", "[TOOL_CALLS]", named=True, between=SPACE + "[,]")
-HERMES = Dialect("hermes", "<tool_call>", end="</tool_call>")
+HERMES = Dialect("hermes", "<tool_call>", end="</tool_call>", bare=True)
 DIALECTS = (LLAMA, MISTRAL, MISTRAL11, HERMES)
 ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
 _MARKS = (ARGS, CALL_ID, *(mark for d in DIALECTS for mark in (d.begin, d.end) if mark))
@@ -260,8 +263,8 @@ class CallParser:
             return False
         if rest[0] == "{":
             self._call = CallObject()
-        elif end and rest.startswith(end) and not self._mark:
-            self._text, self._state = rest.removeprefix(end), self._in_text
+        elif end and rest.startswith(end) and not self._mark.strip(SPACE):
+            self._mark, self._text, self._state = "", rest.removeprefix(end), self._in_text
         else:
             return self._no_call()
         return True
