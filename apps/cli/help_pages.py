@@ -110,7 +110,7 @@ PAGES = {
     "learn chart": _page(
         "Predicted against given ratings",
         ("learn chart", "as text"),
-        ("learn chart --over-time --svg taste.svg", "your ratings in their order, as a picture"),
+        ("learn chart --svg taste.svg", "as a picture"),
     ),
     "learn kv": _page(
         "The precision of the model's short-term memory (KV cache)",

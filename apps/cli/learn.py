@@ -214,10 +214,9 @@ def export(format_: str, **flags: Any) -> None:
 
 @learn.command("chart")
 @click.option("--svg", type=click.Path(dir_okay=False), help="Write the chart to this file, as SVG.")
-@click.option("--over-time", is_flag=True, help="Your ratings in their order, ten or more at a time.")
 @model_options
 @json_option
-def taste_chart(svg: str | None, over_time: bool, as_json: bool, **flags: Any) -> None:
+def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
     """Compare each of your ratings with what was predicted before you gave it, from earlier ratings."""
     from ruvmlx.models.files.safetensors_writer import replacing
     from ruvmlx.sona.user_taste import UserTaste
@@ -227,7 +226,7 @@ def taste_chart(svg: str | None, over_time: bool, as_json: bool, **flags: Any) -
     record = UserTaste(_history(flags)).record()
     if svg:
         with replacing(Path(svg)) as file:
-            file.write((chart.svg_time if over_time else chart.svg)(record).encode())
+            file.write(chart.svg(record).encode())
     if as_json:
         names = ("error", "usual_error", "correlation")
         print_json(asdict(record) | {name: getattr(record, name) for name in names})
@@ -235,8 +234,7 @@ def taste_chart(svg: str | None, over_time: bool, as_json: bool, **flags: Any) -
     if svg:
         say(f"Written: {svg}")
     else:
-        plot = chart.plot_time if over_time else chart.plot
-        for line in plot(record) if record.ratings else []:
+        for line in chart.plot(record) if record.ratings else []:
             show(line)
     say(chart.summary(record))
 

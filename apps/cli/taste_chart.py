@@ -1,18 +1,15 @@
-"""Charts of predicted and given stars, for the terminal and as SVG."""
+"""A chart of predicted against given stars, for the terminal and as SVG."""
 
 from collections import Counter
-from dataclasses import dataclass
 
 from ruvmlx.sona.taste_record import TasteRecord
 
-from ..charts import Axis, lines, scatter, ticks
+from ..charts import Axis, scatter
 from .text_output import count
 
 TITLE = "Stars that were predicted before each rating, against those that were given"
 FELT = 0.05  # stars: less is no difference
 STEP = 0.5  # stars in one row
-TIME_TITLE = "Your ratings over time, and how far the guesses made before them were off"
-BLOCK, MOST_BLOCKS = 10, 20  # ratings in a row that become one mean; more where there are many
 ROWS = [5 - STEP * i for i in range(9)]
 
 
@@ -55,46 +52,3 @@ def svg(record: TasteRecord) -> str:
     counts = Counter((r.given, round(min(5.5, max(0.5, r.predicted)), 1)) for r in record.ratings)
     points = [(given, predicted, float(n)) for (given, predicted), n in sorted(counts.items())]
     return scatter(TITLE, f"given {summary(record)}", points, axis, axis)
-
-
-@dataclass(frozen=True)
-class TimeBlock:
-    """Ratings number `first` to `last`: the mean of their stars, and of the guesses' errors."""
-
-    first: int
-    last: int
-    given: float
-    error: float
-
-
-def blocks(record: TasteRecord) -> list[TimeBlock]:
-    """The ratings in the order in which they were given, some in a row at a time."""
-    size = max(BLOCK, -(-len(record.ratings) // MOST_BLOCKS))
-    found = list[TimeBlock]()
-    for begin in range(0, len(record.ratings), size):
-        part = TasteRecord(record.ratings[begin : begin + size])
-        given = sum(r.given for r in part.ratings) / len(part.ratings)
-        found.append(TimeBlock(begin + 1, begin + len(part.ratings), given, part.error or 0.0))
-    return found
-
-
-def plot_time(record: TasteRecord) -> list[str]:
-    """A line for each block: a bar of the stars given, and the error of the guesses."""
-    rows = [f"{'ratings':<11} {'stars given':<21} guesses off by"]
-    for block in blocks(record):
-        bar = "█" * round(3 * block.given)
-        rows.append(f"{f'{block.first}-{block.last}':<11} {bar:<15}  {block.given:.1f}  {block.error:.1f}")
-    return rows
-
-
-def svg_time(record: TasteRecord) -> str:
-    """The same as SVG: two lines over the number of ratings."""
-    found = blocks(record)
-    series = {
-        "stars given": [(float(b.last), b.given, b.given, b.given) for b in found],
-        "guesses off by": [(float(b.last), b.error, b.error, b.error) for b in found],
-    }
-    most = max(1.0, float(len(record.ratings)))
-    return lines(
-        TIME_TITLE, "ratings", series if found else {}, Axis(0, most, ticks(most)), Axis(0, 5, range(6))
-    )

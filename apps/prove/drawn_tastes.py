@@ -43,6 +43,7 @@ HELD_OUT: Mapping[str, Property] = {
     "-ed": lambda question, text: _per_word(text, r"\w{2,}ed\b"),
     "colons": lambda question, text: _per_word(text, r"[:;]"),
 }
+KNOWN = {**PROPERTIES, **HELD_OUT}
 WANTED = 3  # properties of a taste of `stars`
 
 
@@ -89,9 +90,8 @@ class DrawnTaste:
 
     def values(self, questions: Sequence[str], texts: Sequence[str]) -> np.ndarray:
         """[R, K]: the properties of each reply."""
-        known = {**PROPERTIES, **HELD_OUT}
         pairs = list(zip(questions, texts, strict=True))
-        return np.array([[known[name](q, t) for name in self.names] for q, t in pairs], float)
+        return np.array([[KNOWN[name](q, t) for name in self.names] for q, t in pairs], float)
 
     def score(self, values: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
         """sum_k weight_k (value_k - centre_k) / spread_k.  values [R, K], centre [K] or [R, K], spread [K]

@@ -20,6 +20,7 @@ from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.best_of import requests_for
 from ruvmlx.runtime import Runtime
+from ruvmlx.sona import unshown
 from ruvmlx.sona.judge import CandidateReply, TasteJudge
 
 from .as_chat import PATIENCE, ChatSetup, asked
@@ -32,7 +33,7 @@ from .untouched_replies import JudgedReply
 REACH_BEST_OF = 8  # untouched replies to each unseen question, among which a perfect judge picks
 SCALE_REPLIES = 4  # untouched replies to each question that is rated on
 GROUP = 16  # users in one batch
-_FIRST, _RATED, _SCALE = 3, 0, 5  # purposes of seeds, see seed_for
+_FIRST, _RATED, _SCALE, _UNSHOWN = 3, 0, 5, 6  # purposes of seeds, see seed_for
 
 Requests = dict[str, list[GenerationRequest]]  # by question
 Answers = dict[str, list[JudgedReply]]  # by question
@@ -60,6 +61,10 @@ class DrawnSetup:
         """SCALE_REPLIES requests for each question that is rated on."""
         return self._requests(runtime, self.chat.prompts, seed, _SCALE, SCALE_REPLIES)
 
+    def unshown(self, runtime: Runtime) -> Requests:
+        """unshown.REPLIES requests for each question that is rated on."""
+        return self._requests(runtime, self.chat.prompts, 0, _UNSHOWN, unshown.REPLIES)
+
     def _requests(
         self, runtime: Runtime, questions: Sequence[str], seed: int, purpose: int, count: int
     ) -> Requests:
@@ -73,10 +78,12 @@ class DrawnSetup:
 @dataclass(frozen=True)
 class FrozenReplies:
     """The untouched model's replies. unseen: REACH_BEST_OF to each unseen question; the first is what others
-    are compared with. rated: SCALE_REPLIES to each question that is rated on."""
+    are compared with. rated: SCALE_REPLIES to each question that is rated on. unshown: measures of other
+    replies to these questions, which the program draws in idle time."""
 
     unseen: Answers
     rated: Answers
+    unshown: dict[str, np.ndarray]
 
     @property
     def texts(self) -> dict[str, list[str]]:
@@ -89,9 +96,16 @@ class FrozenReplies:
             runtime.learner.sync()
             runtime.learner.rating_index.whitening  # noqa: B018 - measured once, then kept for all users
             unseen, rated = setup.unseen(runtime, seed, REACH_BEST_OF), setup.rated(runtime, seed)
-            every = [request for of in (*unseen.values(), *rated.values()) for request in of]
+            others = setup.unshown(runtime)
+            every = [
+                request for of in (*unseen.values(), *rated.values(), *others.values()) for request in of
+            ]
             found = bench.untouched.to(runtime.engine, every)
-        return cls(_answers(unseen, found), _answers(rated, found))
+        measures = {
+            question: unshown.measures_of([(r.text, r.finished) for r in of])
+            for question, of in _answers(others, found).items()
+        }
+        return cls(_answers(unseen, found), _answers(rated, found), measures)
 
 
 def _answers(requests: Requests, found: dict[str, JudgedReply]) -> Answers:
@@ -129,6 +143,7 @@ class _Drawn:
     user: DrawnUser
     seed: int
     stars: DrawnStars
+    unshown: dict[str, np.ndarray]
     runtime: Runtime
     read: int = 0
     given: int = 0
@@ -152,6 +167,7 @@ class _Drawn:
         if rating is not None:
             self.runtime.settle()
             self.runtime.rate(response.request_id, rating)
+            learner_of(self).taste.add_unshown({response.request_id: self.unshown[question]})
             self.given += 1
 
     def worth(self, question: str, reply: JudgedReply) -> int:
@@ -183,6 +199,7 @@ def run(
                     user,
                     seed,
                     DrawnStars(user, scale.texts),
+                    scale.unshown,
                     stack.enter_context(bench.runtime(Arm(setup.learn))),
                 )
                 for user in users[at : at + setup.group]

@@ -32,10 +32,13 @@ class DrawnUser:
     tastes: tuple[DrawnTaste, ...]
 
     @classmethod
-    def draw(cls, number: int, held_out: bool, rater: str | None = None) -> "DrawnUser":
-        """The user with this number. held_out: draw from HELD_OUT, not PROPERTIES. rater: None draws it."""
+    def draw(
+        cls, number: int, held_out: bool, rater: str | None = None, family: Sequence[str] = ()
+    ) -> "DrawnUser":
+        """The user with this number. held_out: draw from HELD_OUT, not PROPERTIES. rater: None draws it.
+        family: other properties to draw from, of KNOWN."""
         rng = np.random.default_rng([number, 23, int(held_out)])
-        family = list(HELD_OUT if held_out else PROPERTIES)
+        family = family or list(HELD_OUT if held_out else PROPERTIES)
         drawn = str(rng.choice(list(RATERS), p=list(RATERS.values())))
         count = 2 if rng.random() < BY_TOPIC else 1
         tastes = [

@@ -5,17 +5,19 @@ It is a Bayesian linear regression in stars,
 
     y = f(reply) w + noise,   w_k ~ N(0, a_k),   noise ~ N(0, s)
 
-Its columns f are an intercept, all measures of the text (taste_measures.py) with one prior variance, and a
-few columns that the ratings select: a measure with its own variance, a word, a measure in questions that
-begin with one word. Variances and columns are chosen by the evidence p(y). So ten ratings select nothing that
-could be chance, and a hundred ratings find a favourite phrase. (MacKay 1992; Tipping & Faul 2003)
+Its columns f are an intercept, all measures of the text (taste_measures.py), of which few matter to one user
+(a spike-and-slab prior, taste_evidence.py), and a few columns that the ratings select: a word, a measure in
+questions that begin with one word. Variances and columns are chosen by the evidence p(y). So ten ratings
+select nothing that could be chance, and a hundred ratings find a favourite phrase. (MacKay 1992; Tipping &
+Faul 2003)
 
 A preference is a row too: the difference of the two replies' columns, in which the intercept cancels, with y
     = GAP stars. This is a Bradley-Terry model with a linear link instead of the logistic one.
 
-Replies differ most by their questions. So there is a second form of the model, if the measures of unshown
-replies to the rated questions are known: measures are then counted from their mean. The form with the larger
-evidence is used: the first for a user who wants "at most 80 words", the second for one who compares.
+Replies differ most by their questions. One user wants "at most 80 words", whatever is asked: this user's
+wish is fixed. Another compares: a long reply to this question is good. The second kind of wish shows if the
+measures of unshown replies to the rated questions are known, and measures are counted from their mean. How
+probable each kind is follows from the evidence, and the share of the mean that is subtracted from it.
 
 The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
 """
@@ -33,10 +35,11 @@ from .taste_words import Liking, guess, preferences, sentence
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
 # The variance inside one rating: a star is a rounded number, a thumb may mean either of two stars.
 _STAR, _THUMB = 1 / 12, 4 / 12
+_NO_INTERCEPT = 1e-3  # prior variance
 NEUTRAL = 3.0
 MAX_RATINGS = 1000  # the maximum number of ratings that are used
 GAP = 2.0  # y of a preference: the better reply leads by this many stars
-DOUBTED = 1.0  # a weight within this many standard deviations of zero does not push tokens
+COMPARES = 2.0  # log-odds, before any rating, that a user compares replies to one question
 ROOT_STEP = 0.5  # one more of a word raises the root of its count by about this; exactly 1, 0.4, 0.3 ..
 PAIR = 0.5  # the weight of a preference, in ratings: a difference has the noise of two replies
 
@@ -50,20 +53,19 @@ class RatedFeatures:
     rating: str
     unshown: np.ndarray | None = None
 
-    @property
-    def relative_features(self) -> ReplyFeatures:
-        """The features, with measures counted from the mean of the unshown replies."""
-        return self.features if self.unshown is None else self._from_mean(self.features.measures)
+    def features_from(self, share: float) -> ReplyFeatures:
+        """Return the features. A share of the mean of the unshown replies is subtracted from the measures."""
+        return self._from_mean(self.features.measures, share)
 
-    @property
-    def relative_unshown(self) -> list[ReplyFeatures]:
-        """The same for the unshown replies; they have no words."""
-        return [] if self.unshown is None else [self._from_mean(one, words=False) for one in self.unshown]
+    def unshown_from(self, share: float) -> list[ReplyFeatures]:
+        """Return the same for the unshown replies; they have no words."""
+        none = self.features.words[:0]
+        relative = (self._from_mean(one, share) for one in ([] if self.unshown is None else self.unshown))
+        return [replace(one, words=none, counts=none) for one in relative]
 
-    def _from_mean(self, measures: np.ndarray, words: bool = True) -> ReplyFeatures:
-        assert self.unshown is not None
-        features = replace(self.features, measures=measures - self.unshown.mean(axis=0))
-        return features if words else replace(features, words=features.words[:0], counts=features.counts[:0])
+    def _from_mean(self, measures: np.ndarray, share: float) -> ReplyFeatures:
+        usual = 0.0 if self.unshown is None else np.float32(share) * self.unshown.mean(axis=0)
+        return replace(self.features, measures=measures - usual)
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def background_counts(given: Sequence[Given]) -> bool:
     return missing_side(np.array(rated)) > 0
 
 
-def _rows(given: Sequence[Given], is_relative: bool = False) -> Rows:
-    rows = [_row(one, is_relative) for one in given]
+def _rows(given: Sequence[Given], share: float) -> Rows:
+    rows = [_row(one, share) for one in given]
     thumbs = [not one.rating.isdigit() for one in given if isinstance(one, RatedFeatures)]
     coarse = _STAR + sum(thumbs) / max(1, len(thumbs)) * (_THUMB - _STAR)
     return Rows(
@@ -99,11 +101,20 @@ def _rows(given: Sequence[Given], is_relative: bool = False) -> Rows:
     )
 
 
-def _row(one: Given, is_relative: bool) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]:
+def _row(one: Given, share: float) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]:
     """(reply, worse reply, y, weight)"""
     if isinstance(one, RatedFeatures):
-        return one.relative_features if is_relative else one.features, None, STARS[one.rating] - NEUTRAL, 1.0
+        return one.features_from(share), None, STARS[one.rating] - NEUTRAL, 1.0
     return one.better, one.worse, GAP, PAIR * one.strength
+
+
+def _probability_of_comparing(given: Sequence[Given]) -> float:
+    """Return the probability that the user compares a reply with other replies to its question; 0 if there
+    are no unshown replies."""
+    if not any(isinstance(one, RatedFeatures) and one.unshown is not None for one in given):
+        return 0.0
+    fixed, compared = (log_evidence_of_measures(_rows(given, share)) for share in (0.0, 1.0))
+    return float(1 / (1 + np.exp(np.clip(fixed - compared - COMPARES, -50, 50))))
 
 
 @dataclass(frozen=True)
@@ -119,24 +130,18 @@ class TokenWeights:
     covariance: np.ndarray
     words: np.ndarray
 
-    @property
-    def shrunk(self) -> np.ndarray:
-        """Return [K]: each weight, shrunk by its uncertainty; 0 below DOUBTED standard deviations."""
-        doubt = DOUBTED**2 * np.diag(self.covariance) / np.maximum(self.mean**2, 1e-12)
-        return self.mean * np.maximum(0, 1 - doubt)
-
 
 @dataclass(frozen=True)
 class TasteModel:
     """A fitted model; `fit` makes it. It is immutable.
 
     ratings: the number of ratings and preferences in the fit
-    is_relative: whether measures are counted from the mean of unshown replies to the question
+    share: of the mean of unshown replies to a question, from which measures are counted
     """
 
     ratings: int
     fitted: TasteFit
-    is_relative: bool = False
+    share: float = 0.0
 
     @classmethod
     def fit(cls, given: Sequence[Given], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
@@ -147,14 +152,12 @@ class TasteModel:
         """
         given = given[-MAX_RATINGS:]
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
-        rows = _rows(given)
-        if any(isinstance(one, RatedFeatures) and one.unshown is not None for one in given):
-            within = _rows(given, is_relative=True)
-            if log_evidence_of_measures(within) > log_evidence_of_measures(rows):
-                rated = (one for one in given if isinstance(one, RatedFeatures))
-                unshown = [reply for one in rated for reply in one.relative_unshown]
-                return cls(count, fit(within, unshown if background else ()), True)
-        return cls(count, fit(rows, background))
+        share = _probability_of_comparing(given)
+        rows = _rows(given, share)
+        if share > 0.5 and len(set(np.sign(rows.rated_stars))) == 1:
+            # The user presses one thumb: without an intercept, rated replies are compared with unshown ones.
+            rows, background = replace(rows, intercept=_NO_INTERCEPT), ()
+        return cls(count, fit(rows, background), share)
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
         """Return (mean, standard deviation) [R] of the stars that the user would give."""
@@ -165,7 +168,7 @@ class TasteModel:
 
     def predict_rating(self, one: RatedFeatures) -> tuple[float, float]:
         """Return (mean, standard deviation) of the stars of a rated reply."""
-        mean, deviation = self.predict([one.relative_features if self.is_relative else one.features])
+        mean, deviation = self.predict([one.features_from(self.share)])
         return float(mean[0]), float(deviation[0])
 
     @property

@@ -99,8 +99,8 @@ class Candidates:
 _ROOT = np.sqrt(np.arange(256, dtype=np.float32))
 
 # The more columns of a kind there are, the more evidence a column of this kind must bring.
-_COSTS = {"measure": 3.0, "word": 6.0, "opener": 5.0, "both": 8.0}
-_LENGTH_COST = 1.0  # of the first measure: many people want shorter, or longer, replies
+# The model has all measures anyway.
+_COSTS = {"measure": np.inf, "word": 6.0, "opener": 5.0, "both": 8.0}
 
 
 def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
@@ -118,7 +118,6 @@ def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
     }
     values = np.hstack([measures, roots(replies, words), begins, both])
     cost = np.repeat([_COSTS[kind] for kind in kinds], [len(columns) for columns in kinds.values()])
-    cost[0] = _LENGTH_COST
     return Candidates([column for columns in kinds.values() for column in columns], values, cost, scale)
 
 

@@ -6,6 +6,14 @@
     log p(y) = -1/2 [n log(2 pi s) + sum log a + log |P| + (y^T y - b^T P^-1 b / s) / s],   b = X^T y
 
 Only sums over ratings appear, so the cost of a step does not grow with the number of ratings.
+
+Few measures matter to one user. So their weights get another prior, a spike and a slab,
+
+    w_k ~ chance_k N(0, SLAB) + (1 - chance_k) N(0, SPIKE)
+
+Expectation propagation finds a Gaussian near the posterior. It puts a Gaussian (precision t_k, shift h_k) in
+place of each prior, so that mean and variance of w_k stay the same when the true prior takes its place again.
+(Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
 """
 
 import math
@@ -16,6 +24,11 @@ import numpy as np
 
 LEAST_NOISE = 1 / 12  # the variance of a number that was rounded to a whole one, as stars are
 USUAL_NOISE = 0.7
+INTERCEPT = 1.5  # the variance of the intercept
+SLAB, SPIKE = 0.5, 0.001  # variances of a weight that matters, and of one that does not
+_ROUNDS = 60  # of expectation propagation
+_PART = 0.5  # of the way to the new Gaussians, in each round
+_SETTLED = 1e-2  # a relative change of every precision, after which the rounds end
 _GAIN = 1e-3  # of log-evidence: a smaller gain ends the search
 
 
@@ -59,7 +72,7 @@ class Variances:
     noise: float
     own: tuple[float, ...] = ()
     least: float = LEAST_NOISE
-    intercept: float = 1.5
+    intercept: float = INTERCEPT
 
     def prior(self, measures: int) -> np.ndarray:
         """a [1 + M + K]"""
@@ -90,9 +103,54 @@ class Posterior:
         covariance = np.linalg.inv(np.diag(1 / prior) + sums.gram / noise)
         return cls(covariance @ sums.moment / noise, covariance, noise)
 
+    @classmethod
+    def sparse(cls, sums: Sums, prior: np.ndarray, chance: np.ndarray, noise: float) -> "Posterior":
+        """Return the nearest Gaussian. prior: [d], variances. chance: [d], of a spike and a slab; NaN for a
+        weight that has the prior N(0, prior)."""
+        few = np.flatnonzero(~np.isnan(chance))
+        gram, moment, chance = sums.gram / noise, sums.moment / noise, chance[few]
+        precision, shift = 1 / prior, np.zeros(len(prior))
+        precision[few] = 1 / (chance * SLAB)
+        for _ in range(_ROUNDS):
+            found = cls._with_sites(gram, moment, precision, shift, noise)
+            mean, variance = found.mean[few], found.covariance.diagonal()[few]
+            # The weight without its own Gaussian.
+            rest = np.maximum(1 / variance - precision[few], 1e-6)
+            drawn_to = mean / variance - shift[few]
+            right_mean, right_variance = _moments(drawn_to / rest, 1 / rest, chance)
+            wanted = np.clip(1 / right_variance - rest, 1e-3, 1e6)
+            moved = precision[few] * (wanted / precision[few]) ** _PART
+            shift[few] += _PART * (right_mean * (rest + wanted) - drawn_to - shift[few])
+            settled = np.max(abs(moved / precision[few] - 1)) < _SETTLED
+            precision[few] = moved
+            if settled:
+                break
+        return cls._with_sites(gram, moment, precision, shift, noise)
+
+    @classmethod
+    def _with_sites(
+        cls, gram: np.ndarray, moment: np.ndarray, precision: np.ndarray, shift: np.ndarray, noise: float
+    ) -> "Posterior":
+        covariance = np.linalg.inv(np.diag(precision) + gram)
+        return cls(covariance @ (moment + shift), covariance, noise)
+
     def predict(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """x [R, d] -> mean and variance [R] of y, with the noise."""
         return x @ self.mean, self.noise + np.einsum("rd,rd->r", x @ self.covariance, x)
+
+
+def _moments(centre: np.ndarray, variance: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and variance of N(centre, variance) times a spike and a slab."""
+    parts = []
+    for prior, share in ((SLAB, chance), (SPIKE, 1 - chance)):
+        spread = prior + variance
+        likely = np.log(share) - 0.5 * (np.log(spread) + centre * centre / spread)
+        parts.append((likely, centre * prior / spread, prior * variance / spread))
+    (slab, mean, left), (spike, small, little) = parts
+    share = 1 / (1 + np.exp(np.clip(spike - slab, -500, 500)))
+    first = share * mean + (1 - share) * small
+    second = share * (left + mean * mean) + (1 - share) * (little + small * small)
+    return first, second - first * first
 
 
 def log_evidence(sums: Sums, prior: np.ndarray, noise: float) -> float:

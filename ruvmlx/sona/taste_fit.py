@@ -8,6 +8,7 @@ import numpy as np
 
 from .taste_columns import Candidates, Column, Scale, candidates, design
 from .taste_evidence import (
+    INTERCEPT,
     LEAST_NOISE,
     USUAL_NOISE,
     Posterior,
@@ -25,6 +26,8 @@ M = len(MEASURES)
 BASE = 0.25 / M  # the usual prior variance of a measure's weight: all measures together move half a star
 MAX_COLUMNS = 8  # selected columns
 _MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # prior variance of a selected column's weight
+
+CHANCE, LENGTH_CHANCE = 0.1, 0.6  # that a measure, and that the length, matters to a user
 
 DEGREES = 4.0  # degrees of freedom of the noise
 
@@ -44,6 +47,7 @@ class Rows:
     weight: [R]; 0.5 counts as half a rating
     worse: [R], the worse reply of a pair; None for a rating
     coarse: the variance inside one rating, which is the minimum of the noise
+    intercept: the prior variance of the intercept
     """
 
     replies: Sequence[ReplyFeatures]
@@ -51,6 +55,7 @@ class Rows:
     weight: np.ndarray
     worse: Sequence[ReplyFeatures | None]
     coarse: float = LEAST_NOISE
+    intercept: float = INTERCEPT
 
     def __getitem__(self, part: slice) -> "Rows":
         cut = {name: getattr(self, name)[part] for name in ("replies", "y", "weight", "worse")}
@@ -132,7 +137,7 @@ def log_evidence_of_measures(rows: Rows) -> float:
     """Return log p(y) of the model without selected columns. Models with other features of the same ratings
     can be compared by it."""
     sums = rows.sums(rows.design((), Scale.of(rows.all_replies)))
-    variances = _fit_variances(Variances(BASE, USUAL_NOISE, (), rows.coarse), sums, ())
+    variances = _fit_variances(Variances(BASE, USUAL_NOISE, (), rows.coarse, rows.intercept), sums, ())
     return log_evidence(sums, variances.prior(M), variances.noise)
 
 
@@ -169,7 +174,12 @@ class Selection:
 
     @property
     def posterior(self) -> Posterior:
-        return Posterior.of(self.rows.sums(self.x), self.variances.prior(M), self.variances.noise)
+        return self._posterior(self.variances.noise)
+
+    def _posterior(self, noise: float) -> Posterior:
+        prior, chance = self.variances.prior(M), np.full(self.x.shape[1], np.nan)
+        chance[1 : 1 + M], chance[1] = CHANCE, LENGTH_CHANCE
+        return Posterior.sparse(self.rows.sums(self.x), prior, chance, noise)
 
     @property
     def fit(self) -> TasteFit:
@@ -177,8 +187,7 @@ class Selection:
         count = len(self.rows.y)
         free = max(count / 3, count - 1 - 2 * len(self.columns))
         noise = self.variances.noise * max(1.0, count / max(free, 1.0))
-        posterior = Posterior.of(self.rows.sums(self.x), self.variances.prior(M), noise)
-        return TasteFit(self.columns, self.variances, posterior, self.pool.scale, self.rows)
+        return TasteFit(self.columns, self.variances, self._posterior(noise), self.pool.scale, self.rows)
 
 
 def select_columns(
@@ -196,7 +205,7 @@ def select_columns(
     """
     columns, usual = list(known), [_MAX_PRIOR_VARIANCE / 4] * len(known)
     x = rows.design(columns, pool.scale) if x is None else x
-    start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
+    start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse, rows.intercept)
     variances = _fit_variances(start, rows.sums(x), usual)
     if len(columns) >= most:
         return Selection(rows, pool, tuple(columns), x, variances)

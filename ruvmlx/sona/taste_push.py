@@ -18,7 +18,7 @@ import numpy as np
 
 from ..models.config.model import Tokenizer
 from .kl_probe import KLProbe
-from .taste import DOUBTED, TasteModel
+from .taste import TasteModel
 from .taste_features import bucket, grams
 from .taste_measures import MEASURES, measure_text
 from .user_taste import UserTaste
@@ -29,6 +29,7 @@ MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits, for the tokens that end a reply, per star that half of the length earns
 MOST_END = 5.0  # the maximum number of logits by which these may become more, or less, likely
 FIRST, FIRST_END = 8, 4  # ratings before a taste pushes any other token, and before it pushes an end
+DOUBTED = 0.5  # an end that earns less than this many standard deviations is not pushed
 # The number of ratings by which the push may be out of date, because fitting the taste would delay the
 # rating.
 LAG = 8
@@ -82,18 +83,14 @@ class TokenEffects:
         """Return [A]: the stars that one more of each token earns, by the taste model. The mean over the
         tokens is 0, with each token as likely as in a usual reply (`likely` [A]).
 
-        Noise in many weights adds up over the tokens. So all stars are multiplied by 1 - noise / signal, or
-        are 0 (James & Stein 1961). noise: the mean variance of a token's stars; signal: their mean square.
+        The weights are means of the posterior, so an uncertain weight is small.
         """
         weights = taste.token_weights()
         changes = np.zeros((len(self.words), weights.mean.size))
         changes[:, : self.measures.shape[1]] = self.measures
         of_word = weights.words >= 0
         changes[:, of_word] = self.words[:, None] == weights.words[of_word]
-        changes -= likely @ changes
-        signal = likely @ (changes @ weights.mean) ** 2
-        noise = likely @ (changes @ weights.covariance * changes).sum(axis=1)
-        return max(0.0, 1 - noise / max(signal, 1e-12)) * (changes @ weights.shrunk)
+        return (changes - likely @ changes) @ weights.mean
 
     def end_stars(self, taste: TasteModel) -> float:
         """Return the stars that a reply earns by ending at half of its words, shrunk by their uncertainty.

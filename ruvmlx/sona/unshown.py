@@ -56,7 +56,7 @@ class UnshownReplies:
             for id_ in rated:
                 prompt = [] if id_ in found else replies.get(id_).prompt_ids
                 if 0 < len(prompt) <= MAX_PROMPT_TOKENS:
-                    found[id_] = _measure(model, backend, prompt, seed=len(found), pause=pause)
+                    found[id_] = _measure(model, backend, prompt, pause)
                     done += 1
                     if done % SAVE_AFTER == 0:
                         self._save(found)
@@ -65,6 +65,10 @@ class UnshownReplies:
                 self._save(found)
         return done
 
+    def add(self, measures: Mapping[str, np.ndarray]) -> None:
+        """Store {id of a rated reply: measures [REPLIES, M]}."""
+        self._save(self.load() | dict(measures))
+
     def _save(self, found: Mapping[str, np.ndarray]) -> None:
         out, ids = io.BytesIO(), [*found][-MAX_QUESTIONS:]
         measures = np.stack([found[id_] for id_ in ids]).astype(np.float16)
@@ -72,13 +76,16 @@ class UnshownReplies:
         self._store.checkpoints.put_measurement(self._fingerprint, _NAME, out.getvalue())
 
 
-def _measure(model: Model, backend: Backend, prompt: list[int], seed: int, pause: Pause) -> np.ndarray:
+def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) -> np.ndarray:
+    rng = np.random.default_rng([37, *prompt])
     with original_model(backend):
         first = BegunReply.of(backend, prompt)
         begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
-        replies = sampled_replies(
-            backend, model.tokenizer, begun, np.random.default_rng([seed, 37]), MAX_REPLY_TOKENS,
-            TEMPERATURE, pause,
-        )  # fmt: skip
+        replies = sampled_replies(backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause)
     decode = model.tokenizer.decode
-    return np.stack([measure_text(thinking.split(decode(ids)).answer, ended) for ids, ended in replies])
+    return measures_of([(decode(ids), ended) for ids, ended in replies])
+
+
+def measures_of(replies: Sequence[tuple[str, bool]]) -> np.ndarray:
+    """Return the measures [U, M] of replies: (text, whether it ended by itself)."""
+    return np.stack([measure_text(thinking.split(text).answer, ended) for text, ended in replies])

@@ -1,11 +1,14 @@
 """One adapter's taste model. It follows the store: the ratings in force decide, also after an undo."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..backends.base import Backend
+from ..models.config.model import Model
 from ..models.text import thinking
+from ..pausing import Pause
 from ..store import ReplyWords
 from .adapter_history import AdapterHistory
 from .taste import Given, PreferredFeatures, RatedFeatures, TasteModel, background_counts
@@ -46,8 +49,16 @@ class UserTaste:
         self._unshown: dict[str, np.ndarray] | None = None  # measures, by rated reply
         self._fitted: tuple[int, TasteModel, TasteStatus] | None = None
 
-    def forget_unshown(self) -> None:
-        """Read the measures of unshown replies again: there are more."""
+    def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
+        """Write unshown replies to the rated questions, to compare the rated replies with them. For idle
+        time, see UnshownReplies.complete."""
+        rated = [reply_id for reply_id, *_ in self._history.labels()]
+        if self._history.unshown.complete(model, backend, rated, pause):
+            self._unshown = self._fitted = None
+
+    def add_unshown(self, measures: Mapping[str, np.ndarray]) -> None:
+        """Add {id of a rated reply: measures [REPLIES, M]} of unshown replies that the caller has."""
+        self._history.unshown.add(measures)
         self._unshown = self._fitted = None
 
     @property

@@ -60,30 +60,6 @@ def test_the_picture_has_a_circle_for_each_place():
     assert left < right and low > high  # y grows downwards
 
 
-def test_ratings_over_time_are_means_of_ten_or_more():
-    """In their order; the last block may be shorter; never more than 20."""
-    found = taste_chart.blocks(record(*[(1, 3)] * 10, *[(5, 4)] * 10, (3, 3)))
-    assert [(b.first, b.last, b.given, b.error) for b in found] == [
-        (1, 10, 1.0, 2.0),
-        (11, 20, 5.0, 1.0),
-        (21, 21, 3.0, 0.0),
-    ]
-    lines = taste_chart.plot_time(record(*[(1, 3)] * 10, *[(5, 4)] * 10))
-    assert lines[1].split() == ["1-10", "███", "1.0", "2.0"]
-    assert lines[2].split() == ["11-20", "█" * 15, "5.0", "1.0"]
-    many = taste_chart.blocks(record(*[(4, 4)] * 1001))
-    assert len(many) <= 20 and many[-1].last == 1001
-
-
-def test_the_picture_over_time_has_two_lines():
-    found = ET.fromstring(taste_chart.svg_time(record(*[(1, 3)] * 10, *[(5, 4)] * 10)))
-    drawn = found.findall("{http://www.w3.org/2000/svg}polyline")
-    given, error = ([float(xy.split(",")[1]) for xy in line.get("points").split()] for line in drawn)
-    assert given[0] > given[1] and error[0] < error[1]  # y grows downwards
-    assert "stars given" in "".join(found.itertext())
-    ET.fromstring(taste_chart.svg_time(TasteRecord(())))
-
-
 def test_the_verb_prints_draws_and_reports(tiny_cli, tmp_path):  # noqa: F811
     assert "No ratings yet." in tiny_cli("learn", "chart")[1]
     for rating in ("up", "1"):
@@ -96,6 +72,3 @@ def test_the_verb_prints_draws_and_reports(tiny_cli, tmp_path):  # noqa: F811
     assert facts["correlation"] is None and facts["usual_error"] == 2.5
     code, said, _ = tiny_cli("learn", "chart", "--svg", str(tmp_path / "c.svg"))
     assert code == 0 and "c.svg" in said and (tmp_path / "c.svg").read_text().startswith("<svg")
-    assert "1-2 " in tiny_cli("learn", "chart", "--over-time")[1]
-    code, said, _ = tiny_cli("learn", "chart", "--over-time", "--svg", str(tmp_path / "t.svg"))
-    assert code == 0 and "polyline" in (tmp_path / "t.svg").read_text()

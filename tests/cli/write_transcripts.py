@@ -149,6 +149,8 @@ AGENT = (
             "clientInfo": {"name": "agent", "version": "1"},
         },
     },
+    {"method": "notifications/initialized"},
+    {"id": 2, "method": "tools/call", "params": {"name": "replies", "arguments": {"limit": 1}}},
 )
 STYLES = {
     0: "/",

@@ -51,10 +51,10 @@ def test_a_reason_keeps_the_note_and_replaces_an_earlier_reason(note, expected):
 
 
 def test_too_long_speaks_for_fewer_words_and_too_short_for_more():
-    """Four thumbs down alone say nothing of the length."""
+    """Four thumbs down alone say little of the length."""
     for reason, sign in (("", 0), ("long", 1), ("short", -1)):
         short, long = stars(learned(reason), SHORT, LONG)
-        assert abs(short - long) < 0.05 if not sign else sign * (short - long) > 0.2
+        assert abs(short - long) < 0.6 if not sign else sign * (short - long) > 3
 
 
 def test_a_wrong_tone_says_nothing_of_the_length():

@@ -82,7 +82,7 @@ def test_ratings_by_dice_push_little(effects):
     for seed in range(8):
         given = np.random.default_rng(seed).integers(1, 6, 30)
         pushed.append(np.abs(stars(effects, TasteModel.fit(sim.rated(shown, given)))).max())
-    assert stars(effects, taught(sim.to_the_reader, 30)).max() > 0.1 and np.median(pushed) == 0
+    assert np.median(pushed) < 0.05 * stars(effects, taught(sim.to_the_reader, 30)).max()
 
 
 def test_half_of_the_words_are_a_shorter_reply(effects):

@@ -48,9 +48,11 @@ def agreement(given: Sequence[Given], background: Sequence[ReplyFeatures]) -> fl
         for i in range(fold, len(given), FOLDS):
             predicted[i] = _predicted_stars(model, given[i])
         if background:
-            unshown = (reply for r in rest if isinstance(r, RatedFeatures) for reply in r.relative_unshown)
+            unshown = (
+                reply for r in rest if isinstance(r, RatedFeatures) for reply in r.unshown_from(model.share)
+            )
             usual.append(
-                float(model.predict([*unshown] if model.is_relative else background)[0].mean() - NEUTRAL)
+                float(model.predict([*unshown] if model.share > 0.5 else background)[0].mean() - NEUTRAL)
             )
     if background:
         return float(np.mean((predicted - np.mean(usual)) * stars))

@@ -106,9 +106,7 @@ class StyleLoop:
             if given < STYLE_MINIMUM:
                 return _report(False, f"a style needs {STYLE_MINIMUM} ratings; there are {given}")
             basis = self.basis(progress, pause)
-            rated = [reply_id for reply_id, *_ in learner.history.labels()]
-            if learner.history.unshown.complete(self._model, learner.backend, rated, pause):
-                learner.taste.forget_unshown()
+            learner.taste.compare(self._model, learner.backend, pause)
             try:
                 return self._step(basis, pause)
             except HeadMoved:

@@ -1,0 +1,119 @@
+"""How well the taste model knows drawn users, with and without unshown replies to the rated questions.
+
+    python -m tests.research.taste_within BANK        # a bank of tests.research.style_study
+
+Nothing is generated. Each user rates one reply of the bank to each of half of its questions, 30 in all. The
+model then predicts the stars of all replies to the other half. Printed for each family of tastes: the
+correlation with the true stars among the replies to one question, and how often the reply that the model
+would pick is better than another one (a tie counts half). The family `stranger` was written by someone who
+knew neither the measures nor the other families.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from ruvmlx.apps.prove import drawn_tastes
+from ruvmlx.apps.prove.drawn_users import DrawnStars, DrawnUser
+from ruvmlx.apps.prove.statistics import mean_interval
+
+from ruvmlx.models.config.model import Model
+from ruvmlx.models.find.starter import starter_path
+from ruvmlx.models.load import load_model
+from ruvmlx.sona.optional.style_bank import StyleBank, texts
+from ruvmlx.sona.taste import RatedFeatures, TasteModel, background_counts
+from ruvmlx.sona.taste_features import ReplyFeatures, features_of
+from ruvmlx.sona.unshown import REPLIES
+
+from .stranger_properties import PROPERTIES as STRANGER
+
+FAMILIES = {"tuning": drawn_tastes.PROPERTIES, "held-out": drawn_tastes.HELD_OUT, "stranger": STRANGER}
+SEEDS = 2
+
+
+class TasteWithin:
+    """The bank's replies, and users who rate them."""
+
+    def __init__(self, model: Model, bank: StyleBank):
+        asked, decode = texts("style_questions"), model.tokenizer.decode
+        self.replies = [(asked[q], decode(ids), ended) for q, ids, ended in bank.replies]
+        self.question = np.array([q for q, *_ in bank.replies])
+        self.features = [features_of(*reply) for reply in self.replies]
+
+    def results(self, family: str, users: int, ratings: int, compares: bool) -> Iterator[tuple[float, float]]:
+        """Yield (correlation, win-rate of the pick) of each user and seed. compares: are there unshown
+        replies?"""
+        for number in range(users):
+            user = drawn_user(family, number)
+            stars = self._stars(user)
+            for seed in range(SEEDS):
+                rng = np.random.default_rng([number, seed, 5])
+                questions = rng.permutation(self.question.max() + 1)
+                rated = np.isin(self.question, questions[: len(questions) // 2])
+                given = self._given(user, stars, rated, ratings, rng, compares)
+                if given:
+                    seen = [self.features[i] for i in np.flatnonzero(rated)]
+                    model = TasteModel.fit(given, seen if background_counts(given) else ())
+                    yield self._result(model, stars, np.flatnonzero(~rated))
+
+    def _stars(self, user: DrawnUser) -> np.ndarray:
+        known: dict[str, list[str]] = {}
+        for question, text, _ in self.replies:
+            known.setdefault(question, []).append(text)
+        stars = DrawnStars(user, known)
+        return np.array([stars(*reply) for reply in self.replies], float)
+
+    def _given(
+        self, user: DrawnUser, stars: np.ndarray, rated: np.ndarray, ratings: int,
+        rng: np.random.Generator, compares: bool,
+    ) -> list[RatedFeatures]:  # fmt: skip
+        found = []
+        for question in rng.permutation(np.unique(self.question[rated]))[:ratings]:
+            shown, *others = rng.permutation(np.flatnonzero(self.question == question))
+            rating = user.rating(int(stars[shown]), rng)
+            if rating is not None:
+                unshown = np.stack([self.features[i].measures for i in others[:REPLIES]])
+                found.append(RatedFeatures(self.features[shown], rating, unshown if compares else None))
+        return found
+
+    def _result(self, model: TasteModel, stars: np.ndarray, unseen: np.ndarray) -> tuple[float, float]:
+        features: list[ReplyFeatures] = [self.features[i] for i in unseen]
+        predicted, product, squares, wins = model.predict(features)[0], 0.0, np.zeros(2), []
+        for question in np.unique(self.question[unseen]):
+            one = self.question[unseen] == question
+            p, s = predicted[one], stars[unseen][one]
+            a, b = p - p.mean(), s - s.mean()
+            product, squares = product + a @ b, squares + np.array([a @ a, b @ b])
+            best = s[p.argmax()]
+            wins.append(np.mean((best > s) + 0.5 * (best == s)))
+        return float(product / np.sqrt(max(squares.prod(), 1e-12))), float(np.mean(wins))
+
+
+def drawn_user(family: str, number: int) -> DrawnUser:
+    if family != "stranger":
+        return DrawnUser.draw(number, held_out=family == "held-out")
+    drawn_tastes.KNOWN.update(STRANGER)
+    return DrawnUser.draw(number, held_out=True, family=list(STRANGER))
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("bank", type=Path)
+    ask.add_argument("--users", type=int, default=30)
+    ask.add_argument("--ratings", type=int, default=30)
+    given = ask.parse_args()
+    study = TasteWithin(load_model(str(starter_path())), StyleBank.from_bytes(given.bank.read_bytes()))
+    for family in FAMILIES:
+        for compares in (False, True):
+            found = np.array(list(study.results(family, given.users, given.ratings, compares)))
+            low, high = mean_interval(found[:, 1])
+            print(
+                f"{family:9} {'with' if compares else 'without'} unshown replies: "
+                f"correlation {found[:, 0].mean():.2f}, "
+                f"pick {found[:, 1].mean():.1%} ({low:.1%} to {high:.1%})"
+            )
+
+
+if __name__ == "__main__":
+    main()
