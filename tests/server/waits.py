@@ -156,7 +156,8 @@ async def streams_beside_long(server: Server, words: int, count: int) -> bool:
         await asyncio.sleep(0.1)
     long = await server.times(words)
     before, beside = gaps_of([await stream for stream in streams], long)
-    median, mean = (middle(beside) / middle(before) for middle in (statistics.median, statistics.mean))
+    median = statistics.median(beside) / statistics.median(before)
+    mean = statistics.mean(beside) / statistics.mean(before)
     print(
         f"{count} streams beside a prompt of {words} words: the median gap is {median:.2f} times that before"
     )
