@@ -180,8 +180,8 @@ def _readable_errors(source: Path) -> Iterator[None]:
         if is_locked(error):
             raise StoreBusy(f"{source} is locked by another process; try again.") from None
         raise StoreError(f"cannot copy {source}: {error}. Check the disk; nothing was changed.") from None
-    except sqlite3.DatabaseError as error:
-        raise CorruptFile(f"{source} cannot be copied as a store: {error}.") from None
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a damaged schema may hold any bytes
+        raise CorruptFile(f"{source} cannot be copied as a store: {one_line(str(error))}.") from None
 
 
 @contextmanager

@@ -299,6 +299,8 @@ def _readable_errors(path: Path) -> Iterator[None]:
         raise StoreError(f"cannot store this in {path}: {e}. Nothing was changed.") from e
     except sqlite3.DatabaseError as e:
         raise CorruptFile(f"{path} is damaged: {e}. {_REMEDY}") from e
+    except UnicodeDecodeError as e:  # SQLite's own message quotes a damaged schema
+        raise CorruptFile(f"{path} is damaged: it holds text that is not UTF-8. {_REMEDY}") from e
     except OverflowError as e:
         raise UsageError("a number is too large: the store's numbers have 64 bits.") from e
     except OSError as e:
