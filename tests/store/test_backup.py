@@ -190,3 +190,18 @@ def test_a_version_in_the_backup_is_checked_against_the_log(path, tmp_path):
     with pytest.raises(CorruptFile, match="not as it was written"):
         back_up(path, tmp_path / "b.db")
     assert not (tmp_path / "b.db").exists()
+
+
+def test_a_name_in_the_schema_that_is_no_text_is_one_line(path, tmp_path):
+    """SQLite's message quotes it, and Python cannot decode that message. Found by tests/campaigns/fuzz.py."""
+    back_up(path, tmp_path / "b.db")
+    row = b"tablerepliesreplies"
+    data = (tmp_path / "b.db").read_bytes().replace(row, b"table\xffepliesreplies")
+    damaged = data.replace(b"CREATE TABLE replies", b"CREATE XABLE replies")
+    assert damaged.count(b"XABLE") == data.count(b"\xffepliesreplies") == 1
+    (tmp_path / "damaged.db").write_bytes(damaged)
+    for use in (lambda: restore(tmp_path / "h" / "ruvmlx.db", tmp_path / "damaged.db"),
+                lambda: Store(tmp_path / "damaged.db")):  # fmt: skip
+        with pytest.raises(CorruptFile) as refused:
+            use()
+        assert "\n" not in str(refused.value)
