@@ -131,7 +131,7 @@ async def generate(call: Call) -> Answer:
         return await _answer(call, body, ChatPrompt(fields), _plain_words)
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     system = [Message("system", body.system)] if body.system else []
-    prompt = await chat_prompt(call, [*system, Message("user", body.prompt)], ToolUse(), form_of(body))
+    prompt = await chat_prompt(call, [*system, Message("user", body.prompt or "")], ToolUse(), form_of(body))
     fields = {**prompt.fields, "thinking": thought_of(body, tag)}
     return await _answer(call, body, ChatPrompt(fields), _plain_words)
 
