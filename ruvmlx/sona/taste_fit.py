@@ -27,7 +27,8 @@ BASE = 0.25 / M  # the usual prior variance of a measure's weight: all measures 
 MAX_COLUMNS = 8  # selected columns
 _MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # prior variance of a selected column's weight
 
-CHANCE, LENGTH_CHANCE = 0.1, 0.6  # that a measure, and that the length, matters to a user
+CHANCE = 0.1  # that a measure matters to a user
+LENGTH_CHANCE = 0.6  # that the length matters, and whether a reply is complete: the first two measures
 
 DEGREES = 4.0  # degrees of freedom of the noise
 
@@ -178,7 +179,7 @@ class Selection:
 
     def _posterior(self, noise: float) -> Posterior:
         prior, chance = self.variances.prior(M), np.full(self.x.shape[1], np.nan)
-        chance[1 : 1 + M], chance[1] = CHANCE, LENGTH_CHANCE
+        chance[1 : 1 + M], chance[1:3] = CHANCE, LENGTH_CHANCE
         return Posterior.sparse(self.rows.sums(self.x), prior, chance, noise)
 
     @property

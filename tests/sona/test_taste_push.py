@@ -240,7 +240,8 @@ def test_a_few_ratings_push_nothing(tiny, probe):
     assert few.of(0, probe).shape == probe.tokens.shape and not few.of(0, probe).any()
 
 
-def test_the_end_is_pushed_before_other_tokens(tiny, probe):
+def test_the_end_is_pushed_before_other_tokens(tiny, probe, monkeypatch):
+    monkeypatch.setattr(taste_push, "FIRST", 12)
     ends = probe.coordinates.ends
     push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter, taste_push.FIRST - 1))).of(0, probe)
     assert np.all(push[ends] * probe.reading > 0) and not np.delete(push, ends).any()
