@@ -29,7 +29,7 @@ MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits, for the tokens that end a reply, per star that half of the length earns
 MOST_END = 5.0  # the maximum number of logits by which these may become more, or less, likely
 FIRST, FIRST_END = 8, 4  # ratings before a taste pushes any other token, and before it pushes an end
-DOUBTED = 0.5  # an end that earns less than this many standard deviations is not pushed
+DOUBTED = 0.5  # what earns less than this many standard deviations is not pushed
 # The number of ratings by which the push may be out of date, because fitting the taste would delay the
 # rating.
 LAG = 8
@@ -84,8 +84,10 @@ class TokenEffects:
         tokens is 0, with each token as likely as in a usual reply (`likely` [A]).
 
         Noise in many weights adds up over the tokens. So all stars are multiplied by
-        1 - DOUBTED^2 noise / signal, or are 0 (James & Stein 1961). noise: the mean variance of a token's stars;
-        signal: their mean square.
+
+            1 - DOUBTED^2 noise / signal
+
+        or are 0 (James & Stein 1961). noise: the mean variance of a token's stars; signal: their mean square.
         """
         weights = taste.token_weights()
         changes = np.zeros((len(self.words), weights.mean.size))
