@@ -410,7 +410,7 @@ def test_the_router_is_seen_where_it_is_on(run, tiny_folder):
     facts = json.loads(out)
     assert (code, err, facts["router"]) == (0, "", "on") and facts["arms"] == shown["arms"]
     assert facts["training"]["reason"] == "1 rated choices; training needs 64"
-    assert "adapter: chosen" in run("learn", "router", *model)[1]
+    assert "REPLIES WITH" in run("learn", "router", *model)[1]
     assert run("learn", "router", "--adapter", "none", *model)[0] == 2
 
 
