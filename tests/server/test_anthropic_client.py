@@ -167,7 +167,6 @@ def test_a_rating(serve):
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}},
             "output_config.format.schema",
         ),
-        ({"thinking": {"type": "enabled", "budget_tokens": 4}}, "thinking"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"service_tier": "fast"}, "service_tier"),
