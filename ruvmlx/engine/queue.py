@@ -2,7 +2,7 @@
 time."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -86,6 +86,13 @@ class Ticket:
     @property
     def running(self) -> list[Run]:
         return self.job.running if self.job is not None and self.decoding else []
+
+
+def reader_of(ticket: Ticket, going: Sequence[Ticket]) -> Ticket:
+    """Return the request that already reads this request's prompt, or the request itself. A prompt is read
+    once, because `Admission.total` counts its pages once."""
+    same = (t for t in going if t.reader and t.grant.prompt == ticket.grant.prompt is not None)
+    return next(same, ticket)
 
 
 class Arrivals:

@@ -26,7 +26,7 @@ from ..errors import RuvmlxError
 from ..lora.base_lora import BaseLoRA
 from .admission import Admission, Grant
 from .best_of import BestOf
-from .queue import Arrivals, Job, Sink, Ticket
+from .queue import Arrivals, Job, Sink, Ticket, reader_of
 from .reading_order import ReadingOrder
 from .run import EngineParts, Recorder, Run
 from .types import Chunk, GenerationRequest
@@ -242,7 +242,7 @@ class Scheduler:
                 while not ticket.decoding and ticket in self._active:
                     self._read_some(ticket)
         elif going and not (self._owed > 0 and has_decoding(self._active)):
-            self._read_some(min(going, key=lambda ticket: ticket.place.end))
+            self._read_some(reader_of(min(going, key=lambda ticket: ticket.place.end), going))
 
     def _read_some(self, ticket: Ticket) -> None:
         assert ticket.job is not None

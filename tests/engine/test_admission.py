@@ -51,6 +51,13 @@ def new_engine(packed, policy, pages: float, chunk: int = 128):
     return engine, CountedBytes(pool)
 
 
+def use_pieces(running: Scheduler, monkeypatch, sizes=(16, 32, 64, 128), seed: int = 1) -> None:
+    """Draw the lengths of the prompts' pieces and the times between them. So the real time plays no part."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(running, "_most", lambda: rng.choice(sizes))
+    monkeypatch.setattr(scheduler, "perf_counter", rng.random)
+
+
 def ids(n: int, seed: int, shared: int = 0) -> list[int]:
     """A prompt whose first tokens are those of others."""
     rng, same = random.Random(seed), random.Random(99)
@@ -110,11 +117,12 @@ def workload(rng: random.Random, n: int):
 @pytest.mark.parametrize("policy", [F16, SMALL], ids=["f16", "tiered"])
 @pytest.mark.parametrize("pages", [5.5, 9, 17])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_workloads_stay_within_the_budget(packed, policy, pages, seed):
+def test_random_workloads_stay_within_the_budget(packed, policy, pages, seed, monkeypatch):
     """Every request is answered whole, or could not be answered alone; in the end no page is left."""
     rng = random.Random(f"{pages} {policy.name} {seed}")
     engine, held = new_engine(packed, policy, pages)
     running, todo, sinks = Scheduler(engine, width=6), workload(rng, 24), []
+    use_pieces(running, monkeypatch)
     while todo or running:
         while todo and rng.random() < 0.2:
             one, replies = todo.pop()
@@ -238,6 +246,22 @@ def test_replies_to_one_prompt_hold_it_once(packed):
         sink = submit(running, asked(tokens, 60), replies=4)
         running.step()
         _ = sink.response
+
+
+@pytest.mark.parametrize("piece", [16, 64, 128])
+def test_a_prompt_that_is_being_read_is_not_read_twice(packed, monkeypatch, piece):
+    """The second request with it comes after one piece, has fewer tokens to read, and so would overtake."""
+    engine, held = new_engine(packed, F16, 14)
+    running, tokens = Scheduler(engine), ids(4 * 64 + 24, 1)
+    use_pieces(running, monkeypatch, [piece])
+    other = submit(running, asked(ids(6 * 64, 2), 20))
+    first = submit(running, asked(tokens, 64))
+    running.step()
+    second = submit(running, asked(list(tokens), 9))
+    while running.step():
+        pass
+    assert [sink.response.generation_tokens for sink in (other, first, second)] == [20, 64, 9]
+    assert second.response.cached_tokens == len(tokens) - 1 and held.most <= engine.backend.pool.budget
 
 
 def test_alone_a_request_may_use_small_chunks_and_low_precision(packed):
