@@ -248,6 +248,7 @@ def test_stopping_ends_replies(serve, slow):
 def test_an_internal_error(serve, monkeypatch):
     """The client gets an id, the log has it with the place; neither has the error's text."""
     running = serve()
+    assert running.ask("GET", "/metrics").status == 200  # the server's start, which looks too, is over
 
     def broken(self):
         raise ValueError("secret words")
