@@ -118,7 +118,7 @@ class PlainChat:
 
     @contextlib.contextmanager
     def _stoppable(self, is_stoppable: bool) -> Iterator[None]:
-        """In the block, Ctrl-C ends a step that waits for a server."""
+        """Let Ctrl-C end the step of the block. The step may wait for a server."""
         if not is_stoppable:
             yield
             return

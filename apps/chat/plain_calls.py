@@ -57,7 +57,8 @@ class PlainCalls:
             return None
 
     def _ask(self) -> str | None:
-        """ONCE, ALWAYS or NO; None at the end of input and on Ctrl-C."""
+        """Ask whether the call may run. Return ONCE, ALWAYS or NO; None if the input ends or the user presses
+        Ctrl-C."""
         while (line := self._streams.read(QUESTION)) is not None:
             if answer := _ANSWERS.get(line.strip().lower()):
                 return answer

@@ -17,7 +17,7 @@ _CHOICES = ((NO, "No"), (ONCE, "Run once"), (ALWAYS, "Always for this tool in th
 
 
 class ToolScreen(ModalScreen[str]):
-    """Its result is ONCE, ALWAYS or NO. lines: the call."""
+    """A question: may this call run? The screen returns ONCE, ALWAYS or NO. lines: the text of the call."""
 
     BINDINGS: ClassVar = [*keys.OF_LISTS]
 

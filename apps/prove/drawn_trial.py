@@ -61,7 +61,7 @@ class DrawnSetup:
         """SCALE_REPLIES requests for each question that is rated on."""
         return self._requests(runtime, self.chat.prompts, seed, _SCALE, SCALE_REPLIES)
 
-    def unshown(self, runtime: Runtime) -> Requests:
+    def unshown_requests(self, runtime: Runtime) -> Requests:
         """unshown.REPLIES requests for each question that is rated on."""
         return self._requests(runtime, self.chat.prompts, 0, _UNSHOWN, unshown.REPLIES)
 
@@ -96,7 +96,7 @@ class FrozenReplies:
             runtime.learner.sync()
             runtime.learner.rating_index.whitening  # noqa: B018 - measured once, then kept for all users
             unseen, rated = setup.unseen(runtime, seed, REACH_BEST_OF), setup.rated(runtime, seed)
-            others = setup.unshown(runtime)
+            others = setup.unshown_requests(runtime)
             every = [
                 request for of in (*unseen.values(), *rated.values(), *others.values()) for request in of
             ]

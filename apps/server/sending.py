@@ -32,8 +32,8 @@ class Sender:
         self._ended = False
 
     def name_ignored(self, names: Sequence[str]) -> None:
-        """Tell in a header which parts of the request change nothing in the answer. Names may be added to the
-        list until the answer begins."""
+        """Name in a header the parts of the request that do not change the answer. The caller may add names
+        to the list until the answer begins."""
         self._ignored = names
 
     async def answer(self, answer: Answer) -> None:

@@ -37,14 +37,15 @@ class ResponseDeleted(Struct):
 
 
 class ListedItem(InputItem, omit_defaults=True, kw_only=True):
-    """An input item of a response. The texts of a message are parts."""
+    """One item of the input to a response. A message holds its texts as a list of parts."""
 
     id: str
     type: Literal["message", "reasoning", "function_call", "function_call_output"]
 
 
 class InputItemList(Struct, kw_only=True):
-    """A page of them. first_id, last_id: null where it is empty. has_more: for `after` the last_id."""
+    """A page of input items. first_id, last_id: null if the page is empty. has_more: whether a request with
+    `after` = last_id finds more."""
 
     object: Literal["list"] = "list"
     data: Sequence[ListedItem]

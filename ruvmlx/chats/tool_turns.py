@@ -66,7 +66,7 @@ def split_calls(tokenizer: Tokenizer, request: GenerationRequest, text: str) -> 
 
 
 def _id_of(request: GenerationRequest, place: int) -> str:
-    """The id of a request's call: the same whenever its text is split."""
+    """Return the id of a call in a reply. The reply may be parsed more than once; the id stays the same."""
     return hashlib.sha256(f"{request.request_id} {place}".encode()).hexdigest()[:9]
 
 

@@ -33,8 +33,9 @@ class Courtesy:
         return IS_BUSY if self._load()[0] >= self._cores else ""
 
     def should_stop(self) -> bool:
-        """Should work that goes on stop? Looks only now and then, because a look takes up to a tenth of a
-        second. The work itself keeps the cores busy, so the load says nothing."""
+        """Return whether running work must stop. The sensors are read once every LOOK_EVERY seconds, because
+        one reading takes up to a tenth of a second. The load is not read: the work itself keeps the cores
+        busy."""
         if time.monotonic() - self._looked_at < LOOK_EVERY:
             return False
         self._looked_at = time.monotonic()

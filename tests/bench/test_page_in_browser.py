@@ -1,4 +1,4 @@
-"""The report of `bench` in a browser: light, dark, on a phone and on paper."""
+"""A browser shows the report of `bench` on a light screen, on a dark screen, on a phone and on paper."""
 
 import pytest
 from ruvmlx.apps.bench import page

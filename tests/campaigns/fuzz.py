@@ -27,8 +27,9 @@ NAMES = (
 )  # fmt: skip
 
 
-def attempt(run, data: bytes) -> bool:
-    """Use an input. Returns whether it was taken, or refused in one line; another exception is a finding."""
+def is_accepted(run, data: bytes) -> bool:
+    """Give an input to the target. Return whether the target accepts it. It may refuse it in one line. Any
+    other exception is a finding."""
     try:
         run(data)
     except RuvmlxError as error:
@@ -60,7 +61,7 @@ def fuzz(name: str, seconds: int, corpus: Path, found: Path) -> None:
             return made[:size]
 
         def take(data: bytes) -> None:
-            attempt(target.run, data)
+            is_accepted(target.run, data)
 
         (corpus / name).mkdir(parents=True, exist_ok=True)
         (found / name).mkdir(parents=True, exist_ok=True)

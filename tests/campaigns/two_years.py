@@ -102,7 +102,7 @@ def _rate_and_train(runtime: Runtime, use: Use) -> None:
     history, micro, version = learner.history, learner.micro, learner.version
     between = max(1, use.ratings // use.trainings)
     for n in range(use.ratings):
-        micro = _changed(micro, n)
+        micro = _change_head(micro, n)
         number = 1 + n * use.replies // use.ratings
         stars, state = str(rng.randint(1, 5)), pack_adapter(micro, learner.layer_lora)
         version = history.commit(version, f"{number:012x}", stars, "", 1.0, state, 0.01, micro.norm)
@@ -111,7 +111,7 @@ def _rate_and_train(runtime: Runtime, use: Use) -> None:
             version = history.promote(version, _base(runtime, n), state, 0.01, micro.norm, report)
 
 
-def _changed(micro: MicroLoRA, seed: int) -> MicroLoRA:
+def _change_head(micro: MicroLoRA, seed: int) -> MicroLoRA:
     rng, b = np.random.default_rng(seed), micro.lora_b.copy()
     columns = rng.choice(np.flatnonzero(b[0]), CHANGED)
     b[:, columns] = 0.9 * b[:, columns] + 1e-3 * rng.standard_normal((len(b), CHANGED)).astype(np.float32)

@@ -122,7 +122,7 @@ def test_an_answer_stops_at_the_limit(open_roomy, small, monkeypatch):
 # The app
 
 
-async def opened(app, pilot, *lines):
+async def enter_lines(app, pilot, *lines):
     await until(pilot, lambda: app.phase == "idle" or app.failure)
     for line in lines:
         app.chat.prompt.text = line
@@ -134,14 +134,14 @@ async def opened(app, pilot, *lines):
 async def test_the_app_asks_and_shows_the_result(open_roomy, small):
     app = ChatApp(open_roomy, OPTIONS)
     async with app.run_test(size=SMALL) as pilot:
-        await opened(app, pilot, "/tools on small", "/tool secrets Which?")
+        await enter_lines(app, pilot, "/tools on small", "/tool secrets Which?")
         shown = screen_text(app)
         assert "Run this tool of small?" in shown and "secrets" in shown
         await pilot.press("enter", "a", "o", "y")  # who types on allows nothing
         await until(pilot, lambda: app.phase == "idle")
         [message] = app.query(ToolMessage)
         assert message.result == "(The user did not allow this call.)"
-        await opened(app, pilot, "/tool secrets Which?")
+        await enter_lines(app, pilot, "/tool secrets Which?")
         await pilot.press("down", "enter")
         await until(pilot, lambda: app.phase == "idle")
         assert "PATH" in app.query(ToolMessage)[1].result
@@ -155,12 +155,12 @@ async def test_the_app_asks_and_shows_the_result(open_roomy, small):
 async def test_always_counts_for_this_chat(open_roomy, small):
     app = ChatApp(open_roomy, OPTIONS)
     async with app.run_test(size=SMALL) as pilot:
-        await opened(app, pilot, "/tools on small", "/tool secrets Which?")
+        await enter_lines(app, pilot, "/tools on small", "/tool secrets Which?")
         await pilot.press("down", "down", "enter")
         await until(pilot, lambda: app.phase == "idle")
-        await opened(app, pilot, "/tool secrets Which?")
+        await enter_lines(app, pilot, "/tool secrets Which?")
         assert not isinstance(app.screen, ToolScreen) and len(app.query(ToolMessage)) == 2
-        await opened(app, pilot, "/new")
+        await enter_lines(app, pilot, "/new")
         assert not app.chat.state.tools.is_on
         app.host.close_now()
 
@@ -168,7 +168,7 @@ async def test_always_counts_for_this_chat(open_roomy, small):
 async def test_esc_stops_a_running_call(open_roomy, small):
     app = ChatApp(open_roomy, OPTIONS)
     async with app.run_test(size=SMALL) as pilot:
-        await opened(app, pilot, "/tools on small", "/tool slow Now?")
+        await enter_lines(app, pilot, "/tools on small", "/tool slow Now?")
         await pilot.press("down", "enter")
         await until(pilot, lambda: [m for m in app.query(ToolMessage) if "Esc stops it" in str(m.render())])
         await pilot.press("escape")
@@ -192,12 +192,12 @@ async def test_a_stored_chat_shows_its_calls_again(open_roomy, small):
 async def test_write_again_takes_the_calls_away(open_roomy, small):
     app = ChatApp(open_roomy, OPTIONS)
     async with app.run_test(size=SMALL) as pilot:
-        await opened(app, pilot, "/tools on small", "/tool fail Now?")
+        await enter_lines(app, pilot, "/tools on small", "/tool fail Now?")
         await pilot.press("down", "enter")
         await until(pilot, lambda: app.phase == "idle")
-        await opened(app, pilot, "/tools off small", "/again")
+        await enter_lines(app, pilot, "/tools off small", "/again")
         assert not app.query(ToolMessage) and len(app.query(ReplyMessage)) == 1
-        await opened(app, pilot, "/prev")
+        await enter_lines(app, pilot, "/prev")
         assert len(app.query(ToolMessage)) == 1
         app.host.close_now()
 
@@ -206,7 +206,7 @@ async def test_a_server_that_does_not_start_is_one_line(open_roomy, home):
     write_servers(home, broken={"command": sys.executable, "args": [SERVER, "broken"]})
     app = ChatApp(open_roomy, OPTIONS)
     async with app.run_test(size=SMALL) as pilot:
-        await opened(app, pilot, "/tools on broken", "/tools")
+        await enter_lines(app, pilot, "/tools on broken", "/tools")
         await until(pilot, lambda: len(app.query(Notice)) >= 2)
         shown = "\n".join(str(notice.render()) for notice in app.query(Notice))
         assert "broken did not start: the reason" in shown and "broken  off" in shown

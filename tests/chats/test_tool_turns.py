@@ -26,24 +26,24 @@ def options(most=8):
     return {"sampling": Sampling(0.0), "max_new_tokens": most, "cancel": threading.Event()}
 
 
-def written(chunks):
+def read_stream(chunks):
     """The whole reply, and the text as it streamed."""
     chunks = list(chunks)
     return chunks[-1].response, "".join(chunk.text for chunk in chunks)
 
 
 @pytest.fixture
-def called(open_tiny):
+def required_call(open_tiny):
     """A runtime, and a chat whose last reply calls the tool."""
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
-        response, shown = written(runtime.chats.say(chat, "The weather?", tools=REQUIRED, **options(200)))
+        response, shown = read_stream(runtime.chats.say(chat, "The weather?", tools=REQUIRED, **options(200)))
         yield runtime, chat, response, shown
 
 
-def test_a_required_call_is_no_text(called):
+def test_a_required_call_is_no_text(required_call):
     """It is neither streamed nor shown; the store has it, with the same id."""
-    runtime, chat, response, shown = called
+    runtime, chat, response, shown = required_call
     [call] = response.calls
     assert call.name == "forecast" and json.loads(call.arguments)["city"] in ("Rome", "Oslo")
     assert response.text == shown == ""
@@ -52,11 +52,11 @@ def test_a_required_call_is_no_text(called):
     assert "<tool_call>" in runtime.store.replies.get(reply.reply_id).text
 
 
-def test_the_result_goes_back_and_the_answer_continues(called):
-    runtime, chat, response, _ = called
+def test_the_result_goes_back_and_the_answer_continues(required_call):
+    runtime, chat, response, _ = required_call
     [turn] = runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
     assert (turn.role, turn.content, turn.calls) == ("tool", "24 degrees", response.calls)
-    answer, _ = written(runtime.chats.answer_results(chat, tools=OFFER, **options()))
+    answer, _ = read_stream(runtime.chats.answer_results(chat, tools=OFFER, **options()))
     prompt = runtime.chats.prompt_text(chat)
     places = [prompt.index(words) for words in ("Weather", "The weather?", "<tool_call>", "24 degrees")]
     asked = prompt.rindex('{"name": "forecast", "arguments": {"city"')
@@ -68,54 +68,54 @@ def test_the_result_goes_back_and_the_answer_continues(called):
 
 
 @pytest.mark.parametrize("of", ["call", "answer"])
-def test_a_rating_after_a_tool_teaches_nothing(called, of):
+def test_a_rating_after_a_tool_teaches_nothing(required_call, of):
     """It is kept. The next question of the same chat teaches again."""
-    runtime, chat, response, _ = called
+    runtime, chat, response, _ = required_call
     if of == "answer":
         runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
-        written(runtime.chats.answer_results(chat, tools=OFFER, **options()))
+        read_stream(runtime.chats.answer_results(chat, tools=OFFER, **options()))
     result = runtime.rate("last", "up")
     assert not result.applied and runtime.chats.turns(chat)[-1].rating == "up"
-    written(runtime.chats.say(chat, "And now?", **options()))
+    read_stream(runtime.chats.say(chat, "And now?", **options()))
     assert runtime.rate("last", "up").applied
 
 
-def test_calls_without_a_result_are_left_out(called):
+def test_calls_without_a_result_are_left_out(required_call):
     """A chat that was left at the question whether the call may run."""
-    runtime, chat, _, _ = called
-    written(runtime.chats.say(chat, "Never mind.", tools=OFFER, **options()))
+    runtime, chat, _, _ = required_call
+    read_stream(runtime.chats.say(chat, "Never mind.", tools=OFFER, **options()))
     assert '"arguments": {"city"' not in runtime.chats.prompt_text(chat)
 
 
-def test_a_chat_with_calls_goes_on_without_tools(called):
-    runtime, chat, response, _ = called
+def test_a_chat_with_calls_goes_on_without_tools(required_call):
+    runtime, chat, response, _ = required_call
     runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
-    written(runtime.chats.answer_results(chat, tools=ToolOffer((FORECAST,), is_over=True), **options()))
-    written(runtime.chats.say(chat, "Thanks.", **options()))
+    read_stream(runtime.chats.answer_results(chat, tools=ToolOffer((FORECAST,), is_over=True), **options()))
+    read_stream(runtime.chats.say(chat, "Thanks.", **options()))
     prompt = runtime.chats.prompt_text(chat)
     assert "24 degrees" in prompt and "You can call these functions" not in prompt
     runtime.chats.check_chat(chat)
 
 
-def test_again_begins_at_the_question(called):
-    runtime, chat, response, _ = called
+def test_again_begins_at_the_question(required_call):
+    runtime, chat, response, _ = required_call
     runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
-    written(runtime.chats.answer_results(chat, **options()))
-    written(runtime.chats.again(chat, **options()))
+    read_stream(runtime.chats.answer_results(chat, **options()))
+    read_stream(runtime.chats.again(chat, **options()))
     turns = runtime.chats.turns(chat)
     assert [turn.role for turn in turns] == ["user", "assistant"] and turns[-1].branches == 2
     runtime.chats.next_sibling(chat, -1)
     assert [turn.role for turn in runtime.chats.turns(chat)] == ["user", "assistant", "tool", "assistant"]
 
 
-def test_only_a_result_can_be_answered(called):
-    runtime, chat, _, _ = called
+def test_only_a_result_can_be_answered(required_call):
+    runtime, chat, _, _ = required_call
     with pytest.raises(NotFound, match="no result of a tool"):
-        written(runtime.chats.answer_results(chat, **options()))
+        read_stream(runtime.chats.answer_results(chat, **options()))
 
 
-def test_a_long_result_is_one_line(called):
-    runtime, chat, response, _ = called
+def test_a_long_result_is_one_line(required_call):
+    runtime, chat, response, _ = required_call
     [turn] = runtime.chats.add_results(chat, [ToolResult(response.calls[0], "word " * 200_000)])
     assert turn.content.startswith("(The result is too long: 1,000,000 characters.")
     counted = []
@@ -123,8 +123,8 @@ def test_a_long_result_is_one_line(called):
     assert counted == []  # that would take seconds
 
 
-def test_calls_come_back_from_files_and_forks(called, tmp_path):
-    runtime, chat, response, _ = called
+def test_calls_come_back_from_files_and_forks(required_call, tmp_path):
+    runtime, chat, response, _ = required_call
     runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
     fork = runtime.store.chats.fork(chat)
     other = Store(tmp_path / "other.db")

@@ -37,12 +37,12 @@ if place:
     for part in path:
         owner = getattr(owner, part)
     work = getattr(owner, name)
-    def told(*args, **more):
+    def note_and_call(*args, **more):
         print("MIDDLE", file=sys.stderr, flush=True)
         time.sleep(float(waits))
         setattr(owner, name, work)
         return work(*args, **more)
-    setattr(owner, name, told)
+    setattr(owner, name, note_and_call)
 from ruvmlx.apps.main import main
 main()
 """
@@ -62,7 +62,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the p
 
 
 @pytest.fixture
-def rated(open_tiny, home, tmp_path):
+def rated_store(open_tiny, home, tmp_path):
     """A data folder with twelve ratings, and a backup of it."""
     with open_tiny() as runtime:
         for i in range(12):
@@ -93,7 +93,7 @@ class Started:
 
 
 @pytest.fixture
-def start(rated, tiny_folder, tmp_path):
+def start(rated_store, tiny_folder, tmp_path):
     """Starts a verb. place: the function that tells when it is called; waits: seconds in it."""
 
     def start(words: str, place: str = "", waits: float = 0, **env: str) -> Started:
@@ -157,28 +157,28 @@ def names(*folders: Path) -> set[str]:
 
 @ENDS
 @pytest.mark.parametrize("name", TOLD)
-def test_in_the_middle(rated, start, tmp_path, name, number):
+def test_in_the_middle(rated_store, start, tmp_path, name, number):
     words, place, waits = TOLD[name]
     verb = start(words.format(folder=tmp_path), place, waits)
-    before = names(tmp_path, rated)
+    before = names(tmp_path, rated_store)
     verb.wait(lambda: "MIDDLE" in verb.errors.read_text())
-    end(verb, number, rated)
-    assert names(tmp_path, rated) <= before
+    end(verb, number, rated_store)
+    assert names(tmp_path, rated_store) <= before
 
 
 @linux
 @ENDS
 @pytest.mark.parametrize("name", COUNTED)
-def test_with_children(rated, start, tmp_path, name, number):
+def test_with_children(rated_store, start, tmp_path, name, number):
     words, processes = COUNTED[name]
     verb = start(words)
-    verb.wait(lambda: len(family(rated)) >= processes)
-    end(verb, number, rated)
+    verb.wait(lambda: len(family(rated_store)) >= processes)
+    end(verb, number, rated_store)
     assert list(tmp_path.glob("ruvmlx-*")) == []
 
 
 @ENDS
-def test_pull(rated, start, tmp_path, number):
+def test_pull(rated_store, start, tmp_path, number):
     hub = FakeHub(make_safetensors_model(tmp_path / "served", hidden_size=256), "owner/tiny")
     hub.pace = 0.5
     try:
@@ -186,13 +186,13 @@ def test_pull(rated, start, tmp_path, number):
             "pull owner/tiny", HF_ENDPOINT=hub.url, HF_HUB_CACHE=str(tmp_path / "hub"), HF_HUB_OFFLINE="0"
         )
         verb.wait(lambda: hub.ranges)
-        end(verb, number, rated)
+        end(verb, number, rated_store)
     finally:
         hub.close()
 
 
 @ENDS
-def test_serve(rated, start, number):
+def test_serve(rated_store, start, number):
     """A reply is being written."""
     verb = start("serve --json --port 0")
     ready = json.loads(verb.process.stdout.readline())
@@ -202,7 +202,7 @@ def test_serve(rated, start, number):
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.readline().startswith(b"data")
-        end(verb, number, rated)
+        end(verb, number, rated_store)
     assert verb.process.returncode == 0  # in order: what was read is on disk for the next start
 
 

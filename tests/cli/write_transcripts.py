@@ -200,10 +200,10 @@ class Stage:
             self.server = pid, terminal
             text, code = read(terminal, READY), 0
         else:
-            text, code = read(terminal), ended(pid)
+            text, code = read(terminal), wait_for_end(pid)
         if words.startswith("stop ") and self.server:
             text += read(self.server[1])
-            ended(self.server[0])
+            wait_for_end(self.server[0])
         failed = f"(exit code {code})\n" if code else ""
         self.said.append(f"$ ruvmlx {verb}\n{self._steady(text)}{failed}")
 
@@ -280,7 +280,7 @@ def read(terminal: int, until: bytes = b"") -> bytes:
     return found
 
 
-def ended(pid: int) -> int:
+def wait_for_end(pid: int) -> int:
     """The exit code of a process, once it has ended."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 

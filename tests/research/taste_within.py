@@ -51,7 +51,7 @@ class TasteWithin:
                 rng = np.random.default_rng([number, seed, 5])
                 questions = rng.permutation(self.question.max() + 1)
                 rated = np.isin(self.question, questions[: len(questions) // 2])
-                given = self._given(user, stars, rated, ratings, rng, compares)
+                given = self._sample_ratings(user, stars, rated, ratings, rng, compares)
                 if given:
                     seen = [self.features[i] for i in np.flatnonzero(rated)]
                     model = TasteModel.fit(given, seen if background_counts(given) else ())
@@ -64,7 +64,7 @@ class TasteWithin:
         stars = DrawnStars(user, known)
         return np.array([stars(*reply) for reply in self.replies], float)
 
-    def _given(
+    def _sample_ratings(
         self, user: DrawnUser, stars: np.ndarray, rated: np.ndarray, ratings: int,
         rng: np.random.Generator, compares: bool,
     ) -> list[RatedFeatures]:  # fmt: skip

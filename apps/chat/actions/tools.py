@@ -1,4 +1,5 @@
-"""Tools in the app: turn servers on and off, show each call, ask, run it."""
+"""The actions for tools in the app. They turn servers on and off. They show each call, ask the user, and run
+the call."""
 
 import asyncio
 import threading

@@ -130,7 +130,8 @@ def spoken(turns: list[Turn]) -> list[str]:
 
 
 def is_shown(turn: Turn) -> bool:
-    """Is there something to see? A reply may be calls of tools alone, which their results show."""
+    """Return whether the chat shows this message. A reply that only calls tools is not shown; the tools'
+    results are."""
     return turn.role != "system" and (not turn.calls or turn.role == "tool" or bool(turn.content))
 
 

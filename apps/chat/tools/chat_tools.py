@@ -95,7 +95,8 @@ class ChatTools:
     # What the model may call
 
     def offer(self, function: str = "") -> ToolOffer:
-        """For the next reply. function: what it must call; UsageError if that is not on."""
+        """Return the tools that the next reply may call. function: the tool that the reply must call; "" for
+        none. Raises UsageError if that tool is off."""
         tools = self.by_name()
         if function and function not in tools:
             there = f"these are on: {', '.join(tools)}" if tools else "no tool is on; /tools on NAME"

@@ -105,7 +105,7 @@ class Connections:
     async def _start(self, server: ToolServer) -> list[ServerTool]:
         opened: asyncio.Future[tuple[Client, list[ServerTool]]] = asyncio.Future()
         closing = asyncio.Event()
-        task = asyncio.create_task(self._hold(server, opened, closing))
+        task = asyncio.create_task(self._keep_open(server, opened, closing))
         try:
             async with asyncio.timeout(START_SECONDS):
                 client, tools = await opened
@@ -120,7 +120,7 @@ class Connections:
         self._open[server.name] = _Connection(server, client, closing, task)
         return tools
 
-    async def _hold(
+    async def _keep_open(
         self,
         server: ToolServer,
         opened: "asyncio.Future[tuple[Client, list[ServerTool]]]",
