@@ -105,8 +105,8 @@ class Posterior:
 
     @classmethod
     def sparse(cls, sums: Sums, prior: np.ndarray, chance: np.ndarray, noise: float) -> "Posterior":
-        """Return the nearest Gaussian. prior: [d], variances. chance: [d], of a spike and a slab; NaN for a
-        weight that has the prior N(0, prior)."""
+        """Return the Gaussian that expectation propagation finds. prior: [d], variances. chance: [d], the
+        probability that a weight matters; NaN for a weight with the prior N(0, prior)."""
         few = np.flatnonzero(~np.isnan(chance))
         gram, moment, chance = sums.gram / noise, sums.moment / noise, chance[few]
         precision, shift = 1 / prior, np.zeros(len(prior))

@@ -17,6 +17,7 @@ from .taste_reasons import asked_for
 from .taste_record import TasteRecord, predicted_before
 from .taste_words import Liking, sentence
 
+COMPARED = 200  # the number of newest ratings that idle time compares
 BACKGROUND = 200  # the number of newest unrated replies, for users who press only one thumb
 
 
@@ -47,14 +48,21 @@ class UserTaste:
         self._history = history
         self._features: dict[str, ReplyFeatures | None] = {}  # by reply; None: its words were deleted
         self._unshown: dict[str, np.ndarray] | None = None  # measures, by rated reply
+        self._without_question: set[str] = (
+            set()
+        )  # rated replies whose questions are gone, or too long to read
         self._fitted: tuple[int, TasteModel, TasteStatus] | None = None
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
         """Write unshown replies to the rated questions, to compare the rated replies with them. For idle
         time, see UnshownReplies.complete."""
-        rated = [reply_id for reply_id, *_ in self._history.labels()]
-        if self._history.unshown.complete(model, backend, rated, pause):
-            self._unshown = self._fitted = None
+        known = self._measured_unshown().keys() | self._without_question
+        newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]
+        missing = [reply_id for reply_id in newest if reply_id not in known]
+        if missing:
+            if self._history.unshown.complete(model, backend, missing, pause):
+                self._unshown = self._fitted = None
+            self._without_question.update(set(missing) - self._measured_unshown().keys())
 
     def add_unshown(self, measures: Mapping[str, np.ndarray]) -> None:
         """Add {id of a rated reply: measures [REPLIES, M]} of unshown replies that the caller has."""
@@ -109,13 +117,17 @@ class UserTaste:
         known = [
             (reply_id, version, self._features.get(reply_id), rating) for reply_id, rating, version in labels
         ]
-        if self._unshown is None:
-            self._unshown = self._history.unshown.load()
+        unshown = self._measured_unshown()
         return [
-            (id_, version, RatedFeatures(f, rating, self._unshown.get(id_)))
+            (id_, version, RatedFeatures(f, rating, unshown.get(id_)))
             for id_, version, f, rating in known
             if f is not None
         ]
+
+    def _measured_unshown(self) -> dict[str, np.ndarray]:
+        if self._unshown is None:
+            self._unshown = self._history.unshown.load()
+        return self._unshown
 
     def _preferred_features(self) -> list[tuple[int, Given]]:
         """Return (version, preference) of the preferences in force whose words are known."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.pausing import Stopped
-from ruvmlx.sona import unshown
+from ruvmlx.sona import unshown, user_taste
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
@@ -137,3 +137,17 @@ def test_idle_time_measures_them_and_a_call_that_cannot_be_stopped_does_not(runt
     runtime.settle(threading.Event())
     assert len(stored_measures(runtime)) == 3
     assert all(one.unshown is not None for one in runtime.learner.taste.evidence()[0])
+
+
+def test_idle_time_does_not_look_again_at_what_it_cannot_compare(runtime, monkeypatch):
+    """Only the newest ratings count, a question that is too long is tried once."""
+    taste, asked = runtime.learner.taste, []
+    monkeypatch.setattr(user_taste, "COMPARED", 2)
+    complete = runtime.learner.history.unshown.complete
+    monkeypatch.setattr(
+        runtime.learner.history.unshown, "complete", lambda *args: asked.append(args[2]) or complete(*args)
+    )
+    monkeypatch.setattr(unshown, "MAX_PROMPT_TOKENS", 0)
+    taste.compare(runtime.model, runtime.backend, lambda: None)
+    taste.compare(runtime.model, runtime.backend, lambda: None)
+    assert [len(ids) for ids in asked] == [2] and not stored_measures(runtime)
