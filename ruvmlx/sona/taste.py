@@ -16,8 +16,8 @@ A preference is a row too: the difference of the two replies' columns, in which 
 
 Replies differ most by their questions. One user wants "at most 80 words", whatever is asked: this user's
 wish is fixed. Another compares: a long reply to this question is good. The second kind of wish shows if the
-measures of unshown replies to the rated questions are known, and measures are counted from their mean. How
-probable each kind is follows from the evidence, and the share of the mean that is subtracted from it.
+measures of unshown replies to the rated questions are known, and measures are counted from their mean. The
+evidence says how probable it is that the user compares. This share of the mean is subtracted.
 
 The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
 """
