@@ -39,7 +39,7 @@ class Workers:
         context = get_context("spawn")  # a fork would copy locks of threads that the child does not have
         with ProcessPoolExecutor(count, context, _open, (self.open,)) as pool:
             try:
-                with _held_signals():
+                with _deferred_signals():
                     waiting = [pool.submit(_work, work, part) for part in parts]
                 for done in as_completed(waiting):
                     yield done.result()
@@ -49,14 +49,25 @@ class Workers:
 
 
 @contextmanager
-def _held_signals() -> Iterator[None]:
+def _deferred_signals() -> Iterator[None]:
     """In the block, no signal ends this process: a process that is half started would print a traceback.
-    Processes that are started in it inherit this."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    After the block, the process gets the signals that came. Processes that are started in it block them."""
+    came: list[int] = []
+    # The mask is for the processes that are started. Another thread of this process can take a signal, and
+    # Python calls the handler in the main thread all the same: so the handlers are exchanged, too.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    handlers = {number: signal.getsignal(number) for number in _ENDS}
     try:
+        for number, handler in handlers.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: came.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for late in came:
+            signal.raise_signal(late)
 
 
 def _open(open_worker: Callable[[], Any]) -> None:

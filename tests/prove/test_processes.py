@@ -1,6 +1,8 @@
 """Parts of an experiment in several processes."""
 
 import os
+import signal
+import threading
 import time
 from functools import partial
 
@@ -43,3 +45,33 @@ def test_an_error_ends_all_processes():
 
 def test_no_parts_open_nothing():
     assert list(Workers(partial(pytest.fail, "opened"), 2).results(square, [])) == []
+
+
+def test_a_signal_waits_until_the_processes_are_started():
+    """Otherwise the half started ones print a traceback: they read what a program that has ended writes."""
+    passed = []
+
+    class Parts(list):
+        def __iter__(self):
+            for part in super().__iter__():
+                yield part
+                if part == 1:
+                    os.kill(os.getpid(), signal.SIGHUP)
+                    time.sleep(0.2)
+                passed.append(part)
+
+    def end(number, frame):
+        raise SystemExit(128 + number)
+
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)  # a thread that can take the signal
+    other.start()
+    before = signal.signal(signal.SIGHUP, end)
+    try:
+        with pytest.raises(SystemExit):
+            list(Workers(opened, 2).results(square, Parts([1, 2, 3])))
+        assert passed == [1, 2, 3] and signal.getsignal(signal.SIGHUP) is end
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        ended.set()
+        other.join()
