@@ -136,6 +136,7 @@ def engine(tiny, tiny_backend):
 
 _WHOLE = reference_text.texts()
 _SHORT = [*_WHOLE[:3], *[pair for pair in _WHOLE if not pair[0]][:3]]
+_FEW = reference_text.questions()[:2]
 
 
 @pytest.fixture
@@ -148,6 +149,7 @@ def _short_text(request, monkeypatch):
     """Otherwise a few texts: the tiny model takes each byte for a token."""
     if "whole_text" not in request.fixturenames:
         monkeypatch.setattr(reference_text, "texts", lambda: _SHORT)
+        monkeypatch.setattr(reference_text, "questions", lambda: _FEW)
 
 
 @pytest.fixture(scope="session")
@@ -156,6 +158,7 @@ def tiny_neutral(tiny, tiny_backend) -> bytes:
     config = tiny.config
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(reference_text, "texts", lambda: _SHORT)
+        patched.setattr(reference_text, "questions", lambda: _FEW)
         measured = calibration.measure(tiny_backend, tiny.tokenizer, 2, config.max_context)
         return measured.to_bytes()  # with the name of the text, so that no test measures again
 

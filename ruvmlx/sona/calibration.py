@@ -1,4 +1,5 @@
-"""Calibration: one measurement per model, from the frozen model's hidden states over the reference text.
+"""Calibration: one measurement per model, from the frozen model's hidden states over the reference text and
+over the model's own replies to a few questions.
 
 It computes lora_a, the coordinates of ratings (tokens, and features of tokens), and the contexts on which KL
 to the frozen model is measured (kl_probe.py).
@@ -19,6 +20,7 @@ from ..pausing import Pause
 from ..progress import QUIET, Told, Watch
 from . import reference_text
 from .kl_probe import Drift, Head, KLProbe, spread_rows
+from .reference_replies import ReferenceReplies
 from .reference_text import Reading
 
 ACTIVE = 2048  # tokens that ratings may move: the most frequent ones in plain replies
@@ -26,10 +28,12 @@ FEATURES = 256  # directions in which tokens move together
 PROBES = 1024  # for a wider model, this many random combinations of its dimensions
 # Range of the standard deviations of the prior of tokens' weights.
 MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
+RIDGE = 0.1  # of lora_a, as a share of the mean square of a state's dimension
 _CONTEXTS = 48, 48, 80  # contexts in answers, in prose with the largest projections, in other prose
 _ROWS = 64  # hidden states per call of the head
-# A model with fewer parameters than SMALL reads all texts. A larger one starts no further text after PATIENCE
-# seconds, if it has read MIN_TEXTS_OF_KIND texts of answers and of prose.
+# A model with fewer parameters than SMALL reads all texts and writes all replies. A larger one starts no
+# further text after PATIENCE seconds, if it has read MIN_TEXTS_OF_KIND texts of answers and of prose, and it
+# writes for at most PATIENCE seconds more.
 SMALL, PATIENCE, MIN_TEXTS_OF_KIND = 1_000_000_000, 20.0, 2
 WHAT = "Getting to know the model, once"
 
@@ -51,12 +55,14 @@ class Measured:
 
 
 class Measurement:
-    """The measurement of one model's KL probe from the reference text: about 2,700 tokens of prefill, then
-    the head on all states, twice. It can be stopped at any time and continued."""
+    """The measurement of one model's KL probe: about 2,700 tokens of prefill, 1,900 tokens of replies in
+    batches, then the head on all states, and once more on those of prose. It can be stopped at any time and
+    continued."""
 
     def __init__(self, model: Measured):
         self._model, self._reading = model, Reading()
-        self._spent = 0.0  # seconds of reading so far
+        self._replies = ReferenceReplies(model.backend, model.tokenizer, model.max_context)
+        self._spent, self._written = 0.0, 0.0  # seconds of reading and of writing so far
         self._survey: Survey | None = None
         self._rest: Callable[[Pause], KLProbe] | None = None  # the part after the survey
 
@@ -64,8 +70,8 @@ class Measurement:
         """Measure what is missing. `pause` may raise an exception to stop. Raises RuvmlxError for damaged
         weights."""
         order = _order([bool(question) for question, _ in reference_text.texts()])
-        count = Told(watch, WHAT, len(order), "texts")
-        count.add(len(self._reading.states))
+        count = Told(watch, WHAT, len(order) + len(reference_text.questions()), "texts")
+        count.add(len(self._reading.states) + self._replies.done)
 
         def pausing() -> None:
             if pause is not None:
@@ -77,8 +83,10 @@ class Measurement:
         for done, index in enumerate(order):
             if self._is_enough(done):
                 break
-            self._read(index, pausing if waits else None)
-            count.add(1)
+            if index not in self._reading.states:
+                self._read(index, pausing if waits else None)
+                count.add(1)
+        self._write_replies(pausing, count)
         few = len(self._reading.states) < len(order)
         count.begin(f"{WHAT} ({len(self._reading.states)} of {len(order)} texts)" if few else WHAT, 0)
         return self._make_probe(pausing)
@@ -93,6 +101,15 @@ class Measurement:
         finally:
             self._spent += time.perf_counter() - started
 
+    def _write_replies(self, pause: Pause, count: Told) -> None:
+        started, before = time.perf_counter(), self._written
+
+        def is_enough() -> bool:
+            self._written = before + time.perf_counter() - started
+            return self._model.parameters >= SMALL and self._written > PATIENCE
+
+        self._replies.write(pause, count.add, is_enough)
+
     def _make_probe(self, pause: Pause) -> KLProbe:
         head = self._model.backend.head
         if self._survey is None:
@@ -101,8 +118,8 @@ class Measurement:
                 raise RuvmlxError(
                     "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
                 )
-            every, ends = np.concatenate([text.states, text.ends]), sorted(self._model.tokenizer.eos_ids)
-            self._survey = Survey(every, ends)
+            every = np.concatenate([text.states, text.ends, *(row[None] for row in self._replies.states)])
+            self._survey = Survey(every, sorted(self._model.tokenizer.eos_ids))
         surveyed = self._survey.run(head, pause)
         self._rest = self._rest or self._probe_builder(self._survey.states, surveyed, pause)
         return self._rest(pause)
@@ -117,7 +134,8 @@ class Measurement:
             pause()
             return model.backend.head(hidden)
 
-        in_reply = np.concatenate([np.arange(len(states)) < answers, text.is_answer])
+        written = np.ones(len(every) - len(states) - len(text.ends), bool)
+        in_reply = np.concatenate([np.arange(len(states)) < answers, text.is_answer, written])
         reading = directions(every, in_reply, surveyed.ending)[:, : model.rank].copy()
         tokens, precision = prior(surveyed.frequency, surveyed.cost, ends)
         along = features(head, states.shape[1], tokens, surveyed.frequency[tokens])
@@ -232,7 +250,7 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
     states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
     weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))
     gram = (states * weight[:, None]).T @ states
-    ridge = gram + np.trace(gram) / len(gram) * np.eye(len(gram))
+    ridge = gram + RIDGE * np.trace(gram) / len(gram) * np.eye(len(gram))
     nearness = np.where(in_reply, ending - ending[replies].mean(), 0.0)
     found = np.linalg.solve(ridge, states.T @ (weight[:, None] * np.stack([in_reply, nearness], axis=1)))
     u = states[replies] @ found

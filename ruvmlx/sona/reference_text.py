@@ -1,10 +1,12 @@
-"""The reference text: a few everyday questions with plain answers, and some prose (reference_text.json)."""
+"""The reference text: a few everyday questions with plain answers, and some prose (reference_text.json).
+More questions, which the model answers itself, are in reference_questions.json."""
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +17,21 @@ from ..pausing import Pause
 
 def texts() -> list[tuple[str, str]]:
     """Return the (question, answer) pairs of the reference text. Prose has an empty question."""
-    return json.loads(
-        resources.files(__package__).joinpath("reference_text.json").read_text(encoding="utf-8")
-    )
+    return _load("reference_text.json")
+
+
+def questions() -> list[str]:
+    """Return the questions for reference_replies.py."""
+    return _load("reference_questions.json")
+
+
+def _load(name: str) -> list[Any]:
+    return json.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
 
 
 def digest() -> str:
-    """Return a hash of the text, so that a calibration with another text is not used."""
-    return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
+    """Return a hash of all this, so that a calibration with another text is not used."""
+    return hashlib.sha256(json.dumps([texts(), questions()]).encode()).hexdigest()[:16]
 
 
 @dataclass

@@ -1,0 +1,84 @@
+"""The model's own replies to everyday questions (reference_questions.json).
+
+They show how the hidden states of replies differ from those of other prose. The answers of the reference text
+show this badly, because the model did not write them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..backends.base import Backend, KVCache, Step
+from ..models.config.model import Message, Tokenizer
+from ..pausing import Pause
+from . import reference_text
+
+LONGEST = 48  # tokens of a reply
+TOGETHER = 8  # replies that are written in one batch
+
+
+@dataclass
+class _Reply:
+    """A reply that is being written. last: the model's output after its newest token. left: how many more
+    tokens it may have."""
+
+    cache: KVCache
+    last: Step
+    left: int
+
+
+@dataclass
+class ReferenceReplies:
+    """Writes the replies, greedily. It can be stopped at any time and continued.
+
+    states: the hidden state before each token of the replies, [D] each
+    done: the number of questions that have their reply
+    """
+
+    backend: Backend
+    tokenizer: Tokenizer
+    max_context: int
+    states: list[np.ndarray] = field(default_factory=list)
+    done: int = 0
+    _begun: int = 0
+    _writing: list[_Reply] = field(default_factory=list)
+
+    def write(self, pause: Pause, note: Callable[[int], object], is_enough: Callable[[], bool]) -> None:
+        """Write the missing replies with the backend's model and current LoRA.
+
+        pause: is called before each step; it may raise an exception to stop
+        note: gets the number of replies that each step ends
+        is_enough: is asked before each step; if it is true, no more is written
+        """
+        asked = reference_text.questions()
+        while (self._writing or self._begun < len(asked)) and not is_enough():
+            pause()
+            if self._begun < len(asked) and self._begun - self.done < TOGETHER:
+                self._begin(asked[self._begun])
+                self._begun += 1
+            else:
+                self._step()
+            ended = self._begun - len(self._writing) - self.done
+            self.done += ended
+            note(ended)
+
+    def _begin(self, question: str) -> None:
+        prompt = self.tokenizer.encode_chat([Message("user", question)])
+        left = min(LONGEST, self.max_context - len(prompt))
+        if left > 0:
+            cache = self.backend.new_cache()
+            self._writing.append(_Reply(cache, self.backend.prefill(prompt, cache), left))
+
+    def _step(self) -> None:
+        """Append one token to each reply that is being written."""
+        self.states += [reply.last.hidden for reply in self._writing]
+        tokens = [int(reply.last.logits.argmax()) for reply in self._writing]
+        for reply, token in zip(self._writing, tokens, strict=True):
+            reply.left = 0 if token in self.tokenizer.eos_ids else reply.left - 1
+        going = [(reply, token) for reply, token in zip(self._writing, tokens, strict=True) if reply.left]
+        self._writing = [reply for reply, _ in going]
+        if going:
+            steps = self.backend.decode_batch([token for _, token in going], [r.cache for r, _ in going])
+            for (reply, _), step in zip(going, steps, strict=True):
+                reply.last = step
