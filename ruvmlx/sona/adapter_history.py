@@ -19,6 +19,7 @@ from .unshown import UnshownReplies
 MINIMUM = 10  # the number of ratings that the background loop needs
 DUE = 16  # the number of new ratings after which it starts
 STYLE_MINIMUM, STYLE_DUE = 8, 4  # the same for the style loop
+ATTEMPTS = 4  # of a slow loop to commit while ratings keep coming
 
 
 @dataclass(frozen=True)

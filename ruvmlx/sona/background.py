@@ -40,7 +40,7 @@ from ..training.adamw import Training
 from ..training.slices import TrainingText
 from ..training.trainer import Trainer
 from . import objective, replay
-from .adapter_history import MINIMUM
+from .adapter_history import ATTEMPTS, MINIMUM
 from .base_targets import GradientSizes, candidates, probe_base
 from .learner import Learner
 from .promotion import Candidate, PromotionTest
@@ -333,9 +333,10 @@ class Background:
         return at
 
     def _finish(self, training: Training, promotion: PromotionTest) -> dict[str, Any]:
-        """Fold, test, and promote or refuse. A rating that was committed in the meantime is folded in too."""
+        """Fold, test, and promote or refuse. A rating that was committed in the meantime is folded in too.
+        While ratings keep coming, it stops after a few attempts; the next run continues."""
         learner = self._learner
-        while True:
+        for _ in range(ATTEMPTS):
             learner.sync()
             parent = learner.state
             if parent.base != training.facts["base"]:
@@ -356,6 +357,7 @@ class Background:
                 return report
             except HeadMoved:
                 continue
+        raise Stopped
 
 
 def _between(start: Pair, end: Pair, share: float) -> Pair:

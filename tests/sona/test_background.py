@@ -12,10 +12,11 @@ from ruvmlx.errors import RuvmlxError
 from ruvmlx.kernels.rating import Rule
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sona import background, instant, promotion, replay
+from ruvmlx.sona.adapter_history import ATTEMPTS
 from ruvmlx.sona.background import Background, TrainingSettings, coefficient
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.replay import RatedExample
-from ruvmlx.store import checkpoints
+from ruvmlx.store import HeadMoved, checkpoints
 from ruvmlx.training import trainer
 from ruvmlx.training.adamw import Training, norm
 from ruvmlx.training.slices import TrainingText
@@ -217,6 +218,25 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
     assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base
     assert rated.learner.history.training() is None
+
+
+def test_it_ends_while_ratings_keep_coming(rated, monkeypatch):
+    """The next run trains no more: it goes on with the test."""
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
+    history, attempts = type(rated.learner.history), []
+
+    def head_moved(*args):
+        attempts.append(1)
+        raise HeadMoved
+
+    with monkeypatch.context() as moving:
+        moving.setattr(history, "promote", head_moved)
+        moving.setattr(history, "refuse", head_moved)
+        report, losses = consolidate(rated)
+    assert not report["promoted"] and "stopped after 4 of 4" in report["reason"] and len(losses) == 4
+    assert len(attempts) == ATTEMPTS and rated.backend.lora is None
+    again, losses = consolidate(rated)
+    assert again["promoted"] and losses == []
 
 
 @pytest.mark.parametrize("restart", [False, True])

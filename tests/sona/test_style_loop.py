@@ -10,13 +10,14 @@ import pytest
 from ruvmlx.kernels.rating import Rule
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sona import faults, instant
-from ruvmlx.sona.adapter_history import STYLE_DUE
+from ruvmlx.sona.adapter_history import ATTEMPTS, STYLE_DUE
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.optional import style_bank, style_loop
 from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis
 from ruvmlx.sona.optional.style_file import StyleFiles
 from ruvmlx.sona.optional.style_loop import sum_of_bases, trained_part
 from ruvmlx.sona.taste_fit import M
+from ruvmlx.store import HeadMoved
 
 from .test_background import answer
 
@@ -133,6 +134,20 @@ def test_it_stops_and_goes_on(rated):
     assert not report["promoted"] and "stopped" in report["reason"]
     assert rated.learning.is_due() and rated.backend.lora is None
     assert rated.consolidate()["promoted"]
+
+
+def test_it_ends_while_ratings_keep_coming(rated, monkeypatch):
+    attempts = []
+
+    def head_moved(*args):
+        attempts.append(1)
+        raise HeadMoved
+
+    with monkeypatch.context() as moving:
+        moving.setattr(style_loop.StyleLoop, "_step", head_moved)
+        report = rated.consolidate()
+    assert not report["promoted"] and "stopped" in report["reason"] and len(attempts) == ATTEMPTS
+    assert rated.learning.is_due() and rated.consolidate()["promoted"]
 
 
 def test_a_trained_base_stays_under_the_style(rated):

@@ -25,7 +25,7 @@ from ...models.config.model import Model, missing_features
 from ...pausing import Pause, Stopped, stop_when
 from ...store import HeadMoved
 from .. import faults, instant
-from ..adapter_history import STYLE_MINIMUM
+from ..adapter_history import ATTEMPTS, STYLE_MINIMUM
 from ..faults import Faults
 from ..instant import KL_CAP, RISE_CAP
 from ..learner import Learner
@@ -99,7 +99,7 @@ class StyleLoop:
 
     def _run(self, progress: Progress, pause: Pause) -> dict[str, Any]:
         learner = self._learner
-        while True:
+        for _ in range(ATTEMPTS):
             learner.sync()
             pause()
             given = learner.taste.model.ratings
@@ -111,6 +111,7 @@ class StyleLoop:
                 return self._step(basis, pause)
             except HeadMoved:
                 continue
+        raise Stopped
 
     # -- the basis -----------------------------------------------------------------------------------
 
