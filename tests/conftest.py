@@ -15,7 +15,7 @@ from ruvmlx.platform import courtesy
 from ruvmlx.platform import mx as _mx  # noqa: F401 - first of all: MLX must find its BLAS loaded
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
-from ruvmlx.sona import calibration, embedding, reference_text
+from ruvmlx.sona import calibration, embedding, measure_directions, reference_text
 from ruvmlx.store import Store
 
 from . import builds, cost, kinds, modules, selection
@@ -147,6 +147,8 @@ def whole_text() -> None:
 @pytest.fixture(autouse=True)
 def _short_text(request, monkeypatch):
     """Otherwise a few texts: the tiny model takes each byte for a token."""
+    monkeypatch.setattr(measure_directions, "REPLIES", 3)
+    monkeypatch.setattr(measure_directions, "MAX_REPLY_TOKENS", 9)
     if "whole_text" not in request.fixturenames:
         monkeypatch.setattr(reference_text, "texts", lambda: _SHORT)
         monkeypatch.setattr(reference_text, "questions", lambda: _FEW)

@@ -167,8 +167,9 @@ class _Drawn:
         if rating is not None:
             self.runtime.settle()
             self.runtime.rate(response.request_id, rating)
-            learner_of(self).taste.add_unshown({response.request_id: self.unshown[question]})
             self.given += 1
+        # The chat does this in idle time: UserTaste.compare.
+        learner_of(self).taste.add_unshown({response.request_id: self.unshown[question]})
 
     def worth(self, question: str, reply: JudgedReply) -> int:
         return self.stars(question, reply.text, reply.finished)

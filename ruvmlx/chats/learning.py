@@ -155,7 +155,8 @@ class Learning:
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
         """Prepare the newest replies for a rating; called while the user reads. watch: as in Learner.settle.
-        With `cancel`, rated replies are then compared with unshown ones.
+        With `cancel`, the model then writes replies that nobody sees: rated replies are compared with them
+        (unshown.py), and they show how to move the measures of replies (measure_directions.py).
 
         It takes seconds after many replies, or if ratings change more than the output head. `cancel` is
         checked every few tens of milliseconds; the next call, or the rating, does the rest.
@@ -165,7 +166,7 @@ class Learning:
         with contextlib.suppress(Stopped):
             self.learner.settle(stop_when(cancel), watch)
             if cancel is not None:
-                self.learner.taste.compare(self._model, self._backend, stop_when(cancel))
+                self.learner.learn_without_ratings(stop_when(cancel))
         if self._routing is not None:
             self._routing.of(self.learner).sync()
 

@@ -28,6 +28,7 @@ from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
 from .kl_probe import KLProbe
 from .layer_part import KLGuard, LayerPart
+from .measure_directions import StoredDirections
 from .rating_index import RatingIndex
 from .reply_traces import ReplyTraces
 from .state import LearnerState, PreferenceResult, RatingResult
@@ -62,7 +63,17 @@ class Learner:
         self.active, self.rating_index, self.anchors = active, rating_index, anchors
         self.traces = ReplyTraces(store, active, layers, guard, learns)
         self.taste = UserTaste(active.history)
-        self.taste_push = TastePush(model.tokenizer, self.taste)
+        self.directions = StoredDirections(store, model.fingerprint)
+        self.taste_push = TastePush(model.tokenizer, self.taste, self.directions)
+
+    def learn_without_ratings(self, pause: Pause) -> None:
+        """Write the replies that nobody sees, and measure them. For idle time, see the two methods that this
+        calls."""
+        if not self.history.labels():
+            return
+        self.taste.compare(self._model, self.backend, pause)
+        if self.active.is_measured and self._pushes_taste(self.micro):
+            self.directions.complete(self._model, self.backend, self.probe, pause)
 
     # -- the adapter in use --------------------------------------------------------------------------
 

@@ -1,56 +1,62 @@
 """Replies that no user sees: sampled in one batch, to measure what a model writes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.base import Backend, HeadAdapter, KVCache
+from ..backends.base import Backend, HeadAdapter, KVCache, Step
 from ..models.config.model import Tokenizer
 from ..pausing import Pause
 
 # Token ids without the end token, and whether the reply ended by itself.
 SampledReply = tuple[list[int], bool]
+# Gets each token before it is added: index of the reply, token, logits [V] and hidden state [D] that it was
+# drawn from.
+NoteToken = Callable[[int, int, np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
 class BegunReply:
-    """A prompt that was read. logits: [V], for the reply's first token."""
+    """A prompt that was read. last: the model's output after it."""
 
     cache: KVCache
-    logits: np.ndarray
+    last: Step
 
     @classmethod
     def of(cls, backend: Backend, prompt: Sequence[int], adapter: HeadAdapter | None = None) -> "BegunReply":
         cache = backend.new_cache()
-        return cls(cache, backend.prefill(list(prompt), cache, adapter).logits)
+        return cls(cache, backend.prefill(list(prompt), cache, adapter))
 
     def fork(self) -> "BegunReply":
         """Another reply to the same prompt."""
-        return BegunReply(self.cache.fork(), self.logits)
+        return BegunReply(self.cache.fork(), self.last)
 
 
 def sampled_replies(
     backend: Backend, tokenizer: Tokenizer, begun: Sequence[BegunReply], rng: np.random.Generator,
     longest: int, temperature: float, pause: Pause, adapter: HeadAdapter | None = None,
+    note: NoteToken | None = None,
 ) -> list[SampledReply]:  # fmt: skip
     """Return one reply to each prompt, of at most `longest` tokens. `pause` is called before each token and
     may raise an exception to stop."""
-    logits, ids = [one.logits for one in begun], [list[int]() for _ in begun]
+    last, ids = [one.last for one in begun], [list[int]() for _ in begun]
     going, ended = list(range(len(begun))), [False] * len(begun)
     while going:
         pause()
         for i in list(going):
-            token = _sample_token(logits[i], temperature, rng)
+            token = _sample_token(last[i].logits, temperature, rng)
+            if note is not None:
+                note(i, token, last[i].logits, last[i].hidden)
             ended[i] = token in tokenizer.eos_ids
             if not ended[i]:
                 ids[i].append(token)
             if ended[i] or len(ids[i]) >= longest:
                 going.remove(i)
         if going:
-            last, caches = [ids[i][-1] for i in going], [begun[i].cache for i in going]
-            for i, step in zip(going, backend.decode_batch(last, caches, adapter), strict=True):
-                logits[i] = step.logits
+            newest, caches = [ids[i][-1] for i in going], [begun[i].cache for i in going]
+            for i, step in zip(going, backend.decode_batch(newest, caches, adapter), strict=True):
+                last[i] = step
     return list(zip(ids, ended, strict=True))
 
 

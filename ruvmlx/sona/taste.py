@@ -29,25 +29,26 @@ import numpy as np
 
 from .taste_columns import design
 from .taste_features import ReplyFeatures
-from .taste_fit import M, Rows, TasteFit, fit, log_evidence_of_measures, missing_side
+from .taste_fit import M, Rows, TasteFit, fit, log_evidence_of_measures, missing_side, with_background
 from .taste_words import Liking, guess, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
 # The variance inside one rating: a star is a rounded number, a thumb may mean either of two stars.
 _STAR, _THUMB = 1 / 12, 4 / 12
-_NO_INTERCEPT = 1e-3  # prior variance
 NEUTRAL = 3.0
 MAX_RATINGS = 1000  # the maximum number of ratings that are used
 GAP = 2.0  # y of a preference: the better reply leads by this many stars
 COMPARES = 2.0  # log-odds, before any rating, that a user compares replies to one question
 ROOT_STEP = 0.5  # one more of a word raises the root of its count by about this; exactly 1, 0.4, 0.3 ..
+ENOUGH = 8  # unrated replies with unshown ones, before a user who presses one thumb is thought to compare
 PAIR = 0.5  # the weight of a preference, in ratings: a difference has the noise of two replies
 
 
 @dataclass(frozen=True)
 class RatedFeatures:
-    """A rated reply. rating: "up", "down" or "1" to "5". unshown: [U, M], the measures of other replies to
-    its question, which the user did not see; None if there are none."""
+    """A reply that the user saw. rating: "up", "down" or "1" to "5"; "" if the user did not rate it. unshown:
+    [U, M], the measures of other replies to its question, which the user did not see; None if there are
+    none."""
 
     features: ReplyFeatures
     rating: str
@@ -55,17 +56,8 @@ class RatedFeatures:
 
     def features_from(self, share: float) -> ReplyFeatures:
         """Return the features. A share of the mean of the unshown replies is subtracted from the measures."""
-        return self._from_mean(self.features.measures, share)
-
-    def unshown_from(self, share: float) -> list[ReplyFeatures]:
-        """Return the same for the unshown replies; they have no words."""
-        none = self.features.words[:0]
-        relative = (self._from_mean(one, share) for one in ([] if self.unshown is None else self.unshown))
-        return [replace(one, words=none, counts=none) for one in relative]
-
-    def _from_mean(self, measures: np.ndarray, share: float) -> ReplyFeatures:
         usual = 0.0 if self.unshown is None else np.float32(share) * self.unshown.mean(axis=0)
-        return replace(self.features, measures=measures - usual)
+        return replace(self.features, measures=self.features.measures - usual)
 
 
 @dataclass(frozen=True)
@@ -108,13 +100,20 @@ def _row(one: Given, share: float) -> tuple[ReplyFeatures, ReplyFeatures | None,
     return one.better, one.worse, GAP, PAIR * one.strength
 
 
-def _probability_of_comparing(given: Sequence[Given]) -> float:
+def _probability_of_comparing(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
     """Return the probability that the user compares a reply with other replies to its question; 0 if there
     are no unshown replies."""
     if not any(isinstance(one, RatedFeatures) and one.unshown is not None for one in given):
         return 0.0
-    fixed, compared = (log_evidence_of_measures(_rows(given, share)) for share in (0.0, 1.0))
+    fixed, compared = (
+        log_evidence_of_measures(with_background(_rows(given, share), _features(background, share)))
+        for share in (0.0, 1.0)
+    )
     return float(1 / (1 + np.exp(np.clip(fixed - compared - COMPARES, -50, 50))))
+
+
+def _features(background: Sequence[RatedFeatures], share: float) -> list[ReplyFeatures]:
+    return [one.features_from(share) for one in background]
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class TasteModel:
     share: float = 0.0
 
     @classmethod
-    def fit(cls, given: Sequence[Given], background: Sequence[ReplyFeatures] = ()) -> "TasteModel":
+    def fit(cls, given: Sequence[Given], background: Sequence[RatedFeatures] = ()) -> "TasteModel":
         """Fit a model.
 
         given: ratings and preferences, oldest first
@@ -152,12 +151,12 @@ class TasteModel:
         """
         given = given[-MAX_RATINGS:]
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
-        share = _probability_of_comparing(given)
-        rows = _rows(given, share)
-        if share > 0.5 and len(set(np.sign(rows.rated_stars))) == 1:
-            # The user presses one thumb: without an intercept, rated replies are compared with unshown ones.
-            rows, background = replace(rows, intercept=_NO_INTERCEPT), ()
-        return cls(count, fit(rows, background), share)
+        compared = [one for one in background if one.unshown is not None]
+        if background and len(compared) < min(ENOUGH, len(background)):
+            share = 0.0  # replies can be compared only if unrated ones can be, too
+        else:
+            background, share = compared, _probability_of_comparing(given, compared)
+        return cls(count, fit(_rows(given, share), _features(background, share)), share)
 
     def predict(self, replies: Sequence[ReplyFeatures]) -> tuple[np.ndarray, np.ndarray]:
         """Return (mean, standard deviation) [R] of the stars that the user would give."""

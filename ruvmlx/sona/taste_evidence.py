@@ -65,18 +65,16 @@ class Variances:
     base: of the weight of each measure
     noise: s, never below `least`
     own: [K], a of the selected columns
-    intercept: a of the first column
     """
 
     base: float
     noise: float
     own: tuple[float, ...] = ()
     least: float = LEAST_NOISE
-    intercept: float = INTERCEPT
 
     def prior(self, measures: int) -> np.ndarray:
         """a [1 + M + K]"""
-        return np.array([self.intercept, *[self.base] * measures, *self.own])
+        return np.array([INTERCEPT, *[self.base] * measures, *self.own])
 
     def scale_variance(self, which: int, factor: float) -> "Variances":
         """Return the variances with one of them times a factor. which: 0: base, 1: noise, from 2 on: the

@@ -8,7 +8,6 @@ import numpy as np
 
 from .taste_columns import Candidates, Column, Scale, candidates, design
 from .taste_evidence import (
-    INTERCEPT,
     LEAST_NOISE,
     USUAL_NOISE,
     Posterior,
@@ -48,7 +47,6 @@ class Rows:
     weight: [R]; 0.5 counts as half a rating
     worse: [R], the worse reply of a pair; None for a rating
     coarse: the variance inside one rating, which is the minimum of the noise
-    intercept: the prior variance of the intercept
     """
 
     replies: Sequence[ReplyFeatures]
@@ -56,7 +54,6 @@ class Rows:
     weight: np.ndarray
     worse: Sequence[ReplyFeatures | None]
     coarse: float = LEAST_NOISE
-    intercept: float = INTERCEPT
 
     def __getitem__(self, part: slice) -> "Rows":
         cut = {name: getattr(self, name)[part] for name in ("replies", "y", "weight", "worse")}
@@ -121,7 +118,7 @@ class TasteFit:
 def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
     """Fit the model. ratings: ratings and pairs, oldest first. background: replies that were seen and not
     rated."""
-    rows = ratings + _neutral(ratings, background)
+    rows = with_background(ratings, background)
     scale = Scale.of(rows.all_replies)
     begun = select_columns(rows, rows.candidates(scale))
     at = turn(ratings, begun.x[: len(ratings.y)], begun.variances)
@@ -129,7 +126,7 @@ def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
         return replace(_robust(begun).fit, rows=rows)
     before = ratings[max(0, at - REMEMBERED) : at]
     known = (*select_columns(before, before.candidates(scale)).columns, *begun.columns)
-    rows = ratings[at:] + _neutral(ratings[at:], background)
+    rows = with_background(ratings[at:], background)
     after = select_columns(rows, rows.candidates(scale), tuple(dict.fromkeys(known))[:MAX_COLUMNS])
     return replace(_robust(after).fit, rows=rows, turned=at)
 
@@ -138,20 +135,20 @@ def log_evidence_of_measures(rows: Rows) -> float:
     """Return log p(y) of the model without selected columns. Models with other features of the same ratings
     can be compared by it."""
     sums = rows.sums(rows.design((), Scale.of(rows.all_replies)))
-    variances = _fit_variances(Variances(BASE, USUAL_NOISE, (), rows.coarse, rows.intercept), sums, ())
+    variances = _fit_variances(Variances(BASE, USUAL_NOISE, (), rows.coarse), sums, ())
     return log_evidence(sums, variances.prior(M), variances.noise)
 
 
-def _neutral(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
-    """Return the background as ratings. Together they count as many as are missing on the rarer side. A user
-    who only presses up also tells something by the replies that they do not rate. For this user they are
-    below the middle; for a user who only presses down, above it."""
+def with_background(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
+    """Return the ratings, and the background as more ratings. Together these count as many as are missing on
+    the rarer side. A user who only presses up also tells something by the replies that they do not rate. For
+    this user they are below the middle; for a user who only presses down, above it."""
     rated = ratings.rated_stars
     total = missing_side(rated)
     used = background if total else ()
     passed_over = -float(np.sign(rated).sum()) / max(1, int(np.count_nonzero(rated)))
     weight = np.full(len(used), total / max(1, len(used)))
-    return Rows(used, np.full(len(used), passed_over), weight, [None] * len(used))
+    return ratings + Rows(used, np.full(len(used), passed_over), weight, [None] * len(used))
 
 
 def missing_side(y: np.ndarray) -> int:
@@ -206,7 +203,7 @@ def select_columns(
     """
     columns, usual = list(known), [_MAX_PRIOR_VARIANCE / 4] * len(known)
     x = rows.design(columns, pool.scale) if x is None else x
-    start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse, rows.intercept)
+    start = Variances(BASE, USUAL_NOISE, tuple(usual), rows.coarse)
     variances = _fit_variances(start, rows.sums(x), usual)
     if len(columns) >= most:
         return Selection(rows, pool, tuple(columns), x, variances)

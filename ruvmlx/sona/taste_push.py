@@ -18,12 +18,14 @@ import numpy as np
 
 from ..models.config.model import Tokenizer
 from .kl_probe import KLProbe
+from .measure_directions import StoredDirections
 from .taste import TasteModel
 from .taste_features import bucket, grams
 from .taste_measures import MEASURES, measure_text
 from .user_taste import UserTaste
 
-LOGIT = 20.0  # logits per star that one more such token earns
+LOGIT = 8.0  # logits per star that one more such token earns
+ALONG = 16.0  # the same along the directions of measures
 # The maximum number of logits by which a token may become more, and less, likely.
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits, for the tokens that end a reply, per star that half of the length earns
@@ -119,8 +121,8 @@ class TastePush:
     """The push of one user's taste, from the ratings before the one that uses it. It is computed while the
     user reads, because fitting the taste would delay the rating."""
 
-    def __init__(self, tokenizer: Tokenizer, taste: UserTaste):
-        self._tokenizer, self._taste = tokenizer, taste
+    def __init__(self, tokenizer: Tokenizer, taste: UserTaste, directions: StoredDirections):
+        self._tokenizer, self._taste, self._directions = tokenizer, taste, directions
         self._push = np.zeros(0, np.float32)
         # The adapter's versions: that of the push, and those that ratings have made since.
         self._versions: list[int] = []
@@ -150,9 +152,11 @@ class TastePush:
             return logits
         effects = token_effects(self._tokenizer, probe.tokens)
         if taste.ratings >= FIRST:
-            logits[:] = np.clip(
-                LOGIT * effects.stars(taste, probe.likely), -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS
-            )
+            total = LOGIT * effects.stars(taste, probe.likely)
+            if (known := self._directions.of(probe.tokens)) is not None:
+                weights = taste.token_weights().mean[: len(MEASURES)]
+                total = total + ALONG * known.logits(weights, probe.tokens)
+            logits[:] = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
         logits[probe.coordinates.ends] = np.clip(END_LOGIT * effects.end_stars(taste), -MOST_END, MOST_END)
         return (logits / probe.reading).astype(np.float32)
 

@@ -19,6 +19,7 @@ from .taste_words import Liking, sentence
 
 COMPARED = 200  # the number of newest ratings that idle time compares
 BACKGROUND = 200  # the number of newest unrated replies, for users who press only one thumb
+COMPARED_UNRATED = 60  # of these, idle time compares so many
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,12 @@ class UserTaste:
         self._fitted: tuple[int, TasteModel, TasteStatus] | None = None
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
-        """Write unshown replies to the rated questions, to compare the rated replies with them. For idle
-        time, see UnshownReplies.complete."""
+        """Write unshown replies to the rated questions, to compare the rated replies with them. If the user
+        presses only one thumb, unrated replies are compared, too. For idle time, see
+        UnshownReplies.complete."""
         known = self._measured_unshown().keys() | self._without_question
         newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]
+        newest += [reply_id for reply_id, _ in self._unrated(self.evidence()[0])[:COMPARED_UNRATED]]
         missing = [reply_id for reply_id in newest if reply_id not in known]
         if missing:
             if self._history.unshown.complete(model, backend, missing, pause):
@@ -100,13 +103,13 @@ class UserTaste:
     def _fit(self) -> TasteModel:
         return TasteModel.fit(*self.evidence())
 
-    def evidence(self) -> tuple[list[Given], Sequence[ReplyFeatures]]:
+    def evidence(self) -> tuple[list[Given], Sequence[RatedFeatures]]:
         """Return (ratings and preferences in force, oldest first; unrated replies, if the user presses only
         one thumb)."""
         given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
         given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
-        return evidence, self._unrated_features() if background_counts(evidence) else ()
+        return evidence, [one for _, one in self._unrated(evidence)]
 
     def _rated_features(self) -> list[tuple[str, int, RatedFeatures]]:
         """Return (reply id, version, rating) of the ratings in force whose words are known, oldest first."""
@@ -151,9 +154,13 @@ class UserTaste:
         ]
         return [(version, one) for version, one in stated if one is not None]
 
-    def _unrated_features(self) -> list[ReplyFeatures]:
-        found = [self._remember(row) for row in self._history.unrated_words(BACKGROUND)]
-        return [features for features in found if features is not None]
+    def _unrated(self, given: Sequence[Given]) -> list[tuple[str, RatedFeatures]]:
+        """Return (reply id, reply) of the newest unrated replies, if the user presses only one thumb."""
+        if not background_counts(given):
+            return []
+        unshown, rows = self._measured_unshown(), self._history.unrated_words(BACKGROUND)
+        found = [(row.id, self._remember(row)) for row in rows]
+        return [(id_, RatedFeatures(f, "", unshown.get(id_))) for id_, f in found if f is not None]
 
     def _remember(self, row: ReplyWords) -> ReplyFeatures | None:
         if row.id not in self._features:

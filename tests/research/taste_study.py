@@ -76,7 +76,7 @@ class Study:
 
     def taste(self, rated: np.ndarray, given: list[str], background: np.ndarray) -> TasteModel:
         ratings = [RatedFeatures(self.features[i], rating) for i, rating in zip(rated, given, strict=True)]
-        return TasteModel.fit(ratings, [self.features[i] for i in background])
+        return TasteModel.fit(ratings, [RatedFeatures(self.features[i], "") for i in background])
 
     def predicted(self, model: TasteModel) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation [R]; only those of unseen questions are used."""

@@ -94,5 +94,5 @@ def test_one_thumb_is_compared_with_unrated_replies():
     """Only short replies are praised; long ones are passed over."""
     found = replies(60)
     ups = [RatedFeatures(features, "up") for features, length in found if length < 200]
-    rest = [features for features, length in found if length >= 200]
+    rest = [RatedFeatures(features, "") for features, length in found if length >= 200]
     assert agreement(ups, rest) > 0

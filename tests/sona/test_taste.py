@@ -62,7 +62,7 @@ def test_one_thumb_alone_teaches_with_the_replies_that_were_passed_over(side):
     known = sim.features(shown)
     model = TasteModel.fit(
         [RatedFeatures(f, side) for f, p in zip(known, pressed, strict=True) if p],
-        [f for f, p in zip(known, pressed, strict=True) if not p],
+        [RatedFeatures(f, "") for f, p in zip(known, pressed, strict=True) if not p],
     )
     assert agreement(model, sim.to_the_reader) > 0.8
 

@@ -26,7 +26,7 @@ OF_LENGTH = ("shorter replies", "complete replies", "fewer paragraphs")
 # goes with short replies.
 BOUND = 3 * (1 - LEVEL)
 
-Shown = tuple[list[Given], list[ReplyFeatures]]  # what a user gave, and what they saw without a rating
+Shown = tuple[list[Given], list[RatedFeatures]]  # what a user gave, and what they saw without a rating
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,8 @@ def by_one_thumb(known: Sequence[ReplyFeatures], value: np.ndarray, rows: np.nda
     """They press up alone; the replies that they pass over are known, too."""
     middle, seen = np.median(value), rows[: 2 * count]
     liked = [i for i in seen if value[i] > middle]
-    return [RatedFeatures(known[i], "up") for i in liked], [known[i] for i in seen if i not in liked]
+    passed_over = [RatedFeatures(known[i], "") for i in seen if i not in liked]
+    return [RatedFeatures(known[i], "up") for i in liked], passed_over
 
 
 def by_pairs(known: Sequence[ReplyFeatures], value: np.ndarray, rows: np.ndarray, count: int) -> Shown:

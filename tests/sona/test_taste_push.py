@@ -203,6 +203,16 @@ def test_the_taste_is_stored_with_the_weights(trace, probe, tiny, tiny_backend):
 # -- when it is computed ---------------------------------------------------------------------------------
 
 
+class NoDirections:
+    """A model whose directions are not known yet."""
+
+    def of(self, tokens):
+        return None
+
+
+NONE = NoDirections()
+
+
 class Taste:
     """A user's taste that is replaced by the test; counts how often it is asked."""
 
@@ -217,7 +227,7 @@ class Taste:
 
 def test_a_rating_uses_the_push_that_is_there(tiny, probe):
     taste = Taste(taught(sim.to_the_reader))
-    push = TastePush(tiny.tokenizer, taste)
+    push = TastePush(tiny.tokenizer, taste, NONE)
     push.prepare(7, probe)
     first = push.of(7, probe)
     push.note_rating(7, 8)
@@ -229,27 +239,27 @@ def test_a_rating_uses_the_push_that_is_there(tiny, probe):
 def test_after_an_undo_the_push_is_computed_again(tiny, probe):
     """The push that is there knows the rating that was taken back."""
     taste = Taste(taught(sim.to_the_reader))
-    push = TastePush(tiny.tokenizer, taste)
+    push = TastePush(tiny.tokenizer, taste, NONE)
     push.prepare(8, probe)
     taste.now = taught(sim.shorter)
     assert push.of(7, probe) is not None and taste.asked == 2
 
 
 def test_a_few_ratings_push_nothing(tiny, probe):
-    few = TastePush(tiny.tokenizer, Taste(taught(sim.shorter, taste_push.FIRST_END - 1)))
+    few = TastePush(tiny.tokenizer, Taste(taught(sim.shorter, taste_push.FIRST_END - 1)), NONE)
     assert few.of(0, probe).shape == probe.tokens.shape and not few.of(0, probe).any()
 
 
 def test_the_end_is_pushed_before_other_tokens(tiny, probe, monkeypatch):
     monkeypatch.setattr(taste_push, "FIRST", 12)
     ends = probe.coordinates.ends
-    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter, taste_push.FIRST - 1))).of(0, probe)
+    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter, taste_push.FIRST - 1)), NONE).of(0, probe)
     assert np.all(push[ends] * probe.reading > 0) and not np.delete(push, ends).any()
 
 
 def test_a_push_serves_only_so_many_ratings(tiny, probe):
     taste = Taste(taught(sim.to_the_reader))
-    push = TastePush(tiny.tokenizer, taste)
+    push = TastePush(tiny.tokenizer, taste, NONE)
     push.prepare(0, probe)
     for version in range(taste_push.LAG + 3):
         push.note_rating(version, version + 1)
@@ -260,7 +270,7 @@ def test_a_push_serves_only_so_many_ratings(tiny, probe):
 
 @pytest.mark.parametrize("taste, likelier", [(sim.shorter, 1), (lambda *reply: 6 - sim.shorter(*reply), -1)])
 def test_the_end_becomes_likelier_for_whom_short_replies_please(tiny, probe, taste, likelier):
-    push = TastePush(tiny.tokenizer, Taste(taught(taste))).of(0, probe) * probe.reading
+    push = TastePush(tiny.tokenizer, Taste(taught(taste)), NONE).of(0, probe) * probe.reading
     ends = push[probe.coordinates.ends]
     assert np.all(likelier * ends > 1) and np.abs(ends).max() <= taste_push.MOST_END
 
@@ -269,7 +279,7 @@ def test_no_token_moves_further_than_the_limits(tiny, probe, monkeypatch):
     far = np.where(np.arange(probe.tokens.size) % 2, 9.0, -9.0)
     monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
     monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: -9.0)
-    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter))).of(0, probe) * probe.reading
+    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter)), NONE).of(0, probe) * probe.reading
     expected = np.where(far > 0, taste_push.MAX_RAISE_LOGITS, -taste_push.MAX_LOWER_LOGITS)
     expected[probe.coordinates.ends] = -taste_push.MOST_END
     np.testing.assert_allclose(push, expected, rtol=1e-5)

@@ -61,12 +61,8 @@ def test_features_within_a_question():
     assert rated.features_from(1.0).measures == pytest.approx(
         rated.features.measures - rated.unshown.mean(axis=0)
     )
-    assert len(rated.unshown_from(1.0)) == unshown.REPLIES
-    assert sum(reply.measures for reply in rated.unshown_from(1.0)) == pytest.approx(0, abs=1e-4)
-    assert not any(len(reply.words) for reply in rated.unshown_from(1.0))
     alone = RatedFeatures(rated.features, "5")
     assert (alone.features_from(1.0).measures == alone.features.measures).all()
-    assert alone.unshown_from(1.0) == []
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 from ruvmlx.sona import user_taste
 from ruvmlx.sona.adapter_history import AdapterHistory
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
-from ruvmlx.sona.taste_features import ReplyFeatures
 from ruvmlx.sona.user_taste import UserTaste, reply_features
 from ruvmlx.store import ReplyRow, Store
 from tests.sona import simulated_tastes as sim
@@ -143,7 +142,7 @@ def test_the_background_is_bounded(store, history, monkeypatch):
     seen = []
     fit = TasteModel.fit
 
-    def fitted(ratings: list[RatedFeatures], background: list[ReplyFeatures]) -> TasteModel:
+    def fitted(ratings: list[RatedFeatures], background: list[RatedFeatures]) -> TasteModel:
         seen.append(len(background))
         return fit(ratings, background)
 

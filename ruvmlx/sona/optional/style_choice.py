@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..taste import GAP, NEUTRAL, STARS, Given, RatedFeatures, TasteModel
-from ..taste_features import ReplyFeatures
 from ..taste_fit import M
 from .style_basis import StyleBasis
 
@@ -36,7 +35,7 @@ class StyleChoice:
         return cls(mean, max(0.0, 1 - doubt / gain) if gain > 0 else 0.0)
 
 
-def agreement(given: Sequence[Given], background: Sequence[ReplyFeatures]) -> float:
+def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
     """Return the covariance of ratings and their predictions (squared stars). It is above 0 if the taste
     model predicts ratings to which it was not fitted. background: unrated replies, for a user who presses
     only one thumb."""
@@ -48,12 +47,8 @@ def agreement(given: Sequence[Given], background: Sequence[ReplyFeatures]) -> fl
         for i in range(fold, len(given), FOLDS):
             predicted[i] = _predicted_stars(model, given[i])
         if background:
-            unshown = (
-                reply for r in rest if isinstance(r, RatedFeatures) for reply in r.unshown_from(model.share)
-            )
-            usual.append(
-                float(model.predict([*unshown] if model.share > 0.5 else background)[0].mean() - NEUTRAL)
-            )
+            passed_over = [one.features_from(model.share) for one in background]
+            usual.append(float(model.predict(passed_over)[0].mean() - NEUTRAL))
     if background:
         return float(np.mean((predicted - np.mean(usual)) * stars))
     rated = np.array([isinstance(one, RatedFeatures) for one in given])

@@ -1,0 +1,200 @@
+"""Which tokens raise which measure of a reply, learned from replies that nobody rated.
+
+Where a token stands decides what it does to lists, headings or paragraphs. So the token alone says little of
+these measures. But the replies of a model to one question differ, and the gradient of a reply's
+log-probability by lora_b's first row says which tokens it had more often than expected. The regression of
+each measure on these gradients gives a direction in lora_b that raises the measure. With gradients X [N, A]
+and measures Y [N, M], both minus their means over the question,
+
+    directions = Y^T (X X^T + RIDGE I mean(diag(X X^T)))^-1 X
+
+This needs no rating, so it is done once per model. Ratings choose the weights of the measures
+(taste_push.py).
+"""
+
+import io
+import zipfile
+from dataclasses import dataclass, field
+from importlib import resources
+
+import numpy as np
+
+from ..backends.base import Backend, original_model
+from ..models.config.model import Message, Model
+from ..models.text import thinking
+from ..pausing import Pause
+from ..store import Store
+from . import reference_text
+from .kl_probe import KLProbe
+from .sampled_replies import BegunReply, sampled_replies
+from .taste_measures import MEASURES, measure_text
+
+REPLIES = 16  # to each question
+MAX_REPLY_TOKENS, TEMPERATURE = 96, 0.7
+RIDGE = 3.0
+FEWEST = 16  # questions with replies, before the directions are used
+SAVE_AFTER = 8  # questions
+# Names of the stored data; no adapter can have them.
+_FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
+
+
+@dataclass(frozen=True)
+class MeasureDirections:
+    """tokens: [A]. directions: [M, A] float32, logits of the tokens in a reply that raise a measure by 1."""
+
+    tokens: np.ndarray
+    directions: np.ndarray
+
+    def logits(self, weights: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return the logits [B] of `tokens` [B] for the weights [M] of the measures; 0 for a token without a
+        direction."""
+        at = np.searchsorted(self.tokens, tokens).clip(max=len(self.tokens) - 1)
+        return np.where(self.tokens[at] == tokens, (weights @ self.directions)[at], 0)
+
+    def to_bytes(self) -> bytes:
+        out, size = io.BytesIO(), np.abs(self.directions).max(axis=1, keepdims=True)
+        rows = (self.directions / np.maximum(size, 1e-30)).astype(np.float16)
+        np.savez_compressed(out, tokens=self.tokens, rows=rows, size=size.astype(np.float32))
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes | None) -> "MeasureDirections | None":
+        """Return None if there is no data, or if it is damaged or of other measures."""
+        try:
+            with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
+                found = cls(f["tokens"], f["rows"].astype(np.float32) * f["size"])
+        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile):
+            return None
+        fits = found.directions.shape == (len(MEASURES), found.tokens.size) and found.tokens.size
+        return found if fits and np.isfinite(found.directions).all() else None
+
+
+@dataclass
+class DirectionBank:
+    """Replies of a model, as far as they are written.
+
+    tokens: [A], ascending
+    gradients: [REPLIES, A] float16 for each question; measures: [REPLIES, M] float32 for each question
+    """
+
+    tokens: np.ndarray
+    gradients: list[np.ndarray] = field(default_factory=list)
+    measures: list[np.ndarray] = field(default_factory=list)
+
+    def add(
+        self, model: Model, backend: Backend, question: str, lora_a: np.ndarray, seed: int, pause: Pause
+    ) -> None:
+        """Write the replies to one question with the original model. lora_a: [D], the first direction."""
+        tokenizer, rng = model.tokenizer, np.random.default_rng([41, seed])
+        sums = np.zeros((REPLIES, self.tokens.size), np.float32)
+
+        def note(i: int, token: int, logits: np.ndarray, hidden: np.ndarray) -> None:
+            p = np.exp(logits - logits.max())
+            reading, row = float(hidden @ lora_a), p[self.tokens] / p.sum()
+            sums[i] -= np.float32(reading) * row
+            sums[i, self.tokens == token] += reading
+
+        with original_model(backend):
+            first = BegunReply.of(backend, tokenizer.encode_chat([Message("user", question)]))
+            begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
+            found = sampled_replies(
+                backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause, note=note
+            )
+        texts = [(thinking.split(tokenizer.decode(ids)).answer, ended) for ids, ended in found]
+        self.gradients.append(sums.astype(np.float16))
+        self.measures.append(np.stack([measure_text(*text) for text in texts]))
+
+    def directions(self) -> MeasureDirections:
+        gradients = [centre(np.asarray(rows, np.float64)) for rows in self.gradients]
+        measures = [centre(np.asarray(rows, np.float64)) for rows in self.measures]
+        return MeasureDirections(self.tokens, regress(np.concatenate(gradients), np.concatenate(measures)))
+
+    def to_bytes(self) -> bytes:
+        out, text = io.BytesIO(), np.array(reference_text.digest())
+        np.savez(out, tokens=self.tokens, gradients=self.gradients, measures=self.measures, text=text)
+        return out.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes | None, tokens: np.ndarray) -> "DirectionBank":
+        """Return an empty bank if there is no data, or if it is damaged or of other tokens or measures."""
+        try:
+            with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
+                found = cls(f["tokens"], [*f["gradients"]], [*f["measures"]])
+                fits = str(f["text"]) == reference_text.digest() and np.array_equal(found.tokens, tokens)
+        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile):
+            return cls(tokens)
+        shapes = {rows.shape for rows in found.measures} | {(REPLIES, len(MEASURES))}
+        return found if fits and len(shapes) == 1 else cls(tokens)
+
+
+def centre(rows: np.ndarray) -> np.ndarray:
+    return rows - rows.mean(axis=0)
+
+
+def regress(gradients: np.ndarray, measures: np.ndarray) -> np.ndarray:
+    """Return the ridge regression [M, A] of measures [N, M] on gradients [N, A]."""
+    gram = gradients @ gradients.T
+    gram += RIDGE * max(np.trace(gram) / len(gram), 1e-12) * np.eye(len(gram))
+    return (np.linalg.solve(gram, measures).T @ gradients).astype(np.float32)
+
+
+class StoredDirections:
+    """The directions of one model: shipped with the package, or in its store. Used only in the backend's
+    thread."""
+
+    def __init__(self, store: Store, fingerprint: str):
+        self._store, self._fingerprint = store, fingerprint
+        self._bank: DirectionBank | None = None  # unfinished
+        self._found: MeasureDirections | None = None
+        self._complete = False
+
+    def of(self, tokens: np.ndarray) -> MeasureDirections | None:
+        """Return the directions of the tokens that ratings may move; None while too few replies are
+        written."""
+        if self._found is None:
+            data = _shipped_bytes(self._fingerprint) or self._load(_FINISHED)
+            self._found = MeasureDirections.from_bytes(data)
+            self._complete = self._found is not None
+        if self._found is None and len(self._loaded_bank(tokens).gradients) >= FEWEST:
+            self._found = self._loaded_bank(tokens).directions()
+        return self._found
+
+    def complete(self, model: Model, backend: Backend, probe: KLProbe, pause: Pause) -> None:
+        """Write the missing replies. It takes minutes, once for all time, so it is for idle time. `pause` may
+        raise an exception to stop; the finished part is stored."""
+        self.of(probe.tokens)
+        if self._complete:
+            return
+        bank, asked, unsaved = self._loaded_bank(probe.tokens), reference_text.questions(), 0
+        lora_a = np.ascontiguousarray(probe.directions[:, 0])
+        try:
+            for i in range(len(bank.gradients), len(asked)):
+                bank.add(model, backend, asked[i], lora_a, i, pause)
+                unsaved += 1
+                if unsaved == SAVE_AFTER:
+                    self._put(_UNFINISHED, bank.to_bytes())
+                    self._found, unsaved = None, 0
+        except BaseException:
+            if unsaved:
+                self._put(_UNFINISHED, bank.to_bytes())
+            raise
+        self._found, self._complete, self._bank = bank.directions(), True, None
+        self._put(_FINISHED, self._found.to_bytes())
+        with self._store.transaction():
+            self._store.checkpoints.delete_measurement(self._fingerprint, _UNFINISHED)
+
+    def _loaded_bank(self, tokens: np.ndarray) -> DirectionBank:
+        if self._bank is None:
+            self._bank = DirectionBank.from_bytes(self._load(_UNFINISHED), tokens)
+        return self._bank
+
+    def _load(self, name: str) -> bytes | None:
+        return self._store.checkpoints.measurement(self._fingerprint, name)
+
+    def _put(self, name: str, data: bytes) -> None:
+        self._store.checkpoints.put_measurement(self._fingerprint, name, data)
+
+
+def _shipped_bytes(fingerprint: str) -> bytes | None:
+    file = resources.files(__package__).joinpath("directions", f"{fingerprint[:16]}.npz")
+    return file.read_bytes() if file.is_file() else None
