@@ -14,9 +14,12 @@ import numpy as np
 from ruvmlx.engine import GenerationRequest
 from ruvmlx.engine.best_of import requests_for
 from ruvmlx.models.config.model import Message
+from ruvmlx.platform.files import replacing
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
+from ruvmlx.sona import unshown
 from ruvmlx.sona.judge import CandidateReply, TasteJudge
+from ruvmlx.sona.measure_directions import FINISHED
 from ruvmlx.store import Store
 
 from .retention import NeutralText, variety_ratio
@@ -112,7 +115,12 @@ class Bench:
         self.neutral = NeutralText(backend, model.tokenizer)
         self.untouched = UntouchedReplies(backend, model.fingerprint, kept_replies)
         self._base: dict[tuple, list[TrialReply]] = {}
+        self._unshown: dict[tuple, dict[str, np.ndarray]] = {}
         self.measured = measured
+        self._directions_file = kept_replies and kept_replies.with_name(
+            f"prove-directions-{model.fingerprint[:16]}.npz"
+        )
+        self._directions = b""
 
     @contextmanager
     def runtime(self, arm: "Arm | None" = None) -> Iterator[Runtime]:
@@ -123,6 +131,8 @@ class Bench:
             if self.measured:
                 store.model_data.put_reference_text(model, self.measured[0])
                 store.model_data.put_whitening(model, self.measured[1])
+            if self._directions:
+                store.checkpoints.put_measurement(model, FINISHED, self._directions)
             with Runtime(
                 store,
                 self.model,
@@ -137,6 +147,8 @@ class Bench:
                 ),
                 learn,
             ) as runtime:
+                if learn:
+                    self._learn_directions(runtime)
                 yield runtime
                 if (
                     not self.measured
@@ -144,6 +156,23 @@ class Bench:
                     and (mean := store.model_data.whitening(model))
                 ):
                     self.measured = neutral, mean
+
+    def _learn_directions(self, runtime: Runtime) -> None:
+        """What the chat does in idle time (StoredDirections.complete). It is done once for a model."""
+        learner, file = runtime.learner, self._directions_file
+        assert learner is not None
+        if self._directions or learner.directions.are_shipped:
+            return
+        if file is not None and file.exists():
+            self._directions = file.read_bytes()
+            runtime.store.checkpoints.put_measurement(self.model.fingerprint, FINISHED, self._directions)
+            return
+        learner.active.measure()
+        learner.directions.complete(self.model, self.backend, learner.probe, lambda: None)
+        self._directions = runtime.store.checkpoints.measurement(self.model.fingerprint, FINISHED) or b""
+        if file is not None:
+            with replacing(file) as out:
+                out.write(self._directions)
 
     def base_replies(self, setting: TrialSetup, seed: int) -> list[TrialReply]:
         """The frozen model's answers to the held-out prompts."""
@@ -157,6 +186,24 @@ class Bench:
                     for prompt, request in zip(setting.heldout, requests, strict=True)
                 ]
         return self._base[key]
+
+    def unshown_measures(self, setting: TrialSetup) -> dict[str, np.ndarray]:
+        """Measures of unshown replies to the prompts. The chat writes these in idle time."""
+        key = (tuple(setting.prompts), setting.max_tokens, setting.temperature)
+        if key not in self._unshown:
+            with self.runtime() as runtime:
+                asked = {
+                    prompt: requests_for(
+                        request_for(runtime, setting, prompt, seed_for(0, 5, i)), unshown.REPLIES
+                    )
+                    for i, prompt in enumerate(setting.prompts)
+                }
+                found = self.untouched.to(runtime.engine, [r for of in asked.values() for r in of])
+                self._unshown[key] = {
+                    prompt: unshown.measures_of([(reply.text, reply.finished) for reply in of])
+                    for prompt, of in ((p, [found[r.request_id] for r in rs]) for p, rs in asked.items())
+                }
+        return self._unshown[key]
 
 
 def within_reach(bench: Bench, setting: TrialSetup, seed: int) -> bool:
@@ -179,7 +226,7 @@ def run(
     with bench.runtime(arm) as runtime:
         for done in range(1, setting.ratings + 1):
             if arm.learn != "off" or arm.examples:
-                _rated(runtime, setting, arm, user, seed, done)
+                _rated(bench, runtime, setting, arm, user, seed, done)
             if arm.learn == "full" and done % CONSOLIDATE_EVERY == 0:
                 log(_consolidate(runtime))
             if arm.learn == "style" and runtime.learning.is_due():
@@ -204,11 +251,16 @@ def run_part(bench: Bench, part: TrialPart) -> tuple[int, list[Checkpoint]]:
     return part.seed, list(run(bench, part.setting, part.arm, part.seed, part.log))
 
 
-def _rated(runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int) -> None:
+def _rated(
+    bench: Bench, runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int
+) -> None:
     """One turn: a reply, and this user's rating."""
     prompt = setting.prompts[(done - 1) % len(setting.prompts)]
     reply = _kept_reply(runtime, setting, prompt, seed_for(seed, 0, done), arm.system)
     runtime.rate(reply.id, str(user.stars(reply, done)))
+    if arm.learn != "off":
+        assert runtime.learner is not None
+        runtime.learner.taste.add_unshown({reply.id: bench.unshown_measures(setting)[prompt]})
 
 
 class _User:

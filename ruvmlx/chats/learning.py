@@ -14,7 +14,7 @@ from ..errors import NotFound, UsageError
 from ..lora.residency import Residency
 from ..lora.targets import parse
 from ..models.config.model import Model
-from ..pausing import Stopped, stop_when
+from ..pausing import Pause, Stopped, stop_when
 from ..progress import Watch
 from ..settings import Settings
 from ..sona.adapter_history import LearnStatus
@@ -166,9 +166,16 @@ class Learning:
         with contextlib.suppress(Stopped):
             self.learner.settle(stop_when(cancel), watch)
             if cancel is not None:
-                self.learner.learn_without_ratings(stop_when(cancel))
+                self._write_unshown(self.learner, stop_when(cancel))
         if self._routing is not None:
             self._routing.of(self.learner).sync()
+
+    def _write_unshown(self, learner: Learner, pause: Pause) -> None:
+        """Write and measure the replies that nobody sees, if the user has rated any."""
+        if learner.history.labels():
+            learner.taste.compare(self._model, self._backend, pause)
+            if self._learns and learner.active.is_measured:
+                learner.directions.complete(self._model, self._backend, learner.probe, pause)
 
     def notice(self, reply_id: str, what: str) -> bool:
         """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).

@@ -66,15 +66,6 @@ class Learner:
         self.directions = StoredDirections(store, model.fingerprint)
         self.taste_push = TastePush(model.tokenizer, self.taste, self.directions)
 
-    def learn_without_ratings(self, pause: Pause) -> None:
-        """Write the replies that nobody sees, and measure them. For idle time, see the two methods that this
-        calls."""
-        if not self.history.labels():
-            return
-        self.taste.compare(self._model, self.backend, pause)
-        if self.active.is_measured and self._pushes_taste(self.micro):
-            self.directions.complete(self._model, self.backend, self.probe, pause)
-
     # -- the adapter in use --------------------------------------------------------------------------
 
     @property

@@ -32,10 +32,10 @@ from .taste_measures import MEASURES, measure_text
 REPLIES = 16  # to each question
 MAX_REPLY_TOKENS, TEMPERATURE = 96, 0.7
 RIDGE = 3.0
-FEWEST = 16  # questions with replies, before the directions are used
+MIN_QUESTIONS = 16  # questions with replies, before the directions are used
 SAVE_AFTER = 8  # questions
 # Names of the stored data; no adapter can have them.
-_FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
+FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,18 @@ class StoredDirections:
         self._found: MeasureDirections | None = None
         self._complete = False
 
+    @property
+    def are_shipped(self) -> bool:
+        return _shipped_bytes(self._fingerprint) is not None
+
     def of(self, tokens: np.ndarray) -> MeasureDirections | None:
         """Return the directions of the tokens that ratings may move; None while too few replies are
         written."""
         if self._found is None:
-            data = _shipped_bytes(self._fingerprint) or self._load(_FINISHED)
+            data = _shipped_bytes(self._fingerprint) or self._load(FINISHED)
             self._found = MeasureDirections.from_bytes(data)
             self._complete = self._found is not None
-        if self._found is None and len(self._loaded_bank(tokens).gradients) >= FEWEST:
+        if self._found is None and len(self._loaded_bank(tokens).gradients) >= MIN_QUESTIONS:
             self._found = self._loaded_bank(tokens).directions()
         return self._found
 
@@ -179,7 +183,7 @@ class StoredDirections:
                 self._put(_UNFINISHED, bank.to_bytes())
             raise
         self._found, self._complete, self._bank = bank.directions(), True, None
-        self._put(_FINISHED, self._found.to_bytes())
+        self._put(FINISHED, self._found.to_bytes())
         with self._store.transaction():
             self._store.checkpoints.delete_measurement(self._fingerprint, _UNFINISHED)
 

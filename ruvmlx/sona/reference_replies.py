@@ -14,7 +14,7 @@ from ..models.config.model import Message, Tokenizer
 from ..pausing import Pause
 from . import reference_text
 
-LONGEST = 48  # tokens of a reply
+MAX_TOKENS = 48  # tokens of a reply
 TOGETHER = 8  # replies that are written in one batch
 
 
@@ -65,7 +65,7 @@ class ReferenceReplies:
 
     def _begin(self, question: str) -> None:
         prompt = self.tokenizer.encode_chat([Message("user", question)])
-        left = min(LONGEST, self.max_context - len(prompt))
+        left = min(MAX_TOKENS, self.max_context - len(prompt))
         if left > 0:
             cache = self.backend.new_cache()
             self._writing.append(_Reply(cache, self.backend.prefill(prompt, cache), left))

@@ -40,7 +40,9 @@ MAX_RATINGS = 1000  # the maximum number of ratings that are used
 GAP = 2.0  # y of a preference: the better reply leads by this many stars
 COMPARES = 2.0  # log-odds, before any rating, that a user compares replies to one question
 ROOT_STEP = 0.5  # one more of a word raises the root of its count by about this; exactly 1, 0.4, 0.3 ..
-ENOUGH = 8  # unrated replies with unshown ones, before a user who presses one thumb is thought to compare
+MIN_COMPARED = (
+    8  # unrated replies with unshown ones, before a user who presses one thumb is thought to compare
+)
 PAIR = 0.5  # the weight of a preference, in ratings: a difference has the noise of two replies
 
 
@@ -152,7 +154,7 @@ class TasteModel:
         given = given[-MAX_RATINGS:]
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
         compared = [one for one in background if one.unshown is not None]
-        if background and len(compared) < min(ENOUGH, len(background)):
+        if background and len(compared) < min(MIN_COMPARED, len(background)):
             share = 0.0  # replies can be compared only if unrated ones can be, too
         else:
             background, share = compared, _probability_of_comparing(given, compared)

@@ -60,7 +60,7 @@ class UserTaste:
         UnshownReplies.complete."""
         known = self._measured_unshown().keys() | self._without_question
         newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]
-        newest += [reply_id for reply_id, _ in self._unrated(self.evidence()[0])[:COMPARED_UNRATED]]
+        newest += [reply_id for reply_id, _ in self._unrated_replies(self.evidence()[0])[:COMPARED_UNRATED]]
         missing = [reply_id for reply_id in newest if reply_id not in known]
         if missing:
             if self._history.unshown.complete(model, backend, missing, pause):
@@ -109,7 +109,7 @@ class UserTaste:
         given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
         given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
-        return evidence, [one for _, one in self._unrated(evidence)]
+        return evidence, [one for _, one in self._unrated_replies(evidence)]
 
     def _rated_features(self) -> list[tuple[str, int, RatedFeatures]]:
         """Return (reply id, version, rating) of the ratings in force whose words are known, oldest first."""
@@ -154,7 +154,7 @@ class UserTaste:
         ]
         return [(version, one) for version, one in stated if one is not None]
 
-    def _unrated(self, given: Sequence[Given]) -> list[tuple[str, RatedFeatures]]:
+    def _unrated_replies(self, given: Sequence[Given]) -> list[tuple[str, RatedFeatures]]:
         """Return (reply id, reply) of the newest unrated replies, if the user presses only one thumb."""
         if not background_counts(given):
             return []

@@ -46,36 +46,36 @@ class TasteWithin:
         replies?"""
         for number in range(users):
             user = drawn_user(family, number)
-            stars = self._stars(user)
+            stars = self.stars(user)
             for seed in range(SEEDS):
                 rng = np.random.default_rng([number, seed, 5])
                 questions = rng.permutation(self.question.max() + 1)
                 rated = np.isin(self.question, questions[: len(questions) // 2])
-                given = self._sample_ratings(user, stars, rated, ratings, rng, compares)
+                asked = rng.permutation(np.unique(self.question[rated]))[:ratings]
+                seen = [self.sample_reply(user, stars, question, rng)[1] for question in asked]
+                if not compares:
+                    seen = [RatedFeatures(one.features, one.rating) for one in seen]
+                given = [one for one in seen if one.rating]
                 if given:
-                    seen = [self.features[i] for i in np.flatnonzero(rated)]
-                    model = TasteModel.fit(given, seen if background_counts(given) else ())
+                    passed_over = [one for one in seen if not one.rating]
+                    model = TasteModel.fit(given, passed_over if background_counts(given) else ())
                     yield self._result(model, stars, np.flatnonzero(~rated))
 
-    def _stars(self, user: DrawnUser) -> np.ndarray:
+    def stars(self, user: DrawnUser) -> np.ndarray:
         known: dict[str, list[str]] = {}
         for question, text, _ in self.replies:
             known.setdefault(question, []).append(text)
         stars = DrawnStars(user, known)
         return np.array([stars(*reply) for reply in self.replies], float)
 
-    def _sample_ratings(
-        self, user: DrawnUser, stars: np.ndarray, rated: np.ndarray, ratings: int,
-        rng: np.random.Generator, compares: bool,
-    ) -> list[RatedFeatures]:  # fmt: skip
-        found = []
-        for question in rng.permutation(np.unique(self.question[rated]))[:ratings]:
-            shown, *others = rng.permutation(np.flatnonzero(self.question == question))
-            rating = user.rating(int(stars[shown]), rng)
-            if rating is not None:
-                unshown = np.stack([self.features[i].measures for i in others[:REPLIES]])
-                found.append(RatedFeatures(self.features[shown], rating, unshown if compares else None))
-        return found
+    def sample_reply(
+        self, user: DrawnUser, stars: np.ndarray, question: int, rng: np.random.Generator
+    ) -> tuple[int, RatedFeatures]:
+        """Return (row, reply) of one reply to a question, which the user rates or passes over."""
+        shown, *others = rng.permutation(np.flatnonzero(self.question == question))
+        unshown = np.stack([self.features[i].measures for i in others[:REPLIES]])
+        rating = user.rating(int(stars[shown]), rng) or ""
+        return int(shown), RatedFeatures(self.features[shown], rating, unshown)
 
     def _result(self, model: TasteModel, stars: np.ndarray, unseen: np.ndarray) -> tuple[float, float]:
         features: list[ReplyFeatures] = [self.features[i] for i in unseen]

@@ -12,8 +12,8 @@ from ruvmlx.models.text import thinking
 from ruvmlx.pausing import Stopped
 from ruvmlx.sona import calibration, measure_directions, reference_text, taste_push
 from ruvmlx.sona.measure_directions import (
-    _FINISHED,
     _UNFINISHED,
+    FINISHED,
     DirectionBank,
     MeasureDirections,
     StoredDirections,
@@ -119,7 +119,7 @@ def test_stored_and_loaded():
 def test_it_stops_and_goes_on(tiny, backend, probe, store, monkeypatch):
     """A stop loses at most one question; in the end only the directions are stored."""
     monkeypatch.setattr(reference_text, "questions", lambda: [f"question {i}?" for i in range(11)])
-    monkeypatch.setattr(measure_directions, "FEWEST", 4)
+    monkeypatch.setattr(measure_directions, "MIN_QUESTIONS", 4)
     whole = StoredDirections(store, "whole")
     whole.complete(tiny, backend, probe, lambda: None)
     calls, parts = iter(range(10**9)), StoredDirections(store, "parts")
@@ -138,7 +138,7 @@ def test_it_stops_and_goes_on(tiny, backend, probe, store, monkeypatch):
     assert turns > 2
     np.testing.assert_array_equal(parts.of(probe.tokens).directions, whole.of(probe.tokens).directions)
     stored = store.checkpoints.measurement
-    assert stored("parts", _UNFINISHED) is None and stored("parts", _FINISHED)
+    assert stored("parts", _UNFINISHED) is None and stored("parts", FINISHED)
     again = StoredDirections(store, "parts")
     again.complete(tiny, backend, probe, lambda: pytest.fail("nothing is missing"))
     np.testing.assert_allclose(

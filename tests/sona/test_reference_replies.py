@@ -11,13 +11,13 @@ from ruvmlx.models.config.model import Message
 from ruvmlx.pausing import Stopped
 from ruvmlx.sona import calibration, reference_text
 from ruvmlx.sona.calibration import Measured, Measurement
-from ruvmlx.sona.reference_replies import LONGEST, ReferenceReplies
+from ruvmlx.sona.reference_replies import MAX_TOKENS, ReferenceReplies
 
 
 def by_one(backend, tokenizer, question, limit):
     """The slow twin: one reply, and its states by reading it again."""
     prompt = tokenizer.encode_chat([Message("user", question)])
-    left = min(LONGEST, limit - len(prompt))
+    left = min(MAX_TOKENS, limit - len(prompt))
     if left <= 0:
         return np.zeros((0, 0), np.float32)
     cache = backend.new_cache()
