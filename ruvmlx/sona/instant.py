@@ -57,7 +57,7 @@ from .kl_probe import Distance, KLProbe
 from .trace import ReplyStats, Trace
 
 KL_CAP = 0.1  # KL(learned || frozen) in answers to plain questions, nats per token
-SAID_CAP = KL_CAP / 2  # nats, for all tokens except end-of-reply
+SAID_CAP = KL_CAP / 5  # nats, for all tokens except end-of-reply; the rest is for the taste
 RISE_CAP = math.log(1.014)  # rise of the negative log-likelihood of prose, nats per token
 PER_RATING = 0.05  # nats per token that one rating may add to the KL
 TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: after this many ratings, half of a step is taken

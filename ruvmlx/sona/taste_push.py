@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..lora.micro_lora import ALPHA
 from ..models.config.model import Tokenizer
 from .kl_probe import KLProbe
 from .measure_directions import StoredDirections
@@ -25,11 +26,12 @@ from .taste_measures import MEASURES, measure_text
 from .user_taste import UserTaste
 
 LOGIT = 8.0  # logits per star that one more such token earns
-ALONG = 16.0  # the same along the directions of measures
+ALONG = 24.0  # the same along the directions of measures
 # The maximum number of logits by which a token may become more, and less, likely.
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits, for the tokens that end a reply, per star that half of the length earns
 MOST_END = 5.0  # the maximum number of logits by which these may become more, or less, likely
+PUSH_KL = 0.08  # nats per token; the end takes what it needs, other tokens the rest, at least a quarter
 FIRST, FIRST_END = 8, 4  # ratings before a taste pushes any other token, and before it pushes an end
 DOUBTED = 0.5  # what earns less than this many standard deviations is not pushed
 # The number of ratings by which the push may be out of date, because fitting the taste would delay the
@@ -150,15 +152,34 @@ class TastePush:
         logits = np.zeros(probe.tokens.size, np.float32)
         if taste.ratings < FIRST_END:
             return logits
-        effects = token_effects(self._tokenizer, probe.tokens)
+        effects, ends = token_effects(self._tokenizer, probe.tokens), probe.coordinates.ends
+        logits[ends] = np.clip(END_LOGIT * effects.end_stars(taste), -MOST_END, MOST_END)
         if taste.ratings >= FIRST:
             total = LOGIT * effects.stars(taste, probe.likely)
             if (known := self._directions.of(probe.tokens)) is not None:
                 weights = taste.token_weights().mean[: len(MEASURES)]
                 total = total + ALONG * known.logits(weights, probe.tokens)
-            logits[:] = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
-        logits[probe.coordinates.ends] = np.clip(END_LOGIT * effects.end_stars(taste), -MOST_END, MOST_END)
+            others = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
+            others[ends] = 0
+            logits += _within(others, max(PUSH_KL / 4, PUSH_KL - _kl(logits, probe)), probe)
         return (logits / probe.reading).astype(np.float32)
+
+
+def _within(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
+    """Return the logits [A] of a push, scaled down to a KL of `limit`."""
+    for _ in range(3):  # KL is about a parabola
+        if (kl := _kl(logits, probe)) <= 1.05 * limit:
+            break
+        logits = logits * np.sqrt(limit / kl)
+    return logits
+
+
+def _kl(logits: np.ndarray, probe: KLProbe) -> float:
+    """Return KL(pushed || original) in answers (nats per token) for logits [A] at a usual reading."""
+    text = probe.answered_contexts[1]
+    block = np.zeros((probe.directions.shape[1], logits.size + 1), np.float32)
+    block[0, :-1] = logits / probe.reading
+    return float(text.distance(block, ALPHA / probe.directions.shape[1])[0])
 
 
 _known: "WeakKeyDictionary[Tokenizer, tuple[bytes, TokenEffects]]" = WeakKeyDictionary()

@@ -185,8 +185,8 @@ def test_weights_are_what_the_formula_says(trace, probe, tiny_backend, monkeypat
     """Five ratings, each by the model that the one before left; no cap in the way."""
     for cap in ("KL_CAP", "RISE_CAP", "PER_RATING"):
         monkeypatch.setattr(instant, cap, 100.0)
-    for kind, step in ("TOKEN", 0.5), ("FEATURE", 0.05):
-        monkeypatch.setattr(instant, kind, replace(getattr(instant, kind), step=step))
+    for kind, step, noise in ("TOKEN", 0.5, 0.0), ("FEATURE", 0.05, 0.2):
+        monkeypatch.setattr(instant, kind, replace(getattr(instant, kind), step=step, noise=noise))
     monkeypatch.setattr(instant, "RULE", Rule(instant.TOKEN, instant.FEATURE))
     rated, faded = [], False
     for weight in (1.0, -0.3, 0.7, 0.8, 0.9):

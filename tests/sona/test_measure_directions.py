@@ -168,6 +168,7 @@ def test_idle_time_finds_the_directions(open_tiny):
 
 def test_a_taste_pushes_along_the_directions(open_tiny, monkeypatch):
     monkeypatch.setattr(taste_push, "LOGIT", 0.0)
+    monkeypatch.setattr(taste_push, "PUSH_KL", np.inf)
     with open_tiny() as runtime:
         learner, tokens = runtime.learner, runtime.learner.probe.tokens
         for i in range(10):

@@ -8,6 +8,7 @@ import pytest
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant, taste_push
 from ruvmlx.sona.calibration import measure
+from ruvmlx.sona.kl_probe import log_softmax_rows
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
 from ruvmlx.sona.taste_measures import MEASURES
@@ -279,7 +280,34 @@ def test_no_token_moves_further_than_the_limits(tiny, probe, monkeypatch):
     far = np.where(np.arange(probe.tokens.size) % 2, 9.0, -9.0)
     monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
     monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: -9.0)
+    monkeypatch.setattr(taste_push, "PUSH_KL", np.inf)
     push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter)), NONE).of(0, probe) * probe.reading
     expected = np.where(far > 0, taste_push.MAX_RAISE_LOGITS, -taste_push.MAX_LOWER_LOGITS)
     expected[probe.coordinates.ends] = -taste_push.MOST_END
     np.testing.assert_allclose(push, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("end", [0.0, 0.05, 5.0])
+def test_other_tokens_take_the_kl_that_the_end_leaves(tiny, probe, monkeypatch, end):
+    rng = np.random.default_rng(6)
+    far = 30 * rng.normal(size=probe.tokens.size)
+    monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
+    monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: end)
+    monkeypatch.setattr(taste_push, "MOST_END", 99.0)
+    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter)), NONE).of(0, probe)
+
+    def kl(row: np.ndarray) -> float:
+        """The slow way: over the whole vocabulary, in each context of an answer."""
+        contexts, b = probe.contexts[: probe.answers], np.zeros(probe.vocab_size)
+        b[probe.tokens] = row
+        old = log_softmax_rows(probe.head(contexts))
+        new = log_softmax_rows(old + 2 * (contexts @ probe.directions[:, :1]) * b)
+        return float((np.exp(new) * (new - old)).sum(axis=1).mean())
+
+    ends = probe.coordinates.ends
+    alone, others = np.zeros_like(push), push.copy()
+    alone[ends], others[ends] = push[ends], 0
+    np.testing.assert_allclose(push[ends] * probe.reading, taste_push.END_LOGIT * end, rtol=1e-5)
+    room = max(taste_push.PUSH_KL / 4, taste_push.PUSH_KL - kl(alone))
+    assert kl(others) == pytest.approx(room, rel=0.15, abs=1e-6)
+    assert (kl(alone) > taste_push.PUSH_KL) == (end == 5.0)
