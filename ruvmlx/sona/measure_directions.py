@@ -26,10 +26,10 @@ from ..pausing import Pause
 from ..store import Store
 from . import reference_text
 from .kl_probe import KLProbe
-from .sampled_replies import BegunReply, sampled_replies
+from .sampled_replies import BegunReply, SampledReply, sampled_replies
 from .taste_measures import MEASURES, measure_text
 
-REPLIES = 16  # to each question
+REPLIES, TOGETHER = 16, 4  # to each question; in one batch, whose steps cannot be interrupted
 MAX_REPLY_TOKENS, TEMPERATURE = 96, 0.7
 RIDGE = 3.0
 MIN_QUESTIONS = 16  # questions with replies, before the directions are used
@@ -86,20 +86,21 @@ class DirectionBank:
     ) -> None:
         """Write the replies to one question with the original model. lora_a: [D], the first direction."""
         tokenizer, rng = model.tokenizer, np.random.default_rng([41, seed])
-        sums = np.zeros((REPLIES, self.tokens.size), np.float32)
+        sums, found = np.zeros((REPLIES, self.tokens.size), np.float32), list[SampledReply]()
 
         def note(i: int, token: int, logits: np.ndarray, hidden: np.ndarray) -> None:
             p = np.exp(logits - logits.max())
             reading, row = float(hidden @ lora_a), p[self.tokens] / p.sum()
-            sums[i] -= np.float32(reading) * row
-            sums[i, self.tokens == token] += reading
+            sums[len(found) + i] -= np.float32(reading) * row
+            sums[len(found) + i, self.tokens == token] += reading
 
         with original_model(backend):
             first = BegunReply.of(backend, tokenizer.encode_chat([Message("user", question)]))
-            begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
-            found = sampled_replies(
-                backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause, note=note
-            )
+            while len(found) < REPLIES:
+                begun = [first.fork() for _ in range(min(TOGETHER, REPLIES - len(found)))]
+                found += sampled_replies(
+                    backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause, note=note
+                )
         texts = [(thinking.split(tokenizer.decode(ids)).answer, ended) for ids, ended in found]
         self.gradients.append(sums.astype(np.float16))
         self.measures.append(np.stack([measure_text(*text) for text in texts]))

@@ -45,9 +45,10 @@ def store(home):
 def by_one(model, backend, question, lora_a, tokens, seed):
     """The slow twin: gradients by reading each finished reply again."""
     prompt, rng = model.tokenizer.encode_chat([Message("user", question)]), np.random.default_rng([41, seed])
-    begun = [BegunReply.of(backend, prompt) for _ in range(measure_directions.REPLIES)]
-    longest = measure_directions.MAX_REPLY_TOKENS
-    found = sampled_replies(backend, model.tokenizer, begun, rng, longest, 0.7, lambda: None)
+    longest, found = measure_directions.MAX_REPLY_TOKENS, []
+    for together in (2, 1):
+        begun = [BegunReply.of(backend, prompt) for _ in range(together)]
+        found += sampled_replies(backend, model.tokenizer, begun, rng, longest, 0.7, lambda: None)
     gradients, measures = [], []
     for ids, ended in found:
         end = [] if len(ids) == longest else [max(model.tokenizer.eos_ids)]
@@ -64,7 +65,8 @@ def softmax_rows(z):
     return e / e.sum(axis=1, keepdims=True)
 
 
-def test_the_gradients_are_those_of_the_finished_replies(tiny, backend, probe):
+def test_the_gradients_are_those_of_the_finished_replies(tiny, backend, probe, monkeypatch):
+    monkeypatch.setattr(measure_directions, "TOGETHER", 2)
     lora_a, bank = probe.directions[:, 0].copy(), DirectionBank(probe.tokens)
     bank.add(tiny, backend, "Name a river.", lora_a, 7, lambda: None)
     gradients, measures = by_one(tiny, backend, "Name a river.", lora_a, probe.tokens, 7)
