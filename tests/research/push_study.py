@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from ruvmlx.apps.prove.drawn_users import DrawnUser
@@ -22,14 +23,14 @@ from ruvmlx.backends.select import open_backend
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
-from ruvmlx.sona import calibration, measure_directions, taste_push
+from ruvmlx.sona import calibration, measure_directions
 from ruvmlx.sona.instant import RULE
 from ruvmlx.sona.kl_probe import KLProbe
 from ruvmlx.sona.measure_directions import MeasureDirections, regress
 from ruvmlx.sona.optional.style_bank import StyleBank, texts
 from ruvmlx.sona.taste import NEUTRAL, STARS, RatedFeatures, TasteModel, background_counts
 from ruvmlx.sona.taste_measures import MEASURES
-from ruvmlx.sona.taste_push import ALONG, LOGIT, TokenEffects
+from ruvmlx.sona.taste_push import ALONG, LOGIT, TastePush, TokenEffects
 
 from .taste_within import FAMILIES, TasteWithin, drawn_user
 
@@ -74,7 +75,8 @@ class PushStudy:
         shipped = measure_directions._shipped_bytes(model.fingerprint)
         directions = MeasureDirections.from_bytes(shipped)
         assert directions is not None, "no directions are shipped for this model"
-        self._directions = directions
+        self._directions, self._tokenizer = directions, model.tokenizer
+        self._stored = SimpleNamespace(of=lambda tokens: directions)
 
     def results(self, family: str, users: int, ratings: int) -> Iterator[dict[str, tuple[float, float]]]:
         """Yield {direction: (correlation, KL)} of each user."""
@@ -113,13 +115,13 @@ class PushStudy:
         along = ALONG * self._directions.logits(
             taste.token_weights().mean[: len(MEASURES)], self._probe.tokens
         )
-        limits = -taste_push.MAX_LOWER_LOGITS, taste_push.MAX_RAISE_LOGITS
+        whole = TastePush(self._tokenizer, SimpleNamespace(model=taste), self._stored)
         true = self._centre(stars)[rated]
         return {
             "the evidence of ratings": self._evidence(given, rows),
             "the words of the taste": by_token,
             "the directions of the taste": along,
-            "both, as in the product": np.clip(by_token + along, *limits),
+            "the push of the product": whole.of(0, self._probe) * self._probe.reading,
             "true stars of all replies": regress(self._centre(self._of.gradients)[rated], true[:, None])[0],
         }
 
