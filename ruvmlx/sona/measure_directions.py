@@ -15,7 +15,7 @@ This needs no rating, so it is done once per model. Ratings choose the weights o
 import io
 import zipfile
 from dataclasses import dataclass, field
-from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
@@ -200,6 +200,11 @@ class StoredDirections:
         self._store.checkpoints.put_measurement(self._fingerprint, name, data)
 
 
+def shipped_path(fingerprint: str) -> Path:
+    """The file of a model's directions in this package."""
+    return Path(__file__).parent / "directions" / f"{fingerprint[:16]}.npz"
+
+
 def _shipped_bytes(fingerprint: str) -> bytes | None:
-    file = resources.files(__package__).joinpath("directions", f"{fingerprint[:16]}.npz")
+    file = shipped_path(fingerprint)
     return file.read_bytes() if file.is_file() else None
