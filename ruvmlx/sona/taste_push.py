@@ -25,8 +25,8 @@ from .taste_features import bucket, grams
 from .taste_measures import MEASURES, measure_text
 from .user_taste import UserTaste
 
-LOGIT = 16.0  # logits per star that one more such token earns
-ALONG = 16.0  # the same along the directions of measures
+LOGIT = 8.0  # logits per star that one more such token earns
+ALONG = 24.0  # the same along the directions of measures
 # The maximum number of logits by which a token may become more, and less, likely.
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits, for the tokens that end a reply, per star that half of the length earns
@@ -159,9 +159,10 @@ class TastePush:
             if (known := self._directions.of(probe.tokens)) is not None:
                 weights = taste.token_weights().mean[: len(MEASURES)]
                 total = total + ALONG * known.logits(weights, probe.tokens)
-            total[ends] = 0
-            total = _limit_kl(total, max(PUSH_KL / 4, PUSH_KL - _kl(logits, probe)), probe)
-            logits += np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
+            # The limits come first: they spread the KL over more tokens, which wins more (docs/learning.md).
+            others = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
+            others[ends] = 0
+            logits += _limit_kl(others, max(PUSH_KL / 4, PUSH_KL - _kl(logits, probe)), probe)
         return (logits / probe.reading).astype(np.float32)
 
 
