@@ -162,11 +162,11 @@ class TastePush:
             # The limits come first: they spread the KL over more tokens, which wins more (docs/learning.md).
             others = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
             others[ends] = 0
-            logits += _limit_kl(others, max(PUSH_KL / 4, PUSH_KL - _kl(logits, probe)), probe)
+            logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - _kl(logits, probe)), probe)
         return (logits / probe.reading).astype(np.float32)
 
 
-def _limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
+def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
     """Return the logits [A] of a push, scaled down to a KL of `limit`."""
     for _ in range(4):  # KL is about a parabola
         if (kl := _kl(logits, probe)) <= 1.05 * limit:

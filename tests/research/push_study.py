@@ -30,7 +30,7 @@ from ruvmlx.sona.measure_directions import MeasureDirections, regress
 from ruvmlx.sona.optional.style_bank import StyleBank, texts
 from ruvmlx.sona.taste import NEUTRAL, STARS, RatedFeatures, TasteModel, background_counts
 from ruvmlx.sona.taste_measures import MEASURES
-from ruvmlx.sona.taste_push import ALONG, LOGIT, TastePush, TokenEffects
+from ruvmlx.sona.taste_push import ALONG, LOGIT, PUSH_KL, TastePush, TokenEffects, limit_kl
 
 from .taste_within import FAMILIES, TasteWithin, drawn_user
 
@@ -116,12 +116,15 @@ class PushStudy:
             taste.token_weights().mean[: len(MEASURES)], self._probe.tokens
         )
         whole = TastePush(self._tokenizer, SimpleNamespace(model=taste), self._stored)
+        even = 16 * (by_token / LOGIT + along / ALONG)
+        even[self._probe.coordinates.ends] = 0
         true = self._centre(stars)[rated]
         return {
             "the evidence of ratings": self._evidence(given, rows),
             "the words of the taste": by_token,
             "the directions of the taste": along,
             "the push of the product": whole.of(0, self._probe) * self._probe.reading,
+            "equal factors, not cut": limit_kl(even, PUSH_KL, self._probe),
             "true stars of all replies": regress(self._centre(self._of.gradients)[rated], true[:, None])[0],
         }
 
