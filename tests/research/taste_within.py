@@ -2,20 +2,22 @@
 
     python -m tests.research.taste_within BANK        # a bank of tests.research.style_study
 
-Nothing is generated. Each user rates one reply of the bank to each of half of its questions, 30 in all. The
-model then predicts the stars of all replies to the other half. Printed for each family of tastes: the
-correlation with the true stars among the replies to one question, and how often the reply that the model
-would pick is better than another one (a tie counts half). The family `stranger` was written by someone who
-knew neither the measures nor the other families.
+Nothing is generated. Each user reads one reply of the bank to each of half of its questions, 30 in all, and
+rates it or passes it over. The model then predicts the stars of all replies to the other half. Printed for
+each family of tastes: the correlation with the true stars among the replies to one question, and how often
+the reply that the model would pick is better than another one (a tie counts half). The family `stranger` was
+written by someone who knew neither the measures nor the other families.
 """
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from ruvmlx.apps.prove import drawn_tastes
 from ruvmlx.apps.prove.drawn_users import DrawnStars, DrawnUser
+from ruvmlx.apps.prove.raters import RATERS
 from ruvmlx.apps.prove.statistics import mean_interval
 
 from ruvmlx.models.config.model import Model
@@ -41,17 +43,19 @@ class TasteWithin:
         self.question = np.array([q for q, *_ in bank.replies])
         self.features = [features_of(*reply) for reply in self.replies]
 
-    def results(self, family: str, users: int, ratings: int, compares: bool) -> Iterator[tuple[float, float]]:
-        """Yield (correlation, win-rate of the pick) of each user and seed. compares: are there unshown
-        replies?"""
+    def results(
+        self, family: str, users: int, read: int, compares: bool, rater: str | None = None
+    ) -> Iterator[tuple[float, float]]:
+        """Yield (correlation, win-rate of the pick) of each user and seed. read: replies that the user reads
+        and may rate. compares: are there unshown replies?"""
         for number in range(users):
-            user = drawn_user(family, number)
+            user = drawn_user(family, number, rater)
             stars = self.stars(user)
             for seed in range(SEEDS):
                 rng = np.random.default_rng([number, seed, 5])
                 questions = rng.permutation(self.question.max() + 1)
                 rated = np.isin(self.question, questions[: len(questions) // 2])
-                asked = rng.permutation(np.unique(self.question[rated]))[:ratings]
+                asked = rng.permutation(np.unique(self.question[rated]))[:read]
                 seen = [self.sample_reply(user, stars, question, rng)[1] for question in asked]
                 if not compares:
                     seen = [RatedFeatures(one.features, one.rating) for one in seen]
@@ -90,7 +94,10 @@ class TasteWithin:
         return float(product / np.sqrt(max(squares.prod(), 1e-12))), float(np.mean(wins))
 
 
-def drawn_user(family: str, number: int) -> DrawnUser:
+def drawn_user(family: str, number: int, rater: str | None = None) -> DrawnUser:
+    """rater: how this user rates; None: drawn, too."""
+    if rater is not None:
+        return replace(drawn_user(family, number), rater=rater)
     if family != "stranger":
         return DrawnUser.draw(number, held_out=family == "held-out")
     drawn_tastes.KNOWN.update(STRANGER)
@@ -102,11 +109,12 @@ def main() -> None:
     ask.add_argument("bank", type=Path)
     ask.add_argument("--users", type=int, default=30)
     ask.add_argument("--ratings", type=int, default=30)
+    ask.add_argument("--rater", choices=RATERS, help="how all users rate; by default drawn for each")
     given = ask.parse_args()
     study = TasteWithin(load_model(str(starter_path())), StyleBank.from_bytes(given.bank.read_bytes()))
     for family in FAMILIES:
         for compares in (False, True):
-            found = np.array(list(study.results(family, given.users, given.ratings, compares)))
+            found = np.array(list(study.results(family, given.users, given.ratings, compares, given.rater)))
             low, high = mean_interval(found[:, 1])
             print(
                 f"{family:9} {'with' if compares else 'without'} unshown replies: "
