@@ -150,9 +150,11 @@ def tested_contents() -> dict[str, str]:
 
 
 def keep_dear(costs: Iterable[str]) -> None:
-    """costs: lines that `--cost` wrote."""
-    rows = [(float(cost), name) for cost, _, name in (line.partition("\t") for line in costs)]
-    dear = sorted(((cost, name) for cost, name in rows if cost > DEAR), key=lambda row: row[1])
+    """costs: lines that `--cost` wrote. A test that did not run stays as dear as it was."""
+    rows = {name: float(cost) for cost, _, name in (line.partition("\t") for line in costs)}
+    before = DEAR_TESTS.read_text("utf-8").splitlines() if DEAR_TESTS.exists() else []
+    old = {name: float(cost) for cost, _, name in (line.partition("\t") for line in before)}
+    dear = sorted(((cost, name) for name, cost in (old | rows).items() if cost > DEAR), key=lambda row: row[1])
     DEAR_TESTS.write_text("".join(f"{cost:.1f}\t{name}\n" for cost, name in dear), "utf-8")
 
 

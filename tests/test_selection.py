@@ -143,6 +143,8 @@ def test_dear_tests_are_those_that_cost_more(tmp_path, monkeypatch):
     monkeypatch.setattr(selection, "DEAR_TESTS", tmp_path / "dear.tsv")
     selection.keep_dear([f"{selection.DEAR + 0.1}\tb::x[a\tb]", f"{selection.DEAR}\tc::x", "9.00\ta::x"])
     assert selection.dear_tests() == {"a::x", "b::x[a\tb]"}
+    selection.keep_dear(["0.10\ta::x", "3.00\td::x"])  # b::x did not run
+    assert selection.dear_tests() == {"b::x[a\tb]", "d::x"}
     assert set(selection.subjects("tests/kv/test_walk.py::x")) > {"ruvmlx/kv", "tests/kv/test_walk.py"}
 
 
