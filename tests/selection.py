@@ -154,7 +154,9 @@ def keep_dear(costs: Iterable[str]) -> None:
     rows = {name: float(cost) for cost, _, name in (line.partition("\t") for line in costs)}
     before = DEAR_TESTS.read_text("utf-8").splitlines() if DEAR_TESTS.exists() else []
     old = {name: float(cost) for cost, _, name in (line.partition("\t") for line in before)}
-    dear = sorted(((cost, name) for name, cost in (old | rows).items() if cost > DEAR), key=lambda row: row[1])
+    dear = sorted(
+        ((cost, name) for name, cost in (old | rows).items() if cost > DEAR), key=lambda row: row[1]
+    )
     DEAR_TESTS.write_text("".join(f"{cost:.1f}\t{name}\n" for cost, name in dear), "utf-8")
 
 
