@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 MOST_METHODS, MOST_LINES, LONGEST_CHAIN = 30, 400, 2
 
 # Functions whose name is one participle, which says neither what they do nor return. Fewer each time.
-PARTICIPLE_FUNCTIONS = 106
+PARTICIPLE_FUNCTIONS = 105
 # Constants whose name is one superlative, which does not say of what. Fewer each time.
 SUPERLATIVE_CONSTANTS = 0
 

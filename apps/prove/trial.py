@@ -158,7 +158,7 @@ class Bench:
                     self.measured = neutral, mean
 
     def _learn_directions(self, runtime: Runtime) -> None:
-        """What the chat does in idle time (StoredDirections.complete). It is done once for a model."""
+        """Find the directions of the model's measures once. The chat does this in idle time."""
         learner, file = runtime.learner, self._directions_file
         assert learner is not None
         if self._directions or learner.directions.are_shipped:
@@ -226,7 +226,7 @@ def run(
     with bench.runtime(arm) as runtime:
         for done in range(1, setting.ratings + 1):
             if arm.learn != "off" or arm.examples:
-                _rated(bench, runtime, setting, arm, user, seed, done)
+                _rate_reply(bench, runtime, setting, arm, user, seed, done)
             if arm.learn == "full" and done % CONSOLIDATE_EVERY == 0:
                 log(_consolidate(runtime))
             if arm.learn == "style" and runtime.learning.is_due():
@@ -251,7 +251,7 @@ def run_part(bench: Bench, part: TrialPart) -> tuple[int, list[Checkpoint]]:
     return part.seed, list(run(bench, part.setting, part.arm, part.seed, part.log))
 
 
-def _rated(
+def _rate_reply(
     bench: Bench, runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int
 ) -> None:
     """One turn: a reply, and this user's rating."""

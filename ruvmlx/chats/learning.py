@@ -171,7 +171,7 @@ class Learning:
             self._routing.of(self.learner).sync()
 
     def _write_unshown(self, learner: Learner, pause: Pause) -> None:
-        """Write and measure the replies that nobody sees, if the user has rated any."""
+        """Write the unshown replies and measure them. Do nothing while the user has rated no reply."""
         if learner.history.labels():
             learner.taste.compare(self._model, self._backend, pause)
             if self._learns and learner.active.is_measured:

@@ -1,4 +1,4 @@
-"""Which tokens raise which measure of a reply, learned from replies that nobody rated.
+"""This module learns which tokens raise each measure of a reply. It needs no rating.
 
 Where a token stands decides what it does to lists, headings or paragraphs. So the token alone says little of
 these measures. But the replies of a model to one question differ, and the gradient of a reply's
@@ -117,7 +117,8 @@ class DirectionBank:
 
     @classmethod
     def from_bytes(cls, data: bytes | None, tokens: np.ndarray) -> "DirectionBank":
-        """Return an empty bank if there is no data, or if it is damaged or of other tokens or measures."""
+        """Return the stored bank. Return an empty bank if the data is missing or damaged, or if the stored
+        tokens or measures differ from today's."""
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
                 found = cls(f["tokens"], [*f["gradients"]], [*f["measures"]])
@@ -165,8 +166,8 @@ class StoredDirections:
         return self._found
 
     def complete(self, model: Model, backend: Backend, probe: KLProbe, pause: Pause) -> None:
-        """Write the missing replies. It takes minutes, once for all time, so it is for idle time. `pause` may
-        raise an exception to stop; the finished part is stored."""
+        """Write the missing replies. A model needs this once, and it takes minutes, so call it in idle time.
+        `pause` may raise an exception to stop the work. The finished part is stored."""
         self.of(probe.tokens)
         if self._complete:
             return

@@ -45,7 +45,7 @@ class ReferenceReplies:
     _writing: list[_Reply] = field(default_factory=list)
 
     def write(self, pause: Pause, note: Callable[[int], object], is_enough: Callable[[], bool]) -> None:
-        """Write the missing replies with the backend's model and current LoRA.
+        """Write the missing replies. The backend's model writes them with its current LoRA.
 
         pause: is called before each step; it may raise an exception to stop
         note: gets the number of replies that each step ends

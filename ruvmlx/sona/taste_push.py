@@ -159,7 +159,8 @@ class TastePush:
             if (known := self._directions.of(probe.tokens)) is not None:
                 weights = taste.token_weights().mean[: len(MEASURES)]
                 total = total + ALONG * known.logits(weights, probe.tokens)
-            # The limits come first: they spread the KL over more tokens, which wins more (docs/learning.md).
+            # Cut the logits before the KL is limited. The KL then spreads over more tokens, and replies win
+            # more often (docs/learning.md).
             others = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
             others[ends] = 0
             logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - _kl(logits, probe)), probe)
@@ -167,7 +168,7 @@ class TastePush:
 
 
 def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
-    """Return the logits [A] of a push, scaled down to a KL of `limit`."""
+    """Return the logits [A] of a push. Scale them down if their KL exceeds `limit` by more than 5%."""
     for _ in range(4):  # KL is about a parabola
         if (kl := _kl(logits, probe)) <= 1.05 * limit:
             break

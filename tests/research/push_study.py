@@ -129,7 +129,8 @@ class PushStudy:
         }
 
     def _evidence(self, given: list[RatedFeatures], rows: list[int]) -> np.ndarray:
-        """The instant loop's tokens (instant.py), from gradients at the untouched model."""
+        """Compute the weights of tokens [A] as the instant loop does (instant.py). The gradients are of the
+        untouched model."""
         weight = np.array([(STARS[one.rating] - NEUTRAL) / 2 for one in given])
         if len(set(weight.tolist())) > 1:
             weight -= weight.mean()
@@ -140,7 +141,7 @@ class PushStudy:
         return total / (precision + information) * agreed
 
     def _centre(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows [N, ...] minus the mean of the replies to the same question."""
+        """Subtract the mean of each question's replies from the rows [N, ...]. Return the differences."""
         found = np.array(rows, float)
         for question in np.unique(self._users.question):
             found[self._users.question == question] -= found[self._users.question == question].mean(axis=0)

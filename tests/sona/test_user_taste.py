@@ -142,9 +142,9 @@ def test_the_background_is_bounded(store, history, monkeypatch):
     seen = []
     fit = TasteModel.fit
 
-    def fitted(ratings: list[RatedFeatures], background: list[RatedFeatures]) -> TasteModel:
+    def count_and_fit(ratings: list[RatedFeatures], background: list[RatedFeatures]) -> TasteModel:
         seen.append(len(background))
         return fit(ratings, background)
 
-    monkeypatch.setattr(TasteModel, "fit", fitted)
+    monkeypatch.setattr(TasteModel, "fit", count_and_fit)
     assert UserTaste(history).model.ratings == 1 and seen == [3]
