@@ -15,19 +15,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .aio import AsyncChat, AsyncModel, AsyncReplyStream, aopen
-    from .api import (
-        Chat,
-        LocalModel,
-        Reply,
-        ReplyStream,
-        embed,
-        open,
-    )
-    from .api_types import AdapterInfo, ModelInfo, Preference, Rating
+    from .api import Chat, LocalModel, Reply, ReplyStream, embed, open
+    from .api.aio import AsyncChat, AsyncModel, AsyncReplyStream, aopen
+    from .api.listing import list_adapters, list_models
+    from .api.types import AdapterInfo, ModelInfo, Preference, Rating
     from .engine.context_window import Turn
     from .errors import RuvmlxError
-    from .listing import list_adapters, list_models
     from .sampling import ReplyOptions
     from .sona.adapter_history import LearnStatus
 
@@ -57,20 +50,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AdapterInfo": "api_types",
-    "ModelInfo": "api_types",
-    "Preference": "api_types",
-    "Rating": "api_types",
+    "AdapterInfo": "api.types",
+    "ModelInfo": "api.types",
+    "Preference": "api.types",
+    "Rating": "api.types",
     "ReplyOptions": "sampling",
-    "AsyncChat": "aio",
-    "AsyncModel": "aio",
-    "AsyncReplyStream": "aio",
+    "AsyncChat": "api.aio",
+    "AsyncModel": "api.aio",
+    "AsyncReplyStream": "api.aio",
     "LearnStatus": "sona.adapter_history",
     "RuvmlxError": "errors",
     "Turn": "engine.context_window",
-    "aopen": "aio",
-    "list_adapters": "listing",
-    "list_models": "listing",
+    "aopen": "api.aio",
+    "list_adapters": "api.listing",
+    "list_models": "api.listing",
 }  # all other names are in api
 
 

@@ -21,8 +21,8 @@ import numpy as np
 from .errors import UsageError
 from .kernels.draw import TokenDrawing
 from .kernels.replies import ReplyWork
-from .setting_spec import SettingSpec
 from .settings import SAMPLING, SPECS
+from .settings.setting_spec import SettingSpec
 
 # Log-probabilities down to which ids are sorted at first: all of 49,152 take 0.8 ms to sort, and no more than
 # e^7 = 1,096 ids can have over e^-7.

@@ -43,7 +43,8 @@ def test_an_http_request_reaches_the_engine(open_tiny):
 
 @pytest.mark.asyncio
 async def test_a_rating_key_reaches_the_store(open_tiny):
-    with Relays("ruvmlx/store/database.py", "transaction") as way:
+    # The first row of a rating: what prepares the reply for it writes to the store, too.
+    with Relays("ruvmlx/store/ratings.py", "add") as way:
         app = ChatApp(lambda: open_tiny(max_tokens=4), ChatOptions())
         async with app.run_test(size=WIDE) as pilot:
             await until(pilot, lambda: app.phase == "idle" or app.failure)

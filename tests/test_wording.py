@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*(ROOT / "ruvmlx").rglob("*.py"), *(ROOT / "apps").rglob("*.py")])
 BINARY = ("KiB", "MiB", "GiB")
-IN_MEBIBYTES = {"ruvmlx/settings.py"}  # settings whose unit it is
+IN_MEBIBYTES = {"ruvmlx/settings/table.py"}  # settings whose unit it is
 
 
 def texts(path):

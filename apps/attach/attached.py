@@ -13,7 +13,7 @@ from textual.constants import COLOR_SYSTEM
 from textual.filter import Monochrome, NoColor
 
 from ruvmlx.errors import error_line
-from ruvmlx.shared_host import Guest
+from ruvmlx.host.guest import Guest
 
 from ..chat import theme
 from ..chat.app import ChatApp

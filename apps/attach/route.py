@@ -14,8 +14,8 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ruvmlx.errors import RuvmlxError, UsageError, error_line
+from ruvmlx.host.guest import Guest
 from ruvmlx.progress import Watch
-from ruvmlx.shared_host import Guest
 
 from ..server.errors import ApiError, InternalError
 from ..server.model_pool import ModelPool

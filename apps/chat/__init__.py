@@ -8,7 +8,7 @@
     actions/      what the app does beyond showing an outcome: replies that grow, ratings, screens
     context.py    what actions and screens share: the host, the state, the widgets
 
-ruvmlx/host.py has the thread that owns the model. A new command is a row in commands.py and a step.
+ruvmlx/host/host.py has the thread that owns the model. A new command is a row in commands.py and a step.
 """
 
 import os

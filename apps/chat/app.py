@@ -1,6 +1,6 @@
 """The chat app: its keys, its widgets, and which action each key calls (actions/).
 
-The runtime has its own thread (ruvmlx.host.Host); this one only draws and handles input.
+The runtime has its own thread (`ruvmlx.host.host.Host`); this one only draws and handles input.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import Screen
 
-from ruvmlx import settings_file
 from ruvmlx.chats.chat_file import write_new
 from ruvmlx.errors import RuvmlxError, error_line
-from ruvmlx.host import Host
-from ruvmlx.model_holder import OpenRuntime
-from ruvmlx.shared_host import Guest
+from ruvmlx.host.guest import Guest
+from ruvmlx.host.host import Host
+from ruvmlx.host.model_holder import OpenRuntime
+from ruvmlx.settings import settings_file
 from ruvmlx.text import sanitize
 
 from . import exit_signals, gc_policy, keys, palette, theme

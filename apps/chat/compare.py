@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
-from ruvmlx.host import BeginReply
+from ruvmlx.host.serving import BeginReply
 from ruvmlx.models.text.thinking import split
 from ruvmlx.runtime import Runtime
 

@@ -9,10 +9,10 @@ from textual.screen import Screen
 from textual.worker import Worker
 
 from ruvmlx.errors import NotFound, error_line
-from ruvmlx.host import Host
+from ruvmlx.host.guest import Guest
+from ruvmlx.host.host import Host
 from ruvmlx.progress import Progress, Watch
 from ruvmlx.runtime import Runtime
-from ruvmlx.shared_host import Guest
 
 from .completion import SuggestionList
 from .messages import Notice, ReplyMessage, UserMessage

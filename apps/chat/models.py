@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruvmlx import settings_file
 from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.memory import proposals
 from ruvmlx.memory.load_plan import Plan
@@ -15,6 +14,7 @@ from ruvmlx.models.find.hub import offline
 from ruvmlx.models.find.local import list_local_models
 from ruvmlx.progress import Progress, megabytes, parameters
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import settings_file
 from ruvmlx.text import did_you_mean, one_line
 
 from .arguments import parse_number

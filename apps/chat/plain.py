@@ -18,10 +18,10 @@ from typing import TextIO
 
 from ruvmlx.engine.repetition import REPEATS
 from ruvmlx.engine.types import Chunk
-from ruvmlx.model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
+from ruvmlx.host.model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
+from ruvmlx.host.serving import BeginReply
 from ruvmlx.models.text.thinking import AnswerFilter
 from ruvmlx.runtime import Runtime, Turn
-from ruvmlx.serving import BeginReply
 from ruvmlx.text import Sanitizer, sanitize
 
 from ..progress import watching

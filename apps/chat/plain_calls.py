@@ -4,7 +4,7 @@ import threading
 
 from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.errors import Interrupted
-from ruvmlx.model_holder import ModelHolder
+from ruvmlx.host.model_holder import ModelHolder
 from ruvmlx.models.text.tool_calls import ParsedCall
 
 from .interrupts import Interrupts

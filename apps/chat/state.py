@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ruvmlx.engine.types import GenerationResponse
-from ruvmlx.host import BeginReply
+from ruvmlx.host.serving import BeginReply
 from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform.sensors import Sensors
 from ruvmlx.runtime import PreferenceResult, RatingResult, Runtime, Turn

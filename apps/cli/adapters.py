@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from ruvmlx import settings as config
-from ruvmlx import settings_file
 from ruvmlx.errors import UsageError
+from ruvmlx.settings import settings_file
 from ruvmlx.text import one_line, size
 
 from .completion_values import complete_adapters

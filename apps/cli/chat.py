@@ -66,7 +66,7 @@ def chat(
 
 def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | None, find: str | None) -> int:
     """Chat with a model in this process."""
-    from ruvmlx.model_holder import Opener
+    from ruvmlx.host.model_holder import Opener
 
     from ..chat import run_chat
     from ..progress import is_first_run

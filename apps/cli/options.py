@@ -7,8 +7,8 @@ import click
 
 from ruvmlx import settings as config
 from ruvmlx.progress import Watch
-from ruvmlx.setting_spec import SettingSpec
 from ruvmlx.settings import Settings
+from ruvmlx.settings.setting_spec import SettingSpec
 from ruvmlx.text import did_you_mean
 
 from .completion_values import complete_adapters, complete_models

@@ -126,8 +126,8 @@ async def _serve(
     own: dict[str, str],
     as_json: bool,
 ) -> None:
-    from ruvmlx.host import Host
-    from ruvmlx.model_holder import Opener
+    from ruvmlx.host.host import Host
+    from ruvmlx.host.model_holder import Opener
 
     from ..attach.route import Terminals
     from ..progress import watching

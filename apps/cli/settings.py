@@ -2,8 +2,9 @@
 
 import click
 
-from ruvmlx import settings, settings_file
+from ruvmlx import settings
 from ruvmlx.errors import RuvmlxError
+from ruvmlx.settings import settings_file
 
 from .completion_values import complete_setting_names, complete_setting_values
 from .output import json_option, log, print_json

@@ -2,5 +2,5 @@
 
 web.py takes connections; gate.py checks who asks (access.py); dispatch.py runs one endpoint for one
 request; the endpoints are in files of their own, listed in app.py. serving.py has the model, which
-`ruvmlx/host.py` runs.
+`ruvmlx/host/host.py` runs.
 """

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ruvmlx.host import Host
+from ruvmlx.host.host import Host
 from ruvmlx.memory.memory_plan import Purpose
 from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.runtime import Runtime

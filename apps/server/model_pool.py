@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from ruvmlx.errors import NotFound, RuvmlxError, error_line
-from ruvmlx.host import Host
+from ruvmlx.host.host import Host
+from ruvmlx.host.model_holder import Opener
 from ruvmlx.memory.load_plan import NotEnoughMemory
-from ruvmlx.model_holder import Opener
 from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.progress import QUIET
 from ruvmlx.runtime import Runtime

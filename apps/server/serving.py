@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from ruvmlx.engine.types import GenerationRequest
-from ruvmlx.host import Host
+from ruvmlx.host.host import Host
 from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.models.config.model import Model
 from ruvmlx.runtime import Runtime

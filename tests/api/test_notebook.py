@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import ruvmlx
-from ruvmlx import notebook
+from ruvmlx.api import notebook
 from ruvmlx.errors import RuvmlxError
 
 widgets = pytest.importorskip("ipywidgets", reason="the group `notebook` is not installed")

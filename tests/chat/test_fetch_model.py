@@ -8,8 +8,8 @@ from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx import settings
 from ruvmlx.engine import Sampling
+from ruvmlx.host.model_holder import Opener
 from ruvmlx.memory import proposals
-from ruvmlx.model_holder import Opener
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 

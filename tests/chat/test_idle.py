@@ -17,9 +17,9 @@ from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.cli.chat import chat as chat_verb
 from textual import events
 
-from ruvmlx import settings_file
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.errors import StoreBusy
+from ruvmlx.settings import settings_file
 from ruvmlx.sona import promotion
 from ruvmlx.sona.background import Background
 from ruvmlx.sona.deep import Deep

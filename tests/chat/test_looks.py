@@ -10,8 +10,9 @@ from ruvmlx.apps.chat.models import PickerEntry
 from ruvmlx.apps.chat.picker_screen import PickerScreen
 from textual.color import Color
 
-from ruvmlx import settings, settings_file
+from ruvmlx import settings
 from ruvmlx.errors import StoreError, UsageError
+from ruvmlx.settings import settings_file
 
 from .helpers import ask, chatting, lines_of, screen_text, until
 from .scripted import ScriptedRuntime

@@ -15,7 +15,7 @@ from ruvmlx.apps.chat.welcome import Welcome, plan_block
 
 from ruvmlx.engine import Sampling
 from ruvmlx.errors import Interrupted
-from ruvmlx.model_holder import ModelHolder, Opener
+from ruvmlx.host.model_holder import ModelHolder, Opener
 from ruvmlx.progress import Progress
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings

@@ -25,7 +25,7 @@ from ruvmlx.apps.server.web import WebServer, listening, web_server
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine.run import Run
 from ruvmlx.engine.tools import forced_calls, tool_form
-from ruvmlx.host import Host
+from ruvmlx.host.host import Host
 from ruvmlx.models.load import load_model
 from ruvmlx.progress import QUIET
 from ruvmlx.runtime import Runtime

@@ -28,9 +28,9 @@ from wsproto.events import CloseConnection
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import UsageError
-from ruvmlx.host import Host
+from ruvmlx.host.guest import Guest
+from ruvmlx.host.host import Host
 from ruvmlx.progress import QUIET
-from ruvmlx.shared_host import Guest
 from ruvmlx.text import sanitize
 from tests.chat.scripted import ScriptedRuntime
 from tests.chat.terminal import Terminal

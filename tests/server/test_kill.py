@@ -34,7 +34,7 @@ LIVES = """
 import os, signal, sys
 from ruvmlx.apps.cli import run
 import ruvmlx.apps.server.app, ruvmlx.apps.server.idle, ruvmlx.apps.server.web
-import ruvmlx.backends.native.backend, ruvmlx.host, ruvmlx.models.load, ruvmlx.sona.wiring
+import ruvmlx.backends.native.backend, ruvmlx.host.host, ruvmlx.models.load, ruvmlx.sona.wiring
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())

@@ -18,9 +18,9 @@ from ruvmlx.apps.server.limits import ServerLimits
 from ruvmlx.apps.server.memory_share import MemoryShare, PooledModel, plan_bytes
 from ruvmlx.apps.server.model_pool import ModelPool
 
-from ruvmlx.host import Host
+from ruvmlx.host.host import Host
+from ruvmlx.host.model_holder import Opener
 from ruvmlx.memory.load_plan import PROGRAM, NotEnoughMemory
-from ruvmlx.model_holder import Opener
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from tests.models.gguf_writer import u32, write_gguf

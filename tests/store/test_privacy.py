@@ -17,7 +17,7 @@ from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
-from ruvmlx.settings_file import save
+from ruvmlx.settings.settings_file import save
 from ruvmlx.store import Store
 
 SECRET = "Zqxjkv"  # its letter triples, which the search index holds, are in no other text

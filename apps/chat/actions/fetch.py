@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ruvmlx.errors import Interrupted, error_line
+from ruvmlx.host.guest import Guest
 from ruvmlx.memory import proposals
 from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.models.config.model import Model
@@ -12,7 +13,6 @@ from ruvmlx.models.find.hub import offline
 from ruvmlx.models.find.resolve import find_model
 from ruvmlx.models.find.starter import starter_path
 from ruvmlx.progress import Progress, Watch, megabytes
-from ruvmlx.shared_host import Guest
 
 from .. import keys
 from ..context import ChatContext, StatusWatch

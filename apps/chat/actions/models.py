@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from ruvmlx.errors import error_line
+from ruvmlx.host.guest import Guest
 from ruvmlx.memory.load_plan import Plan
 from ruvmlx.models.config.model import Model
 from ruvmlx.models.find.resolve import REPO, STORES
 from ruvmlx.progress import Progress, Watch
-from ruvmlx.shared_host import Guest
 
 from .. import models
 from ..context import ChatContext, call_soon

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ruvmlx.errors import RuvmlxError, error_line
-from ruvmlx.host import BeginReply
+from ruvmlx.host.serving import BeginReply
 from ruvmlx.runtime import Runtime, Turn
 
 from ..commands import message_text

@@ -5,7 +5,7 @@ import threading
 
 from ruvmlx.chats.tool_turns import ToolResult, offered_text
 from ruvmlx.errors import UsageError
-from ruvmlx.host import BeginReply
+from ruvmlx.host.serving import BeginReply
 from ruvmlx.models.text.tool_calls import ParsedCall
 from ruvmlx.runtime import Runtime, Turn
 

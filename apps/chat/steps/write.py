@@ -8,7 +8,7 @@ from typing import Any
 from ruvmlx.chats.chat_file import write_new
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
-from ruvmlx.host import BeginReply
+from ruvmlx.host.serving import BeginReply
 from ruvmlx.models.text.thinking import split
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.settings import parse

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .sona.state import PreferenceResult, RatingResult
+    from ..sona.state import PreferenceResult, RatingResult
 
 
 @dataclass(frozen=True)

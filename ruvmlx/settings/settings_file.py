@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import StoreError
-from .platform import files
-from .settings import parse, read_file, spec_of, user_file, written
+from ..errors import StoreError
+from ..platform import files
+from .sources import read_file, user_file
+from .table import parse, spec_of, written
 
 
 def remove(name: str) -> Path | None:

@@ -9,13 +9,13 @@ import pytest
 
 from ruvmlx.backends.select import Choice
 from ruvmlx.errors import CorruptFile, Interrupted, ModelNotFound, UsageError
-from ruvmlx.host import Host
+from ruvmlx.host.host import Host
+from ruvmlx.host.model_holder import ModelHolder, ModelUnchanged, Opener, StoppableWatch, _PlanWatch
 from ruvmlx.memory.load_plan import MachineMemory, Need, Plan
-from ruvmlx.model_holder import ModelHolder, ModelUnchanged, Opener, StoppableWatch, _PlanWatch
 from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.progress import QUIET, Progress, Watch
 
-from .chat.scripted import ScriptedRuntime
+from ..chat.scripted import ScriptedRuntime
 
 NATIVE = Choice("native", "cpu", "native avx2", "")
 GB = 10**9
@@ -256,5 +256,5 @@ async def test_an_error_goes_to_the_caller(host):
 
 def test_it_needs_no_terminal():
     """A server can use it: Textual is not imported."""
-    code = "import sys, ruvmlx.host; sys.exit('textual' in sys.modules)"
+    code = "import sys, ruvmlx.host.host; sys.exit('textual' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from .engine.types import Chunk, GenerationRequest
-from .errors import RuvmlxError
-from .runtime import Runtime
+from ..engine.types import Chunk, GenerationRequest
+from ..errors import RuvmlxError
+from ..runtime import Runtime
 
 T = TypeVar("T")
 LONG_TEXT = 20_000  # characters: encoded in tens of milliseconds

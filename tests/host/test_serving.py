@@ -8,7 +8,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import NotFound, RuvmlxError, UsageError
-from ruvmlx.host import Host
+from ruvmlx.host.host import Host
 from ruvmlx.models.config.model import Message
 from ruvmlx.progress import QUIET
 

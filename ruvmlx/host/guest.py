@@ -8,10 +8,10 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from .engine.types import Chunk
+from ..engine.types import Chunk
+from ..progress import QUIET, Watch
+from ..runtime import Runtime
 from .host import Host
-from .progress import QUIET, Watch
-from .runtime import Runtime
 from .serving import BeginReply
 
 T = TypeVar("T")

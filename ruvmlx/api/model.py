@@ -19,18 +19,18 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from .api_types import Preference, Rating
-from .engine.context_window import Turn
-from .engine.types import Chunk, GenerationRequest, GenerationResponse
-from .errors import NotFound, UsageError
-from .models.config.model import Message
-from .models.text.thinking import split
-from .sampling import NO_SAMPLING, ReplyOptions
-from .settings import SPECS, Settings, load
+from ..engine.context_window import Turn
+from ..engine.types import Chunk, GenerationRequest, GenerationResponse
+from ..errors import NotFound, UsageError
+from ..models.config.model import Message
+from ..models.text.thinking import split
+from ..sampling import NO_SAMPLING, ReplyOptions
+from ..settings import SPECS, Settings, load
+from .types import Preference, Rating
 
 if TYPE_CHECKING:
-    from .runtime import Runtime
-    from .sona.adapter_history import LearnStatus
+    from ..runtime import Runtime
+    from ..sona.adapter_history import LearnStatus
 
 T = TypeVar("T")
 Prompt = str | Sequence[Mapping[str, str]]
@@ -347,7 +347,7 @@ def _settings(model: str | Path | None, given: Mapping[str, Any]) -> Settings:
 
 
 def _open_runtime(settings: Settings) -> "Runtime":
-    from .runtime import Runtime
+    from ..runtime import Runtime
 
     return Runtime.open(settings)
 

@@ -21,12 +21,12 @@ from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, cast
 
-from .engine.types import Chunk, GenerationRequest
-from .errors import RuvmlxError
+from ..engine.types import Chunk, GenerationRequest
+from ..errors import RuvmlxError
+from ..platform.bounded_process import stop_requests
+from ..progress import QUIET, Watch
+from ..runtime import Runtime
 from .model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
-from .platform.bounded_process import stop_requests
-from .progress import QUIET, Watch
-from .runtime import Runtime
 from .serving import NOT_OPEN, BeginReply, ServingLoop
 
 T = TypeVar("T")

@@ -3,8 +3,9 @@ from dataclasses import FrozenInstanceError
 import pytest
 from ruvmlx.apps.cli.chat import chat
 
-from ruvmlx import settings, settings_file
+from ruvmlx import settings
 from ruvmlx.errors import UsageError
+from ruvmlx.settings import settings_file
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .errors import Interrupted, RuvmlxError, UsageError, error_line
-from .memory.load_plan import Plan
-from .models.config.header_facts import Facts
-from .models.find.variants import FileChoice
-from .platform.cpu import GPU_SHARE
-from .progress import QUIET, Progress, Watch
-from .runtime import Runtime
+from ..errors import Interrupted, RuvmlxError, UsageError, error_line
+from ..memory.load_plan import Plan
+from ..models.config.header_facts import Facts
+from ..models.find.variants import FileChoice
+from ..platform.cpu import GPU_SHARE
+from ..progress import QUIET, Progress, Watch
+from ..runtime import Runtime
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.errors import RuvmlxError, StoreBusy, UsageError
-from ruvmlx.host import Host
+from ruvmlx.host.host import Host
 from ruvmlx.models.config.model import Message
 from ruvmlx.progress import QUIET
 from ruvmlx.store.audit import disagreement

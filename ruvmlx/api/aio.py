@@ -1,0 +1,165 @@
+"""The public API for asyncio: the same calls, awaited. The model never blocks the event loop.
+
+async with await ruvmlx.aopen() as model:
+    chat = await model.chat()
+    async for piece in chat.stream("Why is the sky blue?"):
+        print(piece, end="")
+    await chat.rate("up")
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from ..engine.context_window import Turn
+from ..sampling import ReplyOptions
+from .model import Chat, LocalModel, Prompt, Reply, ReplyStream, open
+from .types import Preference, Rating
+
+if TYPE_CHECKING:
+    from ..sona.adapter_history import LearnStatus
+
+
+class AsyncReplyStream(AsyncIterator[str]):
+    """The text of one reply, piece by piece. If the task that reads it is cancelled, the reply ends."""
+
+    def __init__(self, begin: Callable[[], ReplyStream]):
+        """The reply begins when the first piece is requested."""
+        self._begin = begin
+        self._begun: ReplyStream | None = None
+
+    async def __anext__(self) -> str:
+        stream = await self._stream()
+        try:
+            piece = await asyncio.to_thread(next, stream, None)
+        except asyncio.CancelledError:
+            stream.stop()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def reply(self) -> Reply:
+        """The whole reply, once it is written."""
+        async for _ in self:
+            pass
+        stream = await self._stream()
+        return await asyncio.to_thread(lambda: stream.reply)
+
+    def stop(self) -> None:
+        """End the reply early; what was written so far is kept and can be rated."""
+        if self._begun is not None:
+            self._begun.stop()
+
+    async def _stream(self) -> ReplyStream:
+        if self._begun is None:
+            self._begun = self._begin()
+        return self._begun
+
+
+class AsyncModel:
+    """`LocalModel`, awaited. Made by `ruvmlx.aopen`. Use its `rate`: `Reply.rate` blocks the event loop."""
+
+    def __init__(self, model: LocalModel):
+        self._model = model
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._model.name
+
+    async def chat(self, id: str | None = None, system: str | None = None) -> "AsyncChat":
+        """See `LocalModel.chat`."""
+        return AsyncChat(await asyncio.to_thread(self._model.chat, id, system))
+
+    async def reply(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> Reply:
+        """See `LocalModel.reply`."""
+        return await self.stream(prompt, **options).reply()
+
+    def stream(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> AsyncReplyStream:
+        """See `LocalModel.stream`."""
+        return AsyncReplyStream(lambda: self._model.stream(prompt, **options))
+
+    async def rate(
+        self, reply: Reply | str, rating: str | int, note: str = "", adapter: str | None = None
+    ) -> Rating:
+        """See `LocalModel.rate`."""
+        return await asyncio.to_thread(self._model.rate, reply, rating, note, adapter)
+
+    async def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
+        """See `LocalModel.prefer`."""
+        return await asyncio.to_thread(self._model.prefer, better, worse)
+
+    async def edit(self, reply: Reply | str, text: str) -> Preference:
+        """See `LocalModel.edit`."""
+        return await asyncio.to_thread(self._model.edit, reply, text)
+
+    async def undo(self) -> "LearnStatus":
+        """See `LocalModel.undo`."""
+        return await asyncio.to_thread(self._model.undo)
+
+    async def learned(self) -> "LearnStatus":
+        """See `LocalModel.learned`."""
+        return await asyncio.to_thread(self._model.learned)
+
+    async def use_adapter(self, name: str | None) -> None:
+        """See `LocalModel.use_adapter`."""
+        await asyncio.to_thread(self._model.use_adapter, name)
+
+    async def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
+        """See `LocalModel.embed`."""
+        return await asyncio.to_thread(self._model.embed, texts)
+
+    async def close(self) -> None:
+        """See `LocalModel.close`."""
+        await asyncio.to_thread(self._model.close)
+
+    async def __aenter__(self) -> "AsyncModel":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncChat:
+    """`Chat`, awaited."""
+
+    def __init__(self, chat: Chat):
+        self._chat = chat
+
+    @property
+    def id(self) -> str:
+        """The chat's id."""
+        return self._chat.id
+
+    async def messages(self) -> list[Turn]:
+        """See `Chat.messages`."""
+        return await asyncio.to_thread(lambda: self._chat.messages)
+
+    async def say(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
+        """See `Chat.say`."""
+        return await self.stream(text, edit=edit, **options).reply()
+
+    def stream(
+        self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]
+    ) -> AsyncReplyStream:
+        """See `Chat.stream`."""
+        return AsyncReplyStream(lambda: self._chat.stream(text, edit=edit, **options))
+
+    async def again(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
+        """See `Chat.again`."""
+        return await asyncio.to_thread(lambda: self._chat.again(message, **options))
+
+    async def continue_reply(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
+        """See `Chat.continue_reply`."""
+        return await asyncio.to_thread(lambda: self._chat.continue_reply(message, **options))
+
+    async def rate(self, rating: str | int, note: str = "") -> Rating:
+        """See `Chat.rate`."""
+        return await asyncio.to_thread(self._chat.rate, rating, note)
+
+
+async def aopen(model: str | Path | None = None, **settings: Any) -> AsyncModel:
+    """See `ruvmlx.open`."""
+    return AsyncModel(await asyncio.to_thread(lambda: open(model, **settings)))

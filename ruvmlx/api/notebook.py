@@ -1,0 +1,124 @@
+"""Replies in a notebook: they stream below the cell, with buttons to rate them (the extra `notebook`).
+
+import ruvmlx
+from ruvmlx.notebook import show
+
+model = ruvmlx.open()
+chat = model.chat()
+show(chat.stream("Why is the sky blue?"))
+"""
+
+import html
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import RuvmlxError, error_line
+from ..models.text.thinking import split
+from ..text import sanitize
+from .model import Reply, ReplyStream
+from .types import Rating
+
+FRAME = 0.05  # seconds between two updates of a growing reply
+# (label, tooltip, rating)
+RATINGS = (("Good", "More like this", "up"), ("Bad", "Less like this", "down"))
+
+
+def show(reply: ReplyStream | Reply) -> None:
+    """Show a reply below the cell, piece by piece if it is still written, with buttons to rate it.
+
+    RuvmlxError without the package ipywidgets.
+    """
+    view = ReplyView()
+    from IPython.display import display
+
+    show_box: Any = display  # its types are known only where it is installed
+    show_box(view.box)
+    view.show(reply)
+
+
+class ReplyView:
+    """A reply, its rating, and the buttons; `box` is the widget. The buttons work once the reply is there."""
+
+    def __init__(self) -> None:
+        widgets = _widgets()
+        self.text, self.note = widgets.HTML(), widgets.HTML()
+        self.buttons = {
+            label: widgets.Button(description=label, tooltip=tip, disabled=True) for label, tip, _ in RATINGS
+        }
+        self.undo = widgets.Button(
+            description="Take back", tooltip="Undo the rating of this reply", disabled=True
+        )
+        row = widgets.HBox([*self.buttons.values(), self.undo, self.note])
+        self.box = widgets.VBox([self.text, row])
+        self.reply: Reply | None = None
+
+    def show(self, reply: ReplyStream | Reply) -> None:
+        """Show the reply as it comes. An interrupt stops it, and keeps the words so far."""
+        if isinstance(reply, ReplyStream):
+            reply = self._follow(reply)
+        self.reply = reply
+        self._draw(reply.text)
+        for label, _, rating in RATINGS:
+            self.buttons[label].on_click(self._handler(self._rate, rating))
+            self.buttons[label].disabled = False
+        self.undo.on_click(self._handler(self._take_back))
+
+    def _follow(self, stream: ReplyStream) -> Reply:
+        text, drawn = "", 0.0
+        try:
+            for piece in stream:
+                text += piece
+                if time.monotonic() - drawn > FRAME:
+                    self._draw(text)
+                    drawn = time.monotonic()
+        except KeyboardInterrupt:
+            stream.stop()
+        return stream.reply
+
+    def _draw(self, text: str) -> None:
+        """The words as text: a reply's own HTML is shown, not obeyed."""
+        words = html.escape(sanitize(split(text).answer))
+        self.text.value = f'<div style="white-space: pre-wrap; line-height: 1.5">{words}</div>'
+
+    def _handler(self, work: Callable[..., str], *arguments: str) -> Callable[[Any], None]:
+        """Does the work at a click, and tells what it did, or why it did not."""
+
+        def handle(_: Any) -> None:
+            try:
+                told = work(*arguments)
+            except RuvmlxError as error:
+                told = error_line(error)
+            self.note.value = html.escape(told)
+
+        return handle
+
+    def _rate(self, rating: str) -> str:
+        assert self.reply is not None
+        done = self.reply.rate(rating)
+        self.undo.disabled = False
+        return effect(done)
+
+    def _take_back(self) -> str:
+        assert self.reply is not None
+        reply_id, learns = self.reply.id, self.reply.adapter
+        self.reply._model._call(lambda runtime: runtime.unrate(reply_id, learns))
+        self.undo.disabled = True
+        return "Taken back, as if it had never been given"
+
+
+def effect(done: Rating) -> str:
+    """What a rating did, in words."""
+    if not done.applied:
+        return "Kept; it changed nothing"
+    return f"Learned: {'more' if done.logprob_after >= done.logprob_before else 'less'} like this"
+
+
+def _widgets() -> Any:
+    try:
+        import ipywidgets
+    except ImportError:
+        raise RuvmlxError(
+            "replies in a notebook need the package ipywidgets: pip install 'ruvmlx[notebook]'."
+        ) from None
+    return ipywidgets

@@ -1,0 +1,52 @@
+"""The settings: which there are, what each allows, and where a run's values come from.
+
+The package may import only `platform`, `tiers`, `text` and `errors`; what a value means belongs to the part
+that uses it. Start with `table.py`, the list of all settings, then read `sources.py` (flags, environment,
+files) and `settings_file.py`, which changes the user's file.
+"""
+
+from .sources import (
+    MAX_FILE_BYTES,
+    Resolved,
+    home,
+    load,
+    project_file,
+    read_file,
+    resolve,
+    store_file,
+    user_file,
+    variable,
+)
+from .table import (
+    BASE_TARGETS,
+    SAMPLING,
+    SPECS,
+    TARGETS,
+    TARGETS_EXPECTED,
+    Settings,
+    parse,
+    spec_of,
+    written,
+)
+
+__all__ = [
+    "BASE_TARGETS",
+    "MAX_FILE_BYTES",
+    "SAMPLING",
+    "SPECS",
+    "TARGETS",
+    "TARGETS_EXPECTED",
+    "Resolved",
+    "Settings",
+    "home",
+    "load",
+    "parse",
+    "project_file",
+    "read_file",
+    "resolve",
+    "spec_of",
+    "store_file",
+    "user_file",
+    "variable",
+    "written",
+]
