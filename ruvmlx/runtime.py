@@ -76,7 +76,7 @@ class Runtime:
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
         kept = settings.kv_disk
         folder = None if kept is None else CacheFolder.of_store(store.path, kept << 20)
-        self.engine = LLMInferenceEngine(model, backend, folder=folder)
+        self.engine = LLMInferenceEngine(model, backend, folder=folder, speculate=settings.speculate)
         self.planned = memory_plan.Planned.of(self.engine, plan)
         self.tiers = TierReview(store, self.engine, settings)
         self.learning = Learning(store, model, backend, settings, learn)

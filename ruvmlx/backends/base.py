@@ -157,6 +157,24 @@ class Together(Protocol):
         """Run the kernel calls of several replies in parallel, then call their `done`."""
 
 
+@runtime_checkable
+class Drafting(Protocol):
+    """A backend that checks guessed tokens: one reading of the weights gives the steps after all of them."""
+
+    longest_draft: int  # drafted tokens; with more of them the steps would have other bits than single steps
+
+    def decode_drafted(
+        self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
+    ) -> list[Step]:
+        """Append one token. Returns its step, and the step after each drafted token that the newest page has
+        room for. The cache holds the keys and values of the drafted tokens behind its end: call `accept` for
+        each one that the reply goes on with, before its step is used. The next token overwrites the others.
+        """
+
+    def accept(self, cache: KVCache) -> None:
+        """Append the next drafted token."""
+
+
 class TokenStream(Protocol):
     """The tokens of one reply: `prefill` the prompt, `read` token by token, `close`."""
 

@@ -12,6 +12,7 @@ from ..kv.disk import CacheFolder
 from ..kv.policy import TierPolicy
 from ..models.config.model import Model
 from ..models.text.system_prompt import with_system
+from .draft_length import draft_length
 from .run import Recorder, Run
 from .sessions import SessionManager
 from .types import Chunk, GenerationRequest, GenerationResponse
@@ -27,13 +28,16 @@ class LLMInferenceEngine:
         backend: Backend,
         policy: TierPolicy | None = None,
         folder: CacheFolder | None = None,
+        speculate: str = "auto",
     ):
         """policy: the precision of the KV cache by age; None: the backend's plain cache.
 
         folder: where the caches of sessions are kept between processes
+        speculate: how many tokens are drafted (drafts.py): "auto", "off" or a number; replies stay the same
         """
         self.model = model
         self.backend = backend
+        self.draft_length = draft_length(speculate)
         self.sessions = SessionManager(backend, policy, folder=folder, model=model.fingerprint)
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from ..backends.base import Backend, HeadAdapter, Step, Streaming
+from ..backends.base import Backend, Drafting, HeadAdapter, Step, Streaming
 from ..errors import UsageError
 from ..kernels.replies import ReplyWork
 from ..kv.cache import PagedCache
@@ -21,6 +21,9 @@ from ..sampling import check_sampling, log_softmax, top_ids
 from ..tiers import PAGE
 from .constraint import Matcher, matcher_for
 from .detokenize import StopStrings, StreamDecoder
+from .draft_length import DraftLength
+from .drafts import DraftCounts, DraftedSteps
+from .prompt_lookup import PromptLookup
 from .repetition import Repetition, is_repeated_prose
 from .session import Session
 from .sessions import SessionManager
@@ -54,6 +57,7 @@ class EngineParts(Protocol):
     model: Model
     backend: Backend
     sessions: SessionManager
+    draft_length: DraftLength | None  # None: no reply is drafted
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]: ...
 
@@ -110,6 +114,7 @@ class Run:
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
         self.cached = engine.sessions.rewind(self.session, self.prompt)
+        self.drafts = self._new_drafts()
         self.source: Source = self._new_source(steps)
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
@@ -117,7 +122,9 @@ class Run:
         other = Run(self.engine, request, self.adapter, recorder, steps=True)
         other.session, other.cached = self.engine.sessions.fork(self.session), len(self.prompt)
         other.started, other.shared = self.started, True
-        other.source = cast(StepSource, self.source).fork(other.session.cache, request.sampling, other.rule)
+        other.source = cast(StepSource, self.source).fork(
+            other.session.cache, request.sampling, other.rule, other.drafts
+        )
         return other
 
     @property
@@ -266,7 +273,23 @@ class Run:
 
     def _new_source(self, steps: bool) -> Source:
         left, sampling = self.limit - len(self.ids), self.request.sampling
-        return source(self.engine.backend, self.session.cache, self.adapter, sampling, left, steps, self.rule)
+        return source(
+            self.engine.backend,
+            self.session.cache,
+            self.adapter,
+            sampling,
+            left,
+            steps,
+            self.rule,
+            self.drafts,
+        )
+
+    def _new_drafts(self) -> DraftedSteps | None:
+        """Return the steps with guesses. None: they are off, or the backend cannot check guesses."""
+        backend, length = self.engine.backend, self.engine.draft_length
+        if length is None or not isinstance(backend, Drafting):
+            return None
+        return DraftedSteps(backend, length, PromptLookup(self.prompt, self.request.predicted))
 
     def _new_rule(self) -> Matcher | None:
         """Return the rule of the request's constraint, from the reply's first token on."""
@@ -348,6 +371,7 @@ class Run:
         prefilled_at = self._prefilled_at or self.source.prefilled_at
         prefill_s, decode_s = prefilled_at - self.started, now - prefilled_at
         cache, text = self.session.cache, "".join(self.text)
+        counts = self.drafts.counts if self.drafts else DraftCounts()
         is_cut = self.repetition is not None and len(self.ids) >= self.limit
         return GenerationResponse(
             request_id=self.request.request_id,
@@ -363,6 +387,8 @@ class Run:
             prompt_tps=(len(self.prompt) - self.cached) / prefill_s if prefill_s > 0 else 0.0,
             generation_tps=len(self.ids) / decode_s if decode_s > 0 else 0.0,
             cache_tokens=cache.offset,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
             kv=cache.stats(),
             logprobs=self.logprobs,
             examples=self.request.examples,

@@ -9,6 +9,7 @@ import numpy as np
 from ..backends.base import Backend, HeadAdapter, KVCache, Step, Streaming, TokenStream, adapted_logits
 from ..kernels.replies import ReplyWork
 from ..sampling import Sampler, TokenRule
+from .drafts import DraftedSteps
 from .types import Sampling
 
 Drawn = tuple[np.ndarray, np.ndarray]  # hidden [D] and logits [V] that a token was drawn from
@@ -50,8 +51,11 @@ class StepSource:
         adapter: HeadAdapter | None,
         sampling: Sampling,
         rule: TokenRule | None = None,
+        drafts: DraftedSteps | None = None,
     ):
+        """drafts: guesses and checks the next tokens while this source decodes by itself; None: no guesses"""
         self._backend, self._cache, self._adapter = backend, cache, adapter
+        self._drafts = drafts
         self._sampler = Sampler(sampling, rule)
         self._step: Step | None = None  # the output of the last step
         self._token: int | None = None  # the token that was drawn from `_step`
@@ -70,16 +74,23 @@ class StepSource:
     @property
     def waits(self) -> bool:
         """Must the newest token be decoded before the next one is drawn?"""
-        return self._token is not None
+        return self._token is not None and not (self._drafts and self._drafts.is_ahead)
 
     def read(self) -> int:
         if self._token is not None:
-            self.take(self._backend.decode(self._token, self._cache, self._adapter))
+            self.take(self._decode(self._token))
         assert self._step is not None  # `prefill` comes first
         ahead, self._ahead = self._ahead, None
         self._token = self._sampler(self._step.logits) if ahead is None else ahead
+        if self._drafts:
+            self._drafts.add(self._token)
         self._fresh = self._step
         return self._token
+
+    def _decode(self, token: int) -> Step:
+        if self._drafts:
+            return self._drafts.step(token, self._cache, self._adapter)
+        return self._backend.decode(token, self._cache, self._adapter)
 
     def draw_work(self) -> ReplyWork | None:
         """Return the kernel call that draws the next token. The caller runs it together with those of other
@@ -92,12 +103,18 @@ class StepSource:
 
         return self._sampler.work(self._step.logits, keep_token)
 
-    def fork(self, cache: KVCache, sampling: Sampling, rule: TokenRule | None = None) -> "StepSource":
+    def fork(
+        self,
+        cache: KVCache,
+        sampling: Sampling,
+        rule: TokenRule | None = None,
+        drafts: DraftedSteps | None = None,
+    ) -> "StepSource":
         """Return a source that continues after the same prompt, with its own sampler.
 
         cache: a fork of this source's cache
         """
-        other = StepSource(self._backend, cache, self._adapter, sampling, rule)
+        other = StepSource(self._backend, cache, self._adapter, sampling, rule, drafts)
         other._step, other.prefilled_at = self._step, self.prefilled_at
         return other
 
@@ -111,7 +128,7 @@ class StepSource:
         self._fresh = None
 
     def close(self) -> None:
-        """Do nothing: this source never runs ahead."""
+        """Do nothing: the cache never holds more than the tokens that were read."""
 
 
 class StreamSource:
@@ -143,6 +160,7 @@ def source(
     limit: int,
     steps: bool = False,
     rule: TokenRule | None = None,
+    drafts: DraftedSteps | None = None,
 ) -> StepSource | StreamSource:
     """Return the source for a reply of at most `limit` tokens.
 
@@ -150,7 +168,7 @@ def source(
     """
     steps = steps or needs_steps(sampling, rule)
     if steps or not isinstance(backend, Streaming) or not backend.streams:
-        return StepSource(backend, cache, adapter, sampling, rule)
+        return StepSource(backend, cache, adapter, sampling, rule, drafts)
     return StreamSource(backend, backend.stream(cache, adapter, sampling, limit), adapter)
 
 

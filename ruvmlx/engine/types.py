@@ -67,6 +67,7 @@ class GenerationRequest:
     opening: str = ""  # text with which the reply to `messages` begins; the response's text follows it
     # The reply to continue: `input_ids` end with its tokens, the response starts with its text.
     begun: Begun | None = None
+    predicted: Sequence[int] = ()  # token ids that the caller expects in the reply; they only save time
     untouched: bool = False  # True: answer without any adapter
     # The number of replies of which a judge picks one. "auto": auto_best_of.py; None: the setting.
     best_of: int | str | None = None
@@ -106,6 +107,8 @@ class GenerationResponse:
     generation_tps: float
     cache_tokens: int  # tokens in the session's KV cache now
     kv: KVStats
+    drafted: int = 0  # guessed tokens that were checked (drafts.py)
+    accepted: int = 0  # the guessed tokens that the reply has
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # the ids of the replies that were in the prompt as examples
     route: Any = None  # the router's choice, from the request

@@ -181,6 +181,15 @@ class Settings:
         witnessed=True,
         public=True,
     )
+    speculate: str = _setting(
+        str,
+        "auto",
+        "tokens that are guessed from the chat and checked together; the reply stays the same; auto: as many "
+        "as save time on this machine",
+        pattern=re.compile(r"auto|off|[1-7]"),
+        expected="auto, off, or 1 to 7",
+        public=True,
+    )
     system: str | None = _setting(
         str, None, "system prompt of new chats; none: no system prompt of yours", nothing="none", unset="none"
     )

@@ -31,7 +31,7 @@ def test_chat(asked, roomy):
     chunks = list(
         litellm.completion(**asked, messages=HI, stream=True, stream_options={"include_usage": True})
     )
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == want["choices"][0]["message"]["content"]
     assert litellm.stream_chunk_builder(chunks).usage.prompt_tokens == want["usage"]["prompt_tokens"]
 

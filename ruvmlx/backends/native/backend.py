@@ -37,6 +37,8 @@ class NativeBackend:
 
     name = "native"
     caveat = ""
+    # A call with at most 8 tokens sums the attention in the order of a single step.
+    longest_draft = 7
 
     def __init__(self, model: Model, threads: int | None = None, chunk: int = CHUNK, impl: str | None = None):
         self.config = model.config
@@ -106,6 +108,32 @@ class NativeBackend:
                 _adapt(own[first], logits[first:last], hidden[first:last])
             steps += map(Step, logits, hidden)
         return steps
+
+    def decode_drafted(
+        self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
+    ) -> list[Step]:
+        """Implements Drafting.decode_drafted."""
+        held = cast(PagedCache, cache)
+        held.reserve(1)
+        tokens = [token, *draft[: held.room - 1]]
+        check_tokens(tokens, self.config.vocab_size)
+        try:
+            hidden, logits = self._call(
+                lambda cancel: self.decoder.forward(
+                    tokens, held.table, held.offset, outputs=len(tokens), cancel=cancel
+                ),
+                len(tokens),
+            )
+            _adapt(adapter, logits, hidden)
+        except BaseException:
+            held.abandon()
+            raise
+        held.advance(1)
+        return list(map(Step, logits, hidden))
+
+    def accept(self, cache: KVCache) -> None:
+        """Implements Drafting.accept."""
+        cast(PagedCache, cache).advance(1)
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """tokens [T] -> logits [T, V] after each token."""
