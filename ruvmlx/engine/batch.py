@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..backends.base import HeadAdapter
 from ..errors import UsageError
-from .run import EngineParts, Recorder
+from .recorder import Recorder
+from .run import EngineParts
 from .scheduler import Arrivals, Scheduler
 from .types import GenerationRequest, GenerationResponse
 

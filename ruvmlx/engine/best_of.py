@@ -21,7 +21,8 @@ import numpy as np
 
 from ..backends.base import HeadAdapter
 from ..lora.base_lora import BaseLoRA
-from .run import EngineParts, Recorder, Run
+from .recorder import Recorder
+from .run import EngineParts, Run
 from .types import Chunk, GenerationRequest, TokenLogprob
 
 CHECKPOINTS = (32, 64, 128, 256, 512)  # tokens

@@ -8,10 +8,12 @@ Speculative Decoding", drafts with a small model.)
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol, cast
 
-from ..backends.base import Drafting, HeadAdapter, KVCache, Step
+from ..backends.base import Backend, Drafting, HeadAdapter, KVCache, Step
 from .draft_length import Acceptance, DraftLength
 from .prompt_lookup import Draft, PromptLookup
 
@@ -24,10 +26,14 @@ class DraftCounts:
     accepted: int = 0
 
 
+class _Decoder(Drafting, Backend, Protocol):
+    """A backend that checks drafts."""
+
+
 class DraftedSteps:
     """The decode steps of one reply."""
 
-    def __init__(self, backend: Drafting, length: DraftLength, lookup: PromptLookup):
+    def __init__(self, backend: _Decoder, length: DraftLength, lookup: PromptLookup):
         """length: shared by all replies. lookup: the prompt of the reply."""
         self._backend, self._length, self._lookup = backend, length, lookup
         self._acceptance = Acceptance()
@@ -57,7 +63,10 @@ class DraftedSteps:
             return self._checked.popleft()[1]
         draft = self._draft()
         before = perf_counter()
-        step, *ahead = self._backend.decode_drafted(token, draft, cache, adapter)
+        if draft:
+            step, *ahead = self._backend.decode_drafted(token, draft, cache, adapter)
+        else:
+            step, ahead = self._backend.decode(token, cache, adapter), []
         self._length.measure(len(ahead), perf_counter() - before)
         self._checked.extend(zip(draft, ahead, strict=False))
         self.counts.drafted += len(ahead)
@@ -78,3 +87,15 @@ class DraftedSteps:
             self._acceptance.count(guess.match, is_right)
             more = guess.tokens[1:] if is_right and self._checked else []
             self._guess = Draft(more, guess.match + 1) if more else None
+
+
+def new_drafts(
+    backend: Backend, length: DraftLength | None, prompt: Sequence[int], predicted: Sequence[int]
+) -> DraftedSteps | None:
+    """Return the steps of a reply to this prompt. None: drafts are off, or the backend cannot check them.
+
+    predicted: tokens that the caller expects in the reply
+    """
+    if length is None or not isinstance(backend, Drafting):
+        return None
+    return DraftedSteps(cast(_Decoder, backend), length, PromptLookup(prompt, predicted))

@@ -13,7 +13,8 @@ from ..kv.policy import TierPolicy
 from ..models.config.model import Model
 from ..models.text.system_prompt import with_system
 from .draft_length import draft_length
-from .run import Recorder, Run
+from .recorder import Recorder
+from .run import Run
 from .sessions import SessionManager
 from .types import Chunk, GenerationRequest, GenerationResponse
 

@@ -6,11 +6,11 @@ A run holds all state of its request, so several runs can take turns (batch.py).
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import numpy as np
 
-from ..backends.base import Backend, Drafting, HeadAdapter, Step, Streaming
+from ..backends.base import Backend, HeadAdapter, Step, Streaming
 from ..errors import UsageError
 from ..kernels.replies import ReplyWork
 from ..kv.cache import PagedCache
@@ -22,8 +22,8 @@ from ..tiers import PAGE
 from .constraint import Matcher, matcher_for
 from .detokenize import StopStrings, StreamDecoder
 from .draft_length import DraftLength
-from .drafts import DraftCounts, DraftedSteps
-from .prompt_lookup import PromptLookup
+from .drafts import DraftCounts, new_drafts
+from .recorder import Recorder, WorkRecorder
 from .repetition import Repetition, is_repeated_prose
 from .session import Session
 from .sessions import SessionManager
@@ -35,20 +35,6 @@ FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, secon
 # The smallest piece while other runs decode. Kernels sum the attention of 8 or fewer tokens in another order,
 # so smaller pieces would change the last bits.
 LEAST_PART = 16  # tokens
-
-
-class Recorder(Protocol):
-    def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """Receive one token, and the hidden state [D] and the logits [V] (adapter applied) that it was drawn
-        from. Called once for each token: at once if the backend returns logits, else at `Run.record`."""
-
-
-@runtime_checkable
-class WorkRecorder(Protocol):
-    def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """Like Recorder.add, but returns the kernel call instead of running it. The caller runs it together
-        with those of other recorders. The list has at most one call, because two calls for one recorder must
-        not run at the same time."""
 
 
 class EngineParts(Protocol):
@@ -114,7 +100,7 @@ class Run:
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
         self.cached = engine.sessions.rewind(self.session, self.prompt)
-        self.drafts = self._new_drafts()
+        self.drafts = new_drafts(backend, engine.draft_length, self.prompt, request.predicted)
         self.source: Source = self._new_source(steps)
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
@@ -283,13 +269,6 @@ class Run:
             self.rule,
             self.drafts,
         )
-
-    def _new_drafts(self) -> DraftedSteps | None:
-        """Return the steps with guesses. None: they are off, or the backend cannot check guesses."""
-        backend, length = self.engine.backend, self.engine.draft_length
-        if length is None or not isinstance(backend, Drafting):
-            return None
-        return DraftedSteps(backend, length, PromptLookup(self.prompt, self.request.predicted))
 
     def _new_rule(self) -> Matcher | None:
         """Return the rule of the request's constraint, from the reply's first token on."""

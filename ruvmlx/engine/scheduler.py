@@ -28,7 +28,8 @@ from .admission import Admission, Grant
 from .best_of import BestOf
 from .queue import Arrivals, Job, Sink, Ticket, reader_of
 from .reading_order import ReadingOrder
-from .run import EngineParts, Recorder, Run
+from .recorder import Recorder
+from .run import EngineParts, Run
 from .types import Chunk, GenerationRequest
 
 PLACES = 64  # requests that run at a time; with more of them each is slower, but all go on

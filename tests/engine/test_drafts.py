@@ -62,7 +62,7 @@ def engines(request, packed):
 @pytest.fixture
 def known(monkeypatch):
     """Replies by their prompts, for guesses."""
-    monkeypatch.setattr("ruvmlx.engine.run.PromptLookup", KnownReply)
+    monkeypatch.setattr("ruvmlx.engine.drafts.PromptLookup", KnownReply)
     monkeypatch.setattr(KnownReply, "replies", replies := {})
     return replies
 
@@ -77,7 +77,7 @@ def counts(monkeypatch):
             super().__init__(*args)
             kept.append(self.counts)
 
-    monkeypatch.setattr("ruvmlx.engine.run.DraftedSteps", Counted)
+    monkeypatch.setattr("ruvmlx.engine.drafts.DraftedSteps", Counted)
     return kept
 
 
