@@ -173,6 +173,7 @@ def _report(runtime: Any, response: "GenerationResponse") -> dict[str, Any]:
             for other in response.others
         ],
         "kv": response.kv.facts(),
+        "speculation": {"drafted": response.drafted, "accepted": response.accepted},
         "peak_rss_bytes": memory.peak(),
     }
     if response.route is not None:

@@ -26,7 +26,7 @@ DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  #
 BUILT_IN = ("default", "none")  # adapters that are never new
 SERVER = "http://127.0.0.1:8642"  # where `serve` listens unless told otherwise
 MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
-REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples")
+REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples", "speculate")
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:

@@ -50,7 +50,7 @@ PORT = int(SERVER.rpartition(":")[2])
 @click.option("--install", is_flag=True, help="Write a service that starts this at login; asks first.")
 @click.option("--uninstall", is_flag=True, help="Remove that service; asks first.")
 @model_options
-@setting_options("max_tokens", "best_of", *config.SAMPLING, "thinking", "examples")
+@setting_options("max_tokens", "best_of", *config.SAMPLING, "thinking", "examples", "speculate")
 @json_option
 @click.pass_context
 def serve(

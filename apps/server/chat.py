@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -11,7 +12,7 @@ from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.text.thinking import tag_of
 from ruvmlx.models.text.tool_calls import CallBegun
 
-from .bodies import ChatBody, refuse_true
+from .bodies import ChatBody, refuse_true, text_of
 from .chat_requests import form_of, messages_of, template_values, thinking_of, tools_of
 from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
@@ -130,11 +131,22 @@ async def chat_completions(call: Call) -> Answer:
     tag = tag_of(call.serving.runtime.model.tokenizer.chat_template)
     thinking, values = thinking_of(body, tag, call.ignored), template_values(body.chat_template_kwargs)
     prompt = await begun_prompt(call, messages_of(body.messages, tag), tools_of(body), form_of(body))
-    fields = {**prompt.fields_with(thinking, "reasoning_effort"), "template_values": values}
+    fields = {
+        **prompt.fields_with(thinking, "reasoning_effort"),
+        "template_values": values,
+        "predicted": await _predicted_tokens(call, body),
+    }
     requests = await requests_for(call, body, _limit(body), logprobs, [fields])
     if body.stream:
         return EventStream(_chunks(call, body, requests, prompt.new_calls), Waiting(failed_event))
     return _completion(call, body, requests, await written(call, requests, prompt.new_calls))
+
+
+async def _predicted_tokens(call: Call, body: ChatBody) -> list[int]:
+    if body.prediction is None:
+        return []
+    model, text = call.serving.runtime.model, text_of(body.prediction.content)
+    return await asyncio.to_thread(model.tokenizer.encode, text, add_bos=False, most=model.context)
 
 
 def _limit(body: ChatBody) -> int | None:
@@ -157,7 +169,9 @@ def _completion(
         )
         for index, reply in enumerate(replies)
     ]
-    usage = usage_of([reply.response for reply in replies], len(replies), _limit(body))
+    usage = usage_of(
+        [reply.response for reply in replies], len(replies), _limit(body), body.prediction is not None
+    )
     return ChatCompletion(
         requests[0].request_id, "chat.completion", int(time.time()), body.model, choices, usage
     )
@@ -210,7 +224,7 @@ async def _chunks(
                 yield chunk([ChunkChoice(part.index, Delta(), None, reason, reply_id)])
     if wants_usage:
         responses = [done[i] for i in range(len(requests))]
-        yield chunk([], usage_of(responses, len(requests), _limit(body)))
+        yield chunk([], usage_of(responses, len(requests), _limit(body), body.prediction is not None))
     yield DONE
 
 

@@ -22,15 +22,24 @@ class PromptDetails(Struct):
     cached_tokens: int
 
 
+class CompletionDetails(Struct):
+    """Tokens that were guessed, from the prompt too: those that the reply has, and the others."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Struct):
     """Tokens of a request. The prompt of several replies is counted once. max_tokens: the longest reply that
-    there was room for; only where the request allowed a longer one."""
+    there was room for; only where the request allowed a longer one. completion_tokens_details: only for
+    a request with a prediction."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
     max_tokens: int | UnsetType = UNSET
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class TopLogprob(Struct):
@@ -75,15 +84,21 @@ class ErrorAnswer(Struct):
 ReplyId = Annotated[str, Meta(description="What POST /v1/ratings and `ruvmlx rate` take.")]
 
 
-def usage_of(responses: Sequence[GenerationResponse], per_prompt: int, allowed: int | None) -> Usage:
+def usage_of(
+    responses: Sequence[GenerationResponse], per_prompt: int, allowed: int | None, is_predicted: bool = False
+) -> Usage:
     """responses: in the order of their requests, with `per_prompt` replies to each prompt. allowed: tokens of
-    a reply, as the request says."""
+    a reply, as the request says. is_predicted: the request has a prediction."""
     first = responses[::per_prompt]
     prompt = sum(response.prompt_tokens for response in first)
     cached = sum(response.cached_tokens for response in first)
     generated = sum(response.generation_tokens for response in responses)
     room = room_of(responses, allowed)
-    return Usage(prompt, generated, prompt + generated, PromptDetails(cached), room)
+    drafted, accepted = (
+        sum(counts) for counts in zip(*((r.drafted, r.accepted) for r in responses), strict=True)
+    )
+    details = CompletionDetails(accepted, drafted - accepted) if is_predicted else UNSET
+    return Usage(prompt, generated, prompt + generated, PromptDetails(cached), room, details)
 
 
 def room_of(responses: Sequence[GenerationResponse], allowed: int | None) -> int | UnsetType:

@@ -131,7 +131,6 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "stream_options.include_obfuscation": _OBFUSCATION,
         "metadata": Unused(dict[str, str], _NOT_KEPT),
         "modalities": Unused(Annotated[list[Literal["text"]], Meta(min_length=1)], "Answers are text."),
-        "prediction": Unused(dict[str, Any], "A guess at the answer only saves time."),
         "verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
     },
     CompletionBody: {"stream_options.include_obfuscation": _OBFUSCATION},

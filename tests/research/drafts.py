@@ -1,0 +1,145 @@
+"""Drafted decoding beside plain decoding: speed, and how often guesses are right.
+
+python -m tests.research.drafts speed [--model M] [--threads N] [--questions N] [--rounds N]
+python -m tests.research.drafts guesses [--model M]
+
+speed: the twenty prompts of copy_prompts.json, whose replies repeat their prompt, and the ordinary questions
+of tests/first_replies. Each reply is written plain and drafted, in turns. Both must be equal. A ratio
+compares the decode times of one prompt: processor time with one thread, else time on the clock; of several
+rounds the fastest. guesses: the share of right guesses by the length of the match. `PRIOR` of
+ruvmlx/engine/draft_length.py is near these shares.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.engine.batch import generate_many
+from ruvmlx.engine.draft_length import MATCHES
+from ruvmlx.engine.prompt_lookup import PromptLookup
+from ruvmlx.kv.policy import TIERED
+from ruvmlx.models.config.model import Message, Model
+from ruvmlx.models.load import load_model
+from tests.first_replies.questions import questions
+
+COPIES = Path(__file__).with_name("copy_prompts.json")
+MAX_TOKENS = 400
+
+
+@dataclass(frozen=True)
+class Prompt:
+    kind: str  # "copy" or "question"
+    text: str
+
+
+def prompts(count: int) -> list[Prompt]:
+    """Return the twenty copies and `count` ordinary questions."""
+    asked = [question.text for half in ("choose", "report") for question in questions(half)]
+    copies = [Prompt("copy", entry["prompt"]) for entry in json.loads(COPIES.read_text("utf-8"))]
+    return copies + [Prompt("question", text) for text in asked[:count]]
+
+
+def request(model: Model, prompt: Prompt) -> GenerationRequest:
+    """Copies are greedy. Questions are sampled as the model's makers advise."""
+    values = (
+        {"temperature": 0.7} | dict(model.default_sampling)
+        if prompt.kind == "question"
+        else {"temperature": 0.0}
+    )
+    return GenerationRequest(
+        messages=[Message("user", prompt.text)],
+        sampling=Sampling(**values, seed=1),
+        max_new_tokens=MAX_TOKENS,
+    )
+
+
+def decode_seconds(engine: LLMInferenceEngine, asked: GenerationRequest, is_processor_time: bool):
+    """Return the decode time of a reply, and the reply."""
+    clock = time.process_time if is_processor_time else time.perf_counter
+    run = engine.run(asked)
+    for _ in run.prefill():
+        pass
+    run.draw()
+    begun = clock()
+    while run.draw():
+        pass
+    seconds, response = clock() - begun, run.end().response
+    engine.sessions.clear()
+    return seconds, response
+
+
+def compare_speed(model: Model, threads: int, count: int, rounds: int) -> None:
+    backend = NativeBackend(model, threads=threads)
+    engines = [LLMInferenceEngine(model, backend, TIERED, speculate=how) for how in ("off", "auto")]
+    ratios, times = defaultdict(list), defaultdict(lambda: [0.0, 0.0])
+    for prompt in prompts(count):
+        fastest, replies = [float("inf")] * 2, [None] * 2
+        for turn in range(rounds):
+            for i in (0, 1) if turn % 2 == 0 else (1, 0):
+                seconds, replies[i] = decode_seconds(engines[i], request(model, prompt), threads == 1)
+                fastest[i] = min(fastest[i], seconds)
+        plain, drafted = replies
+        assert plain.token_ids == drafted.token_ids, prompt
+        if len(plain.token_ids) < 8:
+            continue
+        ratios[prompt.kind].append(fastest[0] / fastest[1])
+        times[prompt.kind] = [a + b for a, b in zip(times[prompt.kind], fastest, strict=True)]
+        counts = (
+            f"{len(plain.token_ids):4} tokens, {drafted.drafted:3} drafted, {drafted.accepted:3} accepted"
+        )
+        print(f"{ratios[prompt.kind][-1]:5.2f}x {counts}  {prompt.text[:50]!r}", flush=True)
+    clock = "processor time" if threads == 1 else "time on the clock"
+    for kind, some in ratios.items():
+        plain, drafted = times[kind]
+        found = f"{plain / drafted:.2f}x in all, mean {statistics.mean(some):.2f}x, slowest {min(some):.2f}x"
+        print(f"{kind}: {found} of {len(some)} ({clock}, {backend.kernels})")
+    print(f"a drafted token adds {engines[1].draft_length.slope:.2f} steps to a check")
+
+
+def guess_counts(model: Model) -> Iterator[tuple[str, int, bool]]:
+    """Yield (kind, length of the match, whether the guess was right) at each token of each reply."""
+    engine, some = LLMInferenceEngine(model, NativeBackend(model)), prompts(100)
+    asked = {(made := request(model, prompt)).request_id: (prompt, made) for prompt in some}
+    for response in generate_many(engine, [made for _, made in asked.values()]):
+        prompt, made = asked[response.request_id]
+        lookup = PromptLookup(engine.prompt_ids(made))
+        for token in response.token_ids:
+            if guess := lookup.draft(1):
+                yield prompt.kind, guess.match, guess.tokens[0] == token
+            lookup.add(token)
+
+
+def print_guesses(model: Model) -> None:
+    counts = defaultdict(lambda: [0, 0])
+    for kind, match, is_right in guess_counts(model):
+        group = next(end for end in MATCHES if match < end)
+        counts[kind, group][0] += is_right
+        counts[kind, group][1] += 1
+    for (kind, end), (right, all_) in sorted(counts.items()):
+        print(f"{kind:9} match under {end:2}: {right / all_:.2f} of {all_} guesses are right")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("speed", "guesses"))
+    parser.add_argument("--model")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=2)
+    flags = parser.parse_args(arguments)
+    model = load_model(flags.model)
+    if flags.what == "speed":
+        compare_speed(model, flags.threads, flags.questions, flags.rounds)
+    else:
+        print_guesses(model)
+
+
+if __name__ == "__main__":
+    main()
