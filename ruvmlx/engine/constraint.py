@@ -40,10 +40,14 @@ class Matcher:
     def _has_begun(self) -> bool:
         return self._thought is None or not self._thought.in_thought
 
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens that must come next, in order. Empty: there is a choice."""
+        return list(self._matcher.compute_ff_tokens()) if self._has_begun else []
+
     def restrict(self, logits: np.ndarray) -> None:
         if not self._has_begun:
             return
-        if forced := self._matcher.compute_ff_tokens():
+        if forced := self.forced_tokens():
             # Text that must come is written with the tokens that a later prompt would use for the same text.
             kept = logits[forced[0]]
             logits[:] = -np.inf

@@ -21,6 +21,20 @@ PRIOR_TOKENS = 6.0
 FADE = 0.97  # older drafts count less: a reply may copy first and speak freely then
 
 
+class Shares(Protocol):
+    """The expected share of right tokens."""
+
+    def share(self, match: int) -> float:
+        """Return the share after a match of this length."""
+
+
+class Certainty:
+    """Tokens that are always right, because a constraint forces them."""
+
+    def share(self, match: int) -> float:
+        return 1.0
+
+
 class Acceptance:
     """How often drafts are right in one reply, by the length of the match before them."""
 
@@ -42,7 +56,7 @@ class Acceptance:
 class DraftLength(Protocol):
     """Decides how many tokens to draft, for all replies of an engine."""
 
-    def choose(self, match: int, longest: int, acceptance: Acceptance) -> int:
+    def choose(self, match: int, longest: int, acceptance: Shares) -> int:
         """Return how many tokens to draft, from 0 to `longest`, after a match of this length."""
 
     def measure(self, drafted: int, seconds: float) -> None:
@@ -55,7 +69,7 @@ class FixedLength:
 
     length: int
 
-    def choose(self, match: int, longest: int, acceptance: Acceptance) -> int:
+    def choose(self, match: int, longest: int, acceptance: Shares) -> int:
         return min(self.length, longest)
 
     def measure(self, drafted: int, seconds: float) -> None:
@@ -74,7 +88,7 @@ class MeasuredLength:
         """Return the cost of a check, in plain steps."""
         return 1 + self.slope * drafted
 
-    def choose(self, match: int, longest: int, acceptance: Acceptance) -> int:
+    def choose(self, match: int, longest: int, acceptance: Shares) -> int:
         best, gain, tokens, chain = 0, MARGIN, 1.0, 1.0
         for k in range(1, longest + 1):
             chain *= acceptance.share(match + k - 1)

@@ -14,8 +14,9 @@ from time import perf_counter
 from typing import Protocol, cast
 
 from ..backends.base import Backend, Drafting, HeadAdapter, KVCache, Step
-from .draft_length import Acceptance, DraftLength
-from .prompt_lookup import Draft, PromptLookup
+from .constraint import Matcher
+from .draft_length import Acceptance, Certainty, DraftLength
+from .prompt_lookup import GRAM, Draft, PromptLookup
 
 
 @dataclass
@@ -33,9 +34,9 @@ class _Decoder(Drafting, Backend, Protocol):
 class DraftedSteps:
     """The decode steps of one reply."""
 
-    def __init__(self, backend: _Decoder, length: DraftLength, lookup: PromptLookup):
-        """length: shared by all replies. lookup: the prompt of the reply."""
-        self._backend, self._length, self._lookup = backend, length, lookup
+    def __init__(self, backend: _Decoder, length: DraftLength, lookup: PromptLookup, rule: Matcher | None):
+        """length: shared by all replies. lookup, rule: the prompt and the constraint of the reply."""
+        self._backend, self._length, self._lookup, self._rule = backend, length, lookup, rule
         self._acceptance = Acceptance()
         self._guess: Draft | None = None  # the guess at the tokens after the last one
         self._checked: deque[tuple[int, Step]] = (
@@ -74,7 +75,11 @@ class DraftedSteps:
 
     def _draft(self) -> list[int]:
         """Return the tokens that are worth a check now."""
-        guess = self._guess = self._lookup.draft(self._backend.longest_draft)
+        longest = self._backend.longest_draft
+        if self._rule is not None and (forced := self._rule.forced_tokens()[:longest]):
+            self._guess = None
+            return forced[: self._length.choose(GRAM, len(forced), Certainty())]
+        guess = self._guess = self._lookup.draft(longest)
         if guess is None:
             return []
         return guess.tokens[: self._length.choose(guess.match, len(guess.tokens), self._acceptance)]
@@ -90,12 +95,17 @@ class DraftedSteps:
 
 
 def new_drafts(
-    backend: Backend, length: DraftLength | None, prompt: Sequence[int], predicted: Sequence[int]
+    backend: Backend,
+    length: DraftLength | None,
+    prompt: Sequence[int],
+    predicted: Sequence[int] = (),
+    rule: Matcher | None = None,
 ) -> DraftedSteps | None:
     """Return the steps of a reply to this prompt. None: drafts are off, or the backend cannot check them.
 
     predicted: tokens that the caller expects in the reply
+    rule: the constraint of the reply
     """
     if length is None or not isinstance(backend, Drafting):
         return None
-    return DraftedSteps(cast(_Decoder, backend), length, PromptLookup(prompt, predicted))
+    return DraftedSteps(cast(_Decoder, backend), length, PromptLookup(prompt, predicted), rule)

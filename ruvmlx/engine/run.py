@@ -100,7 +100,7 @@ class Run:
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
         self.cached = engine.sessions.rewind(self.session, self.prompt)
-        self.drafts = new_drafts(backend, engine.draft_length, self.prompt, request.predicted)
+        self.drafts = new_drafts(backend, engine.draft_length, self.prompt, request.predicted, self.rule)
         self.source: Source = self._new_source(steps)
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":

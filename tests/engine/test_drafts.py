@@ -9,7 +9,7 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine, Sampling
 from ruvmlx.engine.constraint import Constraint
-from ruvmlx.engine.draft_length import MARGIN, Acceptance, FixedLength, MeasuredLength
+from ruvmlx.engine.draft_length import MARGIN, Acceptance, Certainty, FixedLength, MeasuredLength
 from ruvmlx.engine.drafts import DraftedSteps
 from ruvmlx.engine.prompt_lookup import GRAM, LONGEST_MATCH, Draft, PromptLookup
 from ruvmlx.kv.policy import F16, TierPolicy
@@ -140,6 +140,19 @@ def test_a_constraint_holds_in_a_drafted_reply(engines, counts):
     assert drafted.token_ids == plain.token_ids and counts[-1].accepted > 10
 
 
+def test_tokens_that_a_constraint_forces_are_drafted(engines, counts):
+    """All of them are right. A choice is guessed from the chat only."""
+    rule = Constraint.regex("a long beginning that must come (x|y|z){3} and the end[.]")
+    plain, drafted = (
+        engine.generate(
+            request(prompt="hi", constraint=rule, sampling=Sampling(0.9, seed=4), max_new_tokens=80)
+        )
+        for engine in engines
+    )
+    assert drafted.token_ids == plain.token_ids and drafted.text.endswith(" and the end.")
+    assert drafted.drafted - 3 * 7 <= drafted.accepted and drafted.accepted > 0.6 * len(drafted.token_ids)
+
+
 def test_a_stopped_draft_leaves_the_tokens_that_were_drawn(engines):
     """The cache holds all tokens of the reply except the last one."""
     asked = request(prompt=TEXT, max_new_tokens=100, ignore_eos=True)
@@ -202,8 +215,11 @@ def test_a_costly_check_is_not_made():
     length = MeasuredLength()
     length.slope = 1.0
     assert length.choose(32, 7, Acceptance()) == 0
+    assert length.choose(2, 7, Certainty()) == 0
     length.slope = 0.15
     assert length.choose(32, 7, Acceptance()) == 7
+    length.slope = 0.8
+    assert length.choose(2, 7, Certainty()) == 7 and length.choose(32, 7, Acceptance()) < 7
     assert FixedLength(3).choose(2, 7, Acceptance()) == 3 and FixedLength(7).choose(2, 5, Acceptance()) == 5
 
 
