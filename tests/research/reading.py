@@ -2,8 +2,8 @@
 
 python -m tests.research.reading [--count 60] [--seed 0]
 
-A sentence comes from a docstring or a comment of ruvmlx/, apps/, neon/ or metal_kernels/, with its file and the
-line of its class or function. Sentences of four words or fewer are left out.
+A sentence comes from a docstring or a comment of ruvmlx/, apps/, neon/ or metal_kernels/, with its file and
+the line of its class or function. Sentences of four words or fewer are left out.
 """
 
 import argparse
@@ -47,11 +47,12 @@ def _of_python(path: Path) -> Iterator[Sentence]:
             line = getattr(node, "lineno", 1)
             beside = "" if isinstance(node, ast.Module) else lines[line - 1].strip()
             yield from _split(path, line, beside, ast.get_docstring(node) or "")
-    comments = (
+    comments = [
         t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT
-    )
-    for line, text in _blocks([(t.start[0], t.string.lstrip("#: ")) for t in comments]):
-        yield from _split(path, line, lines[line - 1].split("#")[0].strip(), text)
+    ]
+    for line, text in _blocks(comments):
+        beside = lines[line - 1].split("#")[0].strip() or lines[min(line, len(lines) - 1)].strip()
+        yield from _split(path, line, beside, text)
 
 
 def _of_c(path: Path) -> Iterator[Sentence]:
@@ -62,18 +63,20 @@ def _of_c(path: Path) -> Iterator[Sentence]:
         yield from _split(path, source.count("\n", 0, match.start()) + 1, after, text)
 
 
-def _blocks(comments: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Join comments of consecutive lines: (first line, text)."""
-    first, last, text = 0, -1, ""
-    for line, more in comments:
-        if line == last + 1:
-            last, text = line, f"{text} {more}"
-            continue
-        if text:
-            yield first, text
-        first, last, text = line, line, more
+def _blocks(comments: Sequence[tokenize.TokenInfo]) -> Iterator[tuple[int, str]]:
+    """Join whole-line comments of consecutive lines: (last line, text)."""
+    text, last = "", -1
+    for comment in comments:
+        line, is_whole_line = comment.start[0], comment.line.lstrip().startswith("#")
+        if text and not (is_whole_line and line == last + 1):
+            yield last, text
+            text = ""
+        text, last = f"{text} {comment.string.lstrip('#: ')}", line if is_whole_line else -1
+        if not is_whole_line:
+            yield line, text
+            text = ""
     if text:
-        yield first, text
+        yield last, text
 
 
 def _split(path: Path, line: int, beside: str, text: str) -> Iterator[Sentence]:
