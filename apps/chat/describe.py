@@ -166,9 +166,12 @@ def reply_details(response: GenerationResponse, context: int) -> list[str]:
     """The figures of a reply. context: the model's, in tokens."""
     kv = response.kv
     ages = ", ".join(f"{age} {n:,}" for age, n in zip(reversed(AGES), reversed(kv.tokens), strict=True) if n)
+    guesses = (
+        f", {response.accepted:,} of {response.drafted:,} guessed tokens right" if response.drafted else ""
+    )
     return [
         f"last reply   {response.generation_tokens:,} tokens, {response.generation_tps:.0f} a second, "
-        f"first word after {seconds(response.ttft_ms)}",
+        f"first word after {seconds(response.ttft_ms)}{guesses}",
         f"context      {response.cache_tokens:,} of {context:,} tokens ({ages}), {size(kv.bytes)}",
     ]
 

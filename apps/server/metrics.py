@@ -12,6 +12,8 @@ COUNTERS = {
     "ruvmlx_prompt_tokens_total": "Tokens of prompts.",
     "ruvmlx_cached_tokens_total": "Tokens of prompts that were in a KV cache already.",
     "ruvmlx_generated_tokens_total": "Tokens that were written, those of cancelled replies included.",
+    "ruvmlx_drafted_tokens_total": "Guessed tokens that were checked.",
+    "ruvmlx_accepted_tokens_total": "Guessed tokens that a reply has.",
     "ruvmlx_cancelled_total": "Replies that ended because their client left.",
     "ruvmlx_refused_total": "Requests that were refused before they reached an endpoint, by reason.",
     "ruvmlx_model_loads_total": "Models that were opened because a request named them, by model.",

@@ -222,4 +222,6 @@ def _count(call: Call, response: GenerationResponse) -> None:
     for name, tokens in counts.items():
         call.facts[f"{name}_tokens"] = call.facts.get(f"{name}_tokens", 0) + tokens
         call.serving.metrics.add(f"ruvmlx_{name}_tokens_total", tokens)
+    call.serving.metrics.add("ruvmlx_drafted_tokens_total", response.drafted)
+    call.serving.metrics.add("ruvmlx_accepted_tokens_total", response.accepted)
     call.facts["tokens_per_second"] = round(response.generation_tps, 1)

@@ -12,6 +12,7 @@ from ruvmlx.store import Store
 from tests.models.make_models import make_safetensors_model
 
 from .conftest import run_server
+from .test_metrics import value
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,16 @@ def test_a_right_prediction_is_accepted_and_changes_nothing(drafting, as_parts):
     assert counts["accepted_prediction_tokens"] > 15
     del answer["usage"]["prompt_tokens_details"], plain["usage"]["prompt_tokens_details"]
     assert answer["usage"] == plain["usage"]
+
+
+def test_guessed_tokens_are_counted(drafting):
+    """The metrics add up what the answers say."""
+    names = ("ruvmlx_drafted_tokens_total", "ruvmlx_accepted_tokens_total")
+    before = [value(drafting, name) for name in names]
+    details = reply(drafting, **predicted("hello"))["usage"]["completion_tokens_details"]
+    accepted, rejected = details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+    more = [value(drafting, name) - count for name, count in zip(names, before, strict=True)]
+    assert more == [accepted + rejected, accepted]
 
 
 def test_a_wrong_prediction_changes_nothing_either(drafting):
