@@ -1,6 +1,7 @@
-"""Admission: a request starts only if its KV caches fit into the budget beside those that run.
+"""This module decides when a request starts: its KV caches must fit into the memory budget beside the caches
+of the running requests.
 
-Before the prompt is read, the maximum size of the request's caches is computed: for the prompt and the
+Admission computes the maximum size of the request's caches before the prompt is read: for the prompt and the
 longest replies (kv/need.py). Caches that are only kept for reuse do not count, because they can be evicted.
 All other caches count. A request that can never fit gets CacheTooLarge. A request that does not fit now
 waits; MemoryBusy ends the wait.
@@ -21,12 +22,13 @@ from .types import GenerationRequest
 
 @dataclass(frozen=True)
 class Grant:
-    """What a running request may hold.
+    """The memory that a running request is allowed to hold.
 
-    prompt: equal for requests that share the pages of their prompt; None: the request holds nothing
-    shape: what decides the size of its caches
+    prompt: a key that is equal for requests that share the pages of their prompt; None: the request holds
+        nothing
+    shape: the policy and the sizes that decide the bytes of its caches
     growth: the lengths of its sequences
-    level: the level of tightening at which it fits
+    level: the level of tightening (lower precision) at which the request fits
     """
 
     prompt: Hashable = None
@@ -36,8 +38,8 @@ class Grant:
 
 
 class Admission:
-    """Counts the bytes that caches will have. A backend without pages or without a budget admits every
-    request."""
+    """Admission computes the bytes that caches will need. If the backend has no pages or no budget, it admits
+    every request."""
 
     def __init__(self, engine: EngineParts):
         self._engine = engine
@@ -45,8 +47,8 @@ class Admission:
     def grant(
         self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
     ) -> Grant | None:
-        """Return what the request may hold if it starts now, or None if it must wait. Raises CacheTooLarge if
-        it can never fit.
+        """Return the memory that the request can hold if it starts now, or None if it must wait. Raises
+        CacheTooLarge if the request can never fit.
 
         replies: the number of replies that continue from its prompt
         running: the grants of the running requests
@@ -129,7 +131,7 @@ class Admission:
     def _ways(
         self, name: Hashable, growth: Growth, policy: TierPolicy, levels: Iterable[int]
     ) -> Iterable[Grant]:
-        """Yield the possible grants, the best first: smaller chunks of the prompt come before lower
+        """Yield the possible grants, the best first. Smaller chunks of the prompt come before lower
         precision."""
         chunks = [growth.chunk]
         while chunks[-1] > PAGE:

@@ -1,15 +1,16 @@
-"""Best of n: several replies to one request are decoded as one batch; a judge picks one.
+"""This module writes the best of n: several replies to one request form one batch, and a judge picks one.
 
-The prompt is read once. Each reply continues from a fork of its cache, with its own seed. Reply 0 equals the
-reply to a request for a single reply.
+The prompt is read once. Each reply continues from a fork of the prompt's cache, with its own seed. Reply 0
+equals the reply to a request for a single reply.
 
 The judge scores the replies after CHECKPOINTS tokens. Replies that are more than MARGIN stars behind the best
-are dropped. When one reply is left, it streams. (The idea of Hoeffding races: Maron & Moore 1994)
+reply are dropped. When one reply is left, it streams. The idea comes from Hoeffding races (Maron & Moore
+1994).
 
-The start of a reply says little about the whole reply. Dropping the worse half at 32 and at 64 tokens would
-cost most of what best of n gains. After 100 ratings the chosen reply would beat another one in 62% instead of
-92% of cases for a user who likes short replies, and in 54% instead of 72% for a formal tone. With this MARGIN
-the cost is at most 3 points; with one star it is up to 12.
+The start of a reply says little about the whole reply. If the worse half were dropped at 32 and at 64 tokens,
+most of the gain of best of n would be lost. After 100 ratings the chosen reply would beat another reply in
+62% instead of 92% of the cases for a user who likes short replies, and in 54% instead of 72% for a formal
+tone. With this MARGIN the loss is at most 3 percentage points; with a margin of one star it is up to 12.
 """
 
 import uuid
@@ -28,7 +29,7 @@ from .types import Chunk, GenerationRequest, TokenLogprob
 CHECKPOINTS = (32, 64, 128, 256, 512)  # tokens
 MARGIN = 1.5  # stars
 
-Score = Callable[[Sequence[Run]], np.ndarray]  # runs (n), finished or not -> stars [n]
+Score = Callable[[Sequence[Run]], np.ndarray]  # a judge: n runs, finished or not -> n scores in stars
 
 
 def requests_for(request: GenerationRequest, count: int) -> list[GenerationRequest]:
@@ -65,9 +66,9 @@ class BestOf:
         """Prepare the job; `start` begins it.
 
         requests: what `requests_for` returned
-        score: None: nothing is known of the user's taste. Then reply 0 is chosen and streams, and all replies
-            are written to their ends.
-        lora: the base LoRA to run with
+        score: the judge; None: the user's taste is unknown. Then reply 0 is chosen and streams, and all
+            replies are written to their ends.
+        lora: the base LoRA of the runs
         """
         self._engine, self._requests, self._recorders = engine, requests, recorders
         self._adapter, self._score = adapter, score
@@ -75,8 +76,9 @@ class BestOf:
         self.several = len(requests) > 1
         self.runs: list[Run] = []
         self.running: list[Run] = []
-        self._chosen = score is None  # whether the leader is final
-        self._shown = self._shown_logprobs = 0  # pieces of the leader's text, and logprobs, that were sent
+        self._chosen = score is None  # True if the leader is final
+        # number of text pieces and of logprobs of the leader that were sent
+        self._shown = self._shown_logprobs = 0
         self._drawn = 0  # the number of tokens that each reply has
         self._interrupted: list[Run] = []  # runs that the user stopped
 

@@ -1,14 +1,15 @@
-"""What a reply must fit: a JSON schema, a grammar or a regex, and its compilation by llguidance.
+"""This module holds constraints on a reply (JSON schema, grammar or regex). llguidance compiles them.
 
     Constraint.json_schema({"type": "object", ...})     Constraint.json_object()
     Constraint.lark("start: ...")                       Constraint.regex(r"\\d+")
 
-Some hundred bytes of a schema can take hours or all memory to compile. So a child with limits
-compiles each one first, for a vocabulary of bytes (`platform/bounded_process.py`). Only what it can compile
-is compiled here, for the model's vocabulary: that takes about as long, and other threads go on meanwhile.
+A schema of some hundred bytes can take hours, or all memory, to compile. So a child process with limits
+compiles each constraint first, for a vocabulary of single bytes (`platform/bounded_process.py`). If the child
+succeeds, this process compiles the constraint for the model's vocabulary. This takes about the same time, and
+other threads continue meanwhile.
 
-What does not fit is refused by name, never left out: a keyword of JSON Schema that llguidance does not know
-is a UsageError.
+A constraint that llguidance cannot apply in full is never applied in part. For example, a keyword of JSON
+Schema that llguidance does not know is a UsageError.
 """
 
 import hashlib
@@ -24,27 +25,30 @@ from ..errors import Interrupted, UsageError
 from ..platform.bounded_process import BoundedProcess, ProcessEnded, ProcessStopped, answer_requests
 from ..text import one_line
 
-SECONDS, OPENING = 2.0, 1.0  # of processor time, for a schema and for the child's start
-MEMORY = 256 << 20  # bytes
-AT_ONCE = 2  # children
-KNOWN = 1024  # refusals that are remembered
-MOST_CHARACTERS = 1 << 19  # of a schema or a grammar
+# seconds of processor time for one constraint, and for the start of a child process
+SECONDS, OPENING = 2.0, 1.0
+MEMORY = 256 << 20  # bytes: the memory limit of a child process
+AT_ONCE = 2  # the number of child processes
+KNOWN = 1024  # the number of refused constraints that are remembered
+MOST_CHARACTERS = 1 << 19  # the maximum length of a schema or a grammar
 _KINDS = {
     "json": "the JSON schema",
     "loose json": "the JSON schema",
     "lark": "the grammar",
     "regex": "the regular expression",
 }
-# Endless space is JSON, too, and small models fall for it: 40 characters are an indent of 20 levels.
+# JSON allows endless space, and small models can write space for ever. 40 characters are enough for an indent
+# of 20 levels.
 _JSON = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
-# As json.dumps and the filter tojson write it: so the next turn begins with what the cache has.
+# Write JSON as json.dumps and the template filter tojson do. Then the prompt of the next turn begins with the
+# tokens that the cache has.
 _AS_TEMPLATES = {
     "whitespace_pattern": None,
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# Of llguidance: 20 ms for the regexes of a grammar, 15 ms for a mask, about 60 MB for the lexer's states.
+# Limits of llguidance: 20 ms for the regexes of a grammar, 15 ms for a token mask, about 60 MB for the lexer.
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -55,15 +59,15 @@ _LIMITS: dict[str, Any] = {
 @dataclass(frozen=True)
 class Constraint:
     """A description of the replies that are allowed. kind: "json" | "loose json" | "lark" | "regex"; source:
-    its text."""
+    the text of the schema, grammar or pattern."""
 
     kind: str
     source: str
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool, loose: bool = False) -> "Constraint":
-        """JSON that fits the schema (draft 4 to 2020-12). References must stay within it. loose: keywords
-        that are not known count as no restriction; else they are an error."""
+        """Return a constraint: the reply is JSON that fits the schema (draft 4 to 2020-12). References must
+        stay within the schema. loose: True: unknown keywords restrict nothing; False: they are an error."""
         if not isinstance(schema, Mapping | bool):
             raise UsageError(
                 f"the JSON schema is {one_line(str(schema))[:40]}; it must be an object, true or false."
@@ -75,32 +79,32 @@ class Constraint:
 
     @classmethod
     def json_object(cls) -> "Constraint":
-        """Any JSON object."""
+        """Return a constraint: the reply is a JSON object."""
         return cls("json", '{"type": "object"}')
 
     @classmethod
     def lark(cls, grammar: str) -> "Constraint":
-        """A text of the grammar, in llguidance's form of Lark; `start` is its first rule."""
+        """Return a constraint: the reply is a text of the grammar (llguidance's Lark; rule `start`)."""
         return cls("lark", grammar)
 
     @classmethod
     def regex(cls, pattern: str) -> "Constraint":
-        """A text that the whole pattern matches."""
+        """Return a constraint: the whole pattern matches the reply."""
         return cls("regex", pattern)
 
     @property
     def name(self) -> str:
-        """In words for people."""
+        """Return the kind of the constraint in words for people."""
         return _KINDS[self.kind]
 
     def json_rule(self) -> str:
-        """Of a JSON schema that is an object: a part of a Lark grammar."""
+        """Return a part of a Lark grammar for this constraint, a JSON schema that is an object."""
         return json_rule(json.loads(self.source), self.kind == "loose json")
 
 
 def json_rule(schema: Mapping[str, Any], loose: bool = False, as_templates: bool = False) -> str:
-    """JSON that fits the schema, as a part of a Lark grammar; loose: as in `Constraint.json_schema`.
-    as_templates: with space only where chat templates write it."""
+    """Return a part of a Lark grammar: JSON that fits the schema. loose: as in `Constraint.json_schema`.
+    as_templates: True: allow space only where chat templates write space."""
     options = {**_json_options(loose), **(_AS_TEMPLATES if as_templates else {})}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
@@ -111,7 +115,8 @@ def _json_options(loose: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Of a model. tokens: an LLTokenizer of `size` tokens; special: those that a grammar may name."""
+    """The vocabulary of a model. tokens: an LLTokenizer with `size` tokens; special: the special tokens that
+    a grammar can name, with their ids."""
 
     tokens: Any
     size: int
@@ -120,8 +125,8 @@ class Vocabulary:
 
 @lru_cache(maxsize=32)
 def compiled_matcher(vocabulary: Vocabulary, constraint: Constraint) -> Any:
-    """An LLMatcher at the beginning of a reply; `deep_copy` it. UsageError if the
-    constraint is not sound, or takes too much to compile."""
+    """Return an LLMatcher at the beginning of a reply; use a `deep_copy` of it. Raise UsageError if the
+    constraint is not valid, or if its compilation takes too much time or memory."""
     size = len(constraint.source)
     if size > MOST_CHARACTERS:
         raise UsageError(f"{constraint.name} has {size} characters; at most {MOST_CHARACTERS} are allowed.")
@@ -159,14 +164,15 @@ def _refusal(constraint: Constraint, why: str) -> UsageError:
 
 # In a child ---------------------------------------------------------------------------------------
 
-_refusals: OrderedDict[str, str] = OrderedDict()  # by a hash of the constraint: why it cannot be used
+# hash of a constraint -> the reason why the constraint cannot be used
+_refusals: OrderedDict[str, str] = OrderedDict()
 _children: LifoQueue[BoundedProcess] = LifoQueue()
 for _ in range(AT_ONCE):
     _children.put(BoundedProcess(__name__, opening=OPENING))
 
 
 def _check(vocabulary: Vocabulary, constraint: Constraint) -> None:
-    """UsageError if a child with limits cannot compile the constraint."""
+    """Raise UsageError if a child process with limits cannot compile the constraint."""
     request = [constraint.kind, constraint.source, vocabulary.size, dict(vocabulary.special)]
     key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
     if why := _refusals.get(key):
@@ -194,7 +200,7 @@ def _remember_refusal(key: str, why: str) -> UsageError:
 
 
 class _Bytes:
-    """The smallest vocabulary with a model's special tokens: 256 bytes have other ids."""
+    """The smallest vocabulary with a model's special tokens: 256 of the other ids are single bytes."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

@@ -1,6 +1,6 @@
-"""One request in the engine: prefill its prompt, then decode token by token.
+"""This module runs one request: it reads the prompt (prefill), then decodes the reply token by token.
 
-A run holds all state of its request, so several runs can take turns (batch.py).
+A `Run` holds all state of its request. So the engine can switch between several runs (batch.py).
 """
 
 import time
@@ -30,7 +30,7 @@ from .sessions import SessionManager
 from .source import Source, StepSource, needs_steps, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
-# A prompt is read in pieces. It can be cancelled between two pieces.
+# The engine reads a prompt in pieces. A request can be cancelled between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
 # The smallest piece while other runs decode. Kernels sum the attention of 8 or fewer tokens in another order,
 # so smaller pieces would change the last bits.
@@ -43,17 +43,17 @@ class EngineParts(Protocol):
     model: Model
     backend: Backend
     sessions: SessionManager
-    draft_length: DraftLength | None  # None: no reply is drafted
+    draft_length: DraftLength | None  # None: the engine drafts no tokens
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]: ...
 
 
 class _Cancelled(Exception):
-    """Raised between two chunks of a prefill to end it."""
+    """The run raises this error between two pieces of the prompt to end the prefill."""
 
 
 class Run:
-    """One request. Call `prefill`, then `draw` until the run is `over`, then `end`. `chunks` does all this.
+    """A run answers one request. Call `prefill`, then `draw` until `over` is true, then `end` (or `chunks`).
 
     Raises UsageError if the request cannot be answered.
     """
@@ -66,7 +66,7 @@ class Run:
         recorder: Recorder | None = None,
         steps: bool = False,
     ):
-        """steps: the caller decodes the tokens and passes each step to `take` (batch.py)."""
+        """steps: True if the caller decodes the tokens and passes each step to `take` (batch.py)"""
         if request.max_new_tokens < 1:
             raise UsageError(f"max-tokens is {request.max_new_tokens}; it must be 1 or more.")
         check_sampling(request.sampling)
@@ -80,22 +80,22 @@ class Run:
         room = engine.model.context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
         self.drawn: list[int] = []  # ids of the drawn tokens, with the end token
-        self.recorded = 0  # how many drawn tokens were recorded
+        self.recorded = 0  # the number of drawn tokens that were recorded
         self.ids: list[int] = []
-        self.shared = False  # whether a step was shared with other runs
-        self._read = self._fed = 0  # prompt tokens read beyond `cached`; tokens of `ids` that the session has
+        self.shared = False  # True if a decode step also served other runs
+        self._read = self._fed = 0  # number of prompt tokens read by this run; number of `ids` in the session
         backend = engine.backend
         self._can_stream = isinstance(backend, Streaming) and backend.streams
-        self._in_parts = False  # whether a piece was smaller than it would be without other runs
+        self._in_parts = False  # True if a piece was smaller because other runs waited
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
-        # What the template wrote of the reply: the tag that opens the thought.
+        # The start of the reply that the chat template wrote: the tag that opens the model's thinking.
         self._opening = "" if request.begun or request.opening else opened_by(tokenizer, self.prompt)
         self.rule = self._new_rule()
         self.repetition = self._new_repetition()
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None  # None while the run continues
         self.started = self.first_token = time.perf_counter()
-        self._prefilled_at: float | None = None  # set if another source read the prompt
+        self._prefilled_at: float | None = None  # the end of the prefill if an earlier source read the prompt
         self.session: Session = engine.sessions.get_or_create(
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
@@ -104,7 +104,7 @@ class Run:
         self.source: Source = self._new_source(steps)
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
-        """Return a run of another request that starts after this run's prompt. Only for runs with `steps`."""
+        """Return a run for another request that continues after this prompt. This run must have `steps`."""
         other = Run(self.engine, request, self.adapter, recorder, steps=True)
         other.session, other.cached = self.engine.sessions.fork(self.session), len(self.prompt)
         other.started, other.shared = self.started, True
@@ -138,7 +138,7 @@ class Run:
         """Read the next piece of the prompt. Returns None if nothing is left to read, or if the run was
         cancelled.
 
-        most: the maximum number of tokens while other runs wait; None: no other run waits
+        most: the maximum number of tokens while other runs wait; None if no other run waits
         """
         if not self.unread:
             return None
@@ -156,17 +156,17 @@ class Run:
         return Chunk("", 0, at + len(piece), len(self.prompt))
 
     def _piece(self) -> int:
-        """Return the number of prompt tokens to read next: whole pages, for about PIECE_SECONDS at the
-        measured pace."""
+        """Return the number of prompt tokens to read next. They fill whole KV pages, and they take about
+        PIECE_SECONDS at the measured pace."""
         done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
-        # After a part of a chunk, read its rest: then the cache has the same bits as after whole chunks.
+        # Complete a partly read chunk first. Then the cache has the same bits as after whole chunks.
         rest = chunk - done % chunk if self._in_parts else chunk
         return min(max(wanted, LEAST_PIECE), rest)
 
     def _part(self, most: int) -> int:
-        """Like `_piece`, but at most about `most` tokens: a part of a chunk, at least LEAST_PART tokens."""
+        """Return the number of tokens of a partial chunk to read next: LEAST_PART to about `most` tokens."""
         chunk, cache = self._chunk, self.session.cache
         rest = min(chunk - self._read % chunk, self.unread)
         if self._read % chunk == 0 and isinstance(cache, PagedCache):
@@ -179,13 +179,13 @@ class Run:
         return rest if parts == 1 else min(size, rest - LEAST_PART)
 
     def draw(self, record: bool = True) -> Chunk | None:
-        """Draw the next token and return its text, or None if the run is over. record: False: the caller
+        """Draw the next token and return its text, or None if the run is over. record: False if the caller
         records the token (batch.py)."""
         if self.request.cancel.is_set():
             self.finish_reason = self.finish_reason or "cancelled"
         if self.over:
             return None
-        self._feed()  # the backend must read the last token before the next one is drawn
+        self._feed()  # The backend must read the last token before the next token is drawn.
         token = self.source.read()
         if not self.drawn:
             self.first_token = time.perf_counter()
@@ -211,13 +211,13 @@ class Run:
         return Chunk(text, len(self.ids), len(self.prompt), len(self.prompt))
 
     def _feed(self) -> None:
-        """Note that the backend reads the last token."""
+        """Add the newest tokens to the session, because the backend reads them."""
         self.session.tokens += self.ids[self._fed :]
         self._fed = len(self.ids)
 
     @property
     def waits(self) -> bool:
-        """Must the caller decode the last token in a batch and pass the step to `take`?"""
+        """Return True if the caller must decode the last token in a batch and pass the step to `take`."""
         return isinstance(self.source, StepSource) and self.source.waits and not self._ends
 
     @property
@@ -225,21 +225,21 @@ class Run:
         return self.over or self.request.cancel.is_set()
 
     def take(self, step: Step) -> None:
-        """Accept the decode step of the last token. The caller ran it, possibly in a batch with other
+        """Accept the decode step of the last token. The caller ran this step, possibly in a batch with other
         runs."""
         self._feed()
         self.shared = True
         cast(StepSource, self.source).take(step)
 
     def use_steps(self, steps: bool) -> None:
-        """Choose who decodes the tokens from now on. steps: True: the caller (`waits`, `take`); False: the
-        backend's own token stream, if it has one."""
+        """Choose who decodes the next tokens: the caller (steps=True: `waits`, `take`), or the backend's own
+        token stream if the backend has one (steps=False)."""
         source = self.source
         if needs_steps(self.request.sampling, self.rule):
             return
         if isinstance(source, StepSource):
             other = not steps and self._can_stream
-            # otherwise the next token must be drawn from this source's last step
+            # If this is false, the next token must be drawn from the last step of this source.
             possible = source.waits or self.unread
         else:
             other, possible = steps, bool(self.drawn or self.unread)
@@ -271,7 +271,7 @@ class Run:
         )
 
     def _new_rule(self) -> Matcher | None:
-        """Return the rule of the request's constraint, from the reply's first token on."""
+        """Return the matcher of the request's constraint, which starts at the first token of the reply."""
         constraint = self.request.constraint
         if constraint is None:
             return None
@@ -280,19 +280,19 @@ class Run:
         return matcher_for(self.engine.model, constraint, self._opening)
 
     def _new_repetition(self) -> Repetition | None:
-        """Return what watches for a loop. None if the user asked to continue the reply, or if a constraint
-        decides where it ends."""
+        """Return the detector of loops. Return None if the user asked to continue the reply, or if a
+        constraint decides where the reply ends."""
         goes_on = self.request.ignore_eos or self.request.begun is not None
         return None if goes_on or self.rule is not None else Repetition()
 
     @property
     def repeats(self) -> bool:
-        """Does the newest part of the reply only repeat earlier tokens? The reply ends then."""
+        """Return True if the newest part of the reply only repeats earlier tokens. Then the reply ends."""
         return self.repetition is not None and self.repetition.is_loop
 
     def draw_work(self) -> ReplyWork | None:
-        """Return the kernel call that draws the next token. Run it before `draw`. None if there is no such
-        call."""
+        """Return the kernel call that draws the next token; run this call before `draw`. Return None if
+        `draw` itself draws the token."""
         if self._ends or not isinstance(self.source, StepSource):
             return None
         return self.source.draw_work()
@@ -304,8 +304,8 @@ class Run:
                 self.recorder.add(*drawn)
 
     def record_work(self) -> list[ReplyWork]:
-        """Like `record`, but returns the kernel calls of a WorkRecorder. The caller runs them with those of
-        other runs."""
+        """Do the work of `record`, but return the kernel calls of a WorkRecorder. The caller runs them
+        together with the calls of other runs."""
         work: list[ReplyWork] = []
         for drawn in self._record_pending():
             if isinstance(self.recorder, WorkRecorder):
@@ -325,7 +325,7 @@ class Run:
             yield hidden, logits, token
 
     def end(self) -> Chunk:
-        """End the run. Returns the text that was held back, with the response."""
+        """End the run. Return a chunk with the last text, which the run held back, and with the response."""
         self.sync()
         ended = time.perf_counter()
         self.record()
@@ -334,8 +334,8 @@ class Run:
         return Chunk(tail, len(self.ids), response=self._response(ended))
 
     def sync(self) -> None:
-        """End the source and the session. A step that ran ahead is undone. Other requests may then continue
-        from the cache; after a cancelled prefill it holds less than the prompt."""
+        """Close the source, undo a step that ran ahead, and end the session. Then other requests can use the
+        cache. After a cancelled prefill the cache holds only a part of the prompt."""
         self.source.close()
         self.engine.sessions.done(self.session)
 
@@ -380,12 +380,12 @@ class Run:
 
 @contextmanager
 def sync_at_exit(runs: Sequence[Run]) -> Iterator[None]:
-    """At the end of the block, sync the runs. After an exception, drop their sessions too."""
+    """Sync the runs at the end of the block. After an exception, also drop their sessions."""
     try:
         yield
     except (Exception, KeyboardInterrupt):
         for run in runs:
-            run.forget_cache()  # the layers of the cache may hold different numbers of tokens
+            run.forget_cache()  # The layers of the cache can hold different numbers of tokens.
         raise
     finally:
         for run in runs:

@@ -1,21 +1,22 @@
-"""Continuous batching: requests join and leave between two decode steps.
+"""This module does continuous batching: requests join and leave between two decode steps.
 
     scheduler.submit(request, sink, adapter)  # any number, also while others run
     while scheduler.step():
         ...                                   # ratings, new requests
 
 One step reads a piece of one prompt, then decodes and draws one token of every running reply. A step reads
-the weights once for all replies. Each reply has its own cache, sampler and seed. So it equals the reply
-without batching, up to rounding; with quantised weights on the native backend, exactly. (Yu et al. 2022,
-"Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
+the weights once for all replies. Each reply has its own cache, sampler and seed. So a reply equals the reply
+without batching, up to rounding. With quantised weights on the native backend the two are bit-identical. (Yu
+et al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
 
 `ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and no prompt is late. The
 length of a piece follows from the measured pace. While replies run, a piece delays their next token by at
-most about DELAY. After a piece come steps without one: with n prompts to read, the running replies together
-get one part in n + 1 of the time. Without running replies a piece takes about ALONE seconds. A new request
-waits that long.
+most about DELAY. After a piece, the scheduler runs steps without a piece: with n prompts to read, the running
+replies together get one part in n + 1 of the time. While no reply runs, a piece takes about ALONE seconds. A
+new request waits for the end of this piece.
 
-Adapters of the output head may differ within a step. Replies with different base LoRAs take turns.
+The replies of one step can have different adapters of the output head. Replies with different base LoRAs take
+turns.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,22 +33,22 @@ from .recorder import Recorder
 from .run import EngineParts, Run
 from .types import Chunk, GenerationRequest
 
-PLACES = 64  # requests that run at a time; with more of them each is slower, but all go on
-DELAY = 0.1  # seconds: a piece of a prompt may delay the running replies' next token this long
-SHARE = 0.5  # the planned time of a piece, as a share of DELAY, because the pace varies
+PLACES = 64  # the maximum number of requests that run at the same time; each one slows the others
+DELAY = 0.1  # seconds: the longest time that a piece of a prompt delays the next token of a running reply
+SHARE = 0.5  # the planned time of a piece as a part of DELAY; less than 1, because the pace varies
 ALONE = 0.15  # seconds: the planned time of a piece while no reply runs
-FIRST = 32  # tokens of a piece while the pace is unknown
+FIRST = 32  # the number of tokens of a piece while the pace is unknown
 PART = 16  # tokens: each piece is a multiple of this
 
 
 class Scheduler:
-    """Serves requests on one engine, in the engine's thread. An error ends only its own request, except an
-    error in the step that all share."""
+    """A scheduler serves requests on one engine, in the engine's thread. An error ends only its own request.
+    An error in a step that several requests share ends all of them."""
 
     def __init__(self, engine: EngineParts, width: int = PLACES, delay: float | None = DELAY):
-        """width: the maximum number of requests that run at a time.
+        """width: the maximum number of requests that run at the same time
 
-        delay: seconds, like DELAY; None: prompts are read whole, because no one waits for single tokens
+        delay: like DELAY, in seconds; None: read whole prompts, because no user waits for single tokens
         """
         self.engine, self._width, self._delay = engine, width, delay
         self._waiting: list[Ticket] = []  # in order of arrival
@@ -57,8 +58,9 @@ class Scheduler:
         self._order = ReadingOrder()
         self._owed = 0.0  # seconds of decoding that the running replies get before the next piece
         self._turn: BaseLoRA | None = None  # the base LoRA of the last step
-        self._installed: list[BaseLoRA | None] = []  # [the LoRA that a step installed], or []
-        self._home: BaseLoRA | None = None  # the LoRA that the backend had before
+        # a list with the LoRA that a step installed, or an empty list
+        self._installed: list[BaseLoRA | None] = []
+        self._home: BaseLoRA | None = None  # the LoRA that the backend had before the first step
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -77,8 +79,8 @@ class Scheduler:
     ) -> Ticket:
         """Queue a request.
 
-        begin: a function that makes the job; called when the request starts
-        replies: how many replies the job writes
+        begin: a function that makes the job; the scheduler calls it when the request starts
+        replies: the number of replies that the job writes
         """
         ticket = Ticket(request, begin, sink, replies)
         self._waiting.append(ticket)
@@ -102,17 +104,17 @@ class Scheduler:
                 self.rest()
 
     def __len__(self) -> int:
-        """The number of requests that wait or run."""
+        """Return the number of requests that wait or run."""
         return len(self._waiting) + len(self._active)
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(requests that run, requests that wait)"""
+        """Return the number of requests that run and the number of requests that wait."""
         return len(self._active), len(self._waiting)
 
     @property
     def sessions(self) -> set[str]:
-        """The sessions of the requests that wait or run."""
+        """Return the session ids of the requests that wait or run."""
         tickets = [*self._waiting, *self._active]
         return {t.request.session_id for t in tickets if t.request.session_id is not None}
 
@@ -122,8 +124,8 @@ class Scheduler:
     # -- steps ---------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Read one piece of a prompt and one token of every running reply. Returns False if no request is
-        left."""
+        """Read one piece of a prompt, then decode one token of every running reply. Returns False if no
+        request is left."""
         try:
             self._admit()
             group = self._next_group()
@@ -138,7 +140,7 @@ class Scheduler:
         return len(self) > 0
 
     def rest(self) -> None:
-        """Install the LoRA that the backend had before the last steps. Call this before other work."""
+        """Install the LoRA that the backend had before the last steps. Call `rest` before other work."""
         if self._installed and self.engine.backend.lora is self._installed[0] is not self._home:
             self.engine.backend.set_lora(self._home)
         self._installed = []
@@ -151,15 +153,15 @@ class Scheduler:
         self.rest()
 
     def drop_all(self, keep: bool = True) -> None:
-        """Forget every request. keep: whether the caches of their sessions are valid."""
+        """Remove every request. keep: True if the caches of their sessions are valid."""
         for ticket in [*self._active, *self._waiting]:
             self._leave(ticket, keep)
 
     # -- one step ------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start waiting requests: those of a higher rank first, then in their order. A request that waits for
-        memory also stops those after it, or it would wait for ever."""
+        """Start waiting requests in the order of rank, then of arrival. If a request waits for memory, all
+        later requests wait too. If they did not, this request could wait for ever."""
         ordered = sorted(self._waiting, key=lambda t: -t.rank)
         for i, ticket in enumerate(ordered):
             if self._uses(ticket.request.session_id):
@@ -171,7 +173,7 @@ class Scheduler:
                 return
 
     def _start(self, ticket: Ticket) -> bool:
-        """Start a request, or report its error. Returns False if it must wait for memory."""
+        """Start a request, or report its error. Returns False if the request must wait for memory."""
         try:
             grant = self.admission.grant(
                 ticket.request, ticket.replies, self._grants(), cache_ids(self._active)
@@ -192,7 +194,7 @@ class Scheduler:
         return True
 
     def _end_waits(self, waiting: Sequence[Ticket]) -> None:
-        """End the requests whose patience is over while they wait for memory."""
+        """End the requests that have waited for memory longer than their `patience` allows."""
         for i, ticket in enumerate(waiting):
             patience, waited = ticket.request.patience, monotonic() - ticket.arrived
             late = patience.seconds is not None and waited > patience.seconds
@@ -209,11 +211,11 @@ class Scheduler:
         return [ticket.grant for ticket in self._active]
 
     def _has_place(self, request: GenerationRequest) -> bool:
-        """Is there a place for this request? Requests of a lower priority take no places."""
+        """Return True if this request has a place. Requests of a lower priority take no places."""
         return sum(t.request.priority >= request.priority for t in self._active) < self._width
 
     def _next_group(self) -> list[Ticket]:
-        """Return the requests of the next base LoRA in turn, after installing it."""
+        """Install the base LoRA whose turn is next, and return the requests that use it."""
         loras = list({id(t.job.lora): t.job.lora for t in self._active if t.job}.values())
         if not loras:
             return []
@@ -231,8 +233,8 @@ class Scheduler:
         self._installed = [lora]
 
     def _read(self, group: Sequence[Ticket]) -> None:
-        """Read a piece of the next prompt, or all prompts if no one waits for single tokens. Cancelled
-        requests leave."""
+        """Read a piece of the next prompt. If no user waits for single tokens, read all prompts. Remove
+        cancelled requests."""
         readers = [ticket for ticket in group if not ticket.decoding]
         going = [ticket for ticket in readers if not ticket.request.cancel.is_set()]
         for ticket in readers:
@@ -270,20 +272,20 @@ class Scheduler:
             ticket.sink.take(chunk)
 
     def _most(self) -> int:
-        """Return the number of tokens of the next piece."""
+        """Return the maximum number of tokens of the next piece."""
         seconds = SHARE * (self._delay or 0.0) if has_decoding(self._active) else ALONE
         tokens = int(seconds * self._pace) if self._pace else FIRST
         return max(PART, tokens + -tokens % PART)
 
     def _measure(self, tokens: int, seconds: float, most: int) -> None:
-        """Update the pace. A slower piece counts at once, a faster one by half. A short piece is ignored,
-        because its fixed costs are a large part of its time."""
+        """Update the pace. A slower piece sets the pace; a faster piece raises the pace by half the
+        difference. A short piece changes nothing, because fixed costs are a large part of its time."""
         if 2 * tokens >= most and seconds > 0:
             pace = tokens / seconds
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace
 
     def _decode(self, group: Sequence[Ticket]) -> None:
-        """Decode the last tokens of all runs in one step of the backend. A single run decodes in its draw."""
+        """Decode the last tokens of all runs in one step of the backend. A single run decodes in `_draw`."""
         waiting = [run for ticket in group for run in ticket.running if run.waits]
         if len(waiting) < 2:
             return
@@ -331,13 +333,13 @@ class Scheduler:
 
     def _fail(self, ticket: Ticket, error: Exception, keep: bool = False) -> None:
         self._leave(ticket, keep)
-        # a traceback would keep the frames alive, and with them the caches
+        # A traceback would keep the stack frames alive, and the frames would keep the caches alive.
         if isinstance(error, RuvmlxError):
             error.__traceback__ = None
         ticket.sink.fail(error)
 
     def _leave(self, ticket: Ticket, keep: bool = True) -> None:
-        """Remove a request. keep: False: the layers of its cache may hold different numbers of tokens."""
+        """Remove a request. keep: False if the layers of its cache can hold different numbers of tokens."""
         if not ticket.decoding:
             self._order.leave(ticket.place)
         for held in (self._waiting, self._active):
@@ -350,7 +352,7 @@ class Scheduler:
 
 
 def fits_into(scheduler: Scheduler, nbytes: int) -> bool:
-    """Would the caches that cannot be evicted fit into `nbytes` bytes when they have grown to their ends?"""
+    """Return True if all caches that cannot be evicted fit into `nbytes` bytes at their maximum lengths."""
     pinned = scheduler.admission.pinned_bytes(cache_ids(scheduler._active))
     return scheduler.admission.total(scheduler._grants()) + pinned <= nbytes
 
@@ -368,13 +370,13 @@ def unread_tokens(engine: EngineParts, request: GenerationRequest) -> int:
 
 
 def has_decoding(tickets: Sequence[Ticket]) -> bool:
-    """Does one of these requests write its reply now?"""
+    """Return True if one of these requests writes its reply now."""
     return any(ticket.decoding for ticket in tickets)
 
 
 def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exception]]:
     """Draw and record the next token of every run. Several runs work in parallel if the backend is a
-    Together. Returns the runs that failed, with their errors."""
+    `Together`. Returns the runs that failed, with their errors."""
     backend, failed = engine.backend, list[tuple[Run, Exception]]()
     parallel = backend if len(running) > 1 and isinstance(backend, Together) else None
     if parallel:

@@ -1,5 +1,5 @@
-"""Writes sessions to disk and loads them: decides which ones may go to disk, and whether a stored one
-helps."""
+"""This module writes sessions to disk and loads them. It decides which sessions go to disk, and whether a
+stored session helps a prompt."""
 
 import math
 import queue
@@ -17,15 +17,15 @@ from .session import Session, common_prefix
 
 
 class CacheKeys:
-    """Makes the keys that name the caches of a backend."""
+    """CacheKeys makes the keys that identify the caches of a backend."""
 
     def __init__(self, backend: Backend, model: str):
         """model: the fingerprint of the model."""
         self._backend, self._model = backend, model
 
     def key(self, policy: TierPolicy | None) -> Key:
-        """Return all that keys and values depend on, except the tokens. MicroLoRA is left out: it changes
-        only the output head, which comes after the cache."""
+        """Return all data that keys and values depend on, except the tokens. MicroLoRA is left out, because
+        it changes only the output head, which comes after the cache."""
         base = self._backend.lora
         return {
             "model": self._model,
@@ -43,7 +43,7 @@ class CacheKeys:
 class SessionsOnDisk:
     """The sessions in a folder of cache files.
 
-    folder: None: no session is stored
+    folder: the folder of cache files; None: no session is stored
     """
 
     def __init__(self, folder: CacheFolder | None, backend: Backend, keys: CacheKeys):
@@ -52,7 +52,8 @@ class SessionsOnDisk:
 
     def keep_early(self, session: Session) -> None:
         """Start to write, in another thread, the pages that the next replies will not change. Then little is
-        left to write at the end of the process. Works only if every thread can read the memory of a page."""
+        left to write at the end of the process. This works only if every thread can read the memory of a
+        page."""
         cache = session.cache
         paged = isinstance(cache, PagedCache) and cache.pool.storage.background and cache.ends[-1] > 0
         if self.folder is None or not self.folder.budget or session.owner is None or not paged:
@@ -82,7 +83,7 @@ class SessionsOnDisk:
         """Write a session that belongs to a chat, or to a request with `resumable`.
 
         name: the name of the session in memory
-        until: the latest time of the end (time.monotonic())
+        until: the latest end of the write (a time of time.monotonic())
         """
         owned = session.owner is not None and session.owner in (name, REQUESTS) and not session.branching
         if self.folder is None or not owned or len(session.tokens) != session.cache.offset:
@@ -128,9 +129,10 @@ class SessionsOnDisk:
 
 
 class EarlyPart:
-    """A sequence to write early.
+    """A sequence that EarlyWriter writes.
 
-    session: a fork. Only the thread that made the fork may release it, because that thread counts its pages.
+    session: a fork of the sequence. Only the thread that made the fork can release it, because this thread
+        counts its pages.
     """
 
     def __init__(self, session: Session):
@@ -160,8 +162,8 @@ class EarlyWriter:
         return self._part.session if self._part is not None else None
 
     def put(self, session: Session) -> None:
-        """Write this sequence. If the one before is still being written, do nothing: the next reply comes
-        here again."""
+        """Write this sequence. If the thread still writes the previous sequence, do nothing, because the next
+        reply calls `put` again."""
         if self._part is not None and not self._part.done.is_set():
             return
         self._let_go()

@@ -1,9 +1,10 @@
-"""KV caches that are kept between requests, so that prefill computes only tokens that no earlier request has
-read.
+"""This module keeps KV caches between requests, so that prefill computes only tokens that no earlier request
+has read.
 
-A prompt starts from the longest prefix that any kept sequence shares with it. That sequence may belong to the
-same session, to another one, to a request without a session, or to a running request. The pages are shared
-(`KVCache.fork`). With a folder, caches are also kept on disk between processes.
+A prompt starts from the longest prefix that it shares with a kept sequence. The kept sequence can belong to
+the same session, to another session, to a request without a session, or to a running request. The two
+sequences share the KV pages of the prefix (`KVCache.fork`). With a cache folder, the module also keeps caches
+on disk between processes.
 """
 
 import itertools
@@ -24,16 +25,16 @@ from .session import Session
 from .session_disk import CacheKeys, SessionsOnDisk
 
 CAPACITY = 64  # the maximum number of sequences in memory
-BRIEF = 0.05  # seconds: how long writing an evicted sequence may take while others run
-SHARE = 0.1  # the share of the machine's memory for kept sequences where `kv_budget` is not set
+BRIEF = 0.05  # seconds: the longest time to write an evicted sequence while other sequences run
+SHARE = 0.1  # the share of the machine's memory for kept sequences if `kv_budget` is not set
 
 
 class SessionManager:
-    """Keeps the caches of the most recently used sequences.
+    """A session manager keeps the caches of the most recently used sequences.
 
-    policy: for new caches
-    capacity: the maximum number of sequences
-    folder: receives evicted caches, and all caches at the end
+    policy: the tier policy of new caches
+    capacity: the maximum number of sequences in memory
+    folder: the folder of cache files, for evicted caches and, at the end, for all caches
     model: the fingerprint of the model
     """
 
@@ -66,12 +67,12 @@ class SessionManager:
         salt: str = "",
         resumable: bool = False,
     ) -> Session:
-        """Return a session for this prompt: the session with that id, or a fork of the sequence that shares
-        the longest prefix with the prompt, or a new one. The caller must call `rewind` next, and `done` at
-        the end.
+        """Return a session for this prompt: the session with the id `session_id`, or a fork of the sequence
+        that shares the longest prefix with the prompt, or a new session. The caller must call `rewind` next,
+        and `done` at the end.
 
-        salt: only sequences with the same salt are shared
-        resumable: the session may go to disk although it has no id
+        salt: a text; only sequences with the same salt share pages
+        resumable: True if the session can go to disk although it has no id
         """
         own = self.get(session_id)
         if own is not None and own.chain[0] != self.keys.root(own.policy, salt):
@@ -89,8 +90,8 @@ class SessionManager:
         return session
 
     def known_tokens(self, session_id: str | None, prompt: Sequence[int], salt: str = "") -> int:
-        """Return about how many leading tokens of the prompt a sequence in memory has. `rewind` may keep
-        fewer."""
+        """Return the approximate number of leading prompt tokens that a sequence in memory has. `rewind` can
+        keep fewer tokens."""
         own, held = self.get(session_id), 0
         if own is not None:
             held = own.shares(prompt, extend(own.chain[:1], prompt))
@@ -102,7 +103,7 @@ class SessionManager:
         (tokens).
 
         If the cache cannot be trimmed, it is discarded. At least one prompt token is left for prefill,
-        because the reply starts from its logits.
+        because the reply starts from the logits of the last prompt token.
         """
         keep = min(session.shares(prompt, extend(session.chain[:1], prompt)), len(prompt) - 1)
         if not session.cut(keep):
@@ -116,8 +117,8 @@ class SessionManager:
         return other
 
     def done(self, session: Session) -> None:
-        """End the run of this session and keep its cache. Kept sequences that are a prefix of it are
-        dropped."""
+        """End the run of this session and keep its cache. Drop the unnamed sequences that are a prefix of
+        this session."""
         session.settle()
         if session not in self._running:
             return
@@ -142,8 +143,9 @@ class SessionManager:
     # Finding ------------------------------------------------------------------------------------
 
     def _longest(self, own: Session | None, prompt: Sequence[int], salt: str) -> Session | None:
-        """Return a fork of the sequence that shares the longest prefix with the prompt, if that is longer
-        than the session's own. Of several such sequences, take the one that loses the fewest tokens."""
+        """Return a fork of the sequence that shares the longest prefix with the prompt, if this prefix is
+        longer than the prefix of `own`. Of several such sequences, take the one that loses the fewest
+        tokens."""
         names, most = extend([self.keys.root(self.policy, salt)], prompt), len(prompt) - 1
         held = own.shares(prompt, extend(own.chain[:1], prompt)) if own else 0
         others = [*self._sessions.items(), *((None, session) for session in self._running)]
@@ -158,8 +160,8 @@ class SessionManager:
         return None
 
     def _mark_used(self, name: str | None, source: Session, fork: Session) -> None:
-        """Mark `source` as used. Other prompts may branch off where the fork does. So that prefix is kept,
-        before later tokens lower the precision of its newest pages."""
+        """Mark `source` as used. Other prompts can branch off at the same point as the fork. So keep the
+        common prefix before later tokens lower the precision of its newest pages."""
         fork.owner = None
         if name is not None:
             self._sessions.move_to_end(name)
@@ -189,7 +191,7 @@ class SessionManager:
             del self._sessions[name]
 
     def _name(self, session_id: str, session: Session) -> None:
-        """Keep a session under this id. The session that had the id is kept without a name."""
+        """Keep a session under this id. Keep the session that had this id before without a name."""
         before = self._sessions.pop(session_id, None)
         if before is not None and before is not session:
             self._keep_unnamed(before)
@@ -204,8 +206,8 @@ class SessionManager:
             self._disk.keep(name, self._sessions.pop(name), time.monotonic() + longest)
 
     def _most(self) -> int:
-        """Return the bytes that all caches may have: the budget without the page that the next demotion
-        makes."""
+        """Return the maximum number of bytes of all caches: the budget without the page that the next
+        demotion (the change of a page to a lower precision) makes."""
         pool = getattr(self._backend, "pool", None)
         if pool is None or not pool.budget:
             return self.limit
@@ -216,8 +218,8 @@ class SessionManager:
         return next(idle, None)
 
     def _reclaim(self) -> bool:
-        """Free the least recently used sequence, because a running one needs the memory. Returns False if
-        there is none. It is not written to disk, because a reply waits."""
+        """Free the least recently used sequence, because a running sequence needs the memory. Returns False
+        if no sequence can be freed. The sequence does not go to disk, because a reply waits."""
         if (name := self._oldest()) is None:
             return self._disk.stop_early()
         del self._sessions[name]
@@ -231,8 +233,8 @@ class SessionManager:
     # On disk ------------------------------------------------------------------------------------
 
     def keep_all(self) -> None:
-        """Write the caches to disk, the most recently used first. After MAX_EXIT_SECONDS no further one is
-        started."""
+        """Write the caches to disk, the most recently used first. After MAX_EXIT_SECONDS no further write
+        starts."""
         begun = time.monotonic()
         self._disk.wait()
         for name, session in reversed(self._sessions.items()):
@@ -243,7 +245,7 @@ class SessionManager:
 
     @property
     def folder(self) -> CacheFolder | None:
-        """The folder for caches on disk."""
+        """Return the folder for caches on disk."""
         return self._disk.folder
 
     def __len__(self) -> int:
@@ -261,7 +263,8 @@ class SessionManager:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all caches, running ones included. A page that several share counts once."""
+        """Return the bytes of all caches, including running ones. A page that several caches share counts
+        once."""
         return held_bytes({id(s): s.cache for s in (*self._sessions.values(), *self._running)}.values())
 
     def put(self, session_id: str, session: Session) -> None:

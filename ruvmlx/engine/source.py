@@ -1,4 +1,5 @@
-"""Sources of a run's tokens: single decode steps of a backend, or the backend's own token stream."""
+"""This module holds the two sources of a run's tokens: single decode steps of a backend, and the backend's
+own token stream."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,18 +13,18 @@ from ..sampling import Sampler, TokenRule
 from .drafts import DraftedSteps
 from .types import Sampling
 
-Drawn = tuple[np.ndarray, np.ndarray]  # hidden [D] and logits [V] that a token was drawn from
+Drawn = tuple[np.ndarray, np.ndarray]  # the hidden state [D] and the logits [V] from which a token was drawn
 
 
 class Source(Protocol):
-    """Call `prefill` for the prompt, `read` for each token, then `close`. After that the cache holds all
-    tokens except the last."""
+    """A source of tokens. Call `prefill` for the prompt, `read` for each token, then `close`. After `close`
+    the cache holds all tokens except the last one."""
 
-    at_once: bool  # whether `drawn_from` can be called after each `read` without extra cost
+    at_once: bool  # True if `drawn_from` has no extra cost after each `read`
 
     @property
     def prefilled_at(self) -> float:
-        """time.perf_counter() at the end of prefill. Valid after the first token was read."""
+        """Return time.perf_counter() at the end of prefill. Valid after the first token was read."""
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None: ...
 
@@ -34,13 +35,13 @@ class Source(Protocol):
     def read(self) -> int: ...
 
     def drawn_from(self) -> Iterator[Drawn]:
-        """Yield (hidden, logits) of each token read since the last call. Iterate to the end."""
+        """Yield the hidden state and the logits of each token read since the last call. Read to the end."""
 
     def close(self) -> None: ...
 
 
 class StepSource:
-    """One decode step for each token. The engine draws the token from the logits."""
+    """A source that runs one decode step for each token. The engine draws the token from the logits."""
 
     at_once = True
 
@@ -53,7 +54,7 @@ class StepSource:
         rule: TokenRule | None = None,
         drafts: DraftedSteps | None = None,
     ):
-        """drafts: guesses and checks the next tokens while this source decodes by itself; None: no guesses"""
+        """drafts: guesses and checks the next tokens while this source decodes alone; None: no guesses"""
         self._backend, self._cache, self._adapter = backend, cache, adapter
         self._drafts = drafts
         self._sampler = Sampler(sampling, rule)
@@ -73,7 +74,7 @@ class StepSource:
 
     @property
     def waits(self) -> bool:
-        """Must the newest token be decoded before the next one is drawn?"""
+        """Return True if the newest token must be decoded before the next token is drawn."""
         return self._token is not None and not (self._drafts and self._drafts.is_ahead)
 
     def read(self) -> int:
@@ -93,8 +94,8 @@ class StepSource:
         return self._backend.decode(token, self._cache, self._adapter)
 
     def draw_work(self) -> ReplyWork | None:
-        """Return the kernel call that draws the next token. The caller runs it together with those of other
-        replies; the next `read` returns the token. None if `read` must draw."""
+        """Return the kernel call that draws the next token, or None if `read` must draw the token. The caller
+        runs the call together with the calls of other replies. The next `read` returns the token."""
         if self._token is not None or self._step is None or self._ahead is not None:
             return None
 
@@ -132,7 +133,8 @@ class StepSource:
 
 
 class StreamSource:
-    """A backend's token stream. It keeps hidden states; `drawn_from` computes logits from them."""
+    """A source that reads a backend's token stream. It keeps hidden states; `drawn_from` computes logits from
+    the hidden states."""
 
     at_once = False
 
@@ -164,7 +166,7 @@ def source(
 ) -> StepSource | StreamSource:
     """Return the source for a reply of at most `limit` tokens.
 
-    steps: whether the caller decodes the tokens (batch.py)
+    steps: True if the caller decodes the tokens (batch.py)
     """
     steps = steps or needs_steps(sampling, rule)
     if steps or not isinstance(backend, Streaming) or not backend.streams:
@@ -173,6 +175,6 @@ def source(
 
 
 def needs_steps(sampling: Sampling, rule: TokenRule | None) -> bool:
-    """Must a reply take single steps, all from one source? A stream draws a token before the host has read
-    the token before. So it cannot apply penalties or a constraint."""
+    """Return True if a reply needs single steps that all come from one source. A stream draws a token before
+    the host has read the previous token. So a stream cannot apply penalties or a constraint."""
     return rule is not None or sampling.changes_logits

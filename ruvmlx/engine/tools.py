@@ -1,20 +1,21 @@
-"""Tools for any model: writes the tools into a prompt, and finds the model's calls in its text.
+"""This module supports tool calls: it writes tools into a prompt and finds the model's calls in a reply.
 
     prepared = prepare(model, messages, tools, "auto")      # or "none", "required"; function="weather"
     request = GenerationRequest(**prepared.fields(), max_new_tokens=...)
-    parser = prepared.parser()                              # of models/text/tool_calls.py
+    parser = prepared.parser()                              # a parser of models/text/tool_calls.py
     for chunk in engine.stream(request):
         pieces = parser.add(chunk.text)
     pieces = parser.end()                                   # parser.calls: the number of calls
 
-The form of a model's calls is found from what its template writes for one call. A template may have no place
-for tools, or may write calls in an unknown form. Then the tools go into the system text, in HERMES' form.
+The module learns the form of a model's calls from the text that its chat template writes for one call. A
+template can have no place for tools, or can write calls in an unknown form. Then the tools go into the system
+text, in the form of the Hermes models (`HERMES`).
 
-"required" and `function` are a constraint: the reply is one call, or up to MOST_CALLS calls, and it parses.
-If the function is `strict`, the arguments fit its parameters. Otherwise keywords of JSON Schema that
-llguidance does not know are ignored, because the parameters of tools are often written for people. Arguments
-may have undeclared properties only if the parameters allow this. With "auto" and `answer`, a reply is either
-calls, as above, or text that fits `answer`.
+With "required" or `function`, a constraint makes the reply one call, or up to MOST_CALLS calls, that can be
+parsed. If the function is `strict`, the arguments fit its parameters. If not, the constraint ignores the
+keywords of JSON Schema that llguidance does not know, because the parameters of tools are often written for
+people. Arguments have undeclared properties only if the parameters allow them. With "auto" and `answer`, a
+reply is either calls in this form or text that fits `answer`.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ from ..models.text.tool_calls import ARGS, CALL_ID, HERMES, LLAMA, MISTRAL, MIST
 from .closed_schemas import close_schema
 from .grammar import Constraint, json_rule
 
-MOST_CALLS = 8  # the maximum number of calls in a reply that must call
+MOST_CALLS = 8  # the maximum number of calls in a reply that must be calls
 MOST_TOOLS = 512
 CHOICES = ("none", "auto", "required")
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -48,10 +49,10 @@ You can call these functions. To call one, answer with its name and its argument
 
 @dataclass(frozen=True)
 class ToolForm:
-    """How a model takes tools.
+    """The form in which a model takes tools.
 
-    in_template: whether its template has a place for tools
-    call_ids: whether its calls have ids
+    in_template: True if the model's chat template has a place for tools
+    call_ids: True if the model's calls have ids
     """
 
     dialect: Dialect
@@ -86,11 +87,11 @@ def prepare(
     parallel: bool = True,
     answer: Constraint | None = None,
 ) -> Prepared:
-    """Prepare a conversation with tools. Raises UsageError that names what is wrong with a tool.
+    """Prepare a conversation with tools. Raises UsageError if a tool is wrong; the message names the mistake.
 
     choice: one of CHOICES
     function: the name of the function that the reply must call
-    parallel: False: at most one call where a call is required
+    parallel: False: where a constraint requires calls, the reply has one call
     answer: the JSON schema of a reply without calls
     """
     if choice not in CHOICES:
@@ -185,7 +186,7 @@ _CHAT = (
 
 
 def tool_form(tokenizer: Tokenizer) -> ToolForm:
-    """Return the form in which the template writes a call."""
+    """Return the form in which the model's template writes a call."""
     if tokenizer not in _known:
         _known[tokenizer] = _probe_form(tokenizer) or ToolForm(HERMES, in_template=False)
     return _known[tokenizer]
@@ -276,8 +277,8 @@ def forced_calls(
     most: int = 1,
     answer: Constraint | None = None,
 ) -> Constraint:
-    """Return the constraint: one to `most` calls of these functions, in the model's form, or `answer` (a JSON
-    schema)."""
+    """Return the constraint of a reply: one to `most` calls of these functions in the model's form, or text
+    that fits `answer` (a JSON schema)."""
     dialect = form.dialect
 
     def mark(text: str) -> str:
