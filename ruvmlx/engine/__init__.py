@@ -1,8 +1,8 @@
-"""The engine: it turns a request into a stream of text.
+"""This package is the engine: it turns a request into a stream of text.
 
-It may import models, backends, `kv`, `grammar` and sampling, but nothing of ratings (`sona`) or of the store:
-a recorder passes the hidden states on. Start with `run.py` (one request: prefill, then decode), then
-`scheduler.py` (many requests in one batch).
+The engine imports models, backends, `kv`, `grammar` and sampling, but neither ratings (`sona`) nor the store,
+because a recorder passes the hidden states on. Start with `run.py` (one request: prefill, then decode), then
+read `scheduler.py` (many requests in one batch).
 """
 
 from .engine import LLMInferenceEngine

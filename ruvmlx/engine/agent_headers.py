@@ -1,9 +1,9 @@
-"""Removes what some agents put before their system prompt for the billing of their service."""
+"""This module removes the billing headers that some agents put before their system prompt."""
 
 import re
 
-# For example "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=eb6c6;", then the end of the
-# line or of the prompt.
+# An example is "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=eb6c6;", followed by the
+# end of the line or of the prompt.
 _HEADER = re.compile(r"\s*x-anthropic-[a-z-]+:(?:[ \t]*[\w.-]+=[^;\n]*;)*[ \t]*\n*", re.IGNORECASE)
 
 

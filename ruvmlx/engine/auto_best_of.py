@@ -1,7 +1,7 @@
-"""Chooses the number of replies for best of n when `best_of` is "auto". It is the largest number, up to 4,
-whose decode step takes at most 1.5 times as long as a step for one reply.
+"""This module chooses the number of replies for best of n if the setting `best_of` is "auto". It chooses the
+largest number, up to 4, whose decode step takes at most 1.5 times as long as a step for one reply.
 
-The steps are timed on the open model. The times are kept in DATA/batch_costs.json:
+The module measures the steps on the open model. It keeps the times in DATA/batch_costs.json:
 
     {"format": 1, "seconds": {"<backend> <fingerprint>": [<step of 1 reply>, <of 2>, <of 3>, <of 4>]}}
 """
@@ -18,9 +18,9 @@ from ..backends.base import Backend
 from .engine import LLMInferenceEngine
 
 AUTO = "auto"  # the value of `best_of` that asks for this choice
-# replies; the time of a step divided by the time of a step for one reply
+# the maximum number of replies; the maximum time of a step divided by the time of a step for one reply
 MAX_REPLIES, MAX_STEP_RATIO = 4, 1.5
-PROMPT = 32  # tokens of the prompt in the measurement
+PROMPT = 32  # the number of prompt tokens in the measurement
 # Each size is measured ROUNDS times. After SECONDS, LEAST_ROUNDS times are enough.
 ROUNDS, LEAST_ROUNDS, SECONDS = 15, 3, 1.0
 FORMAT, MAX_MODELS = 1, 32  # version of the file; maximum number of models in the file
@@ -47,13 +47,14 @@ def affordable(engine: LLMInferenceEngine) -> int:
 
 
 def most_within(seconds: list[float]) -> int:
-    """seconds: the times of a step for 1, 2 .. replies."""
+    """Return the largest number of replies that is fast enough. seconds: the times of a step for 1, 2 ..
+    replies."""
     return max(n for n, taken in enumerate(seconds, 1) if taken <= MAX_STEP_RATIO * seconds[0] or n == 1)
 
 
 def step_seconds(backend: Backend) -> list[float]:
-    """Return the median time (seconds) of a decode step for 1, 2 .. MAX_REPLIES replies. The sizes take
-    turns, so a slow moment of the machine affects all of them."""
+    """Return the median time (seconds) of a decode step for 1, 2 .. MAX_REPLIES replies. The loop measures
+    all sizes in turn, so a slow moment of the machine affects all of them."""
     cache = backend.new_cache()
     backend.prefill([1] * PROMPT, cache)
     caches = [[cache.fork() for _ in range(n)] for n in range(1, MAX_REPLIES + 1)]
@@ -70,7 +71,7 @@ def step_seconds(backend: Backend) -> list[float]:
 
 
 def _read() -> dict[str, list[float]]:
-    """Return {} if there is no file or if it is damaged."""
+    """Return the stored times. Return {} if there is no file or if the file is damaged."""
     try:
         whole = json.loads(path().read_text(encoding="utf-8"))
         right = whole["format"] == FORMAT
@@ -83,7 +84,8 @@ def _read() -> dict[str, list[float]]:
 
 
 def _write(held: dict[str, list[float]]) -> None:
-    """Write beside the target, then rename: a reader sees either the old file or the new one."""
+    """Write a new file beside the target, then rename it: a reader sees either the old file or the new
+    one."""
     path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path().with_suffix(f".{os.getpid()}.new")
     fresh.write_text(json.dumps({"format": FORMAT, "seconds": held}, indent=1), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Answers many requests, several at a time. When one request has finished, the next one starts.
+"""This module answers many requests, several at a time. When one request has finished, the next one starts.
 
-for response in generate_many(engine, requests, adapter):      # as they finish
+for response in generate_many(engine, requests, adapter):      # in the order in which they finish
     ...
 """
 
@@ -16,7 +16,9 @@ from .types import GenerationRequest, GenerationResponse
 AdapterOf = Callable[[GenerationRequest], HeadAdapter | None]
 RecorderOf = Callable[[GenerationRequest], Recorder | None]
 
-WIDTH = 16  # replies in a batch: in a wider batch arithmetic limits a step, not reading the weights
+# The maximum number of replies in a batch. In a wider batch the arithmetic limits a step, not the reading of
+# the weights.
+WIDTH = 16
 
 
 def generate_many(
@@ -29,8 +31,8 @@ def generate_many(
     """Yield responses as they finish. At most `width` requests run at a time. The first error ends all
     requests.
 
-    Each request is checked when it starts. UsageError: it cannot be answered, or another request uses its
-    session.
+    Each request is checked when it starts. Raises UsageError if the request cannot be answered, or if another
+    running request uses its session.
 
     adapter: one adapter for all requests, or a function from a request to its adapter
     recorder: a function from a request to the recorder of its tokens

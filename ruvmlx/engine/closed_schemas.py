@@ -1,8 +1,8 @@
-"""Closes the objects of a JSON schema: they may have only the declared properties.
+"""This module closes the objects of a JSON schema: they can have only the declared properties.
 
-In JSON Schema an object may have any further properties. A small model then writes words of the schema
-language as properties (`required`, `maxLength`). So here, as in llama.cpp, an object is closed if it declares
-properties and does not mention others.
+In JSON Schema an object can have any further properties. A small model then writes words of the schema
+language as properties (`required`, `maxLength`). So this module, like llama.cpp, closes an object that
+declares properties and does not mention additional properties.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ _SINGLE = ("items", "additionalProperties")
 
 
 def close_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with its objects closed. An object that is combined with others (for example by
-    allOf) stays open, because each part would refuse the other parts' properties."""
+    """Return the schema with its objects closed. An object that is combined with other objects (for example
+    by allOf) stays open, because each part would refuse the properties of the other parts."""
     return _close_objects(schema, _combined_names(schema))
 
 

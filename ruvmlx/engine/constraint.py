@@ -1,11 +1,12 @@
-"""Decides which tokens may come next, so that a finished reply fits a constraint (`grammar.py`).
+"""This module decides which tokens are allowed next, so that a finished reply fits a constraint
+(`grammar.py`).
 
 `matcher_for` compiles a constraint for a model. A `Matcher` then follows one reply token by token and sets
-the logits of all forbidden tokens to -inf. llguidance does the work: it is an Earley parser over the bytes of
-the vocabulary.
+the logits of all forbidden tokens to -inf. The library llguidance does the work: it is an Earley parser over
+the bytes of the vocabulary.
 
-A reply that is cut at max_new_tokens fits the start of the constraint only. Inside a thought that the prompt
-has opened, any token may come; the constraint begins after the thought.
+A reply that is cut at max_new_tokens fits only the start of the constraint. If the prompt opens the model's
+thinking, the thinking can hold any token. The constraint begins after the thinking.
 """
 
 from collections.abc import Sequence
@@ -22,18 +23,19 @@ from .grammar import Constraint, Vocabulary, compiled_matcher
 
 
 class Matcher:
-    """Follows one reply and decides which tokens may come next. Implements sampling.TokenRule."""
+    """A matcher follows one reply and decides which tokens are allowed next. It implements
+    sampling.TokenRule."""
 
     def __init__(self, compiled: Any, vocab: int, thought: ThoughtCounter | None = None):
-        """compiled: an LLMatcher that only this reply uses. thought: counts the thought, if the reply starts
-        inside one."""
+        """compiled: an LLMatcher that only this reply uses. thought: follows the model's thinking if the
+        reply starts inside the thinking."""
         self._matcher, self._thought = compiled, thought
-        # one bit for each token, and one for the end token that `_NoEnd` adds
+        # one bit for each token, and one bit for the end token that `_Vocabulary` adds
         self._bits = np.zeros((vocab + 32) // 32, np.uint32)
 
     @property
     def over(self) -> bool:
-        """Is the reply complete, so that only the end token may follow?"""
+        """Return True if the reply is complete, so that only the end token is allowed next."""
         return self._has_begun and self._matcher.is_stopped()
 
     @property
@@ -41,14 +43,15 @@ class Matcher:
         return self._thought is None or not self._thought.in_thought
 
     def forced_tokens(self) -> list[int]:
-        """Return the tokens that must come next, in order. Empty: there is a choice."""
+        """Return the tokens that must come next, in order. The list is empty if several tokens are
+        allowed."""
         return list(self._matcher.compute_ff_tokens()) if self._has_begun else []
 
     def restrict(self, logits: np.ndarray) -> None:
         if not self._has_begun:
             return
         if forced := self.forced_tokens():
-            # Text that must come is written with the tokens that a later prompt would use for the same text.
+            # Write required text with the tokens that a later prompt would use for the same text.
             kept = logits[forced[0]]
             logits[:] = -np.inf
             logits[forced[0]] = kept
@@ -74,7 +77,7 @@ def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matc
     """Return a matcher for one reply. Raises UsageError if the constraint is wrong or takes too long to
     compile.
 
-    opening: the tag of the thought that the prompt ends with; "": none
+    opening: the tag at the end of the prompt that opens the model's thinking; "": no tag
     """
     vocab = model.shape.vocab_size
     thought = ThoughtCounter(model.tokenizer, opening) if opening else None
@@ -87,10 +90,10 @@ def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matc
 
 
 class _Vocabulary:
-    """The tokenizer interface of llguidance: the bytes of each token; special tokens are marked with 0xFF.
+    """The tokenizer interface of llguidance: the bytes of each token. 0xFF marks special tokens.
 
-    If a vocabulary has no end token, one is added after its last token. It is never drawn: the reply ends as
-    soon as nothing else may follow.
+    If a vocabulary has no end token, this class adds one after the last token. It is never drawn, because the
+    reply ends as soon as nothing else is allowed.
     """
 
     is_tokenizer_wrapper = True
@@ -107,13 +110,13 @@ class _Vocabulary:
             self.tokens[i] = b"\xff" + special.get(i, f"<end {i}>").encode()
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return the ids for a piece of text inside a reply, as the model itself would write it."""
+        """Return the token ids of a text inside a reply, as the model itself would write the text."""
         data = text if isinstance(text, bytes) else text.encode()
         words = data.decode("utf-8", "replace")
         ids = self._tokenizer.encode(words, add_bos=False)
         if self._spells(ids, data):
             return ids
-        # the tokenizer puts a space before a text's first word
+        # The tokenizer puts a space before the first word of a text.
         after = self._tokenizer.encode("\n" + words, add_bos=False)
         return next((after[k:] for k in range(len(after)) if self._spells(after[k:], data)), [])
 
@@ -125,7 +128,7 @@ _known: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
 
 
 def _vocabulary(tokenizer: Tokenizer, vocab: int) -> Vocabulary:
-    """Return the vocabulary for llguidance. It is made once: this takes 0.2 s for 49,152 tokens."""
+    """Return the vocabulary for llguidance. It is made once, because this takes 0.2 s for 49,152 tokens."""
     if tokenizer not in _known:
         from llguidance import LLTokenizer
 

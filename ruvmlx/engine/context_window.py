@@ -1,4 +1,5 @@
-"""Builds a prompt's messages from a conversation, and drops the oldest if the context would overflow."""
+"""This module builds a prompt's messages from a chat. It drops the oldest ones if the context would
+overflow."""
 
 import functools
 import itertools
@@ -14,24 +15,25 @@ from .types import GenerationRequest
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a saved chat, as the apps show it."""
+    """A message of a saved chat, as the apps show it."""
 
     role: str  # "user" | "assistant" | "system" | "tool"
     content: str
-    reply_id: str | None = None  # assistant turns can be rated
+    reply_id: str | None = None  # the id of a reply, with which the user can rate it; None: no reply
     rating: str | None = None  # "up" | "down" | "1".."5"
     finish_reason: str | None = None
     id: int | None = None  # the message's id; None for a system prompt
-    branch: int = 1  # position among the `branches` alternatives in this place, from 1
+    branch: int = 1  # position of this message among the `branches` alternatives at this place, from 1
     branches: int = 1
-    # the calls of tools that a reply makes; of a tool's result, its one call
+    # an assistant's turn: the tool calls of the reply; a tool's turn: the one call that has this result
     calls: tuple[ParsedCall, ...] = ()
 
 
 def cut(sizes: list[int], limit: int, half: int) -> int:
-    """Index of the first message to read: whenever the chat exceeds `limit`, it is cut down to `half`.
+    """Return the index of the first message that the prompt keeps. Whenever the chat exceeds `limit`, it is
+    cut down to `half`.
 
-    The index depends on the messages alone, so it stays the same from turn to turn until the next cut.
+    The index depends only on the messages, so it stays the same from turn to turn until the next cut.
     """
     first, total = 0, 0
     for i, size in enumerate(sizes):
@@ -44,7 +46,7 @@ def cut(sizes: list[int], limit: int, half: int) -> int:
 
 
 class ContextWindow:
-    """Fits conversations into one model's context. Sizes are in tokens."""
+    """A context window fits conversations into one model's context. Sizes are in tokens."""
 
     def __init__(self, model: Model):
         self.size = model.context
@@ -52,20 +54,21 @@ class ContextWindow:
         self._tokens = functools.lru_cache(4096)(lambda text: len(encode(text, add_bos=False)))
 
     def message_size(self, message: Message) -> int:
-        """Tokens of one message, with 16 added for the chat template."""
+        """Return the number of tokens of one message, with 16 added for the chat template."""
         calls = json.dumps(message.tool_calls, ensure_ascii=False) if message.tool_calls else ""
         return self._tokens(message.content) + self._tokens(calls) + 16
 
     def fitting(
         self, messages: list[Message], max_new_tokens: int, summary: str = "", reserved: int = 0
     ) -> list[Message]:
-        """The conversation without its oldest exchanges, if the context would overflow.
+        """Return the conversation. If the context would overflow, leave out the oldest exchanges.
 
         A quarter of the context, or the reply's limit if that is less, is kept free for the reply. When the
-        context is full, it is cut to half, so that the KV cache serves all turns until the next cut.
+        context is full, the conversation is cut to half, so that the KV cache serves all turns until the next
+        cut.
 
-        summary: of what was said before; the first message begins with it.
-        reserved: tokens that the prompt has besides the messages.
+        summary: a summary of the left-out messages; the first message begins with it
+        reserved: the number of tokens that the prompt has besides the messages
         """
         limit = self.size - min(max_new_tokens, self.size // 4) - reserved
         if summary:
@@ -83,7 +86,7 @@ class ContextWindow:
         return head + read
 
     def left_out(self, turns: list[Turn], max_new_tokens: int, summary: str = "") -> list[Turn]:
-        """The oldest turns, for which the prompt of the last reply had no room."""
+        """Return the oldest turns, which did not fit into the prompt of the last reply."""
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
         if sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
@@ -100,8 +103,8 @@ class ContextWindow:
 
 
 def alternating(turns: list[Turn]) -> list[Message]:
-    """Turns as messages with alternating roles. Empty replies are dropped, and their neighbours joined. Calls
-    of tools without a result are left out."""
+    """Return the turns as messages with alternating roles. Empty replies are dropped, and their neighbours
+    are joined. Tool calls without a result are left out."""
     messages: list[Message] = []
     last: Turn | None = None
     for turn in _kept_turns(turns):
@@ -116,7 +119,7 @@ def alternating(turns: list[Turn]) -> list[Message]:
 
 
 def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
-    """The turns that a prompt has: those with text or with answered calls."""
+    """Yield the turns that the prompt keeps: the turns with text or with answered tool calls."""
     for place, turn in enumerate(turns):
         if turn.role == "assistant" and turn.calls:
             results = itertools.takewhile(lambda later: later.role == "tool", turns[place + 1 :])
@@ -127,7 +130,7 @@ def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
 
 
 def _joins(turn: Turn, after: Turn) -> bool:
-    """Are the two one message? Neighbours of one role are, unless a tool is called."""
+    """Return True if the two turns are one message: they have the same role and no tool calls."""
     return turn.role == after.role and not turn.calls and not after.calls
 
 
@@ -137,7 +140,7 @@ def _as_tool_call(call: ParsedCall) -> dict[str, Any]:
 
 
 def question_of(request: GenerationRequest) -> str:
-    """The user's message that the reply to this request answers."""
+    """Return the user's message that the reply to this request answers."""
     if request.asked:
         return request.asked
     if request.messages is None:

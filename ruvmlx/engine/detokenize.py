@@ -1,4 +1,4 @@
-"""Streams tokens as text: only complete UTF-8 characters, and no part of a stop string."""
+"""This module streams tokens as text: only complete UTF-8 characters, and no part of a stop string."""
 
 import codecs
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from .types import Begun
 
 
 class StreamDecoder:
-    """Joins the bytes of tokens and returns complete characters only."""
+    """A stream decoder joins the bytes of tokens and returns complete characters only."""
 
     def __init__(
         self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None, is_at_start: bool = True
     ):
-        """shown: the special tokens whose text is part of the reply. is_at_start: no text of the reply comes
-        before."""
+        """shown: the special tokens whose text is part of the reply. is_at_start: True if the first token is
+        the start of the reply."""
         self._tokenizer, self._shown = tokenizer, shown or {}
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = is_at_start and tokenizer.strips_leading_space
@@ -24,7 +24,8 @@ class StreamDecoder:
         return self._strip_first_space(self._utf8.decode(data))
 
     def go_on(self, begun: Begun) -> str:
-        """Continue an earlier reply. Returns its text without the U+FFFD of an incomplete last character."""
+        """Continue an earlier reply. Returns the earlier text, without the U+FFFD of an incomplete last
+        character."""
         for token in begun.tail:
             self.add(token)
         unfinished = self._utf8.getstate()[0]
@@ -42,7 +43,8 @@ class StreamDecoder:
 
 
 class StopStrings:
-    """Ends a stream at the first stop string. Text that may be the start of a stop string is held back.
+    """StopStrings ends a stream at the first stop string. It holds back text that can be the start of a stop
+    string.
 
     hit: the stop string that ended the stream
     """

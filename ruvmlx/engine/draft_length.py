@@ -1,42 +1,44 @@
-"""Decides how many drafted tokens are worth a check: 0 where plain decoding is faster.
+"""This module decides how many drafted tokens are worth a check. The answer is 0 if plain decoding is faster.
 
-A check of k drafted tokens costs more than a step. It yields the accepted tokens and one more token.
-`MeasuredLength` measures the cost on this machine. `Acceptance` counts how often the guess after a match of
-some length is right in one reply. A guess that was not checked counts too: the next token of the reply says
-whether its first token was right. So a reply learns at no cost when drafts begin to pay.
+A check of k drafted tokens costs more than a decode step. It yields the accepted tokens and one more token.
+`MeasuredLength` measures the cost on this machine. `Acceptance` counts, in one reply, how often a guess is
+right after a match of some length. A guess that was not checked counts too, because the next token of the
+reply shows whether its first token was right. So a reply learns at no cost when drafts begin to pay.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 MARGIN = 1.05  # a check must promise this many times the tokens per second of plain steps
-SLOPE = 0.35  # what each drafted token adds to a step, before it is measured (share of a step)
+SLOPE = 0.35  # before the first measurement: the added cost of each drafted token, as a part of a step
 SMALLEST_SLOPE = 0.02
-WEIGHT = 0.1  # of a new measurement of the cost
-# The matches below each of these lengths are counted together. PRIOR: the share of right guesses before the
-# first count; it has the weight of PRIOR_TOKENS guesses. `python -m tests.research.drafts` chose them.
+WEIGHT = 0.1  # the weight of a new measurement in the average cost
+# A match is a run of the newest tokens that occurred before. The matches below each of these lengths are
+# counted together. PRIOR: the share of right guesses before the first count; PRIOR has the weight of
+# PRIOR_TOKENS guesses. `python -m tests.research.drafts` chose these numbers.
 MATCHES = (4, 6, 9, 17, 33)
 PRIOR = (0.2, 0.6, 0.75, 0.9, 0.97)
 PRIOR_TOKENS = 6.0
-FADE = 0.97  # older drafts count less: a reply may copy first and speak freely then
+# Each new guess lowers the weight of older guesses by this factor: a reply can first copy, then write freely.
+FADE = 0.97
 
 
 class Shares(Protocol):
-    """The expected share of right tokens."""
+    """The expected share of drafted tokens that are right."""
 
     def share(self, match: int) -> float:
-        """Return the share after a match of this length."""
+        """Return the share after a match of this length (tokens)."""
 
 
 class Certainty:
-    """Tokens that are always right, because a constraint forces them."""
+    """The shares of tokens that are always right, because a constraint forces them."""
 
     def share(self, match: int) -> float:
         return 1.0
 
 
 class Acceptance:
-    """How often drafts are right in one reply, by the length of the match before them."""
+    """Acceptance counts how often drafts are right in one reply, by the length of the match before them."""
 
     def __init__(self) -> None:
         self._right = [share * PRIOR_TOKENS for share in PRIOR]
@@ -54,18 +56,18 @@ class Acceptance:
 
 
 class DraftLength(Protocol):
-    """Decides how many tokens to draft, for all replies of an engine."""
+    """A rule that decides how many tokens to draft, for all replies of an engine."""
 
     def choose(self, match: int, longest: int, acceptance: Shares) -> int:
-        """Return how many tokens to draft, from 0 to `longest`, after a match of this length."""
+        """Return the number of tokens to draft, from 0 to `longest`, after a match of this length."""
 
     def measure(self, drafted: int, seconds: float) -> None:
-        """Take the time of a step (0 drafted tokens) or of a check into account."""
+        """Learn from the time of a plain step (drafted=0) or of a check."""
 
 
 @dataclass(frozen=True)
 class FixedLength:
-    """Each guess drafts this many tokens, if the backend allows so many."""
+    """This rule always drafts `length` tokens, if the backend allows so many."""
 
     length: int
 
@@ -77,8 +79,8 @@ class FixedLength:
 
 
 class MeasuredLength:
-    """The length that promises the most tokens per second, or 0. A check of k drafted tokens costs
-    1 + slope * k steps; the slope is measured."""
+    """This rule chooses the length that promises the most tokens per second, or 0. A check of k drafted
+    tokens costs 1 + slope * k steps; the slope is measured."""
 
     def __init__(self) -> None:
         self.slope = SLOPE
@@ -101,7 +103,8 @@ class MeasuredLength:
         if drafted == 0:
             self._step += (WEIGHT if self._step else 1.0) * (seconds - self._step)
         elif self._step:
-            # A pause of the whole machine must not count like ten measurements.
+            # Limit the slope, because a pause of the whole machine must not have the weight of ten
+            # measurements.
             slope = min((seconds / self._step - 1) / drafted, 4 * self.slope)
             self.slope += WEIGHT * (max(slope, SMALLEST_SLOPE) - self.slope)
 

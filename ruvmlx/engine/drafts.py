@@ -1,10 +1,10 @@
-"""Decodes a reply faster where its next tokens can be guessed. The reply stays the same.
+"""This module decodes a reply faster if its next tokens can be guessed. The reply stays the same.
 
-`DraftedSteps` guesses the next tokens from the chat. The backend computes the steps after all of them in one
-call. Each step that the reply goes on with is handed out; the others are dropped. The steps have the bits of
-single steps, and each token is drawn as without a draft. So greedy replies, sampled replies, penalties,
-constraints and traces do not change. (Leviathan et al. 2023, "Fast Inference from Transformers via
-Speculative Decoding", drafts with a small model.)
+`DraftedSteps` guesses the next tokens from the chat (a draft). The backend computes the decode steps after
+all guessed tokens in one call. If the reply continues with a guessed token, its step is used. The other steps
+are dropped. The steps are bit-identical to single steps, and the sampler draws each token as it does without
+a draft. So greedy replies, sampled replies, penalties, constraints and traces do not change. (Leviathan et
+al. 2023, "Fast Inference from Transformers via Speculative Decoding", make drafts with a small model.)
 """
 
 from collections import deque
@@ -21,36 +21,38 @@ from .prompt_lookup import GRAM, Draft, PromptLookup
 
 @dataclass
 class DraftCounts:
-    """drafted: tokens that were checked. accepted: those of them that the reply has."""
+    """Counts of guessed tokens. drafted: the tokens that were checked. accepted: the checked tokens that are
+    in the reply."""
 
     drafted: int = 0
     accepted: int = 0
 
 
 class _Decoder(Drafting, Backend, Protocol):
-    """A backend that checks drafts."""
+    """A backend that can check drafts."""
 
 
 class DraftedSteps:
-    """The decode steps of one reply."""
+    """DraftedSteps computes the decode steps of one reply."""
 
     def __init__(self, backend: _Decoder, length: DraftLength, lookup: PromptLookup, rule: Matcher | None):
-        """length: shared by all replies. lookup, rule: the prompt and the constraint of the reply."""
+        """length: the rule that all replies share. lookup, rule: the chat's tokens and the constraint of the
+        reply."""
         self._backend, self._length, self._lookup, self._rule = backend, length, lookup, rule
         self._acceptance = Acceptance()
-        self._guess: Draft | None = None  # the guess at the tokens after the last one
+        self._guess: Draft | None = None  # the guess at the tokens after the last token
         self._checked: deque[tuple[int, Step]] = (
             deque()
-        )  # drafted tokens that are right so far, and their steps
+        )  # drafted tokens that can still be right, each with its step
         self.counts = DraftCounts()
 
     @property
     def is_ahead(self) -> bool:
-        """Is the step of the newest token computed already?"""
+        """Return True if the step of the newest token is computed already."""
         return bool(self._checked)
 
     def add(self, token: int) -> None:
-        """The reply goes on with this token."""
+        """Take the next token of the reply."""
         if self._checked and self._checked[0][0] != token:
             self._checked.clear()
         self._count(token)
@@ -85,7 +87,8 @@ class DraftedSteps:
         return guess.tokens[: self._length.choose(guess.match, len(guess.tokens), self._acceptance)]
 
     def _count(self, token: int) -> None:
-        """Count whether the guess was right: its first token, then the next ones while all are right."""
+        """Count whether the first token of the guess was right. While all tokens are right, count the next
+        ones."""
         guess = self._guess
         if guess is not None:
             is_right = guess.tokens[0] == token
@@ -101,7 +104,8 @@ def new_drafts(
     predicted: Sequence[int] = (),
     rule: Matcher | None = None,
 ) -> DraftedSteps | None:
-    """Return the steps of a reply to this prompt. None: drafts are off, or the backend cannot check them.
+    """Return the decode steps of a reply to this prompt. Return None if drafts are off, or if the backend
+    cannot check drafts.
 
     predicted: tokens that the caller expects in the reply
     rule: the constraint of the reply

@@ -1,7 +1,7 @@
-"""LLMInferenceEngine: turns a request into a stream of chunks.
+"""This module holds LLMInferenceEngine, which turns a request into a stream of chunks.
 
-The engine knows nothing of ratings. An optional `recorder` receives every token with its hidden state and
-logits before the response is complete. The learning loop records its trace with such a recorder.
+The engine does not use ratings. An optional `recorder` receives every token with its hidden state and logits
+before the response is complete. The learning loop records its trace with such a recorder.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from .types import Chunk, GenerationRequest, GenerationResponse
 
 
 class LLMInferenceEngine:
-    """Runs requests on one backend, one at a time, in the thread that created it. batch.py runs several at a
-    time."""
+    """An engine runs requests on one backend, one at a time, in the thread that created the engine. batch.py
+    runs several requests at a time."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class LLMInferenceEngine:
     ):
         """policy: the precision of the KV cache by age; None: the backend's plain cache.
 
-        folder: where the caches of sessions are kept between processes
-        speculate: how many tokens are drafted (drafts.py): "auto", "off" or a number; replies stay the same
+        folder: the folder that keeps the caches of sessions between processes
+        speculate: the number of drafted tokens (drafts.py): "auto", "off" or a number; replies stay the same
         """
         self.model = model
         self.backend = backend
@@ -42,7 +42,8 @@ class LLMInferenceEngine:
         self.sessions = SessionManager(backend, policy, folder=folder, model=model.fingerprint)
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
-        """Return the token ids of the prompt. Raises UsageError if it is empty or longer than the context."""
+        """Return the token ids of the prompt. Raises UsageError if the prompt is empty or does not fit the
+        context."""
         tokenizer, limit = self.model.tokenizer, self.model.context
         if request.input_ids is not None:  # the caller has encoded the prompt
             ids = self._checked_ids(request.input_ids)

@@ -1,5 +1,5 @@
-"""Computes the perplexity of a text with the same KV cache as for replies, and the loss through a tiered
-cache."""
+"""This module computes the perplexity of a text with the same KV cache as for replies. It also computes the
+loss of precision through a tiered cache."""
 
 import itertools
 import math
@@ -20,9 +20,9 @@ class Perplexity:
 
     nll: mean negative log-likelihood (nats per token); ppl = e^nll
     tokens: the number of predicted tokens
-    kv: the cache at the end of the longest window
-    ppl_f16: with a tiered cache, the perplexity with an f16 cache
-    kl_vs_f16: with a tiered cache, the mean KL(f16 || tiered) (nats per token)
+    kv: the statistics of the cache at the end of the longest window
+    ppl_f16: the perplexity with an f16 cache, if the cache is tiered
+    kl_vs_f16: the mean KL(f16 || tiered) (nats per token), if the cache is tiered
     """
 
     ppl: float
@@ -41,7 +41,7 @@ def perplexity(
     adapter: HeadAdapter | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
-    """Predict each token from those before it, one at a time, in windows of `context` tokens.
+    """Predict each token from the tokens before it, one at a time, in windows of `context` tokens.
 
     Each window starts with an empty cache; its first token is given, not predicted. A tiered cache is
     compared, token by token, with an f16 cache that receives the same tokens.
@@ -61,7 +61,7 @@ def perplexity(
 
 
 class _Seen:
-    """Sums over the predicted tokens."""
+    """The sums over the predicted tokens."""
 
     def __init__(self) -> None:
         self.tokens, self.nll, self.nll_f16, self.kl = 0, 0.0, 0.0, 0.0
@@ -70,7 +70,7 @@ class _Seen:
     def add(self, logprobs: list[np.ndarray], following: int) -> None:
         """Add one token.
 
-        logprobs: [V] with the cache, then [V] with the f16 cache if there is one
+        logprobs: the log-probabilities [V] with the cache; then those with the f16 cache, if it is compared
         following: the id of the token that was predicted
         """
         self.tokens += 1

@@ -1,5 +1,5 @@
-"""A request in the scheduler: the job that writes its reply, the sink that receives it, and its waiting
-time."""
+"""This module describes a request in the scheduler: the job that writes its reply, the sink that receives the
+reply, and the waiting time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,25 +12,25 @@ from .reading_order import Place
 from .run import Run
 from .types import Chunk, GenerationRequest
 
-# after this many later requests have started first, a waiting request counts as one priority higher
+# each time this number of later requests have started first, a waiting request ranks one priority higher
 OVERTAKEN = 8
 
 
 class Sink(Protocol):
-    """Receives the reply to one request. Called in the engine's thread."""
+    """A sink receives the reply to one request. The scheduler calls it in the engine's thread."""
 
     def take(self, chunk: Chunk) -> None:
-        """Receive the next chunk. The last one has the response."""
+        """Receive the next chunk. The last chunk has the response."""
 
     def fail(self, error: BaseException) -> None:
-        """Receive the error that ended the request. Nothing follows."""
+        """Receive the error that ended the request. This is the last call."""
 
 
 class Job(Protocol):
     """One reply to a request, or several replies of which one is chosen.
 
-    lora: the base LoRA to run with
-    several: whether there are several replies
+    lora: the base LoRA of the runs
+    several: True if there are several replies
     runs: all replies
     running: the replies that are being decoded
     """
@@ -51,10 +51,10 @@ class Job(Protocol):
         """Return the run that reads the prompt."""
 
     def join(self) -> None:
-        """Fill `running`. The prompt has been read."""
+        """Start the other replies and fill `running`. The prompt must have been read."""
 
     def next_chunk(self) -> Chunk:
-        """Handle one new token of each of `running`: remove the runs that are over."""
+        """Handle one new token of each run in `running`. Remove the runs that are over from `running`."""
 
     def end(self) -> Chunk: ...
 
@@ -63,11 +63,11 @@ class Ticket:
     """A request in the scheduler.
 
     replies: the number of replies to the request
-    arrived: when the request came (time.monotonic())
-    overtaken: how many later requests started before this one
-    job, grant: set when the request is admitted
-    place: its place in the order in which prompts are read
-    decoding: whether its prompt has been read
+    arrived: the time when the request arrived (time.monotonic())
+    overtaken: the number of later requests that started before this request
+    job, grant: the job and its memory; set when the request is admitted
+    place: the place of the request in the order in which prompts are read
+    decoding: True if its prompt has been read
     """
 
     def __init__(self, request: GenerationRequest, begin: Callable[[], Job], sink: Sink, replies: int = 1):
@@ -80,7 +80,7 @@ class Ticket:
 
     @property
     def rank(self) -> int:
-        """Requests of a higher rank start first."""
+        """Return the rank. Requests of a higher rank start first."""
         return self.request.priority + self.overtaken // OVERTAKEN
 
     @property
@@ -89,8 +89,8 @@ class Ticket:
 
 
 def reader_of(ticket: Ticket, going: Sequence[Ticket]) -> Ticket:
-    """Return the request that already reads this request's prompt, or the request itself. A prompt is read
-    once, because `Admission.total` counts its pages once."""
+    """Return the request that already reads the same prompt. If there is none, return `ticket`. A prompt is
+    read once, because `Admission.total` counts its pages once."""
     same = (t for t in going if t.reader and t.grant.prompt == ticket.grant.prompt is not None)
     return next(same, ticket)
 

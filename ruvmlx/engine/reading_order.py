@@ -1,4 +1,5 @@
-"""The order in which prompts are read. No prompt is ready later than if all prompts shared the speed equally.
+"""This module decides in which order prompts are read. No prompt is ready later than with equal shares of the
+speed.
 
 Imagine a machine that reads all waiting prompts at once, each with an equal share of its speed. On that
 machine each prompt ends at a certain moment. The real machine reads the prompts one after the other, in the
@@ -9,14 +10,15 @@ efficiency in web server protocols")
 
 from dataclasses import dataclass
 
-MORE = 8.0  # each step of priority makes the share larger by this factor
+MORE = 8.0  # each step of priority makes a prompt's share of the speed larger by this factor
 
 
 @dataclass(eq=False)
 class Place:
     """The place of one prompt in the order.
 
-    end: when the imagined machine ends the prompt; the prompt with the smallest end is read first
+    end: the moment at which the imagined machine ends the prompt; the prompt with the smallest end is read
+        first
     share: the prompt's share of the imagined machine's speed
     """
 
@@ -25,22 +27,22 @@ class Place:
 
 
 class ReadingOrder:
-    """Computes the order. Work is counted in prompt tokens; that tokens of long prompts cost a little more is
-    ignored."""
+    """A reading order computes the order. It counts work in prompt tokens. It ignores that tokens of long
+    prompts cost a little more."""
 
     def __init__(self) -> None:
-        self._clock = 0.0  # tokens that the imagined machine has read of a prompt with share 1
+        self._clock = 0.0  # the number of tokens that the imagined machine has read of a prompt with share 1
         self._read_there: list[Place] = []  # prompts that the imagined machine has not ended
 
     def join(self, tokens: int, priority: int = 0) -> Place:
-        """Add a prompt that has arrived. tokens: how many of its tokens must be read."""
+        """Add a prompt that has arrived. tokens: the number of prompt tokens that must be read."""
         share = MORE**priority
         place = Place(self._clock + tokens / share, share)
         self._read_there.append(place)
         return place
 
     def count(self, tokens: float) -> None:
-        """Count tokens that were read, no matter of which prompt."""
+        """Count tokens that were read. It does not matter which prompt they belong to."""
         while tokens > 0 and self._read_there:
             first = min(self._read_there, key=lambda place: place.end)
             shares, rest = sum(place.share for place in self._read_there), first.end - self._clock

@@ -1,4 +1,4 @@
-"""Notices a reply that repeats the same few tokens again and again.
+"""This module detects a reply that repeats the same few tokens again and again.
 
 Small models fall into such loops and then write until the limit. The numbers here were chosen on the replies
 in `tests/engine/test_repetition.py`: real loops, and tables, lists and code that only look like loops.
@@ -9,27 +9,29 @@ from collections.abc import Iterable, Sequence
 
 REPEATS = "the reply only repeated itself, so it was ended; ratings of it teach nothing."
 
-GRAM = 6  # tokens that are compared together
-BEFORE = 2  # a gram counts as repeated if it occurred this often before
-WINDOW = 128  # the newest tokens that are checked: more than a row of JSON, which has little text of its own
-SHARE = 0.92  # the share of these tokens that must end a repeated gram; one new token makes GRAM grams new
-# For a reply that reached its limit: of its last PROSE_WINDOW tokens, this share must end a repeated gram. Of
-# its characters, this share must be letters or spaces.
+GRAM = 6  # the number of tokens that are compared together (a gram)
+BEFORE = 2  # a gram is repeated if it occurred at least this number of times before
+# the number of newest tokens that are checked; more than a row of JSON, which has little own text
+WINDOW = 128
+SHARE = 0.92  # the minimum share of these tokens that end a repeated gram; one new token makes GRAM grams new
+# These limits apply to a reply that reached its token limit. At least PROSE_SHARE of its last PROSE_WINDOW
+# tokens must end a repeated gram. At least PROSE_LETTERS of its characters must be letters or spaces.
 PROSE_WINDOW, PROSE_SHARE, PROSE_LETTERS = 192, 0.75, 0.9
 
 
 class Repetition:
-    """Receives the tokens of one reply, one at a time. `is_loop`: the newest tokens only repeat earlier ones.
+    """Receive the tokens of one reply, one at a time. `is_loop`: the newest tokens only repeat earlier
+    tokens.
 
-    Rows of a table or of JSON repeat too, but each row has some tokens of its own. Every gram that contains
-    such a token is new.
+    Rows of a table or of JSON repeat too, but each row has some tokens of its own. Every gram with such a
+    token is new.
     """
 
     def __init__(self, tokens: Iterable[int] = ()):
         self._grams: Counter[tuple[int, ...]] = Counter()
         self._newest: deque[int] = deque(maxlen=GRAM)
         self._repeated: deque[bool] = deque(maxlen=WINDOW)
-        self._count = 0  # how many of `_repeated` are True
+        self._count = 0  # the number of True values in `_repeated`
         for token in tokens:
             self.add(token)
 
@@ -49,8 +51,8 @@ class Repetition:
 
 
 def is_repeated_prose(tokens: Sequence[int], text: str) -> bool:
-    """Does a reply that was cut at its limit repeat the same sentences, with small changes? `Repetition` does
-    not notice these. Rows of data repeat too, but contain fewer letters."""
+    """Return True if a reply that was cut at its limit repeats the same sentences with small changes.
+    `Repetition` does not notice these changes. Rows of data repeat too, but they contain fewer letters."""
     if len(tokens) < PROSE_WINDOW or not text:
         return False
     grams = [tuple(tokens[max(0, end - GRAM) : end]) for end in range(1, len(tokens) + 1)]

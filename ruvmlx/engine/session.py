@@ -1,4 +1,5 @@
-"""One kept sequence: its KV cache, the tokens in the cache, and the names of their pages."""
+"""This module holds one kept sequence: its KV cache, the tokens in the cache, and the names of their
+pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,9 @@ from ..tiers import PAGE
 class Session:
     """A KV cache with its policy, its base LoRA and its token ids.
 
-    owner: the session id of the request that read it
-    chain: the names of the pages of `tokens` (kv/chain.py); the newest may be missing
-    branching: whether two sequences part at its end; then it is kept beside the sequences that contain it
+    owner: the session id of the request that read the tokens
+    chain: the names of the pages of `tokens` (kv/chain.py); the names of the newest pages can be missing
+    branching: True if two sequences part at the end of this one; then it is kept beside the longer sequences
     """
 
     cache: KVCache
@@ -35,7 +36,7 @@ class Session:
         return other
 
     def cut(self, n: int) -> bool:
-        """Keep the first n tokens, or fewer if the cache must go back further. Returns False if the cache
+        """Keep the first n tokens, or fewer if the cache can only go back further. Returns False if the cache
         cannot go back."""
         extra = self.cache.offset - n
         if extra and not self.cache.trim(extra):
@@ -49,7 +50,8 @@ class Session:
         del self.chain[1 + len(self.tokens) // PAGE :]
 
     def shares(self, prompt: Sequence[int], names: Chain) -> int:
-        """Return how many leading tokens of the prompt the cache holds. names: the chain of the prompt."""
+        """Return the number of leading prompt tokens that the cache holds. names: the page names of the
+        prompt."""
         pages = shared_pages(extend(self.chain, self.tokens), names)
         if pages < 0:
             return 0
@@ -58,14 +60,14 @@ class Session:
         return min(n, self.cache.offset)
 
     def begins(self, other: "Session") -> bool:
-        """Is this session a prefix of the other?"""
+        """Return True if this session is a prefix of the other session."""
         n = len(self.tokens)
         last = self.chain[:1] == other.chain[:1] and self.tokens[-1:] == other.tokens[:n][-1:]
         return last and self.tokens == other.tokens[:n]
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the number of equal ids at the start of both."""
+    """Return the number of equal ids at the start of both sequences."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i

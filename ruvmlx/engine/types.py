@@ -1,4 +1,4 @@
-"""Requests, chunks and responses: the data that the engine and the apps exchange."""
+"""This module defines requests, chunks and responses: the data that the engine and the apps exchange."""
 
 import threading
 import uuid
@@ -17,10 +17,10 @@ INTERACTIVE = 1  # the priority of a chat, where a person looks at the screen
 
 @dataclass(frozen=True)
 class Begun:
-    """A reply to continue.
+    """An unfinished reply that the engine continues.
 
-    text: its text so far
-    tail: its last token ids; they may end inside a character
+    text: the text of the reply so far
+    tail: the last token ids of the reply; they can end inside a character
     """
 
     text: str
@@ -48,24 +48,25 @@ class GenerationRequest:
     input_ids: Sequence[int] | None = None
     encoded: Sequence[int] | None = None  # the ids of `messages` or `prompt`, if the caller has encoded them
     session_id: str | None = None  # a session keeps its KV cache between requests
-    question_id: int | None = None  # the id of the chat message that this replies to; None: the last message
+    question_id: int | None = None  # id of the chat message that is answered; None: the last message
     cache_salt: str = ""  # requests share KV caches only if their salts are equal
-    tenant: str = ""  # the owner of the reply; on a server only the owner may rate it
-    resumable: bool = False  # its KV cache may go to disk although it has no session
+    tenant: str = ""  # the owner of the reply; on a server only the owner is allowed to rate the reply
+    resumable: bool = False  # True if the KV cache can go to disk although the request has no session
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     max_new_tokens: int = 512
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    constraint: Constraint | None = None  # which replies are allowed
-    tools: Tools = ()  # the functions that the model may call, for the chat template (tools.py)
-    shows_calls: bool = False  # the text contains the marks of tool calls even if they are special tokens
-    asked: str = ""  # the user's message that it answers, if the results of tools follow that message
+    constraint: Constraint | None = None  # the rule that the reply must fit; None: any reply is allowed
+    tools: Tools = ()  # the functions that the model is allowed to call, for the chat template (tools.py)
+    # True: the text contains the marks of tool calls even if these are special tokens
+    shows_calls: bool = False
+    asked: str = ""  # the user's message that the reply answers, if tool results follow that message
     thinking: bool | None = None  # whether the model must think first; None: the template decides
     logprobs: int = 0  # the number of most likely tokens to report with every token
     template_values: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
-    opening: str = ""  # text with which the reply to `messages` begins; the response's text follows it
-    # The reply to continue: `input_ids` end with its tokens, the response starts with its text.
+    opening: str = ""  # text with which the reply to `messages` begins; the response's text follows this text
+    # A reply that the engine continues. `input_ids` end with its tokens; the response starts with its text.
     begun: Begun | None = None
     predicted: Sequence[int] = ()  # token ids that the caller expects in the reply; they only save time
     untouched: bool = False  # True: answer without any adapter
@@ -73,10 +74,11 @@ class GenerationRequest:
     best_of: int | str | None = None
     examples: tuple[str, ...] = ()  # the ids of the replies that are in the prompt as examples
     route: Any = None  # the router's choice (sona/optional/router.py); None: there is no router
-    adapter_id: str | None = None  # the name of the adapter; "": none; None: the current one
-    # the maximum number of prompt tokens in one step, set by admission; None: the backend's own
+    adapter_id: str | None = None  # the name of the adapter; "": no adapter; None: the current adapter
+    # the maximum number of prompt tokens in one step, set by admission; None: the backend's own maximum
     chunk: int | None = None
-    priority: int = 0  # a higher one is read earlier and does not wait for a place of a lower one
+    # a prompt of a higher priority is read earlier and does not wait for a place of a lower one
+    priority: int = 0
     patience: Patience = Patience()
     # set this from any thread to stop the reply
     cancel: threading.Event = field(default_factory=threading.Event)
@@ -84,7 +86,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probabilities at temperature 1, with the adapter applied."""
+    """The log-probabilities of one token at temperature 1, with the adapter applied."""
 
     token_id: int
     logprob: float
@@ -112,20 +114,22 @@ class GenerationResponse:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # the ids of the replies that were in the prompt as examples
     route: Any = None  # the router's choice, from the request
-    # the replies that were written with this one and not chosen
+    # the other replies that best of n wrote together with this one
     others: tuple["GenerationResponse", ...] = ()
-    stopped_by: str | None = None  # the stop string that ended it
-    # The maximum number of tokens: what the request asked for, or the room in the context.
+    stopped_by: str | None = None  # the stop string that ended the reply
+    # The maximum number of tokens: the requested number, or the room in the context.
     limit: int | None = None
-    # the reply was ended because it only repeated itself; its finish_reason is "length"
+    # True: the reply was ended because it only repeated itself; its finish_reason is "length"
     repeats: bool = False
-    adapter: str | None = None  # name of the adapter that wrote it and learns from it; None: no adapter
+    # name of the adapter that helped to write the reply and learns from it; None: no adapter
+    adapter: str | None = None
     adapter_version: int = 0
-    calls: tuple[ParsedCall, ...] = ()  # of tools; in a chat alone, where `text` is without them
+    # the tool calls; set only in a chat, where `text` does not contain them
+    calls: tuple[ParsedCall, ...] = ()
 
     @property
     def ending(self) -> str:
-        """Why the reply ended, for people: its finish_reason, or "repeats"."""
+        """Return the reason why the reply ended, for people: its finish_reason, or "repeats"."""
         return "repeats" if self.repeats else self.finish_reason
 
 
@@ -138,6 +142,6 @@ class Chunk:
     prefilled: int = 0  # prompt tokens read so far, during prefill
     prompt_tokens: int = 0
     response: GenerationResponse | None = None
-    replies: int = 1  # how many replies are being written at the same time
+    replies: int = 1  # the number of replies that are being written at the same time
     # The logprobs of the tokens since the last chunk, if the request asks for them.
     logprobs: tuple[TokenLogprob, ...] = ()
