@@ -1,6 +1,6 @@
-"""The key-value (KV) cache of one sequence: pages of 64 tokens whose precision falls with age.
+"""This package is the key-value (KV) cache: pages of 64 tokens whose precision falls with age.
 
-The package decides which tier a page has, which pages share memory, and what goes to disk; a backend owns the
-bytes. It may import `tiers` and `platform`, but no backend, no engine and no model. Start with `cache.py`;
-README.md explains the tiers, the file format and how the precision was chosen.
+The package decides which tier (precision) a page has, which pages share memory, and which pages go to disk. A
+backend owns the bytes. The package imports `tiers` and `platform`, but no backend, no engine and no model.
+Start with `cache.py`. README.md explains the tiers, the file format and how the precision was chosen.
 """

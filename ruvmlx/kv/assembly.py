@@ -1,8 +1,9 @@
-"""Finds the files on disk that hold the longest prefix of a prompt, and fills a cache from them.
+"""This module finds the files on disk that hold the longest prefix of a prompt, and fills a cache from them.
 
-Chats of different lengths leave the same page in different tiers. In one cache the tier may only rise from
-the oldest page to the newest. Of the files of one page, this module takes the tier that the policy asks for.
-If that tier would break the order, the module takes the nearest tier that does not.
+A page can be on disk in several tiers (precisions), because it was stored by chats of different lengths. In
+one cache the tier never falls from the oldest page to the newest. Of the files of one page, this module takes
+the tier that the policy asks for. If that tier would break the order, the module takes the nearest tier that
+keeps the order.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ TAIL, SEQUENCE = ".tail", ".sequence"
 
 
 class Damaged(Exception):
-    """The content of a file does not match its name."""
+    """This error means that the content of a file does not match its name."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -31,7 +32,7 @@ class Found(NamedTuple):
 
     facts: the values that `restore` needs besides the bytes
     wanted: (file, name, tier) of each file, in the order in which `restore` reads them
-    tail: the tokens of the last file that are not whole pages of the prompt
+    tail: the tokens of the last file if this file holds a partly filled page
     """
 
     facts: dict[str, Any]
@@ -76,10 +77,10 @@ def _body(path: Path, name: bytes, tier: int, cache: Any) -> memoryview:
 def pages(
     folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: PagedCache
 ) -> Found | None:
-    """Return the longest run of pages that one cache can hold.
+    """Return the longest run of pages that one cache can hold, as files.
 
     there: the names of all files in the folder
-    names: the chain of the prompt
+    names: the page names of the prompt (chain.py)
     """
     files = set(there)
     held = [[t for t, ending in SUFFIXES.items() if name.hex() + ending in files] for name in names[1:]]
@@ -90,15 +91,15 @@ def pages(
         offset = PAGE * end + (len(tail[0]) if tail else 0)
         tiers = _tiers(held[first:end], first, offset, cache)
         if len(tiers) < end - first:
-            held[end - len(tiers) - 1] = []  # no file of this page fits those after it
+            held[end - len(tiers) - 1] = []  # no file of this page fits the later pages
             continue
         return _sound(folder, names, first, tiers, tail, cache)
     return None
 
 
 def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
-    """Return (first, end) of the last run of pages that is complete for a cache: all pages, or with a sliding
-    window those in the window."""
+    """Return (first, end) of the last run of pages that is complete for a cache: all pages, or, with a
+    sliding window, the pages in the window."""
     for end in range(len(held), 0, -1):
         needed = max(0, PAGE * end - window) // PAGE if window else 0
         if all(held[needed:end]):
@@ -133,8 +134,8 @@ def _sound(
     tail: tuple[list[int], Path, bytes] | None,
     cache: PagedCache,
 ) -> Found | None:
-    """Return the files without the newest pages if a page of the lowest tier would be among the newest
-    tokens. The caller computes those tokens again, as after `PagedCache.trim`."""
+    """Return the files. If a page of the lowest tier would be among the newest tokens, leave out the newest
+    pages. Then the caller computes the tokens of these pages again, as after `PagedCache.trim`."""
     end, wanted = first + len(tiers), []
     offset = PAGE * end + (len(tail[0]) if tail else 0)
     newest = max(0, offset - cache.policy.lengths[0]) // PAGE
@@ -157,7 +158,7 @@ def _tail(
     """Return (tokens, file, name) of the partly filled page that has the longest common prefix with the rest
     of the prompt.
 
-    before: the name of the page before it
+    before: the name of the page before the partly filled page
     """
     beginning, best, most = before.hex() + "-", None, 0
     for file in there:
@@ -174,7 +175,7 @@ def _tail(
 def sequence(
     folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: Any
 ) -> Found | None:
-    """Return the whole cache that has the longest common prefix with the prompt: at least one page."""
+    """Return the stored whole cache that has the longest common prefix with the prompt: at least one page."""
     best, most = None, PAGE - 1
     for file in there:
         if file.endswith(SEQUENCE) and file.startswith(names[0].hex() + "-"):
@@ -192,5 +193,5 @@ def _tokens(path: Path) -> list[int]:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the number of equal ids at the start of both."""
+    """Return the number of equal ids at the start of both sequences."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

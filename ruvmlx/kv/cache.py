@@ -1,8 +1,8 @@
-"""The KV cache of one sequence, in pages: append, demote by age, trim, fork.
+"""This module is the KV cache of one sequence, in pages: append, demote by age, trim, fork.
 
-From the oldest page to the newest the tiers rise (ruvmlx/tiers.py): cold, warm, hot. Only the last page may
-be partly filled. The tier of a page depends only on the number of tokens before a call. So the same calls
-always give the same bits.
+A page has a tier, its precision (ruvmlx/tiers.py). From the oldest page to the newest the tiers rise: cold,
+warm, hot. To demote a page is to lower its tier. Only the last page can be partly filled. The tier of a page
+depends only on the number of tokens before a call. So the same calls always give the same bits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,18 +17,19 @@ from .policy import EVERYTHING, TIERED, TierPolicy
 from .pool import Lower, Page, PagePool
 from .storage import Bytes
 
-SLACK = 256  # tokens kept behind a sliding window; a trim of at most this many leaves the window complete
-AHEAD = 32  # a demotion starts this many tokens before its page is due
+# tokens kept behind a sliding window; after a trim of at most SLACK tokens the window is complete
+SLACK = 256
+AHEAD = 32  # a demotion starts this number of tokens before its page is due
 
 
 @dataclass(frozen=True)
 class KVStats:
     """The size of a cache.
 
-    tokens: tokens by tier
-    bytes: bytes of the pages and of the page table
-    f16_bytes: bytes of the same pages if all were f16
-    tier_bytes: bytes of the pages by tier, with their scales
+    tokens: the number of tokens, by tier
+    bytes: the bytes of the pages and of the page table
+    f16_bytes: the bytes of the same pages if all were f16
+    tier_bytes: the bytes of the pages by tier, with their scales
     """
 
     policy: str
@@ -39,7 +40,7 @@ class KVStats:
 
     @classmethod
     def all_f16(cls, policy: str, tokens: int, nbytes: int, f16_bytes: int) -> "KVStats":
-        """The size of a cache that has no tiers."""
+        """Return the size of a cache that has no tiers."""
         lower = (0,) * HOT
         return cls(policy, (*lower, tokens), nbytes, f16_bytes, (*lower, nbytes))
 
@@ -55,7 +56,7 @@ class KVStats:
 
 
 def _by_name(unit: str, values: tuple[int, ...]) -> dict[str, int]:
-    """Values by tier -> {"hot_tokens": .., "warm_tokens": ..}"""
+    """Return values by tier as {"hot_tokens": .., "warm_tokens": ..}."""
     named = zip((f"{tier.name}_{unit}" for tier in TIERS), values, strict=True)
     return dict(reversed([*named]))
 
@@ -89,26 +90,26 @@ class PagedCache:
     A backend calls `reserve(n)`, runs n tokens against `table`, then calls `advance(n)`. If the run failed,
     the backend calls `abandon()`.
 
-    window: the number of tokens that a query sees; 0: all
+    window: the number of tokens that a query sees; 0: all tokens
     """
 
     def __init__(self, pool: PagePool, policy: TierPolicy = TIERED, window: int = 0):
         self.pool, self.policy, self.window = pool, policy, window
         self.table: Any = pool.storage.new_table()
         self.pages: list[Page | None] = []  # None: the page is behind the sliding window and was dropped
-        self.offset = self.first = 0  # offset: tokens in the cache; first: pages that were dropped
-        self.ends = [0] * HOT  # by tier: pages [first, ends[tier]) are in this tier or in a lower one
+        self.offset = self.first = 0  # offset: number of tokens in the cache; first: number of dropped pages
+        self.ends = [0] * HOT  # by tier: the pages [first, ends[tier]) are in this tier or in a lower tier
         self._until = 0  # up to this offset `reserve` has nothing to do
         self._look = 0  # offset at which the next demotion starts
-        self._whole_at = 0  # below this offset no page is demoted
+        self._whole_at = 0  # while `offset` is below this, no page is demoted
         self._begun: dict[int, tuple[range, Lower]] = {}  # source tier -> a demotion that was started early
         pool.caches.add(self)
 
     # For backends ------------------------------------------------------------------------------
 
     def reserve(self, n: int) -> None:
-        """Make room for n more tokens, in hot pages that no other sequence shares. This demotes the pages
-        that are due and drops the pages behind the sliding window."""
+        """Make room for n more tokens, in hot pages that no other sequence shares. Demote the pages that are
+        due, and drop the pages behind the sliding window."""
         if self.offset + n <= self._until:
             return
         missing = -(-(self.offset + n) // PAGE) - len(self.pages)
@@ -123,8 +124,8 @@ class PagedCache:
         self._schedule()
 
     def advance(self, n: int) -> None:
-        """Count n tokens that were appended. After a prompt (n > 1) the pages that are due are demoted at
-        once: beside a prefill this costs little. After single tokens the next demotion starts early, in the
+        """Count n tokens that were appended. After a prompt (n > 1) demote the pages that are due at once,
+        because this costs little beside a prefill. After single tokens start the next demotion early, in the
         background."""
         self.offset += n
         if n > 1:
@@ -136,21 +137,21 @@ class PagedCache:
             self._begin_next()
 
     def hold(self, n: int) -> None:
-        """Announce n tokens that come in several calls. No page is demoted before the last of them, so the
-        cache gets the same bits as from one call with n tokens."""
+        """Announce n tokens that come in several calls. No page is demoted before the last of these tokens.
+        So the cache gets the same bits as from one call with n tokens."""
         self._whole_at = 0
         self._demote_due()
         self._whole_at = self.offset + n
 
     @property
     def room(self) -> int:
-        """The number of tokens that can be appended, and removed by `retract`, before a page is made or
-        demoted."""
+        """Return the number of tokens that can be appended, and removed by `retract`, before a page is made
+        or demoted."""
         return max(0, self._until - self.offset)
 
     def retract(self, n: int) -> None:
-        """Remove the newest n tokens. They must have been appended one by one within `room`, so no page and
-        no tier has changed. Demotions that started early stay valid, because they concern older pages."""
+        """Remove the newest n tokens. The caller appended them one by one within `room`, so no page and no
+        tier has changed. Demotions that started early stay valid, because they affect older pages."""
         self.offset -= n
 
     def abandon(self) -> None:
@@ -161,8 +162,8 @@ class PagedCache:
 
     def trim(self, n: int) -> bool:
         """Remove the newest n tokens. If the cut falls into a page of low precision, a few more tokens are
-        removed: read `offset` after the call. Returns False, and changes nothing, if the sliding window would
-        become incomplete."""
+        removed: read `offset` after the call. If the sliding window would become incomplete, change nothing
+        and return False."""
         left = self.offset - n
         if n < 0 or left < 0:
             return False
@@ -190,7 +191,7 @@ class PagedCache:
         return other
 
     def clear(self) -> None:
-        """Release all pages. The cache is empty after this."""
+        """Release all pages. Then the cache is empty."""
         self._stop()
         self._cut(0)
         self.offset = self.first = 0
@@ -218,7 +219,7 @@ class PagedCache:
         """Fill an empty cache from what `dump` returned. Raises ValueError if the facts do not fit this kind
         of cache.
 
-        read: a function of n that returns the next n bytes
+        read: a function of n that returns the next n bytes of the dump
         """
         offset, first, *ends = (facts[name] for name in ("offset", "first", *_ENDS))
         end = -(-offset // PAGE)
@@ -263,7 +264,7 @@ class PagedCache:
     def _drop_left_behind(self) -> None:
         keep = self.window - 1 + SLACK
         while self.window and (self.first + 1) * PAGE <= self.offset - keep:
-            self._stop()  # a demotion in progress may read this page
+            self._stop()  # a demotion in progress can read this page
             page, self.pages[self.first] = self.pages[self.first], None
             if page is not None:
                 self.pool.release(page)
@@ -280,13 +281,13 @@ class PagedCache:
         if self.offset < self._whole_at:
             return
         due = self._policy_ends(self.offset)
-        for tier in reversed(range(HOT)):  # a page may go down several tiers
+        for tier in reversed(range(HOT)):  # a page can go down several tiers
             self._lower(tier + 1, range(max(self.ends[tier], self.first), due[tier]))
             self.ends[tier] = due[tier]
 
     def _lower(self, tier: int, which: range) -> None:
         """Move pages of one tier to the next lower tier, a few at a time. If a demotion of exactly these
-        pages was started early, use that one."""
+        pages was started early, use its result."""
         begun, result = self._begun.pop(tier, (None, None))
         if begun == which and result:
             self._take(which, result())
@@ -302,11 +303,12 @@ class PagedCache:
             self._put(i, page)
 
     def _own_the_last(self) -> None:
-        """Copy the last page if another sequence shares it, because new tokens will be written into the page.
-        An older lower version of this page is then out of date, so the page forgets that version."""
+        """Copy the last page if another sequence shares it, because new tokens will be written into this
+        page. If no other sequence shares the page, forget its older demoted version, which is then out of
+        date."""
         i = self.offset // PAGE
         page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
-        self.pool.release_abandoned()  # they may share the page
+        self.pool.release_abandoned()  # the abandoned sequences can share the page
         if page is not None and page.users > 1:
             self._put(i, self.pool.copy(page))
         elif page is not None:
@@ -319,8 +321,8 @@ class PagedCache:
         self._look = due - AHEAD
 
     def _sound(self, left: int) -> int:
-        """Return how many tokens may stay, at most `left`. The last page must be hot or full, and no page of
-        the lowest tier may lie in the hot range."""
+        """Return the number of tokens that can stay, at most `left`. The last page must be hot or full, and
+        no page of the lowest tier can lie in the hot range."""
         if left == self.offset:
             return left
         if left // PAGE < self.ends[-1]:
@@ -343,8 +345,9 @@ class PagedCache:
 
     def _begin_next(self) -> None:
         """Start the demotions that the next page boundary will need."""
-        self._look = EVERYTHING  # until `reserve` sets it again
-        there = [*self.ends[1:], len(self.pages)]  # pages that are now in the tier above or lower
+        self._look = EVERYTHING  # keep this value until `reserve` sets a new one
+        # by tier: the end of the pages that are now in the next higher tier or lower
+        there = [*self.ends[1:], len(self.pages)]
         for tier, due in enumerate(self._policy_ends(self.offset + AHEAD), 1):
             which = range(max(self.ends[tier - 1], self.first), min(due, there[tier - 1]))
             if which and tier not in self._begun:
@@ -376,8 +379,8 @@ def _kept_pages(pages: Sequence[Page | None]) -> list[Page]:
 
 @contextmanager
 def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
-    """Reserve n more tokens in each cache. If the block ends without an exception, the tokens count.
-    Otherwise their pages are released."""
+    """Reserve n more tokens in each cache. If the block ends without an exception, count the tokens. If it
+    raises an exception, release their pages."""
     try:
         for cache in caches:
             cache.reserve(n)

@@ -1,11 +1,11 @@
-"""Names of prefixes: a hash chain over whole pages of tokens.
+"""This module makes the names of prefixes: a hash chain over whole pages of tokens.
 
     names[0]      = H(version, key, salt)
     names[i + 1]  = H(names[i], tokens of page i)         H: BLAKE2b of NAME bytes
 
-A name depends on all that the keys and values of its page depend on. So two prefixes with the same name may
-share their pages. An adapter of the output head is not part of a name, because it does not change keys and
-values.
+A name depends on all data that the keys and values of its page depend on. So two prefixes with the same name
+can share their pages. An adapter of the output head is not part of a name, because it does not change keys
+and values.
 """
 
 import json
@@ -17,9 +17,9 @@ from typing import Any
 from .. import __version__ as MADE_BY
 from ..tiers import PAGE
 
-NAME = 20  # bytes
+NAME = 20  # the length of a name in bytes
 
-Key = dict[str, Any]  # all that keys and values depend on besides the tokens, as plain JSON
+Key = dict[str, Any]  # all data that keys and values depend on, without the tokens, as plain JSON
 Chain = list[bytes]  # the names of a prefix's pages; chain[0] is the name of the empty prefix
 
 
@@ -30,14 +30,14 @@ def root(key: Key, salt: str = "") -> bytes:
 
 
 def extend(chain: Chain, tokens: Sequence[int]) -> Chain:
-    """Append the names of those whole pages of `tokens` that are not yet in the chain. Returns the chain."""
+    """Append the names of the whole pages of `tokens` that are not yet in the chain. Returns the chain."""
     for start in range(PAGE * (len(chain) - 1), len(tokens) - PAGE + 1, PAGE):
         chain.append(page_name(chain[-1], tokens[start : start + PAGE]))
     return chain
 
 
 def page_name(before: bytes, tokens: Sequence[int]) -> bytes:
-    """Return the name of a page, whole or partly filled. before: the name of the page before it."""
+    """Return the name of a whole or partly filled page. before: the name of the page before this page."""
     return blake2b(before + array("I", tokens).tobytes(), digest_size=NAME, person=b"ruvmlx-kv-page").digest()
 
 

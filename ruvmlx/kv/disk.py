@@ -1,12 +1,12 @@
-"""KV caches on disk: after a restart, the same prompt need not be computed again. README.md has the format.
+"""This module stores KV caches on disk, so that they need not be computed again. README.md has the format.
 
 Each page is a file. The file name is the page's name in the hash chain (chain.py) and its tier. The name
 depends on the model, the version, the policy, the salt and all tokens up to the page's end. So a page serves
 every prompt with this prefix, and no other prompt.
 
-A file that cannot be used is ignored or removed. Nothing here is an error for the user. The files hold keys
-and values of the user's words, so they are as private as the store beside them. When a chat is deleted, the
-files that only this chat used are deleted too (owners.py).
+A file that cannot be used is ignored or removed. No problem of this module is an error for the user. The
+files hold keys and values of the user's words, so they are as private as the store beside them. When a chat
+is deleted, the files that only this chat used are deleted too (owners.py).
 """
 
 import os
@@ -25,15 +25,15 @@ from .chain import Chain, Key, page_name
 from .page_file import WHOLE, PageFile
 from .storage import Bytes
 
-MAX_EXIT_SECONDS = 0.3  # seconds: at the end of a process no sequence is started after this time
-MAX_WRITE_SECONDS = 1.0  # seconds: after this time a sequence is given up; its finished pages stay
-STALE = 60.0  # seconds: an unfinished file of this age counts as abandoned
-DAY = 86400.0  # seconds: pages from outside of chats are removed at a start this long after their last use
+MAX_EXIT_SECONDS = 0.3  # seconds: at the end of a process no write starts after this time
+MAX_WRITE_SECONDS = 1.0  # seconds: after this time the write of a sequence stops; its finished pages stay
+STALE = 60.0  # seconds: an unfinished file of this age is abandoned
+DAY = 86400.0  # seconds: after this time without use, pages from outside of chats are removed at a start
 _PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)
 
 
 class Piece(NamedTuple):
-    """A file that is to be written."""
+    """A file to write."""
 
     path: str  # the file's name in the folder
     file: PageFile
@@ -41,15 +41,17 @@ class Piece(NamedTuple):
 
 
 class CacheFolder:
-    """The folder of page files. Over the budget, the least recently used files are removed first.
+    """The folder of page files. If the files exceed the budget, the least recently used files are removed
+    first.
 
-    budget: bytes of all files; 0: nothing is stored
+    budget: the maximum bytes of all files; 0: nothing is stored
     """
 
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
         self._lock = threading.Lock()  # held while a file is written or an owner's list changes
-        self._removed: set[str] = set()  # owners that were removed: a save in another thread must stop
+        # owners that were removed; a save in another thread must stop for them
+        self._removed: set[str] = set()
 
     @classmethod
     def of_store(cls, store: Path, budget: int = 0) -> "CacheFolder":
@@ -70,11 +72,11 @@ class CacheFolder:
         """Write the pages of a sequence that are not on disk yet, the oldest first. Returns False if the
         sequence is too short or too large, if the disk refuses, or if the time is over.
 
-        names: the chain of the tokens
-        until: the latest time of the end (time.monotonic())
-        stop: for a call from another thread. Then only pages below f16 are written, because the next reply
-            does not change these. The call ends when this function returns True, or after `remove` was called
-            for the owner.
+        names: the page names of the tokens (chain.py)
+        until: the latest end of the write (a time of time.monotonic())
+        stop: a function for a call from another thread. Then only pages below f16 are written, because the
+            next reply does not change these pages. The call ends when this function returns True, or after
+            `remove` was called for the owner.
         """
         if len(tokens) < PAGE or not owners.fits(owner):
             return False
@@ -113,15 +115,15 @@ class CacheFolder:
         self, names: Chain, prompt: Sequence[int], make: Callable[[], Any], known: int = 0
     ) -> tuple[Any, list[int]] | None:
         """Return (cache, its tokens) of the stored sequence that shares the longest prefix with the prompt.
-        After that prefix the tokens may differ. Returns None if no sequence has more whole pages than the
-        caller's. A damaged file is removed, then the search starts again.
+        After this prefix the tokens can differ. Returns None if no sequence has more whole pages than the
+        caller. A damaged file is removed, then the search starts again.
 
-        names: the chain of the prompt
+        names: the page names of the prompt
         make: a function that returns an empty cache
-        known: how many tokens the caller has already
+        known: the number of leading tokens that the caller already has
         """
         unknown = {name.hex() for name in names[known // PAGE + 1 :]} | {names[0].hex()}
-        useless: set[str] = set()  # damaged files; they stay where the folder is read-only
+        useless: set[str] = set()  # damaged files that could not be removed
         while self.budget and len(unknown) > 1:
             there = [file for file in self._file_names() if file not in useless]
             if not any(_chain_name(file) in unknown for file in there):
@@ -143,7 +145,7 @@ class CacheFolder:
         return None
 
     def migrate(self, chat: str, key: Key, make: Callable[[], Any]) -> tuple[Any, list[int]] | None:
-        """Return (cache, its tokens) from a chat's file in the old format. The file is removed."""
+        """Return (cache, its tokens) from a chat's file in the old format. Remove this file."""
         path = self.path / (chat + older_file.SUFFIX)
         if not owners.fits(chat) or not path.exists():
             return None
@@ -174,7 +176,7 @@ class CacheFolder:
                 self._sweep()
 
     def _own(self, owner: str, names: list[str], there: Collection[str]) -> None:
-        """Add names to the owner's list. Names of files that no longer exist leave the list."""
+        """Add names to the owner's list. Remove the names of missing files from the list."""
         before = owners.used_by(self.path, owner)
         if not set(names) <= set(before):
             owners.put(self.path, owner, sorted({*names, *(name for name in before if name in there)}))
@@ -215,7 +217,7 @@ class CacheFolder:
                 page_file.unlink(self.path / (owner + owners.USES))
 
     def contents(self) -> tuple[int, int]:
-        """(chats, bytes)"""
+        """Return the number of chats and the number of bytes."""
         chats = {name.rpartition(".")[0] for name in self._file_names((older_file.SUFFIX, owners.USES))}
         sizes = [
             page_file.age(self.path / name)[1]
@@ -231,8 +233,8 @@ class CacheFolder:
             return []
 
     def _touch(self, names: Sequence[str]) -> None:
-        """Mark files as used now. Earlier pages of a sequence get later times, so they are evicted last: the
-        other pages are useless without them."""
+        """Mark files as used now. Earlier pages of a sequence get later times, so they are evicted last.
+        Without the earlier pages, the later pages are useless."""
         now = time.time_ns()
         for i, name in enumerate(names):
             with suppress(OSError):
@@ -252,7 +254,7 @@ class CacheFolder:
 
 
 def _chain_name(file: str) -> str:
-    """Return the first part of a file's name: the name in a chain, in hex."""
+    """Return the first part of a file's name: the page's name in the chain, in hex."""
     return file.partition(".")[0].partition("-")[0]
 
 

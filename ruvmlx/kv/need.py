@@ -1,11 +1,12 @@
-"""Computes, before the prompt is read, the peak number of bytes that the sequences of a request will hold.
+"""This module computes the peak number of bytes of a request's sequences before the prompt is read.
 
 The peak is at one of two moments: when the last chunk of the prompt is read (its pages are still f16), or at
-    the end of the reply. At both moments a demotion is in progress, so the page and its lower page exist
-    together. Several replies to one prompt share the prompt's pages. A reply that has ended keeps its pages
-    in the tiers that they had then. So a shared page may exist once in each tier that it passes.
+    the end of the reply. At both moments a demotion (a change to a lower precision) is in progress, so the
+    old page and the new page exist together. Several replies to one prompt share the prompt's pages. A reply
+    that has ended keeps its pages in the tiers (precisions) that they had at its end. So a shared page can
+    exist once in each tier that it passes.
 
-tests/kv/test_need.py compares this with caches that grow page by page.
+tests/kv/test_need.py compares these numbers with caches that grow page by page.
 """
 
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ from .policy import F16, TierPolicy
 
 @dataclass(frozen=True)
 class Growth:
-    """The sizes that decide how much cache a request needs.
+    """The lengths that decide the size of a request's caches.
 
-    prompt: tokens of the prompt
-    end: tokens of the prompt and of the longest reply
+    prompt: the number of prompt tokens
+    end: the number of tokens of the prompt and the longest reply together
     replies: the number of replies to the prompt
     chunk: the maximum number of prompt tokens in one step of prefill
     """
@@ -34,11 +35,11 @@ class Growth:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What decides the size of a model's caches.
+    """The properties of a model and a backend that decide the size of caches.
 
-    sizes: bytes of a page, by tier
-    window: the number of tokens that a query sees; 0: all
-    shares: whether forks share their pages
+    sizes: the bytes of a page, by tier
+    window: the number of tokens that a query sees; 0: all tokens
+    shares: True if forks share their pages
     """
 
     policy: TierPolicy
@@ -54,8 +55,8 @@ class CacheShape:
 
     def together(self, growths: Sequence[Growth]) -> int:
         """Return the maximum number of bytes of several requests with the same prompt. One request reads the
-        prompt: it needs the `peak` of a single request. The others start from its pages and compute only the
-        end of the prompt again (PagedCache.trim)."""
+        prompt and needs the `peak` of a single request. The other requests start from its pages, and compute
+        only the end of the prompt again (PagedCache.trim)."""
         first = growths[0]
         if len(growths) == 1 or not self.shares:
             return sum(map(self.peak, growths))
@@ -85,8 +86,8 @@ class CacheShape:
 
     def _page_bytes(self, offset: int, tokens: int, start: int) -> int:
         """Return the bytes of the pages from `start` on that `tokens` tokens take. Pages that are due before
-        `offset` count as demoted. The last token of a page demotes a page before a new one is made: that page
-        does not count yet."""
+        `offset` count as demoted. The last token of a page demotes an old page before a new page is made. So
+        the new page does not count yet."""
         offset -= offset % PAGE == PAGE - 1
         start = max(start, self._first(offset))
         ends = (0, *self.policy.counts(offset), -(-tokens // PAGE))

@@ -1,8 +1,8 @@
-"""Lists which chat uses which page files, so that the files of a deleted chat can be deleted.
+"""This module lists the page files of each chat, so that the files of a deleted chat can be deleted.
 
-Each owner has one text file, `<owner>.uses`: the CRC-32 of the rest, then one file name a line. The list is
-written before the files that it names. So after a crash a list may name a missing file, but no file stays
-without an owner for long.
+Each owner has one text file, `<owner>.uses`: the CRC-32 of the remaining text, then one file name on each
+line. The list is written before the files that it names. So after a crash a list can name a missing file, but
+no file stays without an owner for long.
 """
 
 import os
@@ -21,7 +21,7 @@ _CHAT = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
 
 
 def fits(owner: str) -> bool:
-    """Can this owner have files? Its name must be safe as a file name."""
+    """Return True if this owner can have files: its name must be safe as a file name."""
     return owner == REQUESTS or bool(_CHAT.fullmatch(owner))
 
 
@@ -42,7 +42,7 @@ def put(folder: Path, owner: str, names: Collection[str]) -> None:
 
 
 def used_by(folder: Path, owner: str) -> list[str]:
-    """Return the names of an owner's files: none if the owner has no list or a damaged one."""
+    """Return the names of an owner's files. The list is empty if the owner has no list or a damaged list."""
     try:
         crc, _, text = read_ordinary(folder / (owner + USES), _MAX_LIST_BYTES).partition(b"\n")
         return text.decode().splitlines() if int(crc, 16) == zlib.crc32(text) else []

@@ -1,7 +1,7 @@
-"""One file of the stored KV caches. README.md has the layout.
+"""This module reads and writes one file of the stored KV caches. README.md has the layout.
 
 A file holds a page, a partly filled page, or a whole sequence of a cache without pages. Its header repeats
-its name, so a file under a wrong name is noticed. It ends with a checksum of all bytes before.
+its name, so a file under a wrong name is noticed. The file ends with a checksum of all other bytes.
 """
 
 import json
@@ -21,21 +21,21 @@ from .storage import Bytes
 MAGIC, FORMAT = b"RUVMLXPG", 1
 HEAD = struct.Struct(f"<8sHH{NAME}sIQ")  # magic, format, tier, name, bytes of the text, bytes of the body
 UNFINISHED = ".new"
-WHOLE = 255  # instead of a tier: the file holds a whole sequence
-MAX_FILE_BYTES = 4 << 30  # the maximum size of a file that is read
-# The exceptions that reading a damaged file can raise: its facts may be of any type.
+WHOLE = 255  # stands for the tier of a file that holds a whole sequence
+MAX_FILE_BYTES = 4 << 30  # the maximum size of a file to read
+# The exceptions that the reading of a damaged file can raise, because its facts can have any type.
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _CRC = struct.Struct("<I")
-_PIECE = 4 << 20  # bytes written between two checks of the time
+_PIECE = 4 << 20  # bytes that are written between two checks of the time
 
 
 class PageFile(NamedTuple):
-    """What a page file holds.
+    """The content of a page file.
 
     name: the page's name in its chain (chain.py)
     tier: the page's tier, or WHOLE
-    facts: JSON values
-    nbytes: bytes of the body
+    facts: values in JSON
+    nbytes: the number of bytes of the body
     """
 
     name: bytes
@@ -45,12 +45,12 @@ class PageFile(NamedTuple):
 
 
 class TooLate(Exception):
-    """Writing was not finished at `until`."""
+    """This error means that a write was not finished at the time `until`."""
 
 
 def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> None:
-    """Write beside the target, wait for the disk, then rename: a crash leaves the whole file or none. Raises
-    OSError if the disk refuses, and TooLate after `until` (time.monotonic())."""
+    """Write a new file beside the target, wait for the disk, then rename it: a crash leaves the whole file or
+    none. Raises OSError if the disk refuses, and TooLate after `until` (time.monotonic())."""
     text = json.dumps(file.facts, separators=(",", ":")).encode()
     head = HEAD.pack(MAGIC, FORMAT, file.tier, file.name, len(text), file.nbytes) + text
     fresh = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
@@ -92,7 +92,7 @@ def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview
 
 
 def read_facts(text: bytes | memoryview) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError for anything else."""
+    """Return a JSON object. Raises ValueError if the text is anything else."""
     try:
         facts = json.loads(bytes(text))
     except RecursionError:
@@ -103,7 +103,8 @@ def read_facts(text: bytes | memoryview) -> dict[str, Any]:
 
 
 def peek(path: Path) -> dict[str, Any]:
-    """Return the facts without a check of the file (`read` checks it). Returns {} if they cannot be read."""
+    """Return the facts without a check of the file (`read` checks it). Returns {} if the facts are
+    unreadable."""
     try:
         with open_ordinary(path) as file:
             text = HEAD.unpack(file.read(HEAD.size))[4]
@@ -113,7 +114,7 @@ def peek(path: Path) -> dict[str, Any]:
 
 
 def size(file: PageFile) -> int:
-    """Return about the number of bytes that `write` writes."""
+    """Return the approximate number of bytes that `write` writes."""
     return HEAD.size + _CRC.size + file.nbytes + 8 * len(file.facts.get("tokens", ()))
 
 

@@ -1,23 +1,23 @@
-"""Decides which tier a page has, by the age of its tokens."""
+"""This module decides which tier (precision) a page has, by the age of its tokens."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from ..tiers import HOT, LENGTHS, PAGE, TIERS
 
-EVERYTHING = 1 << 40  # tokens: more than any context has
+EVERYTHING = 1 << 40  # a number of tokens that is larger than any context
 
-# By level of memory pressure (0: none): the lengths of the tiers, hot first.
+# By level of memory pressure (0: no pressure): the lengths of the tiers, hot first.
 _LEVELS = tuple(zip(*(tier.lengths for tier in reversed(TIERS[1:])), strict=True))
 MAX_LEVEL = len(_LEVELS) - 1
 
 
 @dataclass(frozen=True)
 class TierPolicy:
-    """The lengths of the tiers.
+    """A policy holds the lengths of the tiers.
 
     lengths: the ages (tokens) at which a page leaves the hot tier, the warm tier, and so on. Whole pages
-        move: with 256 tokens the hot tier holds 256 to 319.
+        move: with a length of 256 tokens the hot tier holds 256 to 319 tokens.
     """
 
     name: str = "tiered"
@@ -33,14 +33,15 @@ class TierPolicy:
             )
 
     def lengths_by_name(self) -> dict[str, Any]:
-        """{"hot": 256, "warm": 2048}"""
+        """Return the lengths by name, for example {"hot": 256, "warm": 2048}."""
         return dict(zip(LENGTHS, self.lengths, strict=True))
 
     def counts(self, offset: int) -> tuple[int, ...]:
-        """Return for each tier below hot: the number of oldest pages, of a sequence of `offset` tokens, that
-        are in this tier or a lower one.
+        """Return one number for each tier below hot: how many of the oldest pages, in a sequence of `offset`
+        tokens, are in this tier or in a lower tier.
 
-        The numbers are for the next token. That token must find lengths[0] tokens in f16, itself included.
+        The numbers are valid for the next token. This token must find lengths[0] tokens in f16, itself
+        included.
         """
         return tuple(max(0, offset + 1 - age) // PAGE for age in reversed(self.lengths))
 
@@ -55,7 +56,8 @@ class TierPolicy:
 
 
 def _next_change(offset: int, age: int) -> int:
-    """Page j reaches this age at offset 64 (j + 1) + age - 1."""
+    """Return the next offset at which a page reaches this age. Page j reaches it at offset 64 (j + 1) + age -
+    1."""
     return (max(0, offset + 1 - age) // PAGE + 1) * PAGE + age - 1
 
 
@@ -64,8 +66,8 @@ F16 = TierPolicy("f16", (EVERYTHING,) * HOT)
 
 
 def tighten(policy: TierPolicy, level: int) -> TierPolicy:
-    """Return the policy at a level of memory pressure, 0 (none) to MAX_LEVEL. F16 never changes, because the
-    user asked for it."""
+    """Return the policy at a level of memory pressure, from 0 (no pressure) to MAX_LEVEL. F16 never changes,
+    because the user asked for full precision."""
     if level == 0 or policy.lengths[0] == EVERYTHING:
         return policy
     return TierPolicy(policy.name, tuple(map(min, policy.lengths, _LEVELS[level])))

@@ -1,4 +1,5 @@
-"""Pages with reference counts, within a memory budget. Forks share pages; the last user frees a page."""
+"""This module counts the users of pages within a memory budget. Forks share pages; the last user frees a
+page."""
 
 import threading
 import weakref
@@ -11,14 +12,17 @@ from ..tiers import HOT, TIERS
 from .policy import MAX_LEVEL, TierPolicy, tighten
 from .storage import Storage
 
-HIGH, LOW = 0.9, 0.8  # memory pressure: above HIGH the policy tightens, below LOW it relaxes
-AT_ONCE = 8  # pages demoted together: during the demotion both versions use memory
+# memory pressure: above HIGH the policy tightens (lower precision); below LOW it relaxes
+HIGH, LOW = 0.9, 0.8
+# The number of pages that are demoted (moved to a lower tier) together. During a demotion both versions use
+# memory.
+AT_ONCE = 8
 
 
 class Page:
     """One page and the number of sequences that use it.
 
-    lower: the page of the next lower tier that this page becomes; set when its demotion starts
+    lower: the page of the next lower tier that replaces this page; set when its demotion starts
     wait: while a demotion makes this page, a function that waits for the demotion; else None. Before the end
         of the demotion the page has no number.
     """
@@ -31,28 +35,29 @@ class Page:
         self.wait: Callable[[], None] | None = None
 
 
-Lower = Callable[[], list[Page]]  # waits for a demotion; returns the pages of the next lower tier
+# a function that waits for a demotion and returns the pages of the next lower tier
+Lower = Callable[[], list[Page]]
 
 
 class PageHolder(Protocol):
-    """What the pool needs of a sequence's cache."""
+    """The parts of a sequence's cache that the pool uses."""
 
     pages: list[Page | None]
     offset: int
     policy: TierPolicy
 
     def refresh_page_numbers(self) -> None:
-        """Called after the pool has renumbered pages."""
+        """Update the page table. The pool calls this after it has renumbered pages."""
 
 
 class PagePool:
-    """All pages of a backend, and the policy that is in force for them.
+    """A pool holds all pages of a backend, and the current policy for them.
 
     Near the budget, or when the machine runs out of memory, the policy tightens by one level. A page that has
     lost precision does not get it back. The budget limits precision, not length: a sequence still grows when
     every page is in the lowest tier. Admission (engine/admission.py) limits the length.
 
-    budget: bytes; 0: no budget
+    budget: the maximum bytes of all pages; 0: no budget
     least: the minimum level, because a running sequence fits only at this level
     """
 
@@ -60,7 +65,8 @@ class PagePool:
         self.storage, self.level, self.least = storage, 0, 0
         self.budget = budget
         self.pressure = pressure
-        # Frees a cache that is only kept for reuse. Returns whether there was one.
+        # A function that frees a cache that is only kept for reuse. It returns True if there was such a
+        # cache.
         self.reclaim: Callable[[], bool] = lambda: False
         self._pages = [0] * len(TIERS)
         self.sizes = tuple(map(storage.page_bytes, range(len(TIERS))))
@@ -78,7 +84,7 @@ class PagePool:
 
     @property
     def pages(self) -> list[int]:
-        """Pages in use, by tier."""
+        """Return the number of pages in use, by tier."""
         self.release_abandoned()
         return self._pages
 
@@ -91,7 +97,7 @@ class PagePool:
         return self._count(Page(self.storage.make(HOT), HOT))
 
     def load(self, data: bytes, tier: int) -> Page:
-        """Return a page made from the bytes of a dump."""
+        """Return a new page from the bytes of a dump."""
         self._make_room(tier, 1)
         return self._count(Page(self.storage.load(data, tier), tier))
 
@@ -101,8 +107,8 @@ class PagePool:
 
     def demote(self, pages: Sequence[Page]) -> Lower:
         """Start to convert pages of one tier to the next lower tier. Returns a function that waits and
-        returns the new pages. The new pages count at once; the old pages still belong to the caller.
-        Sequences that share a page share its lower page too."""
+        returns the new pages. The new pages count from now on; the old pages still belong to the caller.
+        Sequences that share a page also share its lower page."""
         self._make_room(pages[0].tier - 1, len(pages))
         found = [page.lower for page in pages if page.lower is not None and page.lower.users]
         fresh = [page for page in pages if page.lower is None or not page.lower.users]
@@ -121,8 +127,8 @@ class PagePool:
         return result
 
     def at_once(self, tier: int) -> int:
-        """Return how many pages of a tier to demote together. Near the budget this is fewer, because both
-        versions of a page use memory."""
+        """Return the number of pages of a tier to demote together. Near the budget the number is smaller,
+        because both versions of a page use memory."""
         if not self.budget:
             return AT_ONCE
         return max(1, min(AT_ONCE, (self.budget - self.nbytes) // self.sizes[tier - 1]))
@@ -148,14 +154,15 @@ class PagePool:
             self.storage.free(page.number, page.tier)
 
     def abandon(self, pages: Sequence[Page | None], begun: Sequence[Lower]) -> None:
-        """Release these pages, and those of demotions that have begun, later.
+        """Release these pages, and the pages of demotions that have begun, later.
 
-        The garbage collector calls this: in any thread, in the middle of any work of the pool, and where a
-        wait for another thread would never end."""
+        The garbage collector calls this function in any thread, and in the middle of any work of the pool.
+        Here a wait for another thread could never end.
+        """
         self._abandoned.append((pages, begun))
 
     def release_abandoned(self) -> None:
-        """In the thread that makes pages: release the pages of abandoned sequences."""
+        """Release the pages of abandoned sequences, if this is the thread that makes pages."""
         while self._abandoned and self._thread == threading.get_ident():
             pages, begun = self._abandoned.popleft()
             for page in (*pages, *(page for result in begun for page in result())):
@@ -179,8 +186,8 @@ class PagePool:
         return page
 
     def adapt(self, pages: int) -> bool:
-        """Choose the level before `pages` more hot pages are made. Returns True if the level rose. Caches
-        that are only kept for reuse are freed first."""
+        """Choose the level of tightening before `pages` more hot pages are made. First free the caches that
+        are only kept for reuse. Returns True if the level rose."""
         before = self.level
         pressure, need = self.pressure(), pages * self.sizes[HOT]
         if pressure > HIGH:
@@ -195,7 +202,7 @@ class PagePool:
         return self.level > before
 
     def _make_room(self, tier: int, n: int) -> None:
-        """Free caches that are only kept for reuse, until n more pages of a tier fit."""
+        """Free caches that are only kept for reuse, until n more pages of a tier fit into the budget."""
         self._thread = threading.get_ident()
         self.release_abandoned()
         while self._exceeds(self.nbytes + n * self.sizes[tier]) and self.reclaim():
@@ -211,7 +218,8 @@ class PagePool:
         return bool(self.budget) and nbytes > self.budget
 
     def _at(self, level: int) -> int:
-        """Return the size of all sequences, in bytes, as if each had used this level from its start."""
+        """Return the size of all sequences, in bytes, as if each sequence had used this level from its
+        start."""
         return sum(tighten(c.policy, level).bytes(c.offset, self.sizes) for c in self.caches)
 
     def policy(self, wanted: TierPolicy) -> TierPolicy:

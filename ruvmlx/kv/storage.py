@@ -1,4 +1,4 @@
-"""The protocol for the memory of pages. Each backend implements it.
+"""This module defines the protocol for the memory of pages. Each backend implements this protocol.
 
 A page holds 64 tokens of all layers and KV heads. A page's number has a meaning only for the storage that
 made the page.
@@ -13,19 +13,19 @@ Bytes = np.ndarray  # uint8, contiguous
 
 
 class PageTable(Protocol):
-    """The pages of one sequence, in the form that the backend's attention reads."""
+    """The page table of one sequence, in the form that the backend's attention reads."""
 
     def set(self, index: int, page: int, tier: int) -> None: ...
 
     def clear(self, index: int) -> None:
-        """Remove a page from the table: it was trimmed, or it is behind the sliding window."""
+        """Remove a page from the table: the page was trimmed, or it is behind the sliding window."""
 
     def share(self, other: Any) -> None:
-        """Give the table of a fork the tokens that are not in pages yet. other: the fork's table."""
+        """Give the tokens that are not in pages yet to the table of a fork. other: the fork's table."""
 
     def flush(self) -> None:
-        """Write appended tokens into their pages. Called before pages are dumped or written in another
-        way."""
+        """Write appended tokens into their pages. The cache calls this before pages are dumped or written in
+        another way."""
 
     @property
     def nbytes(self) -> int: ...
@@ -33,26 +33,26 @@ class PageTable(Protocol):
 
 class Storage(Protocol):
     layout: str  # the name of the byte order of `dump`
-    background: bool  # whether demotions run in parallel to decoding; then they start early
+    background: bool  # True if demotions run in parallel to decoding; then they start early
 
-    limit: int  # bytes that all pages may take, unused ones included; 0: no limit
+    limit: int  # the maximum bytes of all pages, including unused ones; 0: no limit
 
     def page_bytes(self, tier: int) -> int:
         """Return the bytes of a page, with its scales and biases."""
 
     def is_crowded(self, tier: int, n: int) -> bool:
-        """Would n more pages of a tier exceed the limit only because of unused pages, which `compact`
-        returns?"""
+        """Return True if n more pages of a tier exceed the limit only because of unused pages, which
+        `compact` returns."""
 
     def prepare(self, tier: int, n: int) -> None:
-        """Called before n pages of a tier are made."""
+        """Prepare for n new pages of a tier. The cache calls this before the pages are made."""
 
     def make(self, tier: int) -> int:
-        """Make a page and return its number. Its contents are undefined."""
+        """Make a page and return its number. The page's contents are undefined."""
 
     def compact(self, tier: int) -> dict[int, int]:
         """Return unused memory of a tier to the system. Returns {old number: new number} of all pages of the
-        tier, or {} if none has changed."""
+        tier, or {} if no number has changed."""
 
     def free(self, page: int, tier: int) -> None: ...
 
@@ -61,10 +61,10 @@ class Storage(Protocol):
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
         """Start to convert full pages of `tier` to the next lower tier. Returns a function to call once: it
-        waits and returns the numbers of the new pages. The old pages must not change before that."""
+        waits and returns the numbers of the new pages. The old pages must not change before it returns."""
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """Return the bytes of a page. Write them out before the page changes."""
+        """Return the bytes of a page. The caller must use them before the page changes."""
 
     def load(self, data: bytes, tier: int) -> int:
         """Return the number of a new page made from the bytes of `dump`."""

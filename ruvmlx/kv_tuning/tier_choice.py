@@ -1,10 +1,10 @@
-"""Chooses the lengths of the KV cache's tiers from measurements.
+"""This module chooses the lengths of the KV cache's tiers from measurements.
 
     upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
 
-The policies under the limit that fit the byte budget are compared. Those within TIE of the fastest count as
-equally fast; the smallest of these is chosen. Under memory pressure the smallest policy under the limit is
-chosen. Ratings are not used: they judge the reply, not the precision of the cache.
+The rule compares the policies under the limit that fit the byte budget. Policies within TIE of the fastest
+one are equally fast, and the smallest of them is chosen. Under memory pressure the smallest policy under the
+limit is chosen. Ratings are not used, because they judge the reply, not the precision of the cache.
 """
 
 import math
@@ -18,11 +18,11 @@ from ..store import KVMeasured
 from ..text import size
 from ..tiers import PAGE, fill_lengths
 
-KL_LIMIT = 0.004  # nats per token: the bound with which the tiers' formats were chosen (kv/README.md)
-TIE = 0.03  # a relative difference of two times that is within the noise
-REPLIES = 3  # the number of replies on which a policy must be measured before it may be chosen
+KL_LIMIT = 0.004  # nats per token: the limit with which the tiers' formats were chosen (kv/README.md)
+TIE = 0.03  # a relative difference of two times that is only noise
+REPLIES = 3  # the number of replies on which a policy must be measured before it can be chosen
 
-# f16 is the reference, never a candidate. Hot tokens cost bytes and hardly lower the KL.
+# f16 is the reference, never a candidate. More hot tokens cost bytes and hardly lower the KL divergence.
 CANDIDATES = tuple(
     TierPolicy("tiered", fill_lengths(lengths))
     for lengths in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), TIERED.lengths)
@@ -31,8 +31,8 @@ CANDIDATES = tuple(
 
 @dataclass(frozen=True)
 class CandidateSummary:
-    """The measurements of a policy. latency: time per token divided by f16's. bytes: of a cache of the needed
-    length."""
+    """The measurements of a policy. latency: time per token divided by the time of f16. bytes: the
+    size of a cache of the needed length."""
 
     policy: TierPolicy
     replies: int
@@ -75,8 +75,8 @@ def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> Cand
 
 
 def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
-    """Return the standard error of the mean KL: the larger of those over blocks and over replies, because the
-    tokens of one reply are not independent."""
+    """Return the standard error of the mean KL. It is the larger one of the errors over blocks and over
+    replies, because the tokens of one reply are not independent."""
     spread = max(0.0, sum(r.squares for r in rows) / blocks - kl * kl)
     within = spread / max(1, blocks - 1)
     between = sum((r.total - r.blocks * kl) ** 2 for r in rows) / blocks**2
@@ -88,9 +88,9 @@ def choose(
 ) -> KVChoice:
     """Choose among policies that were measured often enough.
 
-    budget: bytes; 0: no limit
-    pressed: whether memory is short
-    limit: of the KL, nats per token
+    budget: the maximum bytes of a cache; 0: no limit
+    pressed: True if memory is short
+    limit: the maximum of the KL, nats per token
     """
     known = list(found)
     fitting = [f for f in known if not budget or f.bytes <= budget]

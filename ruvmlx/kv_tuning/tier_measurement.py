@@ -1,11 +1,12 @@
-"""Measures the KV cache's tiers on the user's own long replies, and chooses the policy of new caches.
+"""This module measures the KV cache's tiers on the user's own long replies, and chooses the policy of new
+caches.
 
-It records the state of each reply's cache, measures candidate policies against f16, and applies the rule of
-tier_choice.py.
+The module records the state of each reply's cache, measures candidate policies against f16, and applies the
+rule of tier_choice.py.
 
 The original model reads a reply's prompt and tokens again, so ratings do not influence the result. The work
 can be stopped between pieces of a few tens of milliseconds. The measurement of one reply with one policy is
-stored as a whole; a stopped one starts again.
+stored as a whole. A measurement that was stopped starts again.
 """
 
 import threading
@@ -33,16 +34,16 @@ from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, 
 
 BLOCKS = 8  # the number of compared blocks of PAGE tokens, at the end of a reply
 PIECE = 16  # tokens between two pauses: 25 to 40 ms with the starter model on two cores
-TIMED = 16  # tokens after the blocks; they are decoded one by one to compare times
-MAX_MEASURED_TOKENS = 4096  # the maximum number of tokens read of a prompt and its reply
-REPLIES_AT_ONCE = 2  # the maximum number of replies measured in one review
-RECENT_REPLIES = 100  # the newest replies, whose lengths give the needed context
+TIMED = 16  # the number of tokens after the blocks; they are decoded one by one to compare times
+MAX_MEASURED_TOKENS = 4096  # the maximum number of tokens that are read of a prompt and its reply
+REPLIES_AT_ONCE = 2  # the maximum number of replies that are measured in one review
+RECENT_REPLIES = 100  # the number of newest replies whose lengths decide the needed context
 
 NO_TIERS = "this backend has only f16 caches"
 
 
 class NoRoom(Exception):
-    """Memory is short: the pool would use a smaller policy than the one that is measured."""
+    """This error means that memory is short: the pool would use a smaller policy than the measured policy."""
 
 
 def reach(policy: TierPolicy) -> int:
@@ -52,15 +53,15 @@ def reach(policy: TierPolicy) -> int:
 
 
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
-    """Return the tokens that a reply must have for all candidates: two blocks after the largest `reach`, and
-    TIMED."""
+    """Return the number of tokens that a reply must have for all candidates: two blocks after the largest
+    `reach`, and TIMED more tokens."""
     return max(map(reach, candidates)) + 2 * PAGE + TIMED
 
 
 @dataclass(frozen=True)
 class Cost:
-    """kl: the mean of each block of PAGE tokens (nats per token). us, us_f16: microseconds per decoded
-    token."""
+    """kl: the mean KL divergence of each block of PAGE tokens (nats per token). us, us_f16: microseconds per
+    decoded token, with the policy and with f16."""
 
     kl: list[float]
     us: float
@@ -68,13 +69,13 @@ class Cost:
 
 
 class TierComparison:
-    """Compares policies with f16 on the last BLOCKS blocks of one reply. The two caches take turns.
+    """This class compares policies with f16 on the last BLOCKS blocks of one reply. The caches take turns.
 
     All policies are compared on the same tokens. Each of these tokens attends to pages of every tier.
     """
 
     def __init__(self, backend: Backend, tokens: list[int], first: int):
-        """tokens: at least first + PAGE + TIMED. first: the smallest offset of a compared block."""
+        """tokens: at least first + PAGE + TIMED tokens. first: the smallest offset of a compared block."""
         self._backend, self.tokens = backend, tokens
         self._end = (len(tokens) - TIMED) // PAGE * PAGE
         self._start = max(first, self._end - BLOCKS * PAGE)
@@ -93,7 +94,7 @@ class TierComparison:
     def _read(self, policy: TierPolicy, pause: Pause) -> KVCache:
         """Return a cache that holds all tokens before the compared blocks."""
         cache = self._backend.new_cache(policy)
-        # As fast as `verify` of PIECE tokens, because no logits are computed here.
+        # A piece is twice as long here, and takes the same time, because `prefill` computes no logits for it.
         for at in range(0, self._start, 2 * PIECE):
             pause()
             self._backend.prefill(self.tokens[at : at + 2 * PIECE], cache)
@@ -132,8 +133,8 @@ def _token_times(backend: Backend, tokens: list[int], caches: list[KVCache], pau
 class KVStatus:
     """The policy of new caches and its reason.
 
-    asked: whether the user chose it
-    report: of the newest review; None before the first
+    asked: True if the user chose the policy
+    report: the report of the newest review; None before the first review
     """
 
     backend: str
@@ -157,7 +158,7 @@ class TierHistory:
 
     @property
     def policy(self) -> TierPolicy:
-        """The policy of new caches."""
+        """Return the policy of new caches."""
         if self.asked is not None:
             return self.asked
         row = self.store.kv.choice(*self.mine)
@@ -199,17 +200,19 @@ class TierHistory:
                 yield reply_id, missing
 
     def context(self) -> int:
-        """The tokens that a cache must hold: those of the longest recent reply, at least `long_enough`."""
+        """Return the number of tokens that a cache must hold: the length of the longest recent reply, but at
+        least `long_enough`."""
         seen = self.store.kv.observations(*self.mine, RECENT_REPLIES)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
     def is_enough(self) -> bool:
-        """Was each candidate measured often enough for a choice?"""
+        """Return True if each candidate was measured often enough for a choice."""
         seen = Counter(m.lengths for m in self.store.kv.measurements(*self.mine))
         return all(seen[candidate.lengths] >= REPLIES for candidate in self.candidates)
 
     def summaries(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
-        """Summaries of the candidates; none until each was measured often enough."""
+        """Return summaries of the candidates. The list is empty until each candidate was measured often
+        enough."""
         if not self.is_enough():
             return []
         rows = self.store.kv.measurements(*self.mine)
@@ -230,7 +233,8 @@ def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, 
 
 
 class KVLoop:
-    """Records caches' states, measures policies, chooses one. Used only in the backend's thread."""
+    """A KV loop records the states of caches, measures policies and chooses one. Use it only in the backend's
+    thread."""
 
     def __init__(
         self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
@@ -244,7 +248,7 @@ class KVLoop:
     # -- observing -----------------------------------------------------------------------------------
 
     def observation(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
-        """Return the state of a reply's cache at its end. policy: the cache's; None: f16."""
+        """Return the state of a reply's cache at its end. policy: the policy of the cache; None: f16."""
         kv, tps = response.kv, response.generation_tps
         lower = [self._size(n, tier) for tier, n in enumerate(kv.tokens[:HOT])]
         return KVObservation(
@@ -265,12 +269,12 @@ class KVLoop:
     # -- reviewing -----------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """Is there a reply to measure?"""
+        """Return True if there is a reply to measure."""
         return self._pool is not None and next(self.history.unmeasured_candidates(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure up to REPLIES_AT_ONCE replies, then choose. Returns a report. `cancel` stops the
-        measuring."""
+        measurement."""
         if self._pool is None:
             return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
         started, stop = time.perf_counter(), ""
@@ -322,7 +326,7 @@ class KVLoop:
             pool.level = level  # the memory of the measurement is free again
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
-        """Choose from all measurements. Store the choice if there are enough of them."""
+        """Choose from all measurements. Store the choice if there are enough measurements."""
         history, context, now = self.history, self.history.context(), pool.pressure()
         before = history.store.kv.choice(*history.mine)
         was_pressed = bool(before and before.report["pressed"])
@@ -345,7 +349,7 @@ class KVLoop:
         return report | asked | {"changed": changed}
 
     def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
-        """Store the choice, unless it is the same. Returns True if the policy changed."""
+        """Store the choice, unless it has not changed. Returns True if the policy changed."""
         if before and before.report == report:
             return False
         lengths = choice.policy.lengths

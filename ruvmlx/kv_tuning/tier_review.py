@@ -1,4 +1,4 @@
-"""Chooses the KV tiers of new caches by measurements on the user's long replies, if the backend has tiers."""
+"""This module applies the measured choice of KV tiers to new caches, if the backend has tiers."""
 
 import threading
 from typing import Any
@@ -11,10 +11,11 @@ from .tier_measurement import KVLoop, KVStatus, TierHistory
 
 
 class TierReview:
-    """Sets the KV policy of an engine's sessions. A policy that the user asked for stays in use."""
+    """A tier review sets the KV policy of an engine's sessions. A policy that the user asked for stays in
+    use."""
 
     def __init__(self, store: Store, engine: LLMInferenceEngine, settings: Settings):
-        """UsageError for invalid tiers in the settings."""
+        """Raise UsageError if the tiers in the settings are invalid."""
         model, backend = engine.model, engine.backend
         asked = asked_policy(settings.kv, settings.kv_tiers)
         self._history = TierHistory(store, model.fingerprint, backend.name, asked)
@@ -24,13 +25,13 @@ class TierReview:
             self._sessions.policy = self._history.policy
 
     def observation(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
-        """The state of a reply's cache at the end of the reply."""
+        """Return the state of a reply's cache at the end of the reply."""
         return self._loop.observation(response, self._sessions.policy_of(request_session))
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure KV policies on the newest long replies, and choose one for new caches.
 
-        `cancel` is checked every few tens of milliseconds.
+        The measurement checks `cancel` every few tens of milliseconds.
         """
         report = self._loop.review(cancel)
         if self._sessions.policy is not None:
@@ -38,14 +39,14 @@ class TierReview:
         return report
 
     def is_due(self) -> bool:
-        """Is there work for `review`?"""
+        """Return True if there is work for `review`."""
         return self._loop.is_due()
 
     def due_when_idle(self) -> bool:
-        """Is there work for `review` that was asked for (`kv_measure`)? It ends when there is enough for a
-        choice; then only `learn kv --measure` measures."""
+        """Return True if the user asked for measurements (`kv_measure`), and if they do not suffice for a
+        choice yet. Later, only `learn kv --measure` measures."""
         return self._is_asked_for and not self._history.is_enough() and self.is_due()
 
     def status(self) -> KVStatus:
-        """The policy in use, its reason, and the measurements."""
+        """Return the policy in use, its reason, and the measurements."""
         return self._history.status()
