@@ -1,14 +1,15 @@
-"""The chat: a Textual app, and a linear mode for pipes and screen readers.
+"""This package is the terminal chat: a Textual app, and a plain mode for pipes and screen readers.
 
-    commands.py   the table of slash commands, which both modes and the palette read
-    steps/        what a command does with the runtime; the same in both modes
-    state.py      the chat that is open, and a step's outcome
-    plain.py      the linear mode: takes steps and prints their outcomes
-    app.py        the app: keys, widgets, and which action each key calls
-    actions/      what the app does beyond showing an outcome: replies that grow, ratings, screens
-    context.py    what actions and screens share: the host, the state, the widgets
+    commands.py   the table of slash commands, which both modes and the command palette read
+    steps/        the steps: functions that do a command's work with the runtime, the same in both modes
+    state.py      the chat that is open, and the outcome that a step returns
+    plain.py      the plain mode, which runs the steps and prints their outcomes
+    app.py        the app: keys, widgets, and the action that each key calls
+    actions/      the app's work beyond the display of an outcome: streamed replies, ratings, screens
+    context.py    the objects that actions and screens share: the host, the state, the widgets
 
-ruvmlx/host/host.py has the thread that owns the model. A new command is a row in commands.py and a step.
+The host (ruvmlx/host/host.py) has the thread that owns the model. To add a command, add a row to commands.py
+and a step.
 """
 
 import os
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
     from .options import ChatOptions
 
-# Textual reads this at import: how often a second it checks whether something must be drawn, also a key's
-# echo. At 120, a key waits 4 ms longer behind a frame of a reply. The number of frames stays the same.
+# Textual reads TEXTUAL_FPS at import. It is the number of times per second that Textual checks for widgets to
+# draw. At 120, the echo of a key waits 4 ms longer if a reply is drawn. The number of frames stays the same.
 os.environ.setdefault("TEXTUAL_FPS", "1000")
-# Textual also reads this: ms until a lone ESC counts as the Esc key. Textual checks every 100 ms, so with the
-# default of 100 it can take 200. Users on a slow line can set more, as for other programs.
+# ESCDELAY is the time in ms after which Textual takes a lone ESC byte for the Esc key. Textual checks every
+# 100 ms, so with its default of 100 the delay can be 200 ms. Users with a slow connection can set more.
 os.environ.setdefault("ESCDELAY", "50")
 
 
@@ -64,7 +65,8 @@ def run_chat(
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Python has None for a stream that was closed when it started (`<&-`)."""
+    """Return True if the stream is a terminal. Python sets a stream to None if it was closed at the program's
+    start (`<&-` in a shell)."""
     return stream is not None and stream.isatty()
 
 

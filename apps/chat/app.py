@@ -1,6 +1,6 @@
-"""The chat app: its keys, its widgets, and which action each key calls (actions/).
+"""This module is the chat app: its keys, its widgets, and the action (actions/) that each key calls.
 
-The runtime has its own thread (`ruvmlx.host.host.Host`); this one only draws and handles input.
+The runtime has its own thread (`ruvmlx.host.host.Host`). The app's thread only draws and handles input.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from .status import KeyHints, StatusLine
 from .transcript import Transcript
 from .welcome import Welcome
 
-GRACE = 3.0  # seconds to leave the screen after a signal to end; everything is committed by then
+GRACE = 3.0  # seconds that the app has to restore the terminal after a signal, before the process exits
 
 
 class ChatApp(ChatShell):
@@ -72,7 +72,8 @@ class ChatApp(ChatShell):
     ]
 
     def __init__(self, open_runtime: OpenRuntime | Guest, options: ChatOptions | None = None) -> None:
-        """open_runtime: a Guest uses a host that is open already (apps/attach/)."""
+        """open_runtime: a function that opens the runtime, or a `Guest`, which uses a host that is open
+        already (apps/attach/)."""
         super().__init__()
         self.options = options or ChatOptions()
         self.host = open_runtime if isinstance(open_runtime, Guest) else Host(open_runtime)
@@ -132,7 +133,7 @@ class ChatApp(ChatShell):
         self._remembers_theme = True
 
     def watch_theme(self, name: str) -> None:
-        """Save a theme chosen in the palette for the next start."""
+        """Save the theme that the user chose in the palette. The next start uses it."""
         if self._remembers_theme:
             self.chat.start(partial(_remember_theme, self.chat, name))
 
@@ -145,8 +146,9 @@ class ChatApp(ChatShell):
         return action != "do" or self.actions.offers(*map(str, parameters))
 
     async def on_event(self, event: events.Event) -> None:
-        """Sanitise a paste before any input gets it. Input interrupts idle work; moving the mouse does not,
-        because that happens by accident."""
+        """Sanitise pasted text before any input widget gets it. Keys, clicks and pastes interrupt idle work.
+        A movement of the mouse does not interrupt idle work, because the user can move the mouse by
+        accident."""
         moved = isinstance(event, events.MouseMove)
         if isinstance(event, events.InputEvent | events.Paste) and not moved:
             self.idle_learner.interrupt()
@@ -157,7 +159,8 @@ class ChatApp(ChatShell):
         await super().on_event(event)
 
     async def on_key(self, event: events.Key) -> None:
-        """In choose mode, type what no binding takes into the input, and stay there."""
+        """If a reply has the focus and no binding takes the key, type its character into the input and give
+        the input the focus."""
         if self.chat.selected() is None or not event.is_printable or event.character is None:
             return
         event.prevent_default()
@@ -169,13 +172,13 @@ class ChatApp(ChatShell):
     def _show_mode(self, event: events.DescendantFocus) -> None:
         self.chat.prompt.is_choosing = isinstance(event.widget, ReplyMessage)
         if event.widget is self.chat.prompt and self.chat.transcript.has_found and not self.chat.editing:
-            self.chat.start(self.actions.write.show_end)  # who writes is at the end of the chat
+            self.chat.start(self.actions.write.show_end)  # a new message goes to the end of the chat
 
     def on_app_focus(self) -> None:
         self.actions.rate.look_again()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Limit the input's height, to leave room for the conversation."""
+        """Limit the input's height to a third of the screen, so that the conversation has room."""
         self.chat.prompt.styles.max_height = max(3, event.size.height // 3)
 
     # Opening and leaving
@@ -188,17 +191,17 @@ class ChatApp(ChatShell):
                 self.end(error)
 
     async def action_quit(self) -> None:
-        """The palette's entry "Quit"."""
+        """Leave the app. Textual's palette calls this method for its entry "Quit"."""
         self.action_leave()
 
     def told_to_end(self, signum: int) -> None:
-        """On a signal, leave as with Ctrl+Q. If that is impossible because the terminal is gone, end
-        anyway."""
+        """Leave the app after a signal, as with Ctrl+Q. If the terminal is gone and the app cannot leave its
+        screen, a thread ends the process."""
         self.hang_up(signum)
         threading.Thread(target=self._end_anyway, daemon=True).start()
 
     def hang_up(self, signum: int = signal.SIGHUP) -> None:
-        """From any thread: leave as with Ctrl+Q, now or as soon as the app has begun."""
+        """Leave the app as with Ctrl+Q, now or as soon as the app runs. Any thread can call this method."""
         self.ended_by = signum
         if self._loop:
             with contextlib.suppress(RuntimeError):  # the app has ended already
@@ -210,7 +213,8 @@ class ChatApp(ChatShell):
         os._exit(exit_signals.exit_code(self.ended_by))
 
     def _fatal_error(self) -> None:
-        """A defect of the app: show one line. Textual would print a traceback with all locals."""
+        """Keep the error of a defect, so that `run_app` prints one line. Textual's own method would print a
+        traceback with all local variables."""
         self.failure = self.failure or self._exception
         self._close_messages_no_wait()
 
@@ -229,7 +233,8 @@ class ChatApp(ChatShell):
     def deliver_screenshot(
         self, filename: str | None = None, path: str | None = None, time_format: str | None = None
     ) -> str | None:
-        """The palette's entry "Screenshot": an SVG file, beside where /export writes."""
+        """Write a screenshot as an SVG file into the folder in which /export writes. Textual's palette calls
+        this method for its entry "Screenshot"."""
         name = filename or time.strftime("ruvmlx-%Y-%m-%d-%H%M%S.svg")
         try:
             file = self.options.files.path(name)
@@ -241,13 +246,13 @@ class ChatApp(ChatShell):
         return str(file)
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Textual calls this for text selected on the screen."""
+        """Copy a text. Textual calls this method for text that the user selected on the screen."""
         self.actions.clipboard.to_system(text, super().copy_to_clipboard)
 
     # Keys
 
     def action_do(self, path: str, *arguments: object) -> None:
-        """Call a method of `actions`: do('rate.rate', 'up')."""
+        """Call a method of `actions`: the binding "do('rate.rate', 'up')" calls `actions.rate.rate("up")`."""
         self.actions.method(path)(*arguments)
 
     def action_leave(self) -> None:
@@ -257,7 +262,7 @@ class ChatApp(ChatShell):
         self.actions.leave.interrupt()
 
     def action_stop_or_write(self) -> None:
-        """Stop the reply, wherever the focus is, and go to the input."""
+        """Stop the reply and give the input the focus."""
         self.actions.write.stop()
         self.chat.prompt.focus()
 
@@ -282,7 +287,7 @@ def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:
         try:
             app.run()
         except OSError:
-            if not app.ended_by:  # with a signal, the terminal is gone and there is no screen to leave
+            if not app.ended_by:  # after a signal the terminal can be gone, and Textual's exit then fails
                 raise
         finally:
             left = app.host.close_now()

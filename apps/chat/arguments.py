@@ -8,7 +8,7 @@ RATE_USAGE = "/rate up|down|1-5 [NOTE]"
 
 
 def parse_rating(argument: str) -> tuple[str, str]:
-    """ "up too long" -> ("up", "too long")."""
+    """Split the argument of /rate into a rating and a note: "up too long" -> ("up", "too long")."""
     word, _, note = argument.partition(" ")
     rating = {"+": "up", "-": "down"}.get(word, word.lower())
     if rating not in RATINGS:
@@ -17,7 +17,7 @@ def parse_rating(argument: str) -> tuple[str, str]:
 
 
 def parse_reason(argument: str) -> str:
-    """ "long" or "too long" -> "long"."""
+    """Return the reason that the argument names: "long" or "too long" -> "long"."""
     found = {text: word for word, text in REASONS.items()} | {word: word for word in REASONS}
     if argument.lower() not in found:
         raise UsageError(f"a reason is {', '.join(REASONS)}, got {argument[:20]!r}; try /why long")
@@ -25,7 +25,11 @@ def parse_reason(argument: str) -> str:
 
 
 def parse_number(argument: str, last: int, what: str) -> int | None:
-    """ "2" -> 2, "" -> None; UsageError unless 1 to `last`."""
+    """Return the number in the argument: "2" -> 2, "" -> None.
+
+    Raise UsageError if the number is not in 1 to `last`. what: the plural of the numbered things, for the
+    error.
+    """
     if not argument:
         return None
     if not last:

@@ -1,4 +1,5 @@
-"""What the app can do, one class for each subject, and how a slash command finds its action."""
+"""This package has the app's actions, with one class for each subject. `Actions` maps a slash command or a
+key to the method of such a class."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -66,12 +67,12 @@ class Actions:
         if command is None:
             self.write.send(text)
         elif COMMANDS[command.name].during_reply:
-            self.start(command)  # the app stays usable while a reply is written
+            self.start(command)  # without a wait for its end, so the user can type during a reply
         else:
             await self.obey(command)
 
     def choose(self, entry: PaletteEntry) -> None:
-        """Carry out an entry of the palette."""
+        """Carry out an entry of the command palette, or put its text into the input."""
         prompt = self._chat.prompt
         if entry.types:
             prompt.focus()
@@ -89,7 +90,8 @@ class Actions:
         return not (phase == "replying" and command and COMMANDS[command.name].during_reply)
 
     def _wait(self) -> None:
-        """A message sent while the model opens is kept and sent later, unless the user changes it before."""
+        """Tell the user to wait. If the model is opening, keep the message. The app sends the kept message
+        when the model is open, unless the user changed the message."""
         chat = self._chat
         chat.waiting = chat.prompt.text if chat.phase == "opening" else ""
         chat.status.flash("Sent once the model is open" if chat.waiting else "Still replying: Esc stops")
@@ -99,7 +101,7 @@ class Actions:
         self._chat.start(lambda: self.obey(command))
 
     async def obey(self, command: Command) -> None:
-        """Carry out a slash command; show its error."""
+        """Carry out a slash command. If it fails, show its error."""
         try:
             row = COMMANDS[command.name]
             if row.app:
@@ -112,20 +114,21 @@ class Actions:
             await self._chat.show_error(error)
 
     def command(self, name: str, argument: str = "") -> None:
-        """Carry out a slash command by a key."""
+        """Start the slash command of a key."""
         self.start(Command(name, argument))
 
     def take_back(self) -> None:
-        """Take the last rating back, in choose mode."""
+        """Undo the last rating. A key calls this method while a reply has the focus."""
         self.command("undo")
 
     def method(self, path: str) -> Callable[..., Awaitable[None] | None]:
-        """ "write.again" -> that method."""
+        """Return the method at a path of attributes: "write.again" gives `self.write.again`."""
         found: Callable[..., Awaitable[None] | None] = attrgetter(path)(self)
         return found
 
     def offers(self, path: str, argument: str = "") -> bool:
-        """Would this method do anything now? If not, its key is not shown."""
+        """Return True if the method at `path` would do something now. The app hides a key whose method would
+        do nothing."""
         chat, what = self._chat, argument if path == "command" else path
         session, idle = bool(chat.state.session), chat.phase == "idle"
         if what == "write.stop":

@@ -1,4 +1,5 @@
-"""Copying from the conversation. A copied reply counts as implicit feedback."""
+"""Copy text from the conversation. The runtime takes the copy of a reply as implicit feedback on the
+reply."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +18,7 @@ class ClipboardActions:
         self._chat, self._rate = chat, rate
 
     def copy(self, argument: str = "") -> None:
-        """Copy the chosen reply, or one of its code blocks."""
+        """Copy the chosen reply, or its code block with the number in `argument`."""
         reply = self._chat.chosen()
         if reply is None:
             raise NotFound("there is no reply to copy yet")
@@ -30,7 +31,7 @@ class ClipboardActions:
         )
 
     def copy_next_code(self) -> None:
-        """Copy the chosen reply's first code block; when repeated, the next one."""
+        """Copy the first code block of the chosen reply. The next call copies the next block of the reply."""
         reply = self._chat.chosen()
         blocks = reply.code_blocks if reply else []
         if reply is None or not blocks:
@@ -39,7 +40,7 @@ class ClipboardActions:
         self.copy(str(reply.copied))
 
     def copy_selected_text(self) -> bool:
-        """Copy the selection in the input or on the screen; False if there is none."""
+        """Copy the selected text of the input or of the screen. Return False if no text is selected."""
         app = self._chat.app
         text = self._chat.prompt.selected_text or app.screen.get_selected_text()
         if text:
@@ -49,7 +50,10 @@ class ClipboardActions:
         return bool(text)
 
     def to_system(self, text: str, to_terminal: Callable[[str], None]) -> None:
-        """Copy as the options say, in a thread; to_terminal: used if that is not possible."""
+        """Copy the text in a thread, by the function of the options or by a tool of the system.
+
+        to_terminal: a function that copies through the terminal if the first way fails.
+        """
         self._chat.start(lambda: self._to_system(text, to_terminal))
         screen = self._chat.app.screen
         if text == screen.get_selected_text():

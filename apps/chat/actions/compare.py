@@ -1,4 +1,5 @@
-"""Comparisons in the app: /compare, and /choose for a user who closed the screen without choosing."""
+"""This module has the app's comparisons of two replies: /compare and /effect show them on a screen. /choose
+takes the choice of a user who closed the screen of /compare without a choice."""
 
 from functools import partial
 
@@ -17,11 +18,13 @@ class CompareActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     async def ask(self, argument: str) -> None:
-        """Answer the question, "" for the last one, with and without what was learned."""
+        """Answer a question ("": the last question) once with and once without the adapter. The screen hides
+        which reply is which until the user has chosen one."""
         await self._begin(argument, is_blind=True)
 
     async def show_effect(self, argument: str) -> None:
-        """The same, with a name on each side, and nothing to choose."""
+        """Answer a question with and without the adapter. The screen names each reply and asks for no
+        choice."""
         await self._begin(argument, is_blind=False)
 
     async def _begin(self, text: str, is_blind: bool) -> None:

@@ -1,4 +1,5 @@
-"""The text in the input, before it is sent: completed by Tab, or written in the user's editor."""
+"""This module changes the draft, which is the text in the input before the user sends it. Tab completes the
+draft, a picker puts file names into it, and the user's own editor can edit it."""
 
 import re
 from functools import partial
@@ -23,10 +24,11 @@ _BEGUN = re.compile(r'(?:^|\s)(@[^\s"]*)$')
 class DraftActions:
     def __init__(self, chat: ChatContext, select: SelectActions) -> None:
         self._chat, self._select = chat, select
-        self._put: str | None = None  # the line with the one of several suggestions that Tab put in
+        self._put: str | None = None  # the line after Tab put one of several suggestions into it
 
     def suggest(self) -> None:
-        """Show what may come next. While Tab goes through the suggestions, they stay."""
+        """Show the suggestions for the text before the cursor. While the user goes through the suggestions
+        with Tab, the list stays the same."""
         prompt, shown = self._chat.prompt, self._chat.suggestions
         if shown.rows and prompt.line_start == self._put:
             return
@@ -37,13 +39,13 @@ class DraftActions:
         self._put, shown.taken, shown.rows = None, -1, tuple(found)
 
     def complete_or_choose(self) -> None:
-        """Put the next suggestion into the input; if none would change it, choose a reply."""
+        """Put the next suggestion into the input. If no suggestion would change the input, select a reply."""
         if not self.complete():
             self._select.select(0)
 
     def complete(self) -> bool:
-        """Put the next suggestion into the input; False if none would change it."""
-        self.suggest()  # for letters of this moment
+        """Put the next suggestion into the input. Return False if no suggestion would change the input."""
+        self.suggest()  # the list can be older than the letters that the user has just typed
         shown, prompt = self._chat.suggestions, self._chat.prompt
         texts = [row.text + " " * (row.goes_on and len(shown.rows) == 1) for row in shown.rows]
         others = [n for n, row in enumerate(shown.rows) if prompt.line_start[row.start :] != texts[n]]
@@ -57,7 +59,7 @@ class DraftActions:
         return True
 
     def pick_files(self) -> None:
-        """Choose files, and put them into the message as `@name`."""
+        """Let the user choose files, and put their names into the message as `@name`."""
         files = self._chat.state.options.files
         if files.folder is None:
             self._chat.status.flash("The files of the server's machine cannot be put into a message", 10)
@@ -70,7 +72,7 @@ class DraftActions:
             return
         prompt = self._chat.prompt
         line, column = prompt.cursor_location
-        begun = _BEGUN.search(prompt.line_start)  # "@so": the user began to type a name
+        begun = _BEGUN.search(prompt.line_start)  # "@so": the first letters of a name that the user types
         start = begun.start(1) if begun else column
         space = "" if not start or prompt.line_start[:start].endswith((" ", "\t")) else " "
         prompt.replace(space + chosen, (line, start), (line, column))

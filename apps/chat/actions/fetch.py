@@ -1,4 +1,5 @@
-"""A better model by one key: the app proposes it, fetches it in the background, and offers the switch."""
+"""This module gives the user a better model by one key. The app proposes a model to a user of the starter
+(the small model for the first start), downloads the model in the background, and offers to switch to it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,8 @@ from ..messages import Notice
 
 
 class _FetchWatch(Watch):
-    """Shows the fetch in the status line. It ends the fetch when the chat ends; what was fetched is kept."""
+    """Shows the progress of a download in the status line. If the chat ends, the watch stops the download.
+    The part that was downloaded is kept."""
 
     def __init__(self, chat: ChatContext) -> None:
         self._chat, self._line = chat, StatusWatch(chat.status)
@@ -35,23 +37,29 @@ class _FetchWatch(Watch):
 
 
 class FetchActions:
-    """switch: opens another model in this chat. choose: shows the list of models."""
+    """The actions that propose and download a model.
+
+    switch: a function that opens another model in this chat. choose: a function that shows the list of
+    models.
+    """
 
     def __init__(
         self, chat: ChatContext, switch: Callable[[str], Awaitable[None]], choose: Callable[[], None]
     ) -> None:
         self._chat, self._switch, self._choose = chat, switch, choose
         self._offer: proposals.ModelOffer | None = None
-        self._fetching = ""  # the model's name
-        self._fetched = ""  # it waits for the user to switch
+        self._fetching = ""  # the name of the model that is being downloaded
+        self._fetched = ""  # the name of the downloaded model to which the user has not switched yet
 
     async def propose(self, model: Model) -> None:
-        """Propose the best model for this machine, if the starter is in use and the network may be used."""
+        """Propose the best model for this machine, if the starter is in use and the network is allowed."""
         if isinstance(self._chat.host, Guest) or offline() or model.path != starter_path():
             return
         self._offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))
         if self._offer is not None and self._chat.phase != "closing":
-            await self._chat.transcript.mount(Notice(self._words(self._offer)))  # the welcome stays
+            await self._chat.transcript.mount(
+                Notice(self._words(self._offer))
+            )  # `add` would remove the welcome
 
     def _words(self, offer: proposals.ModelOffer) -> str:
         facts = f"{megabytes(offer.size)}, about {offer.tps_expected:.0f} tokens a second, {offer.licence}"
@@ -65,7 +73,8 @@ class FetchActions:
         return keys.shown(self._chat.app, "fetch", "F5")
 
     def go(self) -> None:
-        """Fetch the proposed model; once it is here, switch to it. Without a proposal, show all models."""
+        """Download the proposed model. If a downloaded model waits, switch to it. Without a proposal, show
+        the list of models."""
         if self._fetched:
             name, self._fetched = self._fetched, ""
             self._chat.start(partial(self._switch, name))
@@ -77,7 +86,7 @@ class FetchActions:
             self._choose()
 
     def fetch(self, name: str) -> None:
-        """Fetch a model while the chat goes on."""
+        """Download a model in the background. The user can chat meanwhile."""
         self._chat.start(partial(self._fetch, name))
 
     async def _fetch(self, name: str) -> None:

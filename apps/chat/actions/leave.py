@@ -1,4 +1,4 @@
-"""The ways out of the app."""
+"""This module ends the app: by a command, by a key, or by Ctrl+C pressed twice."""
 
 import asyncio
 import time
@@ -7,13 +7,13 @@ from ..context import ChatContext
 from .clipboard import ClipboardActions
 from .write import WriteActions
 
-QUIT_WINDOW = 2.0  # seconds in which a second Ctrl+C leaves
+QUIT_WINDOW = 2.0  # seconds after a Ctrl+C in which a second Ctrl+C ends the app
 
 
 class LeaveActions:
     def __init__(self, chat: ChatContext, write: WriteActions, clipboard: ClipboardActions) -> None:
         self._chat, self._write, self._clipboard = chat, write, clipboard
-        self._interrupted_at = 0.0  # time.monotonic()
+        self._interrupted_at = 0.0  # the time of the last Ctrl+C by time.monotonic()
 
     def leave_as_typed(self, _: str) -> None:
         self.leave()
@@ -35,7 +35,8 @@ class LeaveActions:
         self._chat.app.end(failure)
 
     def interrupt(self) -> None:
-        """Ctrl+C: copy what is selected, else stop a reply, else leave if pressed twice."""
+        """Handle Ctrl+C. Copy the selected text; without a selection, stop the reply or the opening of a
+        model. If there is nothing to stop, the second Ctrl+C within QUIT_WINDOW ends the app."""
         if self._clipboard.copy_selected_text():
             return
         if self._chat.phase in ("replying", "opening"):

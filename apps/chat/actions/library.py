@@ -1,4 +1,5 @@
-"""Saved chats in the app: show the open chat, and choose another one."""
+"""This module handles saved chats in the app: it shows the open chat and lets the user choose another
+chat."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ class LibraryActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     async def begin(self, options: ChatOptions) -> None:
-        """Show a session: the first one, or later another one."""
+        """Open the chat (session) that the options name, and show its conversation."""
         chat = self._chat
         opened = await chat.host.call(lambda runtime: Opened.of(runtime, options))
         chat.state.open_chat(opened.session, system_prompt_of(opened.turns) or options.system)
@@ -31,7 +32,7 @@ class LibraryActions:
         chat.send_waiting()
 
     def show(self, opened: Opened) -> None:
-        """Show everything but the conversation."""
+        """Show the facts of the opened chat outside the conversation: model, backend, context, learning."""
         chat = self._chat
         chat.model = chat.prompt.heading = opened.model
         chat.prompt.earlier = opened.said
@@ -41,12 +42,12 @@ class LibraryActions:
         self._rate.show_learned(opened.learned)
 
     async def open(self, session: str, message: int | None = None) -> None:
-        """Switch to another session, or to a message of one."""
+        """Switch to another chat. message: the id of a message of the chat to show, or None for its end."""
         self._write.cancel_edit()
         await self.begin(replace(self._chat.options, session=session, system=None, find="", message=message))
 
     def choose(self, words: str = "") -> None:
-        """Show the list of all chats, or of those with these words."""
+        """Show the list of all chats, or the list of the chats that contain `words`."""
         self._chat.start(partial(self._choose, words))
 
     async def _choose(self, words: str) -> None:

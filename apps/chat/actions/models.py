@@ -1,4 +1,5 @@
-"""Opening models in the app: the first one, and others in the middle of a chat; and the adapter picker."""
+"""This module opens models in the app: the model of the start, and another model in the middle of a chat. It
+also shows the list of adapters (the files in which a model keeps what it learned)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ from .write import WriteActions
 
 
 class _ShownWatch(Watch):
-    """Passes the progress of opening a model to the thread that made this watch: the app's."""
+    """Passes the progress of a model's opening to the app's thread, which made this watch."""
 
     def __init__(self, show: Callable[[Plan | Progress], None]) -> None:
         self._show, self._loop = show, asyncio.get_running_loop()
@@ -38,7 +39,7 @@ class _ShownWatch(Watch):
 
 
 class ModelActions:
-    """use_adapter: what the adapter picker does with a name."""
+    """The actions that open models. use_adapter: a function that switches to the adapter of a given name."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class ModelActions:
         use_adapter: Callable[[str], Awaitable[None]],
     ) -> None:
         self._chat, self._library, self._write, self._use_adapter = chat, library, write, use_adapter
-        self._plan: Plan | None = None  # of the first model
+        self._plan: Plan | None = None  # the plan by which the first model was loaded
         self.fetch = FetchActions(chat, self._switch, self.choose)
 
     # The first model
@@ -73,7 +74,7 @@ class ModelActions:
     # Another model
 
     async def use_as_typed(self, argument: str) -> None:
-        """Switch to the model with that name, or number in the list; without an argument, show the list."""
+        """Switch to a model by its name or by its number in the list. Without an argument, show the list."""
         if not argument:
             self.choose()
             return
@@ -103,7 +104,7 @@ class ModelActions:
         return await self._chat.host.call_between(lambda runtime: runtime.model)
 
     async def _switch(self, name: str) -> None:
-        """Switch models in the same chat. If the new model cannot be used, the old one stays."""
+        """Switch to another model in the same chat. If the new model cannot be used, the old model stays."""
         chat = self._chat
         self._write.cancel_edit()
         chat.phase = "opening"
@@ -122,7 +123,8 @@ class ModelActions:
             chat.send_waiting()
 
     async def _remember(self, name: str) -> None:
-        """The model chosen last is the next start's, where no flag, variable or project says otherwise."""
+        """Save the model as the default of the next start. A flag, an environment variable or a project file
+        takes priority over this default."""
         if not isinstance(self._chat.host, Guest):
             await asyncio.to_thread(models.remember, name)
 
@@ -136,7 +138,7 @@ class ModelActions:
             return
         if chat.host.is_open:
             await chat.transcript.add(Notice(error_line(error), "error"))
-        else:  # the old model was closed to make room, and cannot be opened again
+        else:  # the old model was closed to free memory, and it could not be opened again
             chat.app.end(error)
 
     async def _show_new_model(self) -> None:
@@ -153,9 +155,9 @@ class ModelActions:
         await self._warn()
 
     async def _warn(self) -> None:
-        """Show one line if the machine's GPU, or our kernels on it, cannot be used."""
+        """Show one line if ruvmlx cannot use the machine's GPU or cannot run its own kernels on the GPU."""
         if self._chat.caveat:
-            await self._chat.transcript.mount(Notice(self._chat.caveat))  # the welcome stays
+            await self._chat.transcript.mount(Notice(self._chat.caveat))  # `add` would remove the welcome
 
     # Adapters
 
@@ -174,8 +176,8 @@ class ModelActions:
 
 
 def _new_model(files: UserFiles, words: str) -> str:
-    """What the picker offers for typed words: open a folder, a file or another program's model, fetch a
-    repository, or ""."""
+    """Return the picker's entry for words that match no listed model. The entry opens a folder, a file or
+    another program's model, or it downloads a repository. "" means no entry."""
     if REPO.fullmatch(words) and not files.has(words):
         return f"Fetch {words} from Hugging Face"
     named = words.startswith(("/", "~", "./", "../", *STORES)) or words.endswith(".gguf")

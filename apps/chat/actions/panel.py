@@ -1,4 +1,4 @@
-"""The side panel: open it, close it, keep it up to date."""
+"""This module opens and closes the app's side panel and keeps its figures up to date."""
 
 import asyncio
 
@@ -32,8 +32,8 @@ class PanelActions:
                 chat.panel.show(view.later(self._reading), chat.state.kv)
 
     async def _sense(self) -> None:
-        """Update heat, power and memory while the panel is open. This does not ask the host: a call would
-        cancel its idle work."""
+        """Update the figures of heat, power and memory while the panel is open. The method does not call the
+        host, because a call would cancel the host's idle work (learning in the user's pauses)."""
         chat = self._chat
         while chat.panel.display and chat.phase != "closing":
             self._reading = await asyncio.to_thread(chat.state.sensors.read)

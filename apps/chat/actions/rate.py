@@ -1,4 +1,5 @@
-"""Ratings in the app: give them, and show those in the store, also from other processes."""
+"""This module handles ratings in the app: it gives a rating to the runtime, and it shows the ratings of the
+store, which can come from other processes."""
 
 import contextlib
 import time
@@ -14,8 +15,8 @@ from ..messages import Notice
 from ..view_model import Standing
 from .panel import PanelActions
 
-EFFECT_SHOWN = 5.0  # seconds that the status line also shows a rating's effect
-LOOK_AGAIN = 2.0  # seconds after which a key press makes the app read other processes' ratings
+EFFECT_SHOWN = 5.0  # seconds for which the status line shows the effect of a rating
+LOOK_AGAIN = 2.0  # seconds after a read of the store until a key press causes the next read
 
 
 class RateActions:
@@ -39,13 +40,13 @@ class RateActions:
         self.give_reason(parse_reason(argument))
 
     def give_reason(self, reason: str) -> None:
-        """Say why the chosen reply was rated bad."""
+        """Add a reason to the bad rating of the chosen reply."""
         self._chat.start(
             lambda: self._learn(lambda runtime, reply_id: runtime.choices.give_reason(reply_id, reason))
         )
 
     async def _learn(self, learn: Callable[[Runtime, str], RatingResult]) -> None:
-        """Rate the chosen reply by `learn(runtime, reply_id)`, and show what that did."""
+        """Rate the chosen reply by `learn(runtime, reply_id)`, and show the effect of the rating."""
         chat = self._chat
         reply = None if self.is_too_early else chat.chosen()
         if reply is None or reply.reply_id is None:
@@ -63,44 +64,49 @@ class RateActions:
             await self._sum_up()
 
     async def _sum_up(self) -> None:
-        """Tell once, in the conversation, what the first ratings say."""
+        """Show once, in the conversation, which kind of reply the first ratings prefer."""
         found = await self._chat.attempt(lambda runtime: runtime.learning.first_summary())
         if words := describe.first_summary(found):
             await self._chat.transcript.mount(
                 Notice(words)
-            )  # where the reader is not at the end, nothing moves
+            )  # `mount` does not scroll, so a user who reads above the end keeps the place
 
     def ask_why_no_more(self) -> None:
-        """The question below a reply that was rated bad goes with the next message or rating."""
+        """Hide the question "Why?" below the replies that were rated bad. The next message or rating calls
+        this method."""
         for reply in self._chat.transcript.replies:
             reply.asks_why = False
 
     def show_preference(self, message: int | None, learned: PreferenceResult) -> None:
-        """Show under a reply what was learned from the choice of it."""
+        """Show, under the reply with the id `message`, what the model learned from the user's choice of
+        it."""
         self._chat.state.lesson = learned
         for reply in self._chat.transcript.replies:
             if reply.message_id == message:
                 reply.preferred(learned, self._key)
 
     def tell_preference(self, learned: PreferenceResult, what: str) -> None:
-        """Say what was learned, and the key that takes it back."""
+        """Show what the model learned from a choice between two replies, and the key that undoes the choice.
+
+        what: words for the chosen reply, as in "the reply with what was learned".
+        """
         self._chat.status.flash(describe.learned_choice(learned, what, self._key), EFFECT_SHOWN)
 
     @property
     def _key(self) -> str:
-        """What takes a rating back."""
+        """The label of the key that undoes a rating."""
         return keys.shown(self._chat.app, "undo", "Ctrl+R")
 
     @property
     def is_too_early(self) -> bool:
-        """While a reply is written and none is selected, a rating would go to the reply before it. While a
-        model opens, that model could not learn from it."""
+        """True if no rating is possible now. While the model writes a reply and no reply is selected, a
+        rating would go to the reply before. While a model opens, that model cannot learn from a rating."""
         phase = self._chat.phase
         return phase == "opening" or (phase == "replying" and not self._chat.selected())
 
     def notice(self, replies: Iterable[str | None], what: str) -> None:
-        """Tell the runtime what the user did with replies (implicit feedback). Errors are not shown: the user
-        did not ask for this."""
+        """Tell the runtime what the user did with replies, for example "copied" (implicit feedback). The app
+        shows no error of this call, because the user did not start it."""
         ids = [reply_id for reply_id in replies if reply_id]
         self._chat.start(lambda: self._notice(ids, what))
 
@@ -123,7 +129,7 @@ class RateActions:
         self._chat.app.refresh_bindings()
 
     def look_again(self) -> None:
-        """Show the ratings in the store: another process may have rated."""
+        """Read the ratings of the store and show them. Another process can have added ratings."""
         self.looked_at = time.monotonic()
         if self._chat.state.session and self._chat.phase != "closing":
             self._chat.start(self._look, group="look", exclusive=True)
@@ -134,7 +140,7 @@ class RateActions:
 
     async def _look(self) -> None:
         session = self._chat.state.session
-        with contextlib.suppress(Exception):  # the user did not ask for this
+        with contextlib.suppress(Exception):  # the user did not start this read, so no error is shown
             self.show(await self._chat.host.call_between(lambda runtime: Standing.of(runtime, session)))
 
 

@@ -1,4 +1,5 @@
-"""Rewriting a reply in the app: the user's version becomes a branch beside it and is preferred to it."""
+"""This module lets the user rewrite a reply in the app. The store keeps the user's version as a branch beside
+the reply, and the model learns that the user prefers this version to the reply."""
 
 from functools import partial
 
@@ -25,7 +26,8 @@ class RewriteActions:
             self.save(argument)
 
     def begin(self, text: str = "") -> bool:
-        """Put a text, or else the chosen reply, into the input; False if no reply can be rewritten now."""
+        """Put a text into the input; "" means the text of the chosen reply. Return False if no reply can be
+        rewritten now."""
         chat, reply = self._chat, self._chat.chosen()
         if chat.phase != "idle" or reply is None or reply.message_id is None:
             chat.status.flash("There is no reply to rewrite yet")
@@ -38,7 +40,7 @@ class RewriteActions:
         return isinstance(self._chat.editing, ReplyMessage)
 
     def save(self, text: str) -> None:
-        """Save the user's version. If it is refused, it stays in the input."""
+        """Save the user's version. If the runtime refuses the version, the text stays in the input."""
         reply = self._chat.editing
         if isinstance(reply, ReplyMessage) and not reply.progress:
             reply.progress = "saving your version"

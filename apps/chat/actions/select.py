@@ -1,4 +1,4 @@
-"""Selecting replies, and scrolling."""
+"""This module selects replies by key and scrolls the conversation."""
 
 from functools import partial
 
@@ -11,7 +11,8 @@ class SelectActions:
         self._chat = chat
 
     def select(self, step: int) -> None:
-        """Give the focus to the chosen reply (step 0) or to one before or after it."""
+        """Give the focus to the reply that is `step` places after the chosen reply: 0 is the chosen reply, -1
+        is the reply before it."""
         transcript, reply = self._chat.transcript, self._chat.chosen()
         if not reply:
             return

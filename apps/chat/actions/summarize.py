@@ -1,4 +1,5 @@
-"""Summarises the oldest messages of a chat. The status line counts the tokens of the notes. Esc stops it."""
+"""This module summarises the oldest messages of a chat as notes, which the model reads in place of the
+messages. The status line shows the number of tokens of the notes. The key Esc stops the summary."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ class SummaryActions:
         self._chat, self._rate = chat, rate
 
     async def summarize(self, argument: str = "") -> None:
-        """Sum up; "off" lets the model read the messages themselves again."""
+        """Summarise the oldest messages. With the argument "off", the model reads the messages again in place
+        of the notes."""
         if argument:
             self._chat.start(lambda: self._forget(argument))
         else:
@@ -67,5 +69,6 @@ class SummaryActions:
 
     async def _show(self, words: str, standing: Standing) -> None:
         self._rate.show(standing)
-        self._chat.status.meter = replace(self._chat.status.meter, context=0)  # the next reply's is smaller
+        # The next reply reads fewer tokens, so the status line drops the old number.
+        self._chat.status.meter = replace(self._chat.status.meter, context=0)
         await self._chat.transcript.add(Notice(words))

@@ -19,10 +19,11 @@ from ..tools.described import call_lines
 class ToolActions:
     def __init__(self, chat: ChatContext) -> None:
         self._chat = chat
-        self._cancel = threading.Event()  # ends the newest call, or the start of a server
+        self._cancel = threading.Event()  # once set, it ends the newest tool call or the start of a server
 
     async def list_or_switch(self, argument: str) -> None:
-        """Starting a server may take a minute, so it does not happen in the runtime's thread."""
+        """List the tools, or turn a tool server on or off. The start of a server can take a minute, so
+        another thread than the runtime's starts the server."""
         chat = self._chat
         if not argument:
             outcome = await chat.host.call_between(
@@ -42,11 +43,12 @@ class ToolActions:
             await chat.transcript.add(Notice(said))
 
     def stop(self) -> None:
-        """End the call that runs; the answer ends there."""
+        """End the tool call that runs. The model then writes no more of the answer."""
         self._cancel.set()
 
     async def run_calls(self, session: str, response: GenerationResponse) -> bool:
-        """Show and run the calls of a reply, save their results; True if the answer goes on."""
+        """Show and run the tool calls of a reply, and save their results. Return True if the model must write
+        a reply to the results."""
         if response.finish_reason == "cancelled" or not response.calls:
             return False
         self._cancel = threading.Event()

@@ -1,4 +1,5 @@
-"""Replies in the app: to a message, to an edited message, once more, and the rest of a cut reply."""
+"""This module has the app's actions that let the model write: a reply to a message, a reply to an edited
+message, another reply to the same message, and the rest of a cut reply."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,13 +28,14 @@ class WriteActions:
     # Requests
 
     def send(self, typed: str) -> None:
-        """Send a message, or an edited earlier one."""
+        """Send a message. If the user edits an earlier message, the message replaces the earlier one."""
         self._chat.start(partial(self._send, typed), group="write")
 
     def call_tool(self, argument: str) -> None:
-        """Send a message that must be answered by a tool."""
+        """Send a message that the model must answer with a tool call. argument: "NAME TEXT", the tool and the
+        message."""
         function, text = named_question(argument)
-        self._chat.state.tools.offer(function)  # refused here if it is not on
+        self._chat.state.tools.offer(function)  # raises an error if the tool is off
         self._chat.start(partial(self._send, text, function), group="write")
 
     async def _send(self, typed: str, function: str = "") -> None:
@@ -58,7 +60,8 @@ class WriteActions:
         await self._write(begin, reply, place, message, typed)
 
     def again(self, _: str = "") -> None:
-        """Write another reply to the chosen reply's question, beside it."""
+        """Write another reply to the question of the chosen reply. The store keeps both replies as
+        branches."""
         self._chat.start(self._again, group="write")
 
     async def _again(self) -> None:
@@ -75,7 +78,7 @@ class WriteActions:
         await self._write(write_again(chat.state, old.message_id if old else None), reply, place)
 
     def more(self, _: str = "") -> None:
-        """Write the rest of the chosen reply."""
+        """Write the rest of the chosen reply, if the reply was cut or stopped."""
         self._chat.start(self._more, group="write")
 
     async def _more(self) -> None:
@@ -107,7 +110,11 @@ class WriteActions:
         message: UserMessage | None = None,
         typed: str = "",
     ) -> None:
-        """Show a reply as it comes; `place` makes room for it once it has started."""
+        """Show a reply while the model writes it, and run its tool calls.
+
+        place: a function that puts the widget of the reply into the conversation. message: the widget of the
+        user's message. typed: the text that the user typed; after an error it goes back into the input.
+        """
         chat = self._chat
         if chat.phase != "idle":
             return
@@ -137,7 +144,7 @@ class WriteActions:
             chat.app.refresh_bindings()
 
     async def _place_turns(self, session: str, reply: ReplyMessage, message: UserMessage | None) -> None:
-        """Give the reply and its question their places in the chat."""
+        """Give the widgets of the reply and of its question their message ids in the store."""
         turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
         reply.place(turns[-1])
         if message and len(turns) > 1:
@@ -148,8 +155,8 @@ class WriteActions:
     async def _restore_after_error(
         self, error: Exception, reply: ReplyMessage, message: UserMessage | None, typed: str
     ) -> None:
-        """Lose nothing: keep the words that came, put a refused message back into the input, and show again
-        the messages that were removed to make room."""
+        """Lose no text after an error. Keep the words of the reply that arrived. Put a refused message back
+        into the input, and show again the messages that `place` removed."""
         chat = self._chat
         if reply.text:
             await reply.finish(reply.text, "")
@@ -165,20 +172,21 @@ class WriteActions:
         await chat.transcript.add(Notice(error_line(error), "error"))
 
     async def show_turns(self) -> None:
-        """Show the conversation as the store has it now."""
+        """Read the conversation from the store and show it."""
         session = self._chat.state.session
         turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
         await self._chat.transcript.show(turns, self._chat.model)
 
     async def show_end(self) -> None:
-        """Show the end of the chat again, if a message in its middle was searched for."""
+        """Show the end of the chat again, if the app shows an earlier message that the user searched for."""
         async with self._showing_end:
             if self._chat.transcript.has_later:
                 await self.show_turns()
             self._chat.transcript.follow_end()
 
     def settle(self) -> None:
-        """Prepare the reply for its rating; a message sent meanwhile waits in the host's queue."""
+        """Let the runtime prepare the reply for a rating. A message that the user sends meanwhile waits in
+        the host's queue."""
         self._chat.start(self._settle)
 
     async def _settle(self) -> None:
@@ -200,7 +208,7 @@ class WriteActions:
             self.send(argument)
 
     def edit(self) -> bool:
-        """Put the chosen reply's question into the input; False if there is none."""
+        """Put the question of the chosen reply into the input. Return False if there is no question."""
         chat = self._chat
         reply = chat.chosen()
         message = chat.transcript.question_of(reply) if reply else None
@@ -222,7 +230,7 @@ class WriteActions:
             self._chat.app.refresh_bindings()
 
     def _take_edited(self) -> UserMessage | None:
-        """Stop editing; return the edited message, if it is still shown."""
+        """Stop editing. Return the widget of the edited message if the app still shows the message."""
         edited = self._chat.editing
         self.cancel_edit()
         return edited if isinstance(edited, UserMessage) and edited.is_attached else None
@@ -264,7 +272,7 @@ class WriteActions:
             self._chat.status.flash("This is the only reply here; /again writes another one")
 
     def may(self, action: str) -> bool:
-        """Would the action change the chosen reply?"""
+        """Return True if the action "again", "more", "edit" or "flip" would do something now."""
         reply = self._chat.chosen()
         if action == "more":
             return reply is not None and reply.is_cut
