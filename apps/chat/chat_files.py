@@ -1,4 +1,5 @@
-"""Saved chats, for the app and plain mode: list, find, rename, export to a file, import."""
+"""This module works on saved chats for the app and plain mode: it lists, finds, renames, exports and imports
+chats."""
 
 import json
 import time
@@ -22,13 +23,16 @@ from ruvmlx.text import excerpt, one_line
 
 from .user_files import UserFiles
 
-ID_LENGTH = 12  # shorter numbers are places in the list
+ID_LENGTH = 12  # characters of a chat's id; a number of less than half as many digits is a place in the list
 
 
 @dataclass(frozen=True)
 class ChatEntry:
-    """A chat in a list, safe to show. said: the text around the words that were searched for; message: the
-    newest message that has them."""
+    """A chat in a list, with text that is safe for the terminal.
+
+    said: an excerpt around the words of a search. message: the id of the newest message with these words.
+    turns: the number of messages. updated: the time of the last use, in seconds since the epoch.
+    """
 
     id: str
     title: str
@@ -41,12 +45,13 @@ class ChatEntry:
 
     @property
     def name(self) -> str:
-        """The folder, if it is in one, and the title."""
+        """The title, after the folder if the chat is in a folder."""
         return f"{self.folder} › {self.title}" if self.folder else self.title
 
     @property
     def when(self) -> str:
-        """ "14:05" today, "Nov 20" this year, "2024-11-20" before."""
+        """The time of the last use: "14:05" today, "Nov 20" earlier in this year, "2024-11-20" in an earlier
+        year."""
         then, now = time.localtime(self.updated), time.localtime()
         if then[:3] == now[:3]:
             return time.strftime("%H:%M", then)
@@ -54,8 +59,8 @@ class ChatEntry:
 
 
 def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
-    """All chats, or those that contain these words or are in a folder of that name: pinned ones first, then
-    folder by folder, the one used last first."""
+    """Return all chats, or the chats that contain `words` or have `words` in their folder's name. Pinned
+    chats are first. The other chats follow folder by folder, with the folder and the chat used last first."""
     store, wanted = runtime.store, words.split()
     if not wanted:
         return _in_order(_entry(s) for s in store.chats.all())
@@ -88,14 +93,16 @@ def _in_order(found: Iterable[ChatEntry]) -> list[ChatEntry]:
 
 
 def pin(runtime: Runtime, session: str) -> str:
-    """Pin a chat, or unpin a pinned one; says which."""
+    """Pin a chat, or unpin it if it is pinned. Return words for the user that say which of the two
+    happened."""
     pinned = not runtime.store.chats.get(session).pinned
     runtime.store.chats.pin(session, pinned)
     return "Pinned: it stands first in your chats" if pinned else "No longer pinned"
 
 
 def put_in_folder(runtime: Runtime, session: str, folder: str) -> str:
-    """Put a chat into a folder, or with "none" out of it; without a name, tell the folders there are."""
+    """Put a chat into a folder; with the name "none", take the chat out of its folder. Without a name, change
+    nothing. Return words for the user; without a name, they list the folders."""
     if not folder:
         counts = Counter(chat.folder for chat in runtime.store.chats.all() if chat.folder)
         told = ", ".join(f"{one_line(name)} ({count})" for name, count in sorted(counts.items()))
@@ -105,7 +112,8 @@ def put_in_folder(runtime: Runtime, session: str, folder: str) -> str:
 
 
 def lines(runtime: Runtime, listed: Sequence[ChatEntry], words: str = "") -> list[str]:
-    """The lines that /chats prints."""
+    """Return the lines that /chats prints for the chats in `listed`. words: the words of the search, if
+    any."""
     if not listed:
         return ["No chat has these words." if words else "No chats yet."]
     place = {entry.id: n for n, entry in enumerate(entries(runtime), 1)}
@@ -118,9 +126,10 @@ def lines(runtime: Runtime, listed: Sequence[ChatEntry], words: str = "") -> lis
 
 
 def find(runtime: Runtime, argument: str, listed: Sequence[str] = ()) -> str:
-    """The id of a chat, given its number in the list ("2"), its id, or a unique beginning of the id.
+    """Return the id of a chat. argument: its number in the list ("2"), its id, or a unique beginning of the
+    id.
 
-    listed: ids as they were numbered for the user; without them, all chats as they are now.
+    listed: the ids in the order in which the user saw them numbered; if empty, the order of all chats now.
     """
     if not argument:
         raise UsageError("which chat? Give its number in /chats, or its id")
@@ -144,7 +153,7 @@ def rename(runtime: Runtime, session: str, words: str) -> str:
 
 
 def restore_newest(runtime: Runtime) -> str:
-    """Bring back the chat that was deleted last; returns its id."""
+    """Restore the chat that was deleted last, and return its id."""
     deleted = runtime.store.chats.soft_deleted()
     if not deleted:
         raise NotFound("no chat was deleted in the last 24 hours")
@@ -153,7 +162,8 @@ def restore_newest(runtime: Runtime) -> str:
 
 
 def export(runtime: Runtime, session: str, file: str, files: UserFiles) -> str:
-    """Write a chat: with all branches as .json, else the conversation as Markdown. Returns where it is."""
+    """Write a chat to a file and return words with the file's path. A .json file gets all branches; a file of
+    another kind gets the shown conversation as Markdown."""
     if not file:
         raise UsageError("which file? Give a name that ends in .md or .json")
     path, store = files.path(file), runtime.store
@@ -165,7 +175,7 @@ def export(runtime: Runtime, session: str, file: str, files: UserFiles) -> str:
 
 
 def import_file(runtime: Runtime, file: str, files: UserFiles) -> ImportResult:
-    """Import a chat, unless it is there already."""
+    """Import a chat from a .json file, unless the store has the chat already."""
     if not file:
         raise UsageError("which file? Give a .json file that /export wrote")
     path = files.path(file)

@@ -1,4 +1,5 @@
-"""The list of saved chats: typing searches all messages, Enter opens a chat."""
+"""This module is the screen with the list of saved chats. Typed letters search all messages, and Enter opens
+a chat."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +25,8 @@ SEARCH = "Search all chats"
 
 
 class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
-    """Its result is the chat to open, with the message that was searched for, or None."""
+    """A screen that returns the chat to open, with the message that the search found, or None if the user
+    closes the screen."""
 
     BINDINGS: ClassVar = [
         *keys.OF_LISTS,
@@ -41,7 +43,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         self._entries: list[chat_files.ChatEntry] = []
         self._naming: chat_files.ChatEntry | None = None  # the chat that is being renamed
         self.has_deleted_open_chat = False
-        self._found = asyncio.Event()  # set when the list shows the result for the present words
+        self._found = asyncio.Event()  # set when the list shows the search result for the typed words
 
     def compose(self) -> ComposeResult:
         with Vertical(id="chats"):
@@ -72,9 +74,9 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
     async def _settled_choice(self) -> chat_files.ChatEntry | None:
-        """The highlighted chat, after the search for all typed letters is done: a key with a priority binding
-        overtakes letters that still wait in the input's queue."""
-        for pump in (self.query_one(Input), self):  # the letters, then the change that they made
+        """Return the highlighted chat after the search for all typed letters has ended. The wait is necessary
+        because Textual handles a key with a priority binding before letters in the input's queue."""
+        for pump in (self.query_one(Input), self):  # the input's letters first, then its event Changed
             heard = asyncio.Event()
             pump.call_later(heard.set)
             await heard.wait()
@@ -82,7 +84,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         return self.highlighted
 
     def _search(self, keep: str | None = None) -> None:
-        """Show the chats that contain the typed words; the chat `keep` stays highlighted."""
+        """Show the chats that contain the typed words. keep: the id of the chat to highlight."""
         self._found.clear()
         self._show(self._words, keep)
 
@@ -104,8 +106,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         self._found.set()
 
     def _row(self, entry: chat_files.ChatEntry) -> Content:
-        """One line, cut to the list's width: the title, then right-aligned the number of messages and the
-        date."""
+        """Return the row of a chat, cut to the list's width: the title, then the number of messages and the
+        date at the right edge. The excerpt of a search is a second line."""
         mark = "★ " if entry.is_pinned else "  "
         mark = "● " if entry.id == self._chat.state.session else mark
         facts = f"{entry.turns:>6} · {entry.when:>6}"

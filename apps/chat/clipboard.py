@@ -1,6 +1,7 @@
-"""The clipboard: by the system's own tool; over SSH, or without a tool, by the terminal (OSC 52).
+"""This module copies text to the clipboard. It uses a tool of the system, for example pbcopy. Over SSH, or
+without a tool, it uses the terminal (escape sequence OSC 52).
 
-Over SSH a tool would fill the remote machine's clipboard, which nobody sees.
+Over SSH a tool would fill the clipboard of the remote machine, which the user cannot reach.
 """
 
 import base64
@@ -12,11 +13,11 @@ from collections.abc import Mapping
 
 from ruvmlx.errors import RuvmlxError
 
-SECONDS = 2.0  # a tool that takes longer waits for a display that does not exist
+SECONDS = 2.0  # the time limit of a tool; a tool that takes longer waits for a display that does not exist
 
 
 def tool(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> list[str] | None:
-    """The command that takes text from its standard input; None if the terminal must do it."""
+    """Return the command of a tool that copies its standard input. None means that the terminal must copy."""
     if environment.get("SSH_CONNECTION") or environment.get("SSH_TTY"):
         return None
     candidates = [
@@ -33,7 +34,7 @@ def tool(environment: Mapping[str, str] = os.environ, platform: str = sys.platfo
 
 
 def copy_with_tool(text: str) -> bool:
-    """True if a tool of the system took the text."""
+    """Copy the text with a tool of the system. Return True if a tool copied it."""
     command = tool()
     if command is None:
         return False
@@ -51,7 +52,8 @@ def copy_with_tool(text: str) -> bool:
 
 
 def copy(text: str) -> None:
-    """Copy without the app: by the tool, else by the terminal. RuvmlxError if there is neither."""
+    """Copy a text outside the app, with a tool or through the terminal. Raise RuvmlxError if the machine has
+    no tool and stdout is no terminal."""
     if copy_with_tool(text):
         return
     if not (sys.stdout and sys.stdout.isatty()):

@@ -1,4 +1,4 @@
-"""Finds code in replies."""
+"""This module finds the code blocks in replies."""
 
 from functools import cache
 
@@ -11,5 +11,5 @@ def _parser() -> MarkdownIt:
 
 
 def code_blocks(text: str) -> list[str]:
-    """The text of each fenced or indented code block, without its last newline."""
+    """Return the text of each fenced or indented code block, without the last newline of the block."""
     return [t.content.removesuffix("\n") for t in _parser().parse(text) if t.type in ("fence", "code_block")]

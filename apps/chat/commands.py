@@ -1,7 +1,8 @@
-"""Slash commands: one table for the app, plain mode and the command palette, and one parser.
+"""This module has the table of slash commands for the app, plain mode and the command palette, and the
+parser.
 
-A new command is a row here and a step in `steps/`. If the app does more than show the step's outcome (a
-screen, a reply that grows), there is also an action in `actions/`.
+To add a command, add a row here and a step (a function that works on the runtime) in `steps/`. If the app
+does more than show the step's outcome, for example opens a screen, add an action in `actions/` too.
 """
 
 import re
@@ -28,17 +29,17 @@ class Command:
 
 @dataclass(frozen=True)
 class CommandSpec:
-    """A row of the table."""
+    """A row of the table of slash commands."""
 
-    usage: str  # as /help shows it; "" if the row before names this command
+    usage: str  # the command and its arguments in /help; "" if the usage of the row before names the command
     help: str
-    step: Step  # what it does with the runtime
-    app: str = ""  # instead of the step in the app: a method of `actions.Actions`, called with the argument
-    title: str = ""  # its name in the palette; "" for none
+    step: Step  # the function that does the command's work with the runtime
+    app: str = ""  # path of the method of `actions.Actions` that the app calls in place of the step; "": none
+    title: str = ""  # the command's name in the palette; "" if the palette does not show the command
     presets: dict[str, str] = field(default_factory=dict)  # argument -> title of one more palette entry
     takes_argument: bool = False
-    asks: bool = False  # the palette puts it into the input, and the user adds words
-    during_reply: bool = False  # it need not wait for the reply that is being written
+    asks: bool = False  # True if the palette puts the command into the input, where the user adds words
+    during_reply: bool = False  # True if the command can run while the model writes a reply
 
 
 def help_step(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -253,12 +254,12 @@ _SHORT = {
     "exit": Command("quit"),
     "q": Command("quit"),
 }
-# "/usr/bin is full" and "/ what?" are no commands; "//text" sends "/text".
+# "/usr/bin is full" and "/ what?" are messages and no commands. "//text" sends the message "/text".
 _FORM = re.compile(r"/([A-Za-z]+|[1-5+?-])(?:\s+(.*))?", re.DOTALL)
 
 
 def parse(text: str) -> Command | None:
-    """A line -> its command, or None when it is a message for the model.
+    """Return the command in a typed line, or None if the line is a message for the model.
 
     >>> parse("/rate up")
     Command(name='rate', argument='up')
@@ -283,7 +284,8 @@ def _known(command: Command) -> Command:
 
 
 def help_of(name: str) -> tuple[str, str]:
-    """Usage and help of a command; a command without its own line has those of the line before."""
+    """Return the usage and the help of a command. A command without a usage shares the usage and the help of
+    the row before."""
     shown = ("", "")
     for other, row in COMMANDS.items():
         shown = (row.usage, row.help) if row.usage else shown
@@ -293,12 +295,12 @@ def help_of(name: str) -> tuple[str, str]:
 
 
 def message_text(text: str) -> str:
-    """The text for the model: "//path" is an escaped "/path"."""
+    """Return the text of a message for the model. A leading "//" stands for "/": "//path" -> "/path"."""
     return text[1:] if text.startswith("//") else text
 
 
 def help_lines(more: Iterable[tuple[str, str]] = ()) -> list[str]:
-    """The commands, and `more` rows of the same kind, in two columns."""
+    """Return the lines of /help: the commands in two columns. more: more rows of (left, right)."""
     rows = [(row.usage, row.help) for row in COMMANDS.values() if row.usage] + list(more)
     width = max(len(left) for left, _ in rows)
     return [f"{left:<{width}}  {right}".rstrip() for left, right in rows]

@@ -1,8 +1,9 @@
-"""A comparison: one question, answered with and without what was learned.
+"""This module compares two replies to one question: one with the adapter (what the model learned from
+ratings) and one without it.
 
-`/compare` is blind: the user learns which is which only after a choice, and the choice is a preference.
-`/effect` names the sides, draws both replies with one seed, and asks nothing. Both replies stay in the chat
-as alternatives in one place.
+`/compare` is blind: the app names the replies only after the user's choice, and the model learns from the
+choice. `/effect` names the replies, draws both with one seed, and asks for no choice. Both replies stay in
+the chat as branches in one place.
 """
 
 import random
@@ -25,7 +26,7 @@ _shuffle = random.SystemRandom()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the two replies. message: its id; learned: whether it was written with what was learned."""
+    """One of the two replies. message: the id of its message. learned: True if the adapter was on."""
 
     message: int
     learned: bool
@@ -36,19 +37,19 @@ class Candidate:
 
 
 def order() -> list[bool]:
-    """Whether the first and the second reply are written with what was learned, in random order."""
+    """Return [True, False] or [False, True], drawn at random: True for the reply with the adapter."""
     sides = [True, False]
     _shuffle.shuffle(sides)
     return sides
 
 
 def draw_seed() -> int:
-    """A seed for both replies, so that they differ only by what was learned."""
+    """Return a random seed. Both replies use the same seed, so that they differ only by the adapter."""
     return _shuffle.randrange(1 << 31)
 
 
 def check(runtime: Runtime, session: str, text: str) -> None:
-    """Raise NotFound if there is nothing to compare; the message says what is missing."""
+    """Raise NotFound if the model has learned nothing or the chat has no question. text: the new question."""
     known = learn_status(runtime)
     if known is None or known.adapter_version == 0:
         raise NotFound("nothing was learned yet, so there is nothing to compare; rate some replies first")
@@ -59,7 +60,11 @@ def check(runtime: Runtime, session: str, text: str) -> None:
 def writing(
     session: str, text: str, first: bool, with_learned: bool, options: ChatOptions, seed: int | None = None
 ) -> BeginReply:
-    """Streams one side. The first side asks `text` as a new question; "" repeats the last question."""
+    """Return a function that streams one of the two replies.
+
+    text: a new question, or "" for the last question of the chat. first: True for the reply that is written
+    first, which adds the new question to the chat. with_learned: True if the reply uses the adapter.
+    """
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
         how = options.for_reply(cancel) | {"untouched": not with_learned}
@@ -73,14 +78,14 @@ def writing(
 
 
 def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
-    """The reply that has just been written."""
+    """Return the newest reply of the chat as a candidate."""
     message = runtime.chats.turns(session)[-1].id
     assert message is not None
     return Candidate(message, with_learned)
 
 
 def choice(argument: str, candidates: list[Candidate]) -> tuple[Candidate, Candidate]:
-    """ "1" or "2" -> that reply, and the other one."""
+    """Return the chosen reply and the other reply. argument: "1" or "2"."""
     if len(candidates) < 2:
         raise NotFound("there are no two replies to choose from; /compare writes two")
     if argument not in ("1", "2"):
@@ -89,7 +94,7 @@ def choice(argument: str, candidates: list[Candidate]) -> tuple[Candidate, Candi
 
 
 def lengths(without: str, with_it: str) -> str:
-    """ "160 words without, 64 with what was learned"."""
+    """Return the lengths of two replies as words: "160 words without, 64 with what was learned."."""
     if without == with_it:
         return "Both replies are the same."
     before, after = (f"{len(split(text).answer.split()):,}" for text in (without, with_it))

@@ -1,4 +1,4 @@
-"""Two replies to one question, side by side."""
+"""This module is the screen that shows two replies to one question side by side."""
 
 from functools import partial
 from typing import ClassVar
@@ -20,8 +20,11 @@ from .stream import show_reply
 
 
 class CompareScreen(ModalScreen[int | None]):
-    """Its result: 0 for the left reply, 1 for the right one, None for neither. candidates: finished
-    replies. is_blind: the sides are in random order and have numbers, and one of them can be chosen."""
+    """A screen with two replies. It returns 0 for the left reply, 1 for the right reply, or None for neither.
+
+    candidates: the finished replies. is_blind: True if the replies have numbers in place of names and are in
+    random order, and the user can choose one.
+    """
 
     AUTO_FOCUS = ""  # neither side has the focus
     BINDINGS: ClassVar = [
@@ -72,7 +75,8 @@ class CompareScreen(ModalScreen[int | None]):
 
     @work
     async def _write(self) -> None:
-        """Write one reply after the other: there is one model. After an error there is nothing to choose."""
+        """Write one reply after the other, because there is one model. After an error, clear the candidates
+        so that the user can choose neither."""
         chat, session = self._chat, self._chat.state.session
         try:
             sides = zip(self.query(ReplyMessage), self._sides, strict=True)
@@ -108,7 +112,7 @@ class CompareScreen(ModalScreen[int | None]):
             self.dismiss(side)
 
     def action_leave(self) -> None:
-        """Stop the replies while they are written; afterwards close the screen."""
+        """Stop the replies if the model still writes them. If both have ended, close the screen."""
         if self._busy:
             self._stopped = True
             self._chat.host.stop()

@@ -1,6 +1,8 @@
-"""What may be typed next: commands after "/", their words, and files after "@".
+"""This module suggests text that completes the input: commands after "/", arguments of commands, and files
+after "@".
 
-`suggestions` knows nothing of the screen; `SuggestionList` shows them above the input, where Tab takes one.
+`suggestions` finds them and does not use the screen. `SuggestionList` shows them above the input, and Tab
+puts one into the input.
 """
 
 import os
@@ -23,9 +25,9 @@ from .glossary import WORDS
 from .steps.settings import NAMES as SETTINGS
 from .user_files import UserFiles
 
-MOST_ROWS = 6  # that are shown at once
-MOST_NAME = 300  # characters of a file's name
-MOST_FILES = 500  # names of a folder that are looked at
+MOST_ROWS = 6  # the maximum number of suggestions on the screen
+MOST_NAME = 300  # the maximum number of characters of a file's name that is completed
+MOST_FILES = 500  # the maximum number of matching names that are read from a folder
 _COMMAND = re.compile(r"/([A-Za-z]*)")
 _WORD = re.compile(r"/([a-z]+) (\S*)")
 _WORDS = {"set": SETTINGS, "why": tuple(REASONS), "rate": RATINGS, "explain": tuple(WORDS)} | {
@@ -35,8 +37,12 @@ _WORDS = {"set": SETTINGS, "why": tuple(REASONS), "rate": RATINGS, "explain": tu
 
 @dataclass(frozen=True)
 class Suggestion:
-    """text: what stands in place of what was typed from `start` on. usage, help: as /help shows them.
-    goes_on: something follows it, so Tab puts a space after the only one."""
+    """One completion of the typed line.
+
+    text: the text that replaces the line from the character number `start` on. usage, help: a command's usage
+    and help, as in /help. goes_on: True if more words follow, so that Tab adds a space if this is the only
+    one.
+    """
 
     text: str
     start: int
@@ -46,7 +52,8 @@ class Suggestion:
 
 
 def suggestions(typed: str, is_first_line: bool, files: UserFiles) -> list[Suggestion]:
-    """typed: the line up to the cursor."""
+    """Return the completions of `typed`, the line up to the cursor. is_first_line: True if the line is the
+    first line of the input, where a command can stand."""
     command, word = _COMMAND.fullmatch(typed), _WORD.fullmatch(typed)
     if command and is_first_line:
         return _commands(command[1].lower())
@@ -74,7 +81,10 @@ def _commands(begun: str) -> list[Suggestion]:
 
 
 def _files(begun: str, start: int, quoted: bool, files: UserFiles) -> list[Suggestion]:
-    """Names in the folder that was typed; hidden ones only after a dot."""
+    """Return the names in the folder of the typed path `begun`. Hidden names need a typed dot.
+
+    start: the place in the line where the path begins. quoted: True if the path is in quotation marks.
+    """
     if files.folder is None:
         return []
     folder, _, head = begun.rpartition("/")
@@ -102,10 +112,11 @@ def _names(entries: "Iterable[os.DirEntry[str]]", head: str) -> list[str]:
 
 
 class SuggestionList(Static):
-    """The suggestions, with the one that Tab took last; hidden while there are none."""
+    """A widget that lists the suggestions and marks the suggestion that Tab took last. It is hidden while it
+    has no suggestions."""
 
     rows: reactive[tuple[Suggestion, ...]] = reactive((), layout=True)
-    taken: reactive[int] = reactive(-1)  # place of the one in the input; -1: none
+    taken: reactive[int] = reactive(-1)  # number of the row that is in the input; -1: none
 
     def on_mount(self) -> None:
         self.display = False

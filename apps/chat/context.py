@@ -1,4 +1,5 @@
-"""What the app's actions and screens share: the model's host, the chat that is open, the widgets."""
+"""This module has the objects that the app's actions and screens share: the host (whose thread owns the
+model), the state of the open chat, and the widgets."""
 
 import asyncio
 import contextlib
@@ -28,13 +29,13 @@ T = TypeVar("T")
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, show: Callable[[], None]) -> None:
-    """show() in the app's thread; called from the runtime's thread."""
+    """Let the app's thread call `show`. The runtime's thread calls this function."""
     with contextlib.suppress(RuntimeError):  # the app has ended
         loop.call_soon_threadsafe(show)
 
 
 class StatusWatch(Watch):
-    """Shows progress in the status line, until `end`."""
+    """A watch that shows progress in the status line until `end` is called."""
 
     def __init__(self, status: StatusLine) -> None:
         self._loop, self._status, self._shown = asyncio.get_running_loop(), status, ""
@@ -46,7 +47,7 @@ class StatusWatch(Watch):
         self._shown = self._status.background = line
 
     def end(self) -> None:
-        """Take the line away, unless something else is shown by now."""
+        """Remove the line, unless the status line shows another text now."""
         call_soon(self._loop, self._take_away)
 
     def _take_away(self) -> None:
@@ -55,7 +56,8 @@ class StatusWatch(Watch):
 
 
 class ChatContext:
-    """The widgets are attributes: a query would visit every widget of the conversation."""
+    """The objects that actions and screens share. The widgets are attributes, because a query by Textual
+    would visit every widget of the conversation."""
 
     panel: Panel
     transcript: Transcript
@@ -67,10 +69,10 @@ class ChatContext:
     def __init__(self, app: ChatShell, host: Host | Guest, options: ChatOptions) -> None:
         self.app, self.host, self.options = app, host, options
         self.state = ChatState(options)
-        self.model = ""  # its name
-        self.caveat = ""  # which part of the machine is not used, and why
-        self.editing: UserMessage | ReplyMessage | None = None  # the message that is being edited
-        self.waiting = ""  # a message sent while the model was opening
+        self.model = ""  # the name of the model in use
+        self.caveat = ""  # a text that says which part of the machine ruvmlx cannot use, and why
+        self.editing: UserMessage | ReplyMessage | None = None  # the message that the user edits
+        self.waiting = ""  # a message that the user sent while the model was opening
 
     @property
     def phase(self) -> str:
@@ -83,7 +85,8 @@ class ChatContext:
     def start(
         self, work: Callable[[], Awaitable[None]], group: str = "default", exclusive: bool = False
     ) -> Worker[None]:
-        """Run a coroutine function as a Textual worker. exclusive: cancel the other workers of its group."""
+        """Run a coroutine function as a Textual worker. exclusive: True if the other workers of the group are
+        cancelled."""
 
         async def run() -> None:  # Textual refuses a lambda
             await work()
@@ -91,12 +94,12 @@ class ChatContext:
         return self.app.run_worker(run, group=group, exclusive=exclusive)
 
     async def ask(self, screen: Screen[T]) -> T | None:
-        """Show a screen and wait for its result; only in a worker."""
+        """Show a screen and return its result. Only a Textual worker can call this method."""
         return await self.app.push_screen_wait(screen)
 
     async def attempt(self, work: Callable[[Runtime], T]) -> T | None:
-        """Call the runtime, between two chunks of a reply if one is being written. None after an error, which
-        is shown."""
+        """Call `work` in the runtime's thread and return its result. During a reply, the call runs between
+        two chunks of the reply. After an error, show the error and return None."""
         try:
             return await self.host.call_between(work)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
@@ -104,26 +107,26 @@ class ChatContext:
             return None
 
     async def show_error(self, error: Exception) -> None:
-        """Show one line: in the conversation, or in the status line for NotFound."""
+        """Show an error on one line: NotFound in the status line, other errors in the conversation."""
         if isinstance(error, NotFound):
             self.status.flash(error_line(error))
         else:
             await self.transcript.add(Notice(error_line(error), "error"))
 
     def selected(self) -> ReplyMessage | None:
-        """The reply that has the focus."""
+        """Return the reply that has the focus, or None."""
         focused = self.app.focused
         return focused if isinstance(focused, ReplyMessage) else None
 
     def chosen(self) -> ReplyMessage | None:
-        """The selected reply, else the newest."""
+        """Return the selected reply. If no reply is selected, return the newest reply."""
         replies, selected = self.transcript.replies, self.selected()
         if selected in replies:
             return selected
         return replies[-1] if replies else None
 
     def send_waiting(self) -> None:
-        """Send the message that waited for the model to open, if the user has not changed it since."""
+        """Send the message that the user sent while the model was opening, if the user has not changed it."""
         if self.waiting and self.waiting == self.prompt.text:
             self.prompt.action_submit()
         self.waiting = ""

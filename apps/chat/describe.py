@@ -1,4 +1,4 @@
-"""Numbers as text: short for the app, in words for plain mode."""
+"""This module turns results and figures into text: short lines for the app, sentences for plain mode."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,14 +16,14 @@ from ruvmlx.tiers import TIERS
 
 from .view_model import learn_status
 
-# What a tier is called: by the age of its tokens, the oldest first.
+# The user's names for the tiers of the KV cache (parts of one precision), the oldest tokens first.
 AGES = ("oldest", *("older",) * (len(TIERS) - 2), "recent")
-NEARLY_FULL = 5 / 8  # of the context: the reply needs a part, and then the oldest messages are left out
-FELT = 0.0005  # of a mean log-probability per token: less does not show in three digits
+NEARLY_FULL = 5 / 8  # the used share of the context at which the app warns; a reply needs part of the rest
+FELT = 0.0005  # the smallest change of the mean log-probability per token that shows in three digits
 
 
 def rating_mark(rating: str) -> str:
-    """ "up" -> "▲ good", "4" -> "★★★★☆"."""
+    """Return a rating as symbols: "up" -> "▲ good", "4" -> "★★★★☆"."""
     if rating in ("up", "down"):
         return "▲ good" if rating == "up" else "▼ bad"
     stars = int(rating)
@@ -31,13 +31,13 @@ def rating_mark(rating: str) -> str:
 
 
 def branch(number: int, of: int) -> str:
-    """ "‹ 2/3 ›" for the second of three replies in a place; "" if there is only one."""
+    """Return "‹ 2/3 ›" for the second of three replies in one place, or "" if the place has one reply."""
     return f"‹ {number}/{of} ›" if of > 1 else ""
 
 
 def best_of(count: int | str, knows: bool) -> str:
-    """Say how many replies are written to a question. count: a number or "auto". knows: there are ratings to
-    choose by."""
+    """Say how many replies the model writes to a question. count: a number or "auto". knows: True if there
+    are ratings by which the program chooses the best reply."""
     if count == AUTO:
         if not knows:
             return "A question gets one reply until you have rated one, then as many as cost little more."
@@ -53,7 +53,8 @@ def rating_words(rating: str) -> str:
 
 
 def thought(parts: Thought, finished: bool, unfolded: bool) -> str:
-    """A line with the length of the thought, and the thought itself if `unfolded`; "" without a thought."""
+    """Return a line with the length of a reply's thought (its reasoning before the answer), and the thought
+    itself if `unfolded`. Return "" for a reply without a thought."""
     if not (parts.thought or parts.is_open):
         return ""
     words = len(parts.thought.split())
@@ -62,13 +63,16 @@ def thought(parts: Thought, finished: bool, unfolded: bool) -> str:
 
 
 def milliseconds(microseconds: float) -> str:
-    """ "0.41 ms", "12 ms"."""
+    """Return a time as text: "0.41 ms", "12 ms"."""
     value = microseconds / 1000
     return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
 
 
 def effect(result: RatingResult, key: str) -> str:
-    """One line: what a rating changed. key: what takes it back. It fits a terminal of 80 columns."""
+    """Return a line that says what a rating changed. The line fits a terminal of 80 columns.
+
+    key: the label of the key that undoes the rating.
+    """
     mark = rating_mark(result.rating) + (f", {REASONS[result.reason]}" if result.reason else "")
     return f"{mark} · {learned(result, key)}"
 
@@ -77,12 +81,12 @@ ASK_WHY = "Why? Tab, then > too long · < too short · ! wrong tone · ? wrong f
 
 
 def asks_why(result: RatingResult) -> bool:
-    """Is it a bad rating without a reason?"""
+    """Return True if the rating is bad and has no reason."""
     return result.rating in BAD and not result.reason
 
 
 def effect_words(result: RatingResult) -> str:
-    """The same in sentences, to be read aloud."""
+    """Say what a rating changed, in sentences that a screen reader can read aloud."""
     said = rating_words(result.rating) + (f", {REASONS[result.reason]}" if result.reason else "")
     if result.reason == "facts":
         return f"Rated {said}. Kept, but {NO_FACTS}. /undo takes it back."
@@ -94,7 +98,8 @@ NO_FACTS = "facts teach nothing: ratings change how the model writes, not what i
 
 
 def first_summary(found: FirstSummary | None) -> str:
-    """What the first ratings say; a question if nothing is clear; "" for None."""
+    """Say which replies the user seems to like by the first ratings. If they show nothing clear, return a
+    question. For None, return ""."""
     if found is None:
         return ""
     so_far = f"After {found.count} ratings"
@@ -108,7 +113,8 @@ def first_summary(found: FirstSummary | None) -> str:
 
 
 def summary(found: ChatSummary, is_printed: bool = False) -> str:
-    """What the model reads in place of the oldest messages. is_printed: the notes themselves were shown."""
+    """Say that the model reads notes in place of the oldest messages. is_printed: True if the user has seen
+    the notes; if False, the text includes them."""
     if not found.count:
         return "The model wrote no notes; it reads what its context has room for."
     told = (
@@ -118,7 +124,8 @@ def summary(found: ChatSummary, is_printed: bool = False) -> str:
 
 
 def learned(result: RatingResult, key: str) -> str:
-    """ "Learned: more like this. Ctrl+R takes it back": by what the rating did, not by what was wanted."""
+    """Return "Learned: more like this. Ctrl+R takes it back". "more" or "less" is the measured effect on the
+    reply's log-probability, and not the effect that the user wanted."""
     if result.reason == "facts":
         return f"Kept; facts teach nothing. {key} takes it back"
     if not result.applied:
@@ -130,7 +137,8 @@ def learned(result: RatingResult, key: str) -> str:
 
 
 def preference(result: PreferenceResult, key: str) -> str:
-    """One line: what a preference changed. It fits a terminal of 80 columns."""
+    """Return a line that says what a choice between two replies changed. The line fits a terminal of 80
+    columns."""
     if not result.applied:
         return "◆ preferred · Kept; it changed nothing"
     return f"◆ preferred · Learned: more like this than like the other. {key} takes it back"
@@ -141,29 +149,30 @@ NOTHING_LEARNED = "Saved your version; this chat uses no adapter, so nothing was
 
 
 def learned_choice(result: PreferenceResult, what: str, key: str) -> str:
-    """What the user prefers, and the key that takes it back."""
+    """Say what the user prefers, and which key undoes the choice. what: words for the chosen reply."""
     if not result.applied:
         return f"Kept that you prefer {what}; it changed nothing"
     return f"Learned that you prefer {what}; {key} takes it back"
 
 
 def preference_words(result: PreferenceResult, what: str) -> str:
-    """The same in sentences, to be read aloud."""
+    """Say what the user prefers and that /undo takes the choice back, for plain mode."""
     return f"{learned_choice(result, what, '/undo')}."
 
 
 def share(kl: float, cap: float) -> float:
-    """Distance from the original model as a share of the largest one allowed; 0 without a limit."""
+    """Return the distance `kl` from the original model as a share of the allowed distance `cap`, or 0 if
+    there is no limit. Both are in nats per token."""
     return kl / cap if cap else 0.0
 
 
 def changed(kl: float, cap: float) -> str:
-    """ "15% of the allowed change"."""
+    """Return the share of the allowed distance as text: "15% of the allowed change"."""
     return f"{share(kl, cap):.0%} of the allowed change"
 
 
 def reply_details(response: GenerationResponse, context: int) -> list[str]:
-    """The figures of a reply. context: the model's, in tokens."""
+    """Return lines with the figures of a reply. context: the context length of the model, in tokens."""
     kv = response.kv
     ages = ", ".join(f"{age} {n:,}" for age, n in zip(reversed(AGES), reversed(kv.tokens), strict=True) if n)
     guesses = (
@@ -177,13 +186,13 @@ def reply_details(response: GenerationResponse, context: int) -> list[str]:
 
 
 def seconds(ms: float) -> str:
-    """ "0.2 s", "12 s"; "0.04 s" where tenths would be 0."""
+    """Return a time as text: "0.2 s", "12 s", or "0.04 s" if tenths of a second would show 0."""
     digits = 0 if ms >= 10_000 else 1 if ms >= 95 else 2
     return f"{ms / 1000:.{digits}f} s"
 
 
 def details_of(result: RatingResult | PreferenceResult) -> list[str]:
-    """The figures of what was learned last."""
+    """Return lines with the figures of a lesson (what one rating or choice changed) and of all lessons."""
     if isinstance(result, RatingResult):
         moved = f"log-probability per token {result.logprob_before:.3f} → {result.logprob_after:.3f}"
     else:
@@ -199,18 +208,22 @@ MEASURING = "measuring the KV cache in the background"
 
 
 def learning(done: int = 0, total: int = 0, left: float | None = None) -> str:
-    """ "learning in the background, step 3 of 12, about 2 min 5 s left"."""
+    """Return the line of a training that runs: "learning in the background, step 3 of 12, about 2 min 5 s
+    left".
+
+    done, total: numbers of steps. left: the seconds that remain, or None if they are not known.
+    """
     step = f", step {done} of {total}" if total else ""
     return f"learning in the background{step}" + ("" if left is None else f", about {duration(left)} left")
 
 
 def waiting(reason: str) -> str:
-    """Why the background work does not begin."""
+    """Return a line that says why the background work does not begin."""
     return f"learning waits: {reason}"
 
 
 def lesson(report: Mapping[str, Any]) -> str:
-    """The result of `consolidate`."""
+    """Return a line about the report of a background training (`Runtime.consolidate`)."""
     reason = one_line(report["reason"])
     return f"learned in the background: {reason}" if report["promoted"] else not_learned(reason)
 
@@ -220,7 +233,7 @@ def not_learned(reason: str) -> str:
 
 
 def kv_lesson(report: Mapping[str, Any]) -> str:
-    """The result of a review of the KV tiers; "" if nothing changed."""
+    """Return a line about the report of a measurement of the KV cache's tiers, or "" if nothing changed."""
     return f"new chats use other cache precisions: {one_line(report['reason'])}" if report["changed"] else ""
 
 
@@ -230,7 +243,7 @@ def undone(status: LearnStatus) -> str:
 
 
 def given(status: LearnStatus) -> str:
-    """ "3 ratings", "3 ratings and 1 preference"."""
+    """Return the number of ratings and choices as text: "3 ratings", "3 ratings and 1 preference"."""
     return f"{status.ratings} rating{'' if status.ratings == 1 else 's'}{_and_preferences(status)}"
 
 
@@ -244,7 +257,7 @@ def rolled_back(status: LearnStatus) -> str:
 
 
 def status_lines(runtime: Runtime) -> list[str]:
-    """The lines that /status prints."""
+    """Return the lines that /status prints."""
     lines = [
         f"model     {one_line(runtime.model.name)}",
         f"backend   {runtime.backend.name}, {runtime.backend.kernels}",
@@ -262,7 +275,7 @@ def status_lines(runtime: Runtime) -> list[str]:
 
 
 def adapter(runtime: Runtime) -> str:
-    """What /adapter prints: the adapter in use, and the others."""
+    """Return the text that /adapter prints: the adapter in use, and the other adapters of the model."""
     label = runtime.adapter_label
     said = f"Adapter: {label}." if label else "No adapter: this chat does not learn."
     others = [f"{row.name}@{row.version}" for row in runtime.adapters()]
@@ -271,7 +284,8 @@ def adapter(runtime: Runtime) -> str:
 
 
 def system_prompt(text: str | None, template: str) -> str:
-    """template: what the model's template sends where the user has no system prompt."""
+    """Return the text that /system prints. text: the user's system prompt. template: the system prompt that
+    the model's chat template adds if the user has none, or ""."""
     if text:
         return f"System prompt: {text}"
     if template:
@@ -280,6 +294,6 @@ def system_prompt(text: str | None, template: str) -> str:
 
 
 def bar(fraction: float, cells: int = 5) -> str:
-    """0.3 -> "▰▰▱▱▱"; anything above 0 fills at least one cell."""
+    """Return a bar for a fraction of 0 to 1: 0.3 -> "▰▰▱▱▱". A fraction above 0 fills at least one cell."""
     filled = min(cells, max(round(fraction * cells), 1 if fraction > 0 else 0))
     return "▰" * filled + "▱" * (cells - filled)

@@ -1,4 +1,4 @@
-"""The user's own editor, on the text of the input."""
+"""This module opens the user's own editor ($EDITOR) with the text of the input."""
 
 import os
 import shlex
@@ -14,7 +14,8 @@ FALLBACKS = ("nano", "vi")
 
 
 def command() -> list[str]:
-    """The editor's command: VISUAL, else EDITOR, else the first of FALLBACKS; UsageError if there is none."""
+    """Return the words of the editor's command: VISUAL, else EDITOR, else the first program of FALLBACKS that
+    is installed. Raise UsageError if there is no editor."""
     wanted = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
     try:
         words = shlex.split(wanted)
@@ -28,11 +29,13 @@ def command() -> list[str]:
 
 
 def edit(text: str, words: list[str]) -> str | None:
-    """The text as the user leaves it in the editor; None if the editor failed. It has the terminal."""
+    """Open the editor on a text and return the text that the user leaves. Return None if the editor fails.
+    The editor uses the terminal meanwhile."""
     with tempfile.TemporaryDirectory(prefix="ruvmlx-") as folder:
         file = Path(folder) / "message.md"
         file.write_text(text, encoding="utf-8")
-        # Ctrl-C belongs to the editor. A handler, unlike SIG_IGN, is not inherited by it.
+        # Ctrl-C is for the editor, so this process ignores it. The editor does not inherit a handler; it
+        # would inherit SIG_IGN.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             code = subprocess.run([*words, str(file)], check=False).returncode

@@ -1,6 +1,7 @@
-"""Ends from outside: the terminal is closed, a signal ends the process, a pipe's reader closes it.
+"""This module handles ends of the chat from outside: a closed terminal, a signal, and a pipe without a
+reader.
 
-The callers stop the reply, which commits what was written so far, and then leave. So nothing is lost.
+The callers stop the reply, which saves the words written until then, and leave. So no text is lost.
 """
 
 import contextlib
@@ -14,13 +15,14 @@ SIGNALS = (signal.SIGHUP, signal.SIGTERM)
 
 
 def exit_code(signum: int) -> int:
-    """The exit code that a shell reports for a process ended by this signal."""
+    """Return the exit code that a shell reports for a process that this signal ended."""
     return 128 + signum
 
 
 @contextlib.contextmanager
 def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[None]:
-    """Call handler(signum) in the main thread for these signals. Ignored signals (nohup) stay ignored."""
+    """In the block, call handler(signum) in the main thread for these signals. A signal that the process
+    already ignores (nohup) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -36,8 +38,8 @@ def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = 
 
 
 def let_go(*streams: TextIO | None) -> None:
-    """Flush the streams. A stream without a reader is redirected to /dev/null, or Python's exit would
-    fail."""
+    """Flush the streams. Redirect a stream without a reader to /dev/null, because Python's own flush at exit
+    would fail."""
     for stream in streams:
         if stream is None:
             continue

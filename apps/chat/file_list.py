@@ -1,4 +1,4 @@
-"""The files that `@` can put into a message, for the picker."""
+"""This module lists the files whose text `@name` can put into a message, for the file picker."""
 
 import os
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from .pdf_text import MAX_PDF_BYTES
 from .user_files import UserFiles
 
 MOST_FILES = 5000
-BYTES_A_TOKEN = 4  # of English text, about
+BYTES_A_TOKEN = 4  # approximate bytes per token of English text
 _SKIPPED = {"__pycache__", "node_modules"}
 
 
 def entries(files: UserFiles) -> list[PickerEntry]:
-    """Texts and PDFs in the user's folder and in the folders below it, with their sizes. Hidden ones and
-    those of other kinds are left out."""
+    """Return the text files and PDFs in the user's folder and in the folders below it, with their sizes. The
+    list leaves out hidden files and files of other kinds."""
     assert files.folder is not None
     found = list[PickerEntry]()
     for path in _walk(files.folder):
@@ -36,7 +36,8 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _entry(path: Path, name: str) -> PickerEntry | None:
-    """None for a file that has no text, cannot be read or cannot be named in a message."""
+    """Return the list's entry for a file, or None if the file has no text, cannot be read, or has a name that
+    cannot stand in a message."""
     if not name.isprintable() or '"' in name:
         return None
     is_pdf = path.suffix.lower() == ".pdf"
@@ -56,5 +57,5 @@ def _entry(path: Path, name: str) -> PickerEntry | None:
 
 
 def mention(name: str) -> str:
-    """ "my notes.md" -> '@"my notes.md"'."""
+    """Return the mention of a file for a message: "my notes.md" -> '@"my notes.md"'."""
     return f'@"{name}"' if " " in name else f"@{name}"

@@ -1,4 +1,5 @@
-"""The picker of files for `@`: Tab marks several, Enter puts them into the message."""
+"""This module is the screen that picks files for a message. Tab marks several files, and Enter puts their
+names into the message."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -13,7 +14,7 @@ from .picker_screen import Load, PickerScreen
 
 
 class FileScreen(PickerScreen):
-    """Its result is the text for the message: "@one.py @two.py "."""
+    """A picker that returns the text for the message: "@one.py @two.py "."""
 
     BINDINGS: ClassVar = [Binding("tab", "mark", "Mark", show=False, priority=True, id="mark_file")]
 
@@ -33,7 +34,7 @@ class FileScreen(PickerScreen):
         return super()._row(replace(entry, in_use=entry.name in self._marked))
 
     def action_mark(self) -> None:
-        """Mark the highlighted file, or no longer."""
+        """Mark the highlighted file, or remove its mark."""
         at = self.options.highlighted
         if at is None or at >= len(self._shown):
             return

@@ -1,4 +1,4 @@
-"""The words of this program that a user may not know, each explained in a sentence or two."""
+"""This module explains the words of the program that a user may not know, each in one to three sentences."""
 
 import re
 
@@ -43,7 +43,8 @@ WORDS = {
 
 
 def explain(word: str) -> str:
-    """The explanation of a word, or without a word the list of all; NotFound for one that is not there."""
+    """Return the explanation of a word, or the list of all words for "". Raise NotFound for an unknown
+    word."""
     if not word:
         return f"/explain and one of these words: {', '.join(WORDS)}."
     names = {name.lower(): name for name in WORDS}

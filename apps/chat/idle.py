@@ -1,8 +1,8 @@
-"""Idle time: the runtime learns while the user does nothing, and stops at the first key.
+"""This module lets the runtime learn in idle time, while the user does nothing. The first key stops the work.
 
 The work runs in the runtime's thread (`Host.run_idle`), which is free again some tens of milliseconds after a
-key. Stopped work continues in the next idle time, or after a restart. This module decides when to work, and
-shows one line during the work and one with its result.
+key. Stopped work continues in the next idle time, or after a restart. This module decides when the work
+starts. It shows one line during the work and one line with the result.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from .context import ChatContext, call_soon
 from .gc_policy import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
 
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating
-LOOK_EVERY = 0.5  # seconds
-CLEANING = 0.02  # seconds for the search index until it looks whether a key was pressed
-LONGEST_WAIT = 10  # doublings of IDLE_AFTER while work keeps failing: six hours
+LOOK_EVERY = 0.5  # the maximum number of seconds between two checks for idle time
+CLEANING = 0.02  # seconds of work on the search index between two checks for a pressed key
+LONGEST_WAIT = 10  # the maximum number of doublings of IDLE_AFTER after failed work, up to six hours
 
 
 @dataclass(frozen=True)
 class Lesson:
     """The result of one idle time.
 
-    said: one line, "" for nothing new. stuck: the work ran to its end, but the same work is still due.
-    waits: the work did not begin; `said` says why.
+    said: one line for the user, "" for nothing new. stuck: True if the work failed, or if it ended and the
+    same work is still due. waits: True if the work did not begin; `said` then has the reason.
     """
 
     said: str = ""
@@ -42,7 +42,10 @@ class Lesson:
 def learn(
     runtime: Runtime, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
 ) -> Lesson:
-    """Do what is due, in the runtime's thread, until `cancel` is set. show: shows a line about the work."""
+    """Do the work that is due, until `cancel` is set. Call this function in the runtime's thread.
+
+    show: a function that shows a line about the work. courtesy: decides whether the machine is free for work.
+    """
     while not runtime.clean_index(CLEANING) and not cancel.is_set():
         pass
     is_due = runtime.learning.is_due()
@@ -63,11 +66,12 @@ def learn(
 
 
 class _Watch:
-    """Tells the steps of a training with the time that is left, and stops it where the machine needs rest."""
+    """A watch that shows the steps of a training and the time that is left. It stops the training if the
+    machine must not work on, for example because it is hot."""
 
     def __init__(self, show: Callable[[str], None], cancel: threading.Event, courtesy: Courtesy) -> None:
         self._show, self._cancel, self._courtesy = show, cancel, courtesy
-        self._first: tuple[int, float] | None = None  # the first step that was told, and when
+        self._first: tuple[int, float] | None = None  # the first step and its time by time.monotonic()
 
     def step(self, done: int, total: int, _: float) -> None:
         now = time.monotonic()
@@ -79,15 +83,15 @@ class _Watch:
 
 
 class IdleLearner:
-    """Learns while the user does nothing; collects garbage between replies."""
+    """Lets the runtime learn while the user does nothing, and collects Python's garbage between replies."""
 
     def __init__(self, chat: ChatContext, rate: RateActions) -> None:
         self._chat, self._rate = chat, rate
-        self._start_at = 0.0  # time.monotonic(); it may learn from then on
-        self._learning = False  # it is learning, and nothing has interrupted it
-        self.stuck = 0  # how often in a row it was stuck
-        self._lesson = ""  # the result that is shown until the user is back
-        self._is_waiting = False  # what is shown is why it waits
+        self._start_at = 0.0  # the time by time.monotonic() from which work can start
+        self._learning = False  # True while work runs and no key has interrupted it
+        self.stuck = 0  # the number of lessons in a row that were stuck
+        self._lesson = ""  # the result that the status line shows until the user is back
+        self._is_waiting = False  # True if the status line shows a reason to wait
         self._courtesy = Courtesy()
         self._interrupted_at = time.monotonic()
         self.garbage = Garbage()
@@ -98,7 +102,8 @@ class IdleLearner:
             self._chat.app.call_later(self.tidy)
 
     def tidy(self) -> None:
-        """Collect garbage if it is due; called after each reply and at intervals."""
+        """Collect garbage if a collection is due. The app calls this method after each reply and at
+        intervals."""
         self.garbage.set_aside()
         quiet = time.monotonic() - self._interrupted_at > QUIET
         allowed = (OVERDUE, A_REPLY) if self._chat.phase != "idle" else (NEW,) if quiet else (LATE,)
@@ -106,7 +111,7 @@ class IdleLearner:
             self.garbage.search()
 
     def interrupt(self) -> None:
-        """The user is back: stop learning at once, and start the waiting time again."""
+        """Stop the work at once because the user is back, and start the waiting time again."""
         status = self._chat.status
         self._chat.host.cancel_idle()
         self._interrupted_at = time.monotonic()
@@ -125,7 +130,7 @@ class IdleLearner:
         self._chat.start(self._run)
 
     async def _run(self) -> None:
-        """Work that keeps failing is tried less and less often."""
+        """Start work in each idle time. After work that was stuck, the next wait is twice as long."""
         while self._chat.phase != "closing":
             await asyncio.sleep(min(LOOK_EVERY, max(0.0, self._start_at - time.monotonic())))
             if time.monotonic() < self._start_at:
@@ -156,7 +161,7 @@ class IdleLearner:
             self._chat.status.background = line
 
     def _show_lesson(self, said: str) -> None:
-        """Show the result until the user is back; if the user is back already, for a moment."""
+        """Show the result until the user is back. If the user is back already, show it for some seconds."""
         if self._learning:
             self._chat.status.background = self._lesson = said
         elif said and not self._is_waiting:

@@ -1,4 +1,4 @@
-"""Ctrl-C and ending signals in the plain chat."""
+"""This module handles Ctrl-C and the signals that end the process (SIGHUP, SIGTERM) in plain mode."""
 
 import contextlib
 import signal
@@ -12,9 +12,9 @@ from . import exit_signals
 
 
 class Interrupts:
-    """Decides what Ctrl-C does: stop the reply, leave the prompt, or wait until a commit is done.
+    """Decides the effect of Ctrl-C: it stops the reply, leaves the prompt, or waits until a commit is done.
 
-    Other signals (`ended_by`) stop the reply and then end the chat.
+    Other signals stop the reply and end the chat. `ended_by` is the number of such a signal, or 0.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """In the block, Ctrl-C raises KeyboardInterrupt; so does a Ctrl-C pressed before it."""
+        """In the block, Ctrl-C raises KeyboardInterrupt. A Ctrl-C from before the block raises it at once."""
         self._raise = True
         try:
             if self._pending:

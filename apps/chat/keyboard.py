@@ -1,7 +1,8 @@
-"""What is typed, parsed at the app's pace.
+"""This module parses typed keys only as fast as the app handles them.
 
-Textual makes a message of each key at once. A flood of keys would fill the app's queue, which has no limit,
-and a signal to end would wait behind them. Here what the app has not parsed waits as text.
+Textual turns each key into a message at once. Very many keys would fill the app's message queue, which has no
+limit, and a signal that ends the app would wait behind them. This module keeps keys as text until the app's
+queue has room.
 """
 
 import asyncio
@@ -20,34 +21,34 @@ from textual.message import Message
 
 from .prompt import MAX_MESSAGE_CHARACTERS
 
-WAITING = 4  # messages; an app in which more wait gets no keys
+WAITING = 4  # the maximum number of messages in the queues of an app that gets more keys
 PIECE = 4  # characters that are parsed together
-PASTE_PIECE = 4096
-BUSY_PAUSE = 0.002  # seconds until the next look at a busy app
-TURN = 0.01  # seconds of parsing, then the app's other work has its turn
-UNREAD = 1 << 16  # characters: while more wait, nothing is read from the terminal
+PASTE_PIECE = 4096  # characters of a paste that are parsed together
+BUSY_PAUSE = 0.002  # seconds until the next check of a busy app
+TURN = 0.01  # the maximum number of seconds of parsing before the app does other work
+UNREAD = 1 << 16  # the maximum number of waiting characters at which the terminal is read
 _PASTE, _END = "\x1b[200~", "\x1b[201~"
-_ESCAPE = constants.ESCAPE_DELAY + 0.001  # seconds after which a lone ESC is the key
+_ESCAPE = constants.ESCAPE_DELAY + 0.001  # seconds after which a lone ESC byte is the Esc key
 
 
 class Keyboard:
-    """Lives in the app's thread."""
+    """Holds the typed text and parses it. Only the app's thread uses an object of this class."""
 
     def __init__(self, app: App, process: Callable[[Message], None]):
-        """process: takes each message of the parser."""
+        """process: a function that takes each message that the parser makes."""
         self._app, self._process = app, process
         self._parser, self._decoder = XTermParser(), getincrementaldecoder("utf-8")("replace")
-        self._typed, self._last = "", ""  # not parsed yet; the last characters that were, outside a paste
-        self._pasted: int | None = None  # characters of the paste that has begun; None: there is none
+        self._typed, self._last = "", ""  # the unparsed text; the last parsed characters outside a paste
+        self._pasted: int | None = None  # parsed characters of the paste that has begun; None: no paste
         self._is_going = False
 
     @property
     def unread(self) -> int:
-        """Characters that wait."""
+        """The number of characters that are not parsed yet."""
         return len(self._typed)
 
     def feed(self, data: bytes) -> None:
-        """Bytes that the terminal sent."""
+        """Take bytes that the terminal sent."""
         self._typed += self._decoder.decode(data)
         if not self._is_going:
             self._go_on()
@@ -55,7 +56,7 @@ class Keyboard:
     def _go_on(self) -> None:
         loop, until = asyncio.get_running_loop(), time.monotonic() + TURN
         self._is_going = False
-        if getattr(self._app, "ended_by", 0):  # a signal, or a terminal that is gone: no key matters any more
+        if getattr(self._app, "ended_by", 0):  # the app is ending because of a signal, so drop the keys
             self._typed = ""
             return
         while not self._app_is_busy() and (piece := self._next_piece()):
@@ -80,7 +81,7 @@ class Keyboard:
         return sum(queue.message_queue_size for queue in queues) > WAITING
 
     def _next_piece(self) -> str:
-        """What the parser gets next; "" if it needs more bytes."""
+        """Return the next piece of text for the parser, or "" if the parser needs more bytes."""
         if self._pasted is not None:
             return self._next_of_paste()
         begun = (self._last + self._typed[:PIECE]).find(_PASTE)
@@ -92,14 +93,15 @@ class Keyboard:
         return piece
 
     def _next_of_paste(self) -> str:
-        """A piece of the paste, or its end. One character more than MAX_MESSAGE_CHARACTERS is kept,
-        so that the input can tell; the rest is dropped."""
+        """Return a piece of the paste, or its end. The parser gets at most MAX_MESSAGE_CHARACTERS + 1
+        characters of a paste, so that the input can see that the paste is too long. The rest is dropped."""
         assert self._pasted is not None
         end = self._typed.find(_END)
         if end == 0:
             self._typed, self._pasted = self._typed[len(_END) :], None
             return _END
-        whole = end if end > 0 else max(0, len(self._typed) - len(_END) + 1)  # the rest may begin the end
+        # Without an _END, the last characters of the text can be the first characters of an _END.
+        whole = end if end > 0 else max(0, len(self._typed) - len(_END) + 1)
         room = MAX_MESSAGE_CHARACTERS + 1 - self._pasted
         size = min(whole, PASTE_PIECE) if room > 0 else whole
         piece, self._typed = self._typed[: min(size, room)], self._typed[size:]
@@ -114,7 +116,7 @@ class TerminalDriver(LinuxDriver):
         send_now(self, message)
 
     def run_input_thread(self) -> None:
-        """Read what is typed until the app ends. In a thread of its own."""
+        """Read the terminal until the app ends. Textual runs this method in a separate thread."""
         keyboard = Keyboard(self._app, self.process_message)
         with selectors.SelectSelector() as selector:
             selector.register(self.fileno, selectors.EVENT_READ)
@@ -129,6 +131,6 @@ class TerminalDriver(LinuxDriver):
 
 
 def send_now(driver: Driver, message: Message) -> None:
-    """Put a message into the app's queue at once, so that it counts; Textual's drivers need a turn of the
-    loop for it."""
+    """Put a message into the app's queue at once, so that the queue's size includes it. Textual's own drivers
+    add a message only in a later turn of the event loop."""
     driver._app.post_message(message)

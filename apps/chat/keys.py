@@ -1,6 +1,7 @@
-"""The user's own keys: the setting `keys`, as in again=ctrl+t,chats=f3.
+"""This module reads the user's own keys from the setting `keys`, as in again=ctrl+t,chats=f3.
 
-They apply to all screens; bindings that several screens share (close, quit, list_up ...) have one name.
+The user's keys apply to all screens. A binding that several screens share (close, quit, list_up ...) has one
+name.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from ruvmlx.errors import UsageError
 _MODIFIERS = ("ctrl", "alt", "shift")
 _NAMED = {key.value for key in Keys}
 
-# For screens that show a list; they have the actions `leave` and `move`.
+# The bindings of screens that show a list. Such a screen has the actions `leave` and `move`.
 OF_LISTS = (
     Binding("escape", "leave", "Close", show=False, priority=True, id="close"),
     Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True, id="quit"),
@@ -28,7 +29,8 @@ OF_LISTS = (
 
 
 def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
-    """Binding name -> key. UsageError for an unknown name or key."""
+    """Return a mapping from the names of bindings to the user's keys. Raise UsageError for an unknown name or
+    key."""
     names = list(dict.fromkeys(binding.id for binding in bindings if binding.id))
     found: dict[str, str] = {}
     for pair in filter(None, setting.split(",")):
@@ -44,11 +46,11 @@ def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
 def _is_key(key: str) -> bool:
     *modifiers, last = key.split("+")
     known = last in _NAMED or key in _NAMED or len(key_to_character(last) or "") == 1
-    # A bare character as a key could no longer be typed.
+    # If a single character were a key of a binding, the user could not type this character any more.
     return known and all(m in _MODIFIERS for m in modifiers) and (bool(modifiers) or len(last) > 1)
 
 
 def shown(app: App[Any], name: str, default: str) -> str:
-    """The key that hints show: the user's own, else `default`."""
+    """Return the label of a binding's key for hints: the user's own key, or `default`."""
     own = app._keymap.get(name)
     return app.get_key_display(Binding(own, "")) if own else default

@@ -1,7 +1,8 @@
-"""Markdown blocks that grow in place: blocks that look the same stay, the first one that differs grows, the
-others are built again. So the cost of a frame depends on the new text, not on the length of a list or table.
+"""This module updates Markdown blocks in place: blocks that look the same stay, the first block that differs
+grows, and the blocks after it are built again. So the time of a frame depends on the length of the new text,
+and not on the length of a list or table.
 
-A block's shape is everything that is shown of it: two blocks of equal shape look the same.
+A block's shape has everything that the screen shows of the block. Two blocks of equal shape look the same.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ def shape_of(tokens: list[Token]) -> Shape:
 
 
 def inner(shape: Shape) -> list[Shape]:
-    """The shapes of the blocks inside a block."""
+    """Return the shapes of the blocks inside a block."""
     parts: list[list[Any]] = []
     depth = 0
     for token in shape[1:-1]:
@@ -68,7 +69,8 @@ async def swap(
     was: Sequence[Shape],
     now: Sequence[Shape],
 ) -> None:
-    """Replace `old`, the last children of `parent`, by `new`. was, now: their shapes."""
+    """Replace the widgets `old`, the last children of `parent`, by `new`. was, now: the shapes of `old` and
+    of `new`."""
     if old and new and await _grow(old[0], new[0], was[0], now[0]):
         old, new = old[1:], new[1:]
     if old:
@@ -78,7 +80,7 @@ async def swap(
 
 
 async def _grow(old: Widget, new: MarkdownBlock, was: Shape, now: Shape) -> bool:
-    """Change `old` into `new` in place; False if that is impossible."""
+    """Change the widget `old` in place so that it looks like `new`. Return False if this is impossible."""
     if type(old) is not type(new):
         return False
     if isinstance(old, MarkdownParagraph | MarkdownFence):
@@ -101,9 +103,10 @@ async def _grow_inside(parent: Widget, new: list[MarkdownBlock], was: list[Shape
 
 
 async def _grow_list(old: Widget, new: MarkdownBlock, was: list[Shape], now: list[Shape]) -> bool:
-    """A row is a bullet and the item's blocks. All rows are built again when bullets change: from 9. to
-    10."""
-    items = list(new._blocks)  # composing empties new._blocks
+    """Change the list `old` in place so that it looks like `new`. A row of a list is a bullet and the blocks
+    of an item. Return False if the bullets change, for example their width from 9. to 10.; the caller then
+    builds all rows again."""
+    items = list(new._blocks)  # a copy, because new.compose() empties new._blocks
     blocks = [list(item._blocks) for item in items if isinstance(item, MarkdownListItem)]
     rows, new_rows = list(old.children), list(new.compose())
     same = common_prefix(was, now)
@@ -126,7 +129,8 @@ def _bullet(row: Sequence[Widget]) -> str:
 
 
 async def _grow_table(old: "StreamedTable", new: "StreamedTable", was: list[Shape], now: list[Shape]) -> bool:
-    """A table has a head and a body; the cells are children of one grid, row by row."""
+    """Change the table `old` in place so that it looks like `new`. Return False if the heads differ. The
+    cells of head and body are children of one grid, row by row."""
     if was[0] != now[0] or not old.children:
         return False
     content, (fresh, *_) = old.children[0], list(new.compose())
@@ -142,7 +146,8 @@ async def _grow_table(old: "StreamedTable", new: "StreamedTable", was: list[Shap
 
 class TableContent(MarkdownTableContent):
     def compose(self) -> ComposeResult:
-        """Without tooltips: they repeat the cell's text, and read brackets in it as markup."""
+        """Yield the cells without tooltips. A tooltip would only repeat the cell's text, and Textual would
+        take brackets in it for markup."""
         for cell in super().compose():
             cell.tooltip = None
             yield cell

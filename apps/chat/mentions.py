@@ -1,4 +1,5 @@
-"""`@path` in a message: the text of that file stands below the message, for the model and in the store.
+"""This module puts files into a message. If a message mentions `@path`, the text of the file is added below
+the message. The model reads this text, and the store keeps it:
 
     What does @sort.py do?
 
@@ -6,7 +7,8 @@
     def sort(items): ...
     ````
 
-The screen shows a line instead of the text. Of a PDF, the text of its pages stands there (pdf_text.py).
+The screen shows one line in place of the file's text. For a PDF, the text of its pages is added
+(pdf_text.py).
 """
 
 import re
@@ -23,14 +25,15 @@ from .pdf_text import pdf_text
 from .user_files import UserFiles
 
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<plain>[^\s"]\S*))')
-MAX_FILE_BYTES = 8 << 20  # bytes of a file, as of a text that is piped to `generate`; no context is that long
-_PUNCTUATION = ".,;:!?)]}'"  # may follow a name
+MAX_FILE_BYTES = 8 << 20  # bytes; no context holds a longer text; `generate` has the same limit for its input
+_PUNCTUATION = ".,;:!?)]}'"  # characters after a name that can be punctuation of the sentence
 _OPEN = re.compile(r"\n\n(`{4,})file ([^\n]+)\n")
 
 
 @dataclass(frozen=True)
 class Mentioned:
-    """A message with its files. notes: a line for each file, with its size, and for each name without one."""
+    """A message with the text of its files. notes: a line for each file with its number of tokens, and a line
+    for each mention that matches no file."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -43,7 +46,7 @@ class FileText:
 
     @property
     def line(self) -> str:
-        """What the screen shows instead of the text."""
+        """The line that the screen shows in place of the file's text."""
         count = len(self.text.splitlines())
         return f"▸ {one_line(self.name)}, {count:,} line{'' if count == 1 else 's'}"
 
@@ -53,9 +56,11 @@ def has_mention(text: str) -> bool:
 
 
 def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Mentioned:
-    """The message with the text of each file that it names. tokens: counts those of a text.
+    """Return the message with the text of each file that it mentions. tokens: a function that counts the
+    tokens of a text.
 
-    UsageError for a file that has no text. A name without a file stays as it was typed, and is told.
+    Raise UsageError for a file that has no text. A mention that matches no file stays as the user typed it,
+    and a note says so.
     """
     blocks, notes = dict[str, str](), list[str]()
     for match in _MENTION.finditer(text):
@@ -70,12 +75,14 @@ def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Men
 
 
 def _file_of(match: re.Match[str], files: UserFiles) -> tuple[str, Path | None]:
-    """The name, without the punctuation that follows it, and its file; None if there is none."""
+    """Return the name in a mention, without punctuation after it, and the path of its file. The path is None
+    if no such file exists."""
     typed = match["quoted"] or match["plain"]
     names = [typed] if match["quoted"] else [typed, typed.rstrip(_PUNCTUATION)]
     if files.folder is not None:
         for name in filter(None, names):
-            with suppress(OSError, RuntimeError, ValueError):  # too long, no such user, a null character
+            # A name can be too long, begin with an unknown user (~name) or have a null character.
+            with suppress(OSError, RuntimeError, ValueError):
                 path = files.path(name)
                 if path.is_file():
                     return name, path
@@ -97,14 +104,14 @@ def _read_text(path: Path, name: str) -> str:
 
 
 def _block(name: str, text: str) -> str:
-    """The text between fences that it does not contain."""
+    """Return the text between two fences of backquotes. The fences are longer than each run in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(4, longest + 1)
     return f"\n\n{fence}file {one_line(name)}\n{text}\n{fence}"
 
 
 def without_files(text: str) -> tuple[str, list[FileText]]:
-    """A message as it was typed, and its files."""
+    """Split a stored message into the text that the user typed and the files below it."""
     begin = _OPEN.search(text)
     if begin is None:
         return text, []
@@ -112,7 +119,7 @@ def without_files(text: str) -> tuple[str, list[FileText]]:
     while at < len(text):
         opened = _OPEN.match(text, at)
         if opened is None:
-            return text, []  # more words follow: the user typed this
+            return text, []  # more words follow, so the user typed the fenced text
         end = text.find(f"\n{opened[1]}", opened.end() - 1)
         if end < 0:
             return text, []
@@ -122,6 +129,6 @@ def without_files(text: str) -> tuple[str, list[FileText]]:
 
 
 def as_shown(text: str) -> str:
-    """A message as the screen shows it: a line for each file."""
+    """Return a message as the screen shows it: the typed text, and a line for each file."""
     typed, files = without_files(text)
     return "\n".join([typed, *(file.line for file in files)])

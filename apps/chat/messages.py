@@ -1,4 +1,5 @@
-"""The widgets of the conversation: the user's messages, replies, and quiet notices."""
+"""This module has the widgets of the conversation: the user's messages, replies, tool calls, and notices of
+the app."""
 
 from typing import ClassVar
 
@@ -41,7 +42,7 @@ class UserMessage(Vertical):
         super().__init__()
         self.text = sanitize(text)
         self.message_id = message_id
-        self.border_title = READ_FROM_HERE  # shown where it has a border at the top
+        self.border_title = READ_FROM_HERE  # visible if the CSS gives the message a top border
 
     def place(self, turn: Turn) -> None:
         self.message_id = turn.id
@@ -51,16 +52,16 @@ class UserMessage(Vertical):
 
 
 class Notice(Static):
-    """A line of the app itself; kind "error" or "info"."""
+    """A line from the app itself. kind: "error" or "info"."""
 
     def __init__(self, text: str, kind: str = "info") -> None:
         super().__init__(sanitize(text), markup=False, classes=kind)
 
 
 class ToolMessage(Static):
-    """A call of a tool and its result."""
+    """A tool call and its result."""
 
-    state: var[str] = var("")  # while there is no result
+    state: var[str] = var("")  # the line that the widget shows while there is no result
 
     def __init__(self, call: ParsedCall, result: str | None = None, message_id: int | None = None) -> None:
         super().__init__(markup=False)
@@ -68,7 +69,7 @@ class ToolMessage(Static):
         self.border_title = READ_FROM_HERE
 
     def place(self, turn: Turn) -> None:
-        """Take the id and the result of the committed turn."""
+        """Take the message id and the result from the turn (message) that the store has saved."""
         self.message_id, self.result, self.state = turn.id, turn.content, ""
         self._show()
 
@@ -93,7 +94,8 @@ class ToolMessage(Static):
 class ReplyMessage(Windowed, Vertical, can_focus=True):
     """A reply, its rating, and the rating's effect.
 
-    With the focus on it (the choose mode), bare keys act on it. The app types all others into the input.
+    While the reply has the focus (the choose mode), keys without Ctrl act on the reply, as BINDINGS says. The
+    app types all other characters into the input.
     """
 
     BINDINGS: ClassVar = [
@@ -128,18 +130,18 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     progress: var[str] = var("")
     ending: var[str] = var("")
     effect: var[str] = var("")
-    asks_why: var[bool] = var(False)  # it was rated bad just now, and no reason was given
-    branch: var[tuple[int, int]] = var((1, 1))  # its number, and how many replies are in this place
-    unfolded: var[bool] = var(False)  # the thought is shown
+    asks_why: var[bool] = var(False)  # True after a bad rating without a reason
+    branch: var[tuple[int, int]] = var((1, 1))  # the reply's number, and the number of replies in its place
+    unfolded: var[bool] = var(False)  # True while the screen shows the thought
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self.text = sanitize(text)
         self.border_title = READ_FROM_HERE
         self.finished = bool(text)
-        self.begun = False  # chunks have arrived, so the runtime accepted the message
+        self.begun = False  # True if chunks have arrived, so the runtime has accepted the message
         self.message_id: int | None = None
-        self.copied = 0  # number of the code block copied last, from 1
+        self.copied = 0  # the number of the code block that was copied last, from 1; 0: none
         self._effect_of = 0  # the adapter version that `effect` describes
 
     @classmethod
@@ -154,13 +156,13 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return reply
 
     def place(self, turn: Turn) -> None:
-        """Take the ids and the number among the alternatives from the committed turn."""
+        """Take the ids and the branch number from the turn (message) that the store has saved."""
         self.reply_id, self.message_id = turn.reply_id, turn.id
         self.branch = (turn.branch, turn.branches)
 
     @property
     def is_cut(self) -> bool:
-        """It was stopped or cut, so it can be continued."""
+        """True if the reply was stopped or cut."""
         return bool(self.ending)
 
     def compose(self) -> ComposeResult:
@@ -189,13 +191,13 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
     def reopen(self) -> None:
-        """More chunks will come: clear its ending and its rating."""
+        """Prepare the reply for more chunks: clear its ending and its rating."""
         self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
         self.asks_why = False
 
     @property
     def code_blocks(self) -> list[str]:
-        """The code in it, block by block."""
+        """The text of each code block in the reply."""
         return code_blocks(self.answer)
 
     async def grow(self, text: str) -> None:
@@ -206,14 +208,15 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         await self.body.show(self.answer)
 
     async def finish(self, text: str, ending: str) -> None:
-        """Show the whole reply as it was committed. ending: why it ended, as in `ENDINGS`."""
+        """Show the whole reply as the store has saved it. ending: a key of `ENDINGS`, the reason of the
+        end."""
         self.text, self.finished = sanitize(text), True
         self._show_thought()
         await self.body.show(self.answer, final=True)
         self.progress, self.ending = "", ENDINGS.get(ending, "")
 
     def rated(self, result: RatingResult, key: str) -> None:
-        """Show what a rating changed. key: what takes it back."""
+        """Show the effect of a rating. key: the label of the key that undoes the rating."""
         self.rating, self.effect = result.rating, describe.effect(result, key)
         self.asks_why = describe.asks_why(result)
         self._effect_of = result.adapter_version
@@ -222,22 +225,23 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self.effect, self._effect_of = describe.preference(result, key), result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
-        """Show the store's rating. Remove the shown effect if it belongs to another rating or to a version
-        that was undone."""
+        """Show the rating of the store. Remove the shown effect if it belongs to another rating or to an
+        adapter version that was undone. version: the adapter version in use."""
         if rating != self.rating or self._effect_of > version:
             self.rating, self.effect, self.asks_why = rating, "", False
 
     def _show_thought(self) -> None:
-        """Show one line about the thought, or all of it; hide the widget if there is none."""
+        """Show one line about the reply's thought, or the whole thought. Hide the widget without a
+        thought."""
         if not self.children:
-            return  # not composed yet; on_mount calls again
+            return  # the widget is not composed yet; on_mount calls this method again
         line = self.query_children(".thought").first(Static)
         line.display = bool(words := describe.thought(split(self.text), self.finished, self.unfolded))
         line.update(Content(words))
 
     def _show_note(self) -> None:
         if not self.children:
-            return  # not composed yet; on_mount calls again
+            return  # the widget is not composed yet; on_mount calls this method again
         rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
         where = " · ".join(filter(None, (describe.branch(*self.branch), self.ending)))
         why = describe.ASK_WHY if self.asks_why and not self.progress else ""
@@ -248,7 +252,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         note.set_class(bool(self.progress), "progress")
 
     def _colour_mark(self, text: str) -> Content:
-        """The rating's mark in its colour, all else quiet."""
+        """Return the text with the rating's mark in the colour of the rating."""
         mark = describe.rating_mark(self.rating) if self.rating else ""
         start = text.find(mark) if mark else -1
         colour = {"up": "$success", "down": "$error"}.get(self.rating or "", "$accent")
@@ -258,7 +262,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     watch_rating = watch_progress = watch_ending = watch_effect = watch_branch = watch_asks_why = _show_note
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
-        """Only web addresses are opened: a reply may not point at files or programs."""
+        """Open a clicked link if it is a web address. Other links could open files or programs."""
         event.stop()
         if event.href.startswith(("https://", "http://")):
             self.app.open_url(sanitize(event.href))

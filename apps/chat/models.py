@@ -1,4 +1,4 @@
-"""Lists, finds and describes models and adapters, for the app and plain mode."""
+"""This module lists, finds and describes models and adapters, for the app and plain mode."""
 
 import contextlib
 from collections.abc import Sequence
@@ -25,8 +25,11 @@ NO_ADAPTER = "none"
 
 @dataclass(frozen=True)
 class PickerEntry:
-    """An entry of a list, safe to show. name: opens it. aloud: the facts in words, if they differ. problem:
-    why it cannot be chosen."""
+    """An entry of a list that the user picks from, with text that is safe for the terminal.
+
+    name: the name that opens the entry. aloud: the facts in words, or "" if `facts` can be read aloud.
+    problem: the reason why the user cannot choose the entry, or "".
+    """
 
     name: str
     facts: str
@@ -36,13 +39,14 @@ class PickerEntry:
 
     @property
     def words(self) -> str:
-        """The same, to be read aloud."""
+        """The entry as a line that a screen reader can read aloud."""
         facts = self.aloud or self.facts.replace(" · ", ", ")
         return ", ".join(filter(None, (self.name, "in use" if self.in_use else "", facts, self.problem)))
 
 
 def _facts(form: str, bits: float | None, numbers: int | None, size: int, more: str = "") -> list[str]:
-    """ "gguf", "5.7 bits", "135 M", "97 MB"; without figures that could not be read."""
+    """Return the facts of a model file: "gguf", "5.7 bits", "135 M", "97 MB". If the figures could not be
+    read, leave out the bits and the number of parameters."""
     read = [f"{bits:.1f} bits", parameters(numbers or 0) + more] if bits else []
     return [form, *read, megabytes(size)]
 
@@ -52,8 +56,9 @@ def _words(model: Model) -> str:
 
 
 def models(in_use: Model, proposes: bool = False) -> list[PickerEntry]:
-    """The models that `ruvmlx ls` lists, and the one in use if it is elsewhere. Reads files' headers, so do
-    not call it in the app's thread. proposes: then those that are worth fetching, unless offline."""
+    """Return the models that `ruvmlx ls` lists, and the model in use if it is in another folder. The function
+    reads the headers of files, so do not call it in the app's thread. proposes: True if the list also has
+    proposed models to download, unless the program is offline."""
     rows = list_local_models()
     entries = [_entry(row, row["path"] == str(in_use.path)) for row in rows]
     if proposes and not offline():
@@ -70,13 +75,13 @@ def _offer_entry(offer: proposals.ModelOffer) -> PickerEntry:
 
 
 def is_proposal(name: str) -> bool:
-    """Is this a model of the table that is not on this machine?"""
+    """Return True if the name is a proposed model that this machine does not have yet."""
     return any(offer.name == name for offer in proposals.proposals(few=99))
 
 
 def remember(name: str) -> None:
-    """Make a model the one of the next start. If the settings cannot be written, it is not: the chat goes
-    on."""
+    """Save a model as the default of the next start. If the settings file cannot be written, the function
+    raises no error, so that the chat goes on."""
     path = Path(name).expanduser()
     with contextlib.suppress(RuvmlxError):
         settings_file.save("model", str(path.resolve()) if path.exists() else name)
@@ -89,14 +94,14 @@ def _entry(row: dict[str, Any], in_use: bool) -> PickerEntry:
 
 
 def model_lines(listed: Sequence[PickerEntry]) -> list[str]:
-    """The lines that /models prints."""
+    """Return the lines that /models prints."""
     return [f"{n}. {one_line(entry.words)}" for n, entry in enumerate(listed, 1)]
 
 
 def find_model(argument: str, in_use: Model, files: UserFiles = HERE, listed: Sequence[str] = ()) -> str:
-    """The name of a model, given its number in the list ("2") or a name as for --model.
+    """Return the name of a model. argument: its number in the list ("2"), or a name as for --model.
 
-    listed: names as they were numbered for the user; without them, the models as they are now.
+    listed: the names in the order in which the user saw them numbered; if empty, the order of the models now.
     """
     if not argument.isdigit():
         return files.model(argument)
@@ -107,7 +112,8 @@ def find_model(argument: str, in_use: Model, files: UserFiles = HERE, listed: Se
 
 
 def adapters(runtime: Runtime) -> list[PickerEntry]:
-    """ "none", this model's adapters, and those of other models, which cannot be chosen."""
+    """Return entries for "none", for the adapters of this model, and for the adapters of other models, which
+    the user cannot choose."""
     label = runtime.adapter_label
     in_use = label.rpartition("@")[0] if label else NO_ADAPTER
     mine = {row.name: f"version {row.version} · {megabytes(row.bytes)}" for row in runtime.adapters()}
@@ -126,7 +132,8 @@ def adapters(runtime: Runtime) -> list[PickerEntry]:
 
 
 def find_adapter(argument: str, runtime: Runtime) -> str | None:
-    """The name of an adapter, None for "none"; UsageError for a new one without "new" behind its name."""
+    """Return the name of an adapter, or None for "none". Raise UsageError for an unknown name, unless the
+    word "new" follows the name."""
     name, _, new = argument.partition(" ")
     known = [NO_ADAPTER, "default", *(row.name for row in runtime.adapters())]
     if name not in known and new.strip() != "new":
@@ -138,12 +145,12 @@ def find_adapter(argument: str, runtime: Runtime) -> str | None:
 
 
 def adapter_lines(runtime: Runtime) -> list[str]:
-    """The lines that /adapters prints."""
+    """Return the lines that /adapters prints."""
     return [f"{entry.words}." for entry in adapters(runtime)]
 
 
 def told(runtime: Runtime) -> str:
-    """The message after a switch of models."""
+    """Return the message that the user sees after a switch to another model."""
     model = runtime.model
     label = runtime.adapter_label
     learns = f"adapter {label}" if label else "no adapter"
@@ -151,10 +158,10 @@ def told(runtime: Runtime) -> str:
 
 
 def in_use_line(in_use: Model) -> str:
-    """What /model prints in plain mode."""
+    """Return the text that /model prints in plain mode."""
     return f"Model: {one_line(in_use.name)} ({_words(in_use)}). /models lists others."
 
 
 def opening_line(what: Plan | Progress) -> str:
-    """One line about the opening of a model."""
+    """Return one line about the opening of a model."""
     return one_line(what.line if isinstance(what, Progress) else f"Opening {what.facts.name}…")

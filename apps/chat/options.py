@@ -1,4 +1,5 @@
-"""The command line's options for a chat, and the session that they select."""
+"""This module has the options of a chat from the command line, and it finds the session (the saved chat) that
+they select."""
 
 import threading
 from collections.abc import Callable
@@ -13,35 +14,38 @@ from .user_files import HERE, UserFiles
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """`session` is "new", "continue" (the last one) or an id's beginning."""
+    """The options of a chat. session: "new", "continue" (the last chat) or the beginning of a chat's id."""
 
     session: str = "new"
-    sampling: Sampling | None = None  # None: the model's own
+    sampling: Sampling | None = None  # None: the model's own sampling settings
     max_new_tokens: int = 1024
     system: str | None = None
-    # The app alone uses these; the plain mode has no idle time.
+    # Only the app uses the next four options. Plain mode does not learn in idle time.
     learn_when_idle: bool = True
     theme: str = "auto"
     motion: bool = True
     keys: str = ""  # as in "again=ctrl+t,chats=f3"
-    best_of: int | str | None = None  # as /best says; None: the setting
-    find: str = ""  # begin at the newest message with these words, of the session, or with "new" of all chats
-    message: int | None = None  # begin at this message
+    best_of: int | str | None = None  # the number of replies to a question, or "auto"; None: the setting
+    find: str = ""  # words of the message to show first; with session "new", the search is in all chats
+    message: int | None = None  # the id of the message to show first; None: the end of the chat
     files: UserFiles = HERE
-    tools: bool = True  # False: tool servers cannot be turned on
-    copies: Callable[[str], bool] | None = None  # fills the clipboard of another machine
+    tools: bool = True  # False if the user cannot turn tool servers on
+    copies: Callable[[str], bool] | None = None  # a function that fills the clipboard of another machine
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
-        """Keyword arguments for `Conversations.say` and similar methods. cancel: ends the reply."""
+        """Return keyword arguments for `Conversations.say` and similar methods. cancel: an event that, once
+        set, ends the reply."""
         return {"sampling": self.sampling, "max_new_tokens": self.max_new_tokens, "cancel": cancel}
 
     def for_answer(self, cancel: threading.Event) -> dict[str, Any]:
-        """`for_reply`, for methods that can write several replies to one question."""
+        """Return keyword arguments for methods that can write several replies to one question: the arguments
+        of `for_reply`, and `best_of` if it is set."""
         return self.for_reply(cancel) | ({"best_of": self.best_of} if self.best_of else {})
 
 
 def start_place(runtime: Runtime, options: ChatOptions) -> tuple[str, int | None]:
-    """(session, message) to begin at; the message is None for the chat's end."""
+    """Return (session, message): the ids of the chat and the message to show first. The message is None for
+    the end of the chat."""
     if not options.find:
         session, message = start_session(runtime, options), options.message
     else:
@@ -53,12 +57,13 @@ def start_place(runtime: Runtime, options: ChatOptions) -> tuple[str, int | None
 
 
 def start_session(runtime: Runtime, options: ChatOptions) -> str:
-    """The id of the session to chat in; "continue" without an earlier chat begins a new one."""
+    """Return the id of the chat that the options select. The option "continue" begins a new chat if there is
+    no earlier chat."""
     earlier = runtime.chats.last_chat() if options.session == "continue" else options.session
     if options.session == "new" or earlier is None:
         return runtime.chats.new_chat(options.system)
     if options.session != "continue":
         earlier = runtime.chats.find_chat(earlier)
-    if options.system is not None:  # "": remove it
+    if options.system is not None:  # "" removes the system prompt
         runtime.chats.set_system(earlier, options.system)
     return earlier

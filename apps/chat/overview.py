@@ -1,4 +1,5 @@
-"""What was learned and what the machine does, as rows: for the side panel, and to be read aloud."""
+"""This module describes the state of learning and of the machine as rows, for the side panel and for lines
+that a screen reader reads aloud."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -15,14 +16,14 @@ from ruvmlx.text import one_line, size
 from . import describe
 from .describe import AGES, bar, share
 
-BAR = 4  # cells of a tier's share
-LIKES = 2  # most preferences that are shown
-DETAILS = ("model", "caches", "learned", "rest")  # left out if there is little room
+BAR = 4  # terminal cells of the bar that shows a tier's share of the bytes
+LIKES = 2  # the maximum number of rows about what the user likes
+DETAILS = ("model", "caches", "learned", "rest")  # labels of the rows that a small panel leaves out
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Learning and memory, gathered in the runtime's thread. learning: None without an adapter."""
+    """The state of learning and memory, read in the runtime's thread. learning: None without an adapter."""
 
     learning: LearningState | None
     held: MemoryUse
@@ -37,7 +38,7 @@ class Overview:
         return cls(learning, runtime.held())
 
     def later(self, reading: SensorReading) -> "Overview":
-        """The overview with fresh figures of memory and sensors; callable from any thread."""
+        """Return the overview with new figures of memory and sensors. Any thread can call this method."""
         now = replace(self.held, resident=memory.resident(), peak=memory.peak())
         return replace(self, held=now, reading=reading)
 
@@ -67,7 +68,7 @@ def _training(missing: int | None) -> str:
 
 
 def recent_rows(state: LearningState) -> Rows:
-    """The newest ratings, each with its note or question."""
+    """Return a row for each of the newest ratings, with the rating's note or the question of the reply."""
     return [
         (describe.rating_mark(r.rating), one_line(r.note) or one_line(r.question) or "(deleted)")
         for r in state.recent
@@ -75,7 +76,8 @@ def recent_rows(state: LearningState) -> Rows:
 
 
 def cache_rows(kv: KVStats | None) -> Rows:
-    """Each tier of the chat's KV cache, with its share of the bytes, and the whole cache."""
+    """Return a row for each tier (part of one precision) of the chat's KV cache with its share of the bytes,
+    and a row for the whole cache."""
     if kv is None:
         return []
     total = kv.bytes or 1
@@ -87,7 +89,7 @@ def cache_rows(kv: KVStats | None) -> Rows:
 
 
 def memory_rows(held: MemoryUse) -> Rows:
-    """The process's memory against its budget, then the parts of it."""
+    """Return rows with the process's memory, its budget, and the parts of the memory."""
     limit = f" of {size(held.kv_budget)}" if held.kv_budget else ""
     return [
         ("memory", f"{bar(held.resident / held.budget if held.budget else 0.0)} {size(held.resident)}"),
@@ -100,7 +102,7 @@ def memory_rows(held: MemoryUse) -> Rows:
 
 
 def sensor_rows(reading: SensorReading) -> Rows:
-    """Heat and power, as far as the platform reports them."""
+    """Return rows with heat and power, as far as the platform reports them."""
     rows: Rows = []
     if reading.celsius is not None:
         rows.append(("heat", f"{reading.celsius:.0f} °C"))
@@ -121,7 +123,8 @@ def sections(view: Overview, kv: KVStats | None) -> Sections:
 
 
 def fitted(shown: Sections, height: int) -> Sections:
-    """If not all lines fit: the sections without details, and with fewer recent ratings."""
+    """Return sections that fit into `height` lines. If not all lines fit, leave out the rows in DETAILS and
+    the last rows of the recent ratings."""
     if sum(len(rows) + 2 for _, rows in shown) <= height:
         return shown
     brief = [(title, [row for row in rows if row[0] not in DETAILS]) for title, rows in shown]
@@ -130,11 +133,12 @@ def fitted(shown: Sections, height: int) -> Sections:
 
 
 def spoken_lines(view: Overview, kv: KVStats | None) -> list[str]:
-    """The same in words, a line each, to be read aloud."""
+    """Return each row of the sections as a line that a screen reader can read aloud."""
     shown = ((title, row) for title, rows in sections(view, kv) for row in rows)
     return [f"{title}: {word} {_expand_units(text)}".rstrip() for title, (word, text) in shown]
 
 
 def _expand_units(text: str) -> str:
-    """ "▰▱▱▱ 7 MB, 319 tok" -> "7 MB, 319 tokens"."""
+    """Return a row's text without its bar and with whole words: "▰▱▱▱ 7 MB, 319 tok" -> "7 MB, 319
+    tokens"."""
     return re.sub(r"(\d) tok$", r"\1 tokens", re.sub("^[▰▱]+ ", "", text))

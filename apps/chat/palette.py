@@ -1,4 +1,5 @@
-"""The command palette (Ctrl+P): every slash command by its title, beside Textual's own entries."""
+"""This module has the entries of the command palette (Ctrl+P): the slash commands by their titles. Textual
+adds entries of its own."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from .commands import COMMANDS, Command, help_of
 
 @dataclass(frozen=True)
 class PaletteEntry:
-    """types: the text that the input gets if the command needs words; "" runs the command at once."""
+    """An entry of the palette. types: the text that the entry puts into the input if the command needs words;
+    if it is "", the entry runs the command at once."""
 
     title: str
     help: str

@@ -1,4 +1,4 @@
-"""The side panel (F2): what was learned and what the machine does, as it is now."""
+"""This module is the side panel (F2), which shows the state of learning and of the machine."""
 
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -8,11 +8,11 @@ from ruvmlx.kv.cache import KVStats
 
 from .overview import Overview, Rows, fitted, sections
 
-WIDTH = 34  # cells, of which the frame takes four
+WIDTH = 34  # terminal cells, with four for the frame
 
 
 class Panel(VerticalScroll, can_focus=False):
-    """Hidden until the user opens it."""
+    """A panel that is hidden until the user opens it."""
 
     def __init__(self) -> None:
         super().__init__(Static(markup=False))
@@ -33,7 +33,7 @@ class Panel(VerticalScroll, can_focus=False):
 
     @property
     def view(self) -> Overview | None:
-        """What is shown."""
+        """The overview that the panel shows."""
         return self._shown[0] if self._shown else None
 
     def on_resize(self) -> None:

@@ -1,6 +1,7 @@
-"""The text of a PDF, read by pypdf (the extra `pdf`) in a child process: a damaged file could take hours.
+"""This module reads the text of a PDF with pypdf (from the extra `pdf`). The work runs in a child process
+with limits, because a damaged file could take hours.
 
-Pages are marked, because answers name them:
+The text marks each page, so that the model's answers can name pages:
 
     [page 1]
     The first words ...
@@ -13,14 +14,15 @@ from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.platform.bounded_process import BoundedProcess, ProcessEnded, ProcessStopped, answer_requests
 from ruvmlx.text import one_line, size
 
-MAX_PDF_BYTES = 64 << 20  # bytes: pictures take most of a long one
-SECONDS, OPENING = 20.0, 5.0  # of processor time, to read a file and to import pypdf
-MEMORY = 1 << 30  # bytes
-MAX_CHARACTERS = 8 << 20  # of text; no context is that long
+MAX_PDF_BYTES = 64 << 20  # the maximum size of a PDF in bytes; pictures take most bytes of a long PDF
+SECONDS, OPENING = 20.0, 5.0  # limits in seconds of processor time: to read a file, and to import pypdf
+MEMORY = 1 << 30  # the child's memory limit in bytes
+MAX_CHARACTERS = 8 << 20  # the maximum number of characters of text; no context holds more
 
 
 def pdf_text(path: Path, name: str) -> str:
-    """The text of all pages. UsageError if it has none, or cannot be read; it names the file by `name`."""
+    """Return the text of all pages. Raise UsageError if the PDF has no text or cannot be read. The error
+    calls the file by `name`."""
     name = f"@{one_line(name)}"
     if importlib.util.find_spec("pypdf") is None:
         raise UsageError(
@@ -45,17 +47,19 @@ def pdf_text(path: Path, name: str) -> str:
 
 
 def _refusal(name: str, why: str) -> str:
-    """Why a PDF cannot be read; `why` is pypdf's word, or "" where the child was ended."""
+    """Return a sentence that says why a PDF cannot be read. why: the error of pypdf, or "" if a limit of time
+    or memory ended the child."""
     if not why:
         return f"{name} takes more than {SECONDS:.0f} seconds of work or {MEMORY >> 20} MB to read."
     return f"{name} cannot be read as a PDF ({one_line(why)[:120]}). Save it again, or name a text file."
 
 
-# In the child -------------------------------------------------------------------------------------
+# Functions of the child process
+# -------------------------------------------------------------------------------------
 
 
 def _pages(path: str) -> list[str]:
-    """The text of each page."""
+    """Return the text of each page."""
     from pypdf import PdfReader
 
     reader, pages, room = PdfReader(path), list[str](), MAX_CHARACTERS

@@ -1,4 +1,4 @@
-"""A list that typing filters, to choose a model or an adapter from."""
+"""This module is a screen with a list, for example of models or adapters. Typed letters filter the list."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ Load = Callable[[], "list[PickerEntry]"]
 
 
 class PickerScreen(ModalScreen[str | None]):
-    """Its result is the chosen name, or None. The typed text can also be chosen if `new` has a line for
-    it."""
+    """A screen that returns the name of the chosen entry, or None if the user closes it. The user can also
+    choose the typed text as a name, if the function `new` returns a line for this text."""
 
     BINDINGS: ClassVar = [*keys.OF_LISTS]
 
     def __init__(self, title: str, load: Load, new: Callable[[str], str], words: str = "") -> None:
-        """load: returns the entries; called in its own thread. new: the line for typed text, such as "Fetch
-        owner/name", or ""."""
+        """load: a function that returns the entries; a separate thread calls it. new: a function that returns
+        the line for typed text, for example "Fetch owner/name", or ""."""
         super().__init__()
         self._title, self._load, self._new, self._words = title, load, new, words
         self._entries: list[PickerEntry] = []
@@ -54,7 +54,7 @@ class PickerScreen(ModalScreen[str | None]):
         return f"⏎ Use   {keys.shown(self.app, 'close', 'esc')} Close"
 
     def result(self, name: str) -> str:
-        """What the screen returns for the chosen entry."""
+        """Return the result of the screen for the name of the chosen entry."""
         return name
 
     @property
@@ -86,11 +86,13 @@ class PickerScreen(ModalScreen[str | None]):
         self.options.highlighted = next(iter(in_use if not words and in_use else places), None)
 
     def _match(self, name: str) -> tuple[float, Sequence[int]]:
-        """(score, 0 for no match; places of the typed letters in the name)."""
+        """Return (score, places): the score of the match, 0 for no match, and the places of the typed letters
+        in the name."""
         return self._search.match(self._words.strip(), name)
 
     def _row(self, entry: PickerEntry) -> Content:
-        """One line, cut to the list's width: the name, then right-aligned its facts."""
+        """Return the row of an entry, cut to the list's width: the name, then the facts at the right edge. A
+        problem is a second line."""
         mark = "● " if entry.in_use else "  "
         room = max(10, self.options.size.width - cell_len(mark + entry.facts) - 3)
         safe = one_line(entry.name)
@@ -125,7 +127,8 @@ class PickerScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
     def action_move(self, step: int) -> None:
-        """Move by `step` entries that can be chosen, at most to the first or last."""
+        """Move the highlight by `step` entries, at most to the first or last. Skip entries that the user
+        cannot choose."""
         places = [n for n, entry in enumerate(self._shown) if not entry.problem]
         if places:
             at = self.options.highlighted

@@ -1,11 +1,12 @@
-"""The linear chat, for pipes and screen readers: it reads lines, prints words, and never moves the cursor.
+"""This module is plain mode, the chat for pipes and screen readers. It reads lines, prints words, and never
+moves the cursor.
 
-Everything runs in the main thread. Ctrl-C stops a reply and keeps its text; at the prompt it ends the chat;
-during the commit of a rating or a turn it waits. A closed terminal, SIGTERM or a closed pipe does the same
-and then ends the chat. Answers go to stdout, errors to stderr.
+All work runs in the main thread. During a reply, Ctrl-C stops the reply and keeps its text. At the prompt,
+Ctrl-C ends the chat. While the store saves a rating or a message, Ctrl-C waits. A closed terminal, SIGTERM or
+a closed pipe stops the reply in the same way and then ends the chat. Answers go to stdout, errors to stderr.
 
-Plain mode does not train in idle time: the runtime belongs to the thread that waits for a line. `ruvmlx learn
-consolidate` trains, and so does the app.
+Plain mode does not train in idle time, because the thread that owns the runtime waits for a line. The app and
+`ruvmlx learn consolidate` train.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ _ENDS = {"cancelled": "stopped", "length": "cut at the length limit", "repeats":
 
 
 class PlainChat:
-    """One conversation over two text streams. `run` returns the exit code."""
+    """A chat over two text streams, `source` and `sink`. `run` returns the exit code."""
 
     def __init__(
         self, runtime: Runtime | ModelHolder, options: ChatOptions, source: TextIO, sink: TextIO
@@ -67,7 +68,7 @@ class PlainChat:
         self._state.tools.close()
         if self._interrupts.ended_by:
             return exit_signals.exit_code(self._interrupts.ended_by)
-        # A script needs the error's exit code; a person has read the message.
+        # A script needs the exit code of an error. A person at a terminal has read the message.
         return self._streams.failure if not (self._streams.interactive and self._state.session) else 0
 
     def _begin(self) -> None:
@@ -82,7 +83,7 @@ class PlainChat:
             self._streams.note(f"Note: {sanitize(caveat)}")
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Show an error as one line; the chat continues."""
+        """Run `work`. Show its error as one line, so that the chat goes on."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
@@ -138,7 +139,7 @@ class PlainChat:
         self._left = self._left or outcome.leaves
 
     def _open(self, outcome: Outcome) -> None:
-        """Switch to another session."""
+        """Switch to the chat that the outcome names."""
         turns = self._runtime.chats.turns(outcome.opens)
         self._state.open_chat(outcome.opens, system_prompt_of(turns))
         self._streams.print(outcome.words)
@@ -146,7 +147,8 @@ class PlainChat:
             self._retell(turns, outcome.message)
 
     def _retell(self, turns: list[Turn], message: int | None = None) -> None:
-        """Print the earlier messages, from this one on; only for a person."""
+        """Print the earlier messages for a person at a terminal. message: the id of the first message to
+        print, or None for all."""
         if self._streams.interactive:
             begins = (n for n, turn in enumerate(turns) if message is not None and turn.id == message)
             first = next(begins, 0)
@@ -154,7 +156,8 @@ class PlainChat:
                 self._streams.print(line)
 
     def _reply(self, begin: BeginReply) -> None:
-        """Write a reply; run the tools that it calls, and write the next one."""
+        """Let the model write a reply. While a reply has tool calls, run the calls and let the model write
+        the next reply."""
         while True:
             cancel, self._state.response = threading.Event(), None
             with self._interrupts.setting(cancel):
@@ -167,7 +170,8 @@ class PlainChat:
         self._runtime.settle()
 
     def _tell_left_out(self) -> None:
-        """Say so when the model stops reading old messages, and shortly before."""
+        """Tell the user when the context is nearly full, and when the model no longer reads the oldest
+        messages."""
         state, limit = self._state, self._state.options.max_new_tokens
         chats = self._runtime.chats
         found = chats.room(state.session, chats.turns(state.session), limit)
@@ -186,8 +190,8 @@ class PlainChat:
         state.told_full = is_full
 
     def _stream(self, reply: Iterator[Chunk]) -> None:
-        """Print words as they come. The label is printed with the first word, so that an error has its own
-        line."""
+        """Print the words of a reply as they arrive. Print the label "Assistant:" with the first word, so
+        that an error before it has its own line."""
         safe, answer, begun, end = Sanitizer(), AnswerFilter(), False, ""
         try:
             for chunk in reply:
@@ -209,14 +213,15 @@ class PlainChat:
             self._streams.print(f"({_ENDS[end]})")
 
     def _switch(self, name: str) -> None:
-        """Switch to another model; Ctrl-C keeps the one in use."""
+        """Switch to another model. Ctrl-C stops the switch and keeps the model in use."""
         with watching(still=True) as watch:
             stoppable = StoppableWatch(watch)
             with self._interrupts.setting(stoppable.stopped):
                 try:
                     self._holder.switch(name, self._state.session, stoppable)
                 finally:
-                    # The old model was closed to make room and cannot be opened again.
+                    # Without a runtime, the old model was closed to free memory and could not be opened
+                    # again.
                     self._left = self._holder.runtime is None
         models.remember(name)
         self._state.model_changed()
@@ -225,8 +230,8 @@ class PlainChat:
 
 
 def run_plain(open_runtime: OpenRuntime, options: ChatOptions) -> int:
-    """Chat over stdin and stdout; return the exit code. Errors while opening are raised."""
-    source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # None if closed: `<&-`, `>&-`
+    """Chat over stdin and stdout, and return the exit code. Raise an error if the model cannot be opened."""
+    source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # None if the shell closed them
     for stream in (source, sink):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

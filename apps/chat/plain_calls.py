@@ -1,4 +1,4 @@
-"""Calls of tools in the linear chat: each is printed and asked about before it runs."""
+"""This module runs tool calls in plain mode. It prints each call and asks the user before the call runs."""
 
 import threading
 
@@ -24,7 +24,7 @@ class PlainCalls:
         self._holder, self._state, self._streams, self._interrupts = holder, state, streams, interrupts
 
     def run(self, response: GenerationResponse) -> bool:
-        """Run the calls of a reply; True if the answer goes on."""
+        """Run the tool calls of a reply. Return True if the model must write a reply to the results."""
         if response.finish_reason == "cancelled":
             return False
         session, results, is_stopped = self._state.session, list[tuple[ParsedCall, str]](), False
@@ -41,7 +41,8 @@ class PlainCalls:
         return not is_stopped
 
     def _result_of(self, call: ParsedCall) -> str | None:
-        """Print the call, ask, and run it; None if the user stops it."""
+        """Print a call, ask the user, run the call and return its result. Return None if the user stops
+        it."""
         for n, line in enumerate(call_lines(call)):
             self._streams.print(f"Tool: {line}" if n == 0 else line)
         if refusal := self._state.tools.refusal(call):

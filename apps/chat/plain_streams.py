@@ -1,4 +1,4 @@
-"""The streams of the linear chat: lines in, words out."""
+"""This module reads the lines and writes the words of plain mode."""
 
 import contextlib
 import errno
@@ -10,20 +10,22 @@ from ruvmlx.text import sanitize
 
 from .interrupts import Interrupts
 
-MAX_LINE_CHARACTERS = 1 << 20  # characters of a line; no context is that long
+MAX_LINE_CHARACTERS = 1 << 20  # the maximum number of characters of a line; no context holds more
 
 
 class PlainStreams:
-    """Reads lines and writes words. `closed`: nobody reads the output any more."""
+    """Reads lines from `source` and writes words to `sink`. `closed` is True once the output has no
+    reader."""
 
     def __init__(self, source: TextIO, sink: TextIO, interrupts: Interrupts) -> None:
         self._source, self._sink, self._interrupts = source, sink, interrupts
         self.interactive = source.isatty()
         self.closed = False
-        self.failure = 0  # the first error's exit code
+        self.failure = 0  # the exit code of the first error; 0: no error
 
     def read(self, prompt: str = "You: ") -> str | None:
-        """The next line; None at the end of input, on Ctrl-C, and after the terminal was closed."""
+        """Return the next line, or None at the end of the input, on Ctrl-C, and after the terminal was
+        closed."""
         if self.interactive:
             self.write(prompt, self._sink if self._sink.isatty() else sys.stderr)
         try:
@@ -49,8 +51,8 @@ class PlainStreams:
         self.write(sanitize(text) + "\n")
 
     def write(self, text: str, where: TextIO | None = None) -> None:
-        """Write text. If nobody reads it any more, stop the reply, keep it, and write nothing from then
-        on."""
+        """Write text. If the output has no reader any more, stop the reply, keep its text, and write nothing
+        from then on."""
         if self.closed:
             return
         try:
@@ -68,6 +70,6 @@ class PlainStreams:
 
     @staticmethod
     def note(line: str) -> None:
-        """Write to stderr: stdout is for replies."""
-        with contextlib.suppress(OSError):  # nobody reads it
+        """Write a line to stderr, because stdout is for replies."""
+        with contextlib.suppress(OSError):  # stderr has no reader
             print(line, file=sys.stderr, flush=True)

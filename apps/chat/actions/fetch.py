@@ -57,9 +57,8 @@ class FetchActions:
             return
         self._offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))
         if self._offer is not None and self._chat.phase != "closing":
-            await self._chat.transcript.mount(
-                Notice(self._words(self._offer))
-            )  # `add` would remove the welcome
+            # `mount` keeps the welcome text, which `add` would remove.
+            await self._chat.transcript.mount(Notice(self._words(self._offer)))
 
     def _words(self, offer: proposals.ModelOffer) -> str:
         facts = f"{megabytes(offer.size)}, about {offer.tps_expected:.0f} tokens a second, {offer.licence}"

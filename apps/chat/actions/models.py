@@ -157,7 +157,8 @@ class ModelActions:
     async def _warn(self) -> None:
         """Show one line if ruvmlx cannot use the machine's GPU or cannot run its own kernels on the GPU."""
         if self._chat.caveat:
-            await self._chat.transcript.mount(Notice(self._chat.caveat))  # `add` would remove the welcome
+            # `mount` keeps the welcome text, which `add` would remove.
+            await self._chat.transcript.mount(Notice(self._chat.caveat))
 
     # Adapters
 

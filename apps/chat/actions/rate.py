@@ -67,9 +67,8 @@ class RateActions:
         """Show once, in the conversation, which kind of reply the first ratings prefer."""
         found = await self._chat.attempt(lambda runtime: runtime.learning.first_summary())
         if words := describe.first_summary(found):
-            await self._chat.transcript.mount(
-                Notice(words)
-            )  # `mount` does not scroll, so a user who reads above the end keeps the place
+            # `mount` does not scroll, so a user who reads above the end keeps the place.
+            await self._chat.transcript.mount(Notice(words))
 
     def ask_why_no_more(self) -> None:
         """Hide the question "Why?" below the replies that were rated bad. The next message or rating calls
