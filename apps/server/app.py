@@ -1,4 +1,4 @@
-"""The application: all endpoints, behind the checks of who may ask."""
+"""This module builds the application: all endpoints, behind the checks of host, origin and API key."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +38,8 @@ from .ollama_chat import ollama_error
 from .sending import Receive, Send, Sender
 from .serving import Serving
 
-# A new endpoint is a row in its module's list; the routes and the OpenAPI document follow from it.
+# For a new endpoint, add a row to the list of its module. The routes and the OpenAPI document are made from
+# these lists.
 ENDPOINTS: list[Endpoint] = [
     *chat.ENDPOINTS,
     *completions.ENDPOINTS,
@@ -62,7 +63,8 @@ ENDPOINTS: list[Endpoint] = [
 
 
 def make_app(models: ModelPool, access: Access, sockets: Sequence[WebSocketRoute] = ()) -> Gate:
-    """Build the ASGI application. sockets: routes of WebSockets, which carry terminals (apps/attach/)."""
+    """Build the ASGI application. sockets: WebSocket routes of the chat app, which carry terminals
+    (apps/attach/)."""
     endpoints, serving = [*ENDPOINTS, openapi.endpoint(ENDPOINTS)], models.first.serving
     by_path: dict[str, dict[str, Dispatcher]] = {}
     for e in endpoints:
@@ -76,7 +78,7 @@ def make_app(models: ModelPool, access: Access, sockets: Sequence[WebSocketRoute
 
 
 class _Methods:
-    """The endpoints of one path, by method."""
+    """The endpoints of one path, by HTTP method."""
 
     def __init__(self, apps: Mapping[str, Dispatcher]):
         self._apps = apps
@@ -87,7 +89,7 @@ class _Methods:
 
 
 def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
-    """Answers of paths and methods that there are not."""
+    """Return a handler that answers requests with an unknown path or method."""
 
     async def answer(request: Any, error: HTTPException) -> Any:
         message = {404: "there is no such path; GET /openapi.json lists all."}.get(
@@ -100,7 +102,7 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
 
 
 def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
-    """How the clients of a path read errors; a path below an endpoint's has the same clients."""
+    """Return the error form for a path: the form of the endpoint at this path or above it."""
     if path.startswith("/api/"):
         return ollama_error
     found = (e.errors for e in endpoints if path == e.path or path.startswith(f"{e.path}/"))
@@ -108,7 +110,7 @@ def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
 
 
 class _Failure:
-    """An error as an ASGI application."""
+    """This class sends an error as an ASGI application."""
 
     def __init__(self, serving: Serving, error: ApiError, headers: Mapping[str, str], shape: ErrorShape):
         self._serving, self._error, self._headers, self._shape = serving, error, headers, shape

@@ -1,4 +1,4 @@
-"""The memory that bodies of requests take, all together."""
+"""This module limits the memory that the bodies of all requests take together."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,22 @@ from .errors import ApiError
 
 @dataclass
 class HeldBodies:
-    """limit: bytes; held: of the bodies that are being read, or whose requests are being answered."""
+    """limit: the maximum of `held`, in bytes. held: the bytes of all bodies whose requests are not answered
+    yet."""
 
     limit: int
     held: int = 0
 
 
 class HeldBody:
-    """The part of one body that has been read. Call `release` when its request is answered."""
+    """The part of one body that the server has read. Call `release` when the request is answered."""
 
     def __init__(self, bodies: HeldBodies):
         self._bodies, self._pieces, self._size = bodies, list[bytes](), 0
         self._refused: ApiError | None = None
 
     def add(self, piece: bytes) -> None:
-        """Keep a piece, unless there is no room for it; then the body is given up."""
+        """Keep a piece of the body. If there is no room for the piece, drop the whole body."""
         bodies, count = self._bodies, len(piece)
         if self._refused is None and bodies.held + count > bodies.limit:
             self._refused = ApiError(
@@ -36,7 +37,7 @@ class HeldBody:
             bodies.held += count
 
     def whole(self) -> bytes:
-        """The body; ApiError if it was given up."""
+        """Return the body. Raise ApiError if the body was dropped."""
         if self._refused is not None:
             raise self._refused
         return b"".join(self._pieces)

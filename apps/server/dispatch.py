@@ -1,4 +1,5 @@
-"""Runs one endpoint for one HTTP request: reads, checks, answers, counts, logs."""
+"""This module runs one endpoint for one HTTP request. It reads and checks the body, sends the answer, updates
+the metrics and writes the log."""
 
 import asyncio
 import time
@@ -22,11 +23,11 @@ from .serving import RecentRequest
 
 Scope = Mapping[str, Any]
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-MOST_CALLS = 256  # requests at once, those that only read their body included
+MOST_CALLS = 256  # maximum number of requests at once; requests that still send their body are included
 
 
 class Dispatcher:
-    """An endpoint as an ASGI application. `Gate` (gate.py) has checked the request before."""
+    """This class runs an endpoint as an ASGI application. `Gate` (gate.py) has checked the request before."""
 
     def __init__(self, models: ModelPool, endpoint: Endpoint):
         self._models, self._serving, self._endpoint = models, models.first.serving, endpoint
@@ -103,7 +104,7 @@ class Dispatcher:
                 await sender.answer(await self._endpoint.handle(replace(call, serving=serving)))
 
     async def _events(self, call: Call, model: PooledModel) -> AsyncGenerator[bytes, None]:
-        """The events of a stream whose model has to be opened first."""
+        """Yield the events of a stream. Open its model first."""
         async with self._models.using(model) as serving:
             answer = await self._endpoint.handle(replace(call, serving=serving))
             assert isinstance(answer, EventStream), "`waiting` says that it streams"
@@ -133,7 +134,8 @@ async def _send_error(sender: Sender, error: ApiError, endpoint: Endpoint) -> No
 
 
 def _check_media_type(headers: Mapping[str, str]) -> None:
-    """`curl -d` says that it sends a form, whatever it sends. A web page that does so names itself, too."""
+    """Raise ApiError, 415, if the body is not JSON. `curl -d` always says that it sends a form, so a form is
+    accepted. A form from a web page is refused: the browser sends `Origin` or `Sec-Fetch-Site` with it."""
     media = headers.get("content-type", JSON).partition(";")[0].strip().lower()
     is_curl = media == FORM and not {"origin", "sec-fetch-site"} & {*headers}
     if media != JSON and not is_curl:
@@ -141,7 +143,7 @@ def _check_media_type(headers: Mapping[str, str]) -> None:
 
 
 def _abort(scope: Scope) -> None:
-    """Close the connection at once, although its client has not read all that was written."""
+    """Close the connection at once, although the client has not read all the data."""
     connection = scope["state"].get("connection")
     if connection is not None:
         connection.transport.abort()

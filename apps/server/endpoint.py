@@ -1,4 +1,5 @@
-"""What an endpoint is: a row of a table from which the routes and the OpenAPI document are made."""
+"""This module defines an endpoint as a row of a table. The server makes its routes and the OpenAPI document
+from this table."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,8 @@ EVENTS = "text/event-stream"
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a stream has besides its events. failed: an error after the first event, as events. keep_alive:
-    what is sent in a time of silence.
-    """
+    """The parts of a stream besides its events. failed: makes events of an error that occurs after the first
+    event. keep_alive: the bytes that the server sends after a time of silence."""
 
     failed: Callable[[ApiError], bytes]
     keep_alive: bytes = b": the reply is being prepared\n\n"
@@ -29,7 +29,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class EventStream:
-    """An answer of server-sent events, or of lines."""
+    """An answer that is a stream of server-sent events or of JSON lines."""
 
     events: AsyncGenerator[bytes, None]
     waiting: Waiting
@@ -37,7 +37,7 @@ class EventStream:
 
 @dataclass(frozen=True)
 class PlainText:
-    """An answer that is not JSON. headers: those to send besides Content-Type and Content-Length."""
+    """An answer that is not JSON. headers: further headers; Content-Type and Content-Length need no entry."""
 
     text: str
     media_type: str = "text/plain; charset=utf-8"
@@ -48,11 +48,13 @@ class PlainText:
 class Call:
     """One request to an endpoint, checked and decoded.
 
-    serving: the model that the body names, open; where its `model` is null, the first one. For a body without
-    such a field, the first one, which may be closed. models: all. body: of the endpoint's type, or None.
-    names: what the path names. salt: caches are shared only between requests with equal salts. facts: for the
-    log and the metrics; numbers only, no words of users. is_anthropic: the client reads Anthropic's form.
-    query: of the endpoint's type, or None. ignored: fields of the body that change nothing, for a header.
+    serving: the open model that the body names. If the body has `model: null`, it is the server's first
+    model. If the body has no field `model`, it is also the first model, which may be closed. models: all
+    models of the server. body: a struct of the endpoint's type, or None. names: the values of the path's
+    variables. salt: two requests share KV caches only if their salts are equal. facts: numbers for the log
+    and the metrics; they have no words of users. is_anthropic: True if the client expects Anthropic's form.
+    query: a struct of the endpoint's type, or None. ignored: fields of the body that change nothing; a header
+    of the answer names them.
     """
 
     serving: "Serving"
@@ -66,27 +68,28 @@ class Call:
     ignored: list[str] = field(default_factory=list)
 
     def salt_for(self, user: str | None) -> str:
-        """The salt of one user of this API key."""
+        """Return the salt for one user of this API key."""
         return salt_digest(self.salt, user) if user else self.salt
 
 
-Answer = Any  # EventStream, PlainText, or a msgspec struct, which is sent as JSON
+Answer = Any  # an EventStream, a PlainText, or a msgspec struct, which is sent as JSON
 Handler = Callable[[Call], Awaitable[Answer]]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """path: as Starlette writes it. body, answer: structs; event: the struct of a streamed event. query: the
-    struct of what the URL has behind its `?`; None: that is not read. is_open: no API key is asked for.
-    errors: how its clients read errors; error_body: the struct of that. statuses: errors that it answers with
-    besides those that all endpoints have. media_type: of a PlainText; event_type: of a stream. links: what to
-    do with the answer, as OpenAPI's Link Objects. anthropic_answer: the answer where the header
-    `anthropic-version` is sent, if it is another. opens: whether the model that a body names is opened for
-    it. waiting: what a client gets that streams, while its model is being opened; None: it does not stream.
-    is_control: it is not for web pages, and needs a key of the chat app. is_private: it needs such a key,
-    too; of web pages, only the server's own may ask. embeds: in its body `embedding` names the machine's
-    embedding model. is_look: it does not end what the models do while nobody asks.
-    """
+    """path: the path in Starlette's notation. body, answer: the structs of the request and the answer. query:
+    the struct of the URL's query string; None: the server ignores the query string. event: the struct of a
+    streamed event. is_open: True if no API key is needed. errors: makes the body of an error in the form that
+    the endpoint's clients read; error_body: the struct of this body. statuses: the error statuses besides
+    those of all endpoints. media_type: the type of a PlainText; event_type: the type of a stream. links:
+    OpenAPI's Link Objects, which name requests that can follow the answer. anthropic_answer: the struct of
+    the answer to a request with the header `anthropic-version`, if it differs. opens: returns True if the
+    server opens the model that a body names. waiting: returns the `Waiting` of a streamed answer, which the
+    client gets while the model opens; None: no stream. is_control: True if web pages may not use the endpoint
+    and a key of the chat app is needed. is_private: True if such a key is needed and only the server's own
+    web page may ask. embeds: True if the body's `model` may be `embedding`, which names the machine's
+    embedding model. is_look: True if a request does not end the idle work."""
 
     method: str
     path: str

@@ -1,4 +1,5 @@
-"""The outermost layer: checks who asks, answers preflights, and gives errors of routing their form."""
+"""This module is the outermost layer of the application. It checks the host, the origin and the API key,
+answers CORS preflight requests, and sends the errors of these checks."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ class Gate:
         self._by_path: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
             self._by_path.setdefault(endpoint.path, []).append(endpoint)
-        # Paths with names in them; all methods of such a path have the same rules of access.
+        # These paths have variables in them. All methods of such a path have the same rules of access.
         self._named = [
             (compile_path(path)[0], found[0]) for path, found in self._by_path.items() if "{" in path
         ]
@@ -53,14 +54,15 @@ class Gate:
             await self._sender(send, cors).error(error, shape)
 
     def _check_size(self, scope: dict[str, Any]) -> None:
-        """h11 limits only a header that arrives in parts."""
+        """Raise ApiError, 431, if the header is too large. h11 limits only a header that arrives in several
+        parts."""
         fields = [(scope.get("raw_path", b""), scope.get("query_string", b"")), *scope["headers"]]
         if sum(len(name) + len(value) for name, value in fields) > self._serving.limits.header:
             message = f"the header is larger than {self._serving.limits.header} bytes."
             raise ApiError(431, message, code="header_too_large")
 
     async def _attach(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """The chat app. The checks are stricter than those of other paths."""
+        """Pass on a WebSocket of the chat app. The checks are stricter than the checks of other paths."""
         headers = headers_of(scope)
         try:
             self._check_size(scope)
@@ -75,7 +77,8 @@ class Gate:
         return Sender(send, self._serving.limits, headers)
 
     def _find(self, scope: dict[str, Any]) -> Endpoint | None:
-        """The endpoint of a path, by path and method; else the first one of this path."""
+        """Return the endpoint for the path and the method. If no endpoint has this method, return the first
+        endpoint of the path."""
         here = self._by_path.get(scope["path"]) or next(
             ([endpoint] for rule, endpoint in self._named if rule.match(scope["path"])), []
         )

@@ -1,4 +1,4 @@
-"""What the server does while no request runs: prepare replies for their ratings, then learn."""
+"""This module does work while no request runs. It prepares replies for their ratings, and then it learns."""
 
 import asyncio
 import contextlib
@@ -16,18 +16,19 @@ from ruvmlx.runtime import Runtime
 from .memory_look import look_between
 from .serving import Serving
 
-LOOK_EVERY = 0.1  # seconds
-IDLE_AFTER = 20.0  # seconds without a request before it learns
-LONGEST_WAIT = 10  # doublings of IDLE_AFTER while work keeps failing: six hours
+LOOK_EVERY = 0.1  # seconds between two checks whether the server is idle
+IDLE_AFTER = 20.0  # seconds without a request before the server learns
+LONGEST_WAIT = 10  # maximum number of doublings of IDLE_AFTER while the work keeps failing: six hours
 
 
 def learn(
     runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None], courtesy: Courtesy
 ) -> tuple[dict[str, Any], bool]:
-    """Do what is due until `cancel` is set, in the runtime's thread, unless it should wait. begins: is told
-    the name of the work.
+    """Do the work that is due until `cancel` is set, unless `courtesy` says to wait. Only the runtime's
+    thread may call this function. begins: this function is called with the name of the work.
 
-    Returns facts for the log, none if nothing was due, and whether the work ran to its end and is due again.
+    Return facts for the log, which are empty if no work was due. Return also True if the work ran to its end
+    but is still due.
     """
     is_due = runtime.learning.is_due()
     if not (is_due or runtime.tiers.due_when_idle()) or courtesy.reason_to_wait():
@@ -49,20 +50,20 @@ def learn(
 
 @dataclass
 class IdleWork:
-    """Works between the requests of a server; any request, and any key in an attached chat, ends it within
-    tens of milliseconds."""
+    """This class works between the requests of a server. A request, or a key in an attached chat, ends the
+    work within tens of milliseconds."""
 
     serving: Serving
     learns: bool = True
     idle_after: float = IDLE_AFTER
-    _settled: int = 0  # replies written when they were last prepared
-    _stuck: int = 0  # how often in a row the work failed
+    _settled: int = 0  # value of `serving.written` when the replies were last prepared
+    _stuck: int = 0  # number of failures of the work in a row
     _courtesy: Courtesy = field(default_factory=Courtesy)
     _busy_at: float = field(default_factory=time.monotonic)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """In the block, the work is done."""
+        """In the block, a task does the idle work."""
         task = asyncio.ensure_future(self._run())
         try:
             yield
@@ -82,7 +83,7 @@ class IdleWork:
                 continue
             try:
                 await self._work()
-            except Exception as error:  # noqa: BLE001 - the server goes on, whatever it was
+            except Exception as error:  # noqa: BLE001 - the server goes on after any error
                 self._stuck += 1
                 self._busy_at = time.monotonic()
                 self.serving.log.write("idle", {"failed": json.dumps(error_line(error))})
@@ -93,7 +94,7 @@ class IdleWork:
             self.serving.last_look = await look_between(self.serving.host)
             with self._name_work("preparing"):
                 if not await self.serving.host.settle():
-                    self._settled = -1  # a request ended it: the rest comes later
+                    self._settled = -1  # a request ended the work; prepare the other replies later
         wait = self.idle_after * 2 ** min(self._stuck, LONGEST_WAIT)
         if self.learns and time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
             with self._name_work("") as begins:
@@ -107,7 +108,8 @@ class IdleWork:
 
     @contextlib.contextmanager
     def _name_work(self, work: str) -> Iterator[Callable[[str], None]]:
-        """In the block, status and metrics name this work, or what the yielded function is told."""
+        """In the block, status and metrics show `work` as the idle work. A call of the yielded function
+        changes the name."""
 
         def begins(work: str) -> None:
             self.serving.idle_work = work

@@ -1,4 +1,4 @@
-"""The memory of one open model, and what waits for it."""
+"""This module asks one open model for its memory use and for the number of replies that wait."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,9 @@ from ruvmlx.runtime import Runtime
 
 
 class MemoryLook(NamedTuple):
-    """held: of all models together. waiting: replies that wait for a place or for memory. adapter: in use by
-    the first of them, as NAME@VERSION; None: none."""
+    """held: the memory use of all models together. waiting: the number of replies that wait for a place or
+    for memory. adapter: the adapter version that the first of the models uses, as NAME@VERSION; None: no
+    adapter."""
 
     held: MemoryUse
     purposes: list[Purpose]
@@ -19,11 +20,11 @@ class MemoryLook(NamedTuple):
 
 
 async def look_between(host: Host) -> MemoryLook:
-    """Ask an open model, between the steps of its replies. Ends the work that it does while nobody asks."""
+    """Ask an open model between two steps of its replies. The call ends the model's idle work."""
     return await host.call_between(look_at_runtime)
 
 
 def look_at_runtime(runtime: Runtime) -> MemoryLook:
-    """In the runtime's thread."""
+    """Return the memory use. Only the runtime's thread may call this function."""
     waiting = runtime.writer.scheduler.counts[1]
     return MemoryLook(runtime.held(), runtime.memory_purposes(), waiting, runtime.adapter_label)

@@ -1,4 +1,5 @@
-"""The memory of all open models and their work, as the status, the page and the metrics show it."""
+"""This module sums the memory of all open models and names their idle work, for the status, the page and the
+metrics."""
 
 from ruvmlx.memory.memory_plan import sum_purposes
 from ruvmlx.platform.cpu import total_memory
@@ -9,12 +10,13 @@ from .model_pool import ModelPool, PooledModel
 
 
 def idle_work_of(models: ModelPool) -> str:
-    """What an open model does while nobody asks; all of them wait for it, in one thread. Empty: nothing."""
+    """Return the name of the idle work of an open model, or "" if there is no idle work. All models share one
+    thread, so at most one of them works."""
     return next((model.serving.idle_work for model in models.open_models if model.serving.idle_work), "")
 
 
 async def look_at(models: ModelPool) -> MemoryLook:
-    """Ask all open models, as `look_at_model`."""
+    """Ask all open models with `look_at_model`, and return the sums."""
     found = [await look_at_model(models, model) for model in models.open_models]
     looks = [look for look in found if look is not None]
     if len(looks) == 1:
@@ -28,8 +30,8 @@ async def look_at(models: ModelPool) -> MemoryLook:
 
 
 async def look_at_model(models: ModelPool, model: PooledModel) -> MemoryLook | None:
-    """Ask an open model, between the steps of its replies; None if it is closed. What models do while nobody
-    asks is neither waited for nor ended: then it is the look from before."""
+    """Ask an open model between two steps of its replies. Return None if the model is closed. During idle
+    work, return the numbers from before the work, because a question would end the work."""
     serving = model.serving
     if idle_work_of(models) and serving.last_look is not None:
         return serving.last_look

@@ -38,16 +38,16 @@ class PooledModel:
         return not (self.users or self.serving.is_writing)
 
     def is_unused(self, seconds: float) -> bool:
-        """Has nobody used it for so long?"""
+        """Return True if no request has used the model for more than so many seconds."""
         return self.is_idle and time.monotonic() - self.used_at > seconds
 
     @property
     def bytes(self) -> int:
-        """Bytes by its plan, without those that all models share."""
+        """The planned memory in bytes, without the memory that all models share."""
         return self.need.total - PROGRAM + self.scratch if self.need else 0
 
     def note_plan(self) -> None:
-        """Take over the plan with which it was opened."""
+        """Copy the memory plan with which the model was opened."""
         plan = self.serving.host.holder.plan
         if plan is not None:
             self.need = plan.need
@@ -56,15 +56,16 @@ class PooledModel:
 
 @dataclass
 class MemoryShare:
-    """limit: bytes that all models may take together; 0: not known. is_fixed: the user chose the limit.
-    kv_budget: bytes for the KV caches of each model, if the user chose that, too."""
+    """limit: the maximum memory of all models together in bytes; 0: no limit is known. is_fixed: True if the
+    user chose the limit. kv_budget: bytes for the KV caches of each model, if the user chose this number;
+    else 0."""
 
     limit: int = 0
     is_fixed: bool = False
     kv_budget: int = 0
 
     async def begin(self, first: PooledModel) -> None:
-        """NotEnoughMemory if the first model, which is open, takes more than all may."""
+        """Raise NotEnoughMemory if the open first model takes more memory than the limit."""
         if not self.limit:
             return
         if plan_bytes([first]) > self.limit:
@@ -76,7 +77,7 @@ class MemoryShare:
             await self.divide([first])
 
     def check(self, model: PooledModel) -> None:
-        """ApiError if the model does not fit alone."""
+        """Raise ApiError if the model alone takes more memory than the limit."""
         if self.limit and plan_bytes([model]) > self.limit:
             need, name = plan_bytes([model]), model.serving.model_name
             raise ApiError(
@@ -88,15 +89,16 @@ class MemoryShare:
             )
 
     async def has_room(self, opened: Sequence[PooledModel], model: PooledModel) -> bool:
-        """Does the model fit beside the open ones? Then their KV caches have made room for it."""
+        """Return True if the model fits beside the open models. In this case, the KV caches of the open
+        models were made smaller to leave room for it."""
         if not self.limit:
             return True
         together = [*opened, model]
         return plan_bytes(together) <= self.limit and await self.divide(together)
 
     async def divide(self, models: Sequence[PooledModel]) -> bool:
-        """Let the KV caches of each model take what its plan says, and an equal part of what is left. False
-        if replies that are being written need more than their part."""
+        """Set the limit of each model's KV caches: the planned size, and an equal part of the memory that is
+        left. Return False if the replies in progress need more than their part."""
         if not (self.limit and models):
             return True
         left = (self.limit - plan_bytes(models)) // len(models)
@@ -114,5 +116,5 @@ class MemoryShare:
 
 
 def plan_bytes(models: Sequence[PooledModel]) -> int:
-    """Bytes by the plan: of the program, and of these models."""
+    """Return the planned memory in bytes of the program and of these models."""
     return PROGRAM + sum(model.bytes for model in models)

@@ -1,7 +1,9 @@
-"""The models of one server. A request may name any model on this machine: it is opened when it is needed.
+"""This module keeps the open models of one server. A request may name any model on this machine. The server
+opens the model when the request needs it.
 
-A model that is being used is never closed. The request for another one waits for it, and later requests wait
-behind that one. memory_share.py says which models fit together.
+The server never closes a model that a request uses. If a request needs another model and the memory is full,
+the request waits until a model is idle. Later requests wait behind this request. The module memory_share.py
+decides which models fit into the memory together.
 """
 
 import asyncio
@@ -28,13 +30,13 @@ from .memory_share import MemoryShare, PooledModel, plan_bytes
 from .serving import ModelFacts, Serving
 
 T = TypeVar("T")
-LOOK_EVERY = 0.02  # seconds between two looks whether a model that is in the way has become idle
-UNLOAD_EVERY = 1.0  # seconds between two looks for models that nobody uses
-EMBEDDING = "embedding"  # names a model that is trained to embed texts
+LOOK_EVERY = 0.02  # seconds between two checks whether a model that takes needed memory is idle
+UNLOAD_EVERY = 1.0  # seconds between two checks for models that no request uses
+EMBEDDING = "embedding"  # a request with this model name asks for a model that is trained to embed texts
 
 
 class ModelPool:
-    """Keeps one `Serving` for each model. Only the thread of the event loop may call its methods."""
+    """This class keeps one `Serving` for each model. Only the event loop's thread may call its methods."""
 
     def __init__(
         self,
@@ -45,16 +47,16 @@ class ModelPool:
         unload_after: float = 0.0,
         learns: bool = False,
     ):
-        """first: of the model with which the server starts. opener, installed: without them there is no other
-        model. unload_after: seconds without use after which another model is closed; 0: never. learns: as in
-        `IdleWork`."""
+        """first: the state of the model with which the server starts. opener, installed: they open and list
+        further models; without them the server has only the first model. unload_after: the server closes any
+        further model after so many seconds without use; 0: never. learns: see `IdleWork`."""
         self.first = PooledModel("", first)
         self.share = share or MemoryShare()
-        self.end: Callable[[], None] = lambda: None  # ends the server
+        self.end: Callable[[], None] = lambda: None  # stops the server
         self._models = [self.first]
         self._opener, self._installed = opener, installed
         self._unload_after, self._learns = unload_after, learns
-        self._turn = asyncio.Lock()  # whoever has it opens and closes models; it is given in order
+        self._turn = asyncio.Lock()  # only the holder of this lock opens or closes a model
         self._opening: asyncio.Task[None] | None = None
         self._idle_work = AsyncExitStack()
         self._closing: set[asyncio.Task[None]] = set()
@@ -63,7 +65,7 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """In the block, models are opened and closed. The first one is open before it."""
+        """In the block, the pool opens and closes models. The first model must be open before the block."""
         self.first.note_plan()
         await self.share.begin(self.first)
         self.first.serving.last_look = await look_between(self.first.serving.host)
@@ -78,7 +80,7 @@ class ModelPool:
                 await model.serving.host.close()
 
     def stop(self) -> None:
-        """End all replies, and the opening of a model; later requests are refused."""
+        """End all replies, stop the opening of a model, and refuse later requests."""
         for model in self._models:
             model.serving.stop()
             model.serving.host.stop()
@@ -87,11 +89,11 @@ class ModelPool:
 
     @property
     def open_models(self) -> list[PooledModel]:
-        """The open models, the first one before the others."""
+        """The open models. If the first model is open, it comes first."""
         return [model for model in self._models if model.is_open]
 
     async def installed_models(self) -> Mapping[str, Facts]:
-        """By name, the models on this machine that this server has not opened so far."""
+        """Return the models on this machine that this server has not opened so far, by name."""
         if self._installed is None:
             return {}
         found = await asyncio.to_thread(self._installed.all)
@@ -100,7 +102,8 @@ class ModelPool:
         return {n: facts for n, facts in found.items() if n not in names and facts.path not in paths}
 
     async def names(self, salt: str) -> list[str]:
-        """What a request's `model` may be. Adapters are listed for the open models."""
+        """Return all values that a request may give as `model`. The list has the adapters of open models
+        only."""
         found: list[str] = []
         for model in list(self._models):
             with self._holding(model):
@@ -108,15 +111,15 @@ class ModelPool:
         return list(dict.fromkeys([*found, *await self.installed_models()]))
 
     async def adapters(self, salt: str) -> list[str]:
-        """Adapters of the first open model that a request may ask for."""
+        """Return the names of the adapters of the first open model that a request with this salt may use."""
         for model in self.open_models[:1]:
             with self._holding(model):
                 return await model.serving.adapters(salt)
         return []
 
     async def find(self, name: str, embeds: bool = False) -> PooledModel:
-        """The model that a request names, as NAME or NAME@ADAPTER; ApiError, 404, if there is none. embeds:
-        the name may be EMBEDDING."""
+        """Return the model that a request names, as NAME or NAME@ADAPTER. Raise ApiError, 404, if there is no
+        such model. embeds: True if the name may also be EMBEDDING."""
         found: Mapping[str, Facts] = {}
         if embeds and name.removesuffix(":latest") == EMBEDDING:
             name = _embedder_name(self._models, await self.installed_models())
@@ -131,7 +134,7 @@ class ModelPool:
         raise ApiError(404, self._missing_words(name, found), "model", "model_not_found")
 
     def is_ready(self, model: PooledModel) -> bool:
-        """Can a request for this model begin at once?"""
+        """Return True if a request for this model can begin at once."""
         return model.is_open and not self._turn.locked()
 
     def _known_model(self, name: str) -> PooledModel | None:
@@ -160,12 +163,12 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def using(self, model: PooledModel) -> AsyncIterator[Serving]:
-        """In the block, the model is open, and stays so. RuvmlxError if it cannot be opened."""
+        """In the block, the model is open and stays open. Raise RuvmlxError if the model cannot be opened."""
         async with self._turn:
             await self._until_opening_ends()
             if not model.is_open:
                 await self._open_with_room(model)
-        with self._holding(model):  # nothing was awaited since: nobody has closed it
+        with self._holding(model):  # no await came between: no task has closed the model
             try:
                 yield model.serving
             finally:
@@ -173,13 +176,15 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def using_any(self) -> AsyncIterator[Serving]:
-        """As `using`, for work that any model can do: one that is open, else the first one."""
+        """Like `using`, for work that any model can do: use the first open model. If no model is open, open
+        the first model of the server."""
         async with self.using(next(iter(self.open_models), self.first)) as serving:
             yield serving
 
     @contextlib.asynccontextmanager
     async def using_writer(self, reply_id: str) -> AsyncIterator[Serving]:
-        """As `using`: the model that wrote this reply, if it is on this machine; else any."""
+        """Like `using`, for the model that wrote this reply. If that model is not on this machine, use any
+        model."""
         async with self.using_any() as serving:
             writer = await serving.host.call_between(lambda runtime: _writer(runtime, reply_id))
             if writer in (None, serving.model_name):
@@ -193,7 +198,7 @@ class ModelPool:
 
     @contextlib.contextmanager
     def _holding(self, model: PooledModel) -> Iterator[None]:
-        """In the block, nobody closes the model, if it is open."""
+        """In the block, no task closes the model if the model is open."""
         model.users += 1
         try:
             yield
@@ -201,20 +206,22 @@ class ModelPool:
             model.users -= 1
 
     async def look(self, model: PooledModel, work: Callable[[Runtime], T]) -> T | None:
-        """work(runtime) of an open model, between the steps of replies; None if it is closed. That does not
-        count as a use."""
+        """Call work(runtime) of an open model between two steps of its replies, and return the result. Return
+        None if the model is closed. The call does not delay the time at which the server closes an unused
+        model."""
         with self._holding(model):
             return await model.serving.host.call_between(work) if model.is_open else None
 
     async def check_adapter(self, model: PooledModel, name: str, salt: str) -> None:
-        """ApiError, 404, if a name has an adapter that the model does not have. Those of a closed model are
-        not known."""
+        """Raise ApiError, 404, if `name` has an adapter that the open model does not have. A closed model
+        passes, because its adapters are not known."""
         with self._holding(model):
             if model.is_open:
                 await model.serving.adapter_of(name, None, salt)
 
     def ends_at(self, model: PooledModel) -> float | None:
-        """When an idle model is closed, as a Unix time; None: it stays."""
+        """Return the Unix time at which the server closes an idle model. Return None if the server keeps it
+        open."""
         if model is self.first or not self._unload_after:
             return None
         unused = time.monotonic() - model.used_at if model.is_idle else 0.0
@@ -222,12 +229,13 @@ class ModelPool:
 
     @property
     def plan_bytes(self) -> int:
-        """Bytes by the plan: of the program, and of all open models."""
+        """The planned memory in bytes of the program and of all open models."""
         return plan_bytes(self.open_models)
 
     @contextlib.asynccontextmanager
     async def changing_first(self) -> AsyncIterator[None]:
-        """In the block, a chat opens another model in place of the first one: idle models have made room."""
+        """In the block, the chat app opens another model in place of the first model. Before the block, the
+        pool closes all other idle models to make room."""
         async with self._turn:
             await self._until_opening_ends()
             for model in self._idle_ones():
@@ -242,7 +250,7 @@ class ModelPool:
     # -- closing -------------------------------------------------------------------------------------
 
     async def close(self, model: PooledModel) -> None:
-        """Close a model as soon as nobody uses it."""
+        """Close a model as soon as no request uses it."""
         async with self._turn:
             await self._until_opening_ends()
             while model.is_open and not model.is_idle:
@@ -251,13 +259,13 @@ class ModelPool:
                 await self._close(model, "asked")
 
     def close_later(self, model: PooledModel) -> None:
-        """As `close`, but do not wait for it."""
+        """Like `close`, but return at once."""
         task = asyncio.ensure_future(self.close(model))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     async def _close_unused(self) -> None:
-        """Close models, except the first one, that nobody has used for a while."""
+        """Close each model that no request has used for `unload_after` seconds. Keep the first model open."""
         while True:
             await asyncio.sleep(UNLOAD_EVERY)
             if self._unload_after and not self._turn.locked():
@@ -268,27 +276,28 @@ class ModelPool:
                             await self._close(model, "idle")
 
     async def _close(self, model: PooledModel, why: str) -> None:
-        """In turn."""
+        """Close a model. The caller holds the lock `_turn`."""
         serving = model.serving
         serving.unloaded = True
         try:
             await serving.host.release()
-        except RuvmlxError as error:  # the store is busy, for example: the model is closed all the same
+        except RuvmlxError as error:  # for example, the store is busy; the model is closed nevertheless
             serving.log.write("closing", {"model": serving.model_name, "failed": error_line(error)})
         serving.metrics.add("ruvmlx_model_unloads_total", model=serving.model_name, reason=why)
         serving.log.write("closed", {"model": serving.model_name, "reason": why})
         await self.share.divide(self.open_models)
 
-    # -- opening, in turn ----------------------------------------------------------------------------
+    # -- opening; the caller holds the lock `_turn` -------------------------------------------------
 
     async def _until_opening_ends(self) -> None:
-        """A request that began to open a model, and left, stops nothing that others wait for."""
+        """Wait until the opening of a model ends. An opening goes on although the request that began it has
+        left."""
         if self._opening is not None and not self._opening.done():
             await asyncio.wait([self._opening])
 
     async def _open_with_room(self, model: PooledModel) -> None:
-        """Make room by the plan, then open the model. Where the machine itself has too little memory, idle
-        models are closed one by one."""
+        """Close idle models until the new model fits by the plan, then open the model. If the machine still
+        has too little memory, close idle models one by one and try again."""
         self.share.check(model)
         while not await self.share.has_room(self.open_models, model):
             await self._make_room()
@@ -303,7 +312,7 @@ class ModelPool:
                 await self._make_room()
 
     async def _make_room(self) -> None:
-        """Close one idle model; without one, wait a little."""
+        """Close one idle model. If no model is idle, wait for LOOK_EVERY seconds."""
         idle = self._idle_ones()
         if idle:
             await self._close(idle[0], "room")
@@ -311,7 +320,8 @@ class ModelPool:
             await asyncio.sleep(LOOK_EVERY)
 
     def _idle_ones(self) -> list[PooledModel]:
-        """In the order in which they are closed: the first model last."""
+        """Return the idle models in the order in which the pool closes them: the longest unused first, the
+        first model of the server last."""
         idle = [model for model in self.open_models if model.is_idle]
         return sorted(idle, key=lambda model: (model is self.first, model.used_at))
 
@@ -338,7 +348,8 @@ class ModelPool:
 
 
 def _spellings(name: str) -> list[str]:
-    """What a model may be called in a request: with ollama's tag, or an adapter's name, behind its own."""
+    """Return all model names that a request's `model` may mean: the text itself, the text without ollama's
+    tag `:latest`, and the text without `@ADAPTER`."""
     plain = name.removesuffix(":latest")
     return list(
         dict.fromkeys([name, plain, *(text.rpartition("@")[0] for text in (name, plain) if "@" in text)])
@@ -346,14 +357,15 @@ def _spellings(name: str) -> list[str]:
 
 
 def _embedder_name(models: Sequence[PooledModel], installed: Mapping[str, Facts]) -> str:
-    """The name of a model that is trained to embed texts; without any, of the first model."""
+    """Return the name of a model that is trained to embed texts. If there is no such model, return the first
+    model's name."""
     known = [(model.serving.model_name, model.serving.about.embeds) for model in models]
     known += [(name, facts.embeds) for name, facts in installed.items()]
     return next((name for name, embeds in known if embeds), known[0][0])
 
 
 def _writer(runtime: Runtime, reply_id: str) -> str | None:
-    """The name of the model that wrote a reply; None: there is no such reply."""
+    """Return the name of the model that wrote a reply. Return None if there is no such reply."""
     try:
         return runtime.store.replies.get(reply_id).model
     except NotFound:

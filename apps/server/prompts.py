@@ -1,4 +1,5 @@
-"""Conversations with tools and with a form for the reply, as the engine takes them. For every API's form."""
+"""This module turns a conversation, its tools and the required form of the reply into fields of a
+GenerationRequest. The endpoints of all APIs (OpenAI, Anthropic, ollama) use it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,11 @@ from .splitting import Calls, NewCalls
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What a request says of its tools, as `ruvmlx.engine.tools.prepare` takes it.
+    """The rules of a request for its tools, as `ruvmlx.engine.tools.prepare` takes them.
 
-    function: the one that must be called. parallel: whether a reply may have several calls. tools_field,
-    choice_field: what the request calls them, for errors.
+    function: the name of the function that the reply must call; "": no fixed function. parallel: True if a
+    reply may have several tool calls. tools_field, choice_field: the names of these fields in the request,
+    for error messages.
     """
 
     tools: Tools = ()
@@ -36,7 +38,7 @@ class ToolUse:
 def function_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
 ) -> dict[str, Any]:
-    """A tool as the engine takes it; what is None is left out."""
+    """Return a tool in the form that the engine takes. Fields that are None are left out."""
     facts = {"name": name, "description": description, "parameters": parameters, "strict": strict}
     return {
         "type": "function",
@@ -46,7 +48,8 @@ def function_tool(
 
 @dataclass(frozen=True)
 class ReplyForm:
-    """What a reply without calls must fit: a JSON schema. where: the field that says so, for errors."""
+    """The JSON schema that a reply without tool calls must fit. where: the request's field that has the
+    schema, for error messages."""
 
     constraint: Constraint
     where: str
@@ -54,14 +57,16 @@ class ReplyForm:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """fields: of a GenerationRequest. new_calls: finds the calls in a reply to it."""
+    """fields: fields of a GenerationRequest. new_calls: makes the parser that finds the tool calls in the
+    reply."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     new_calls: NewCalls = None
 
     def fields_with(self, thinking: bool | None, thinking_field: str) -> dict[str, Any]:
-        """The fields, and whether the model is to think first; None: as its template says. A begun reply has
-        its thought, or none."""
+        """Return the fields with the switch `thinking`: True if the model must think before its answer; None
+        if the chat template decides. thinking_field: the request's field for the switch. Raise ApiError, 400,
+        if the model must think but the client has begun the reply without a thought."""
         opening = self.fields.get("opening", "")
         if opening and not split(opening).thought:
             if thinking:
@@ -74,8 +79,8 @@ class ChatPrompt:
 async def begun_prompt(
     call: Call, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None = None
 ) -> ChatPrompt:
-    """As `chat_prompt`; a last message of the assistant is a reply that the client has begun. ApiError, 400,
-    if it cannot be continued."""
+    """Like `chat_prompt`. If the last message is the assistant's, the client has begun the reply, and the
+    model continues this message. Raise ApiError, 400, if the model cannot continue it."""
     last = messages[-1]
     if last.role != "assistant" or last.tool_calls:
         return await chat_prompt(call, messages, use, form)
@@ -96,8 +101,8 @@ async def begun_prompt(
 async def chat_prompt(
     call: Call, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None = None
 ) -> ChatPrompt:
-    """The conversation, its tools and what a reply without calls must fit. ApiError, 400, names the field
-    that is wrong, also if a schema cannot be compiled."""
+    """Return the prompt of a conversation, its tools and the form of a reply without tool calls. Raise
+    ApiError, 400, with the name of the wrong field, also if a schema cannot be compiled."""
     model = call.serving.runtime.model
     messages = [call.serving.written_calls.restored(message) for message in messages]
     fields = await formed_fields(call, {"messages": messages}, form)
@@ -109,11 +114,12 @@ async def chat_prompt(
 
 
 async def formed_fields(call: Call, fields: Mapping[str, Any], form: ReplyForm | None) -> dict[str, Any]:
-    """The fields of a GenerationRequest whose reply must fit the form. ApiError, 400, if the form cannot be
-    compiled."""
+    """Return the fields of a GenerationRequest whose reply must fit the form. Raise ApiError, 400, if the
+    form cannot be compiled."""
     if form is None:
         return {**fields}
-    # In a thread: a large schema or vocabulary takes up to a second, and other replies go on meanwhile.
+    # The work runs in a thread, because a large schema or vocabulary takes up to a second. Other replies go
+    # on meanwhile.
     await asyncio.to_thread(_compile, call.serving.runtime.model, form.constraint, form.where)
     return {**fields, "constraint": form.constraint}
 

@@ -1,4 +1,5 @@
-"""The model that is served: its names, its adapters, and the replies that are being written."""
+"""This module keeps the state of a model that the server serves: its names, its adapters, and the replies
+that it writes."""
 
 import asyncio
 import contextlib
@@ -28,13 +29,15 @@ from .written_calls import WrittenCalls
 
 NO_ADAPTER = "none"
 MAX_RECENT_REQUESTS = 50
-# What the server does while nobody asks: prepares replies for their ratings, trains, measures the KV cache.
+# The server's work while no request runs: it prepares replies for their ratings, trains, and measures the KV
+# cache.
 IDLE_WORK = ("preparing", "training", "measuring")
 
 
 class RecentRequest(Struct):
-    """A request that was answered, without its words. time: when, as a Unix time. status: "gone": the client
-    left. tokens_per_second: of its reply, the prompt not counted."""
+    """A request that was answered, without any text of the user. time: the Unix time of the answer. status:
+    the HTTP status, or "gone" if the client left. tokens_per_second: the decode speed of the reply, without
+    the prompt."""
 
     time: float
     method: str
@@ -49,8 +52,9 @@ class RecentRequest(Struct):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is told of a model. context: tokens of prompt and reply together. bytes: of its weights in the
-    file. fingerprint: empty before it was opened. embeds: it is trained to embed texts."""
+    """The facts that answers show about a model. context: the maximum of prompt and reply together, in
+    tokens. bytes: the size of its weights in the file. fingerprint: "" until the model was opened once.
+    embeds: True if the model is trained to embed texts."""
 
     name: str
     path: Path | None = None
@@ -71,15 +75,15 @@ class ModelFacts:
 
 @dataclass
 class Serving:
-    """One server's state.
+    """The state of one model of a server. `for_model` makes the state of a further model, which shares the
+    fields that belong to the whole server.
 
-    One model of a server: `beside` makes that of another model, which shares what is not the model's own.
-
-    host: open. alias: another name of its model, as the user wrote it. max_tokens: longest reply where a
-    request does not say; None: what the context has room for. calls: HTTP requests that are being answered.
-    recent: the last requests that may change something, with the salts of their API keys, the newest last.
-    own_adapters: by the salt of an API key: the adapter that it alone uses. unloaded: the model is closed for
-    now. last_look: from before the work that goes on while nobody asks. family: of all models.
+    host: runs the model. alias: another name of the model, as the user wrote it. max_tokens: the longest
+    reply for a request without a limit; None: all free tokens of the context. calls: the number of HTTP
+    requests in progress. recent: the last requests with a method other than GET, each with the salt of its
+    API key, the newest last. own_adapters: maps the salt of an API key to the adapter that only this key
+    uses. unloaded: True if the model is closed now. last_look: the memory before the present idle work began.
+    family: the states of all models.
     """
 
     host: Host
@@ -89,9 +93,9 @@ class Serving:
     metrics: Metrics = field(default_factory=Metrics)
     log: RequestLog = field(default_factory=RequestLog)
     stopping: bool = False
-    idle_work: str = ""  # of IDLE_WORK
+    idle_work: str = ""  # a word of IDLE_WORK; "": no work
     calls: int = 0
-    written: int = 0  # replies that were written to their ends
+    written: int = 0  # number of replies that have ended
     started: int = field(default_factory=lambda: int(time.time()))
     written_calls: WrittenCalls = field(default_factory=WrittenCalls)
     times: ReplyTimes = field(default_factory=ReplyTimes)
@@ -112,7 +116,7 @@ class Serving:
         self.family.append(self)
 
     def for_model(self, host: Host, name: str, about: ModelFacts) -> "Serving":
-        """The state of another model of this server, which is not open yet."""
+        """Return the state of a further model of this server. The model is not open yet."""
         shared = {
             name: getattr(self, name)
             for name in ("max_tokens", "limits", "metrics", "log", "started", "written_calls", "times",
@@ -124,8 +128,8 @@ class Serving:
 
     @property
     def runtime(self) -> Runtime:
-        """For facts that never change: from here, only its own thread may do more. ApiError 503 while a chat
-        opens another model."""
+        """The runtime, for facts that never change: all other work belongs into the runtime's own thread.
+        Raise ApiError, 503, while the chat app opens another model."""
         runtime = self.host.holder.runtime
         if runtime is None:
             raise ApiError(503, "another model is being opened; ask again.", code="opening")
@@ -137,7 +141,7 @@ class Serving:
 
     @property
     def about(self) -> ModelFacts:
-        """What is told of the model, also while it is closed."""
+        """The facts about the model, also while the model is closed."""
         runtime = self.host.holder.runtime
         if runtime is not None:
             self._about = ModelFacts.of(runtime.model, runtime.model.context)
@@ -145,7 +149,7 @@ class Serving:
 
     @contextlib.contextmanager
     def answering(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
-        """In the block, `stop` cancels these requests; so does the end of the block."""
+        """In the block, `stop` cancels these requests. The end of the block cancels them, too."""
         self._requests |= {request.request_id: request for request in requests}
         try:
             yield
@@ -155,13 +159,13 @@ class Serving:
                 del self._requests[request.request_id]
 
     def stop(self) -> None:
-        """End all replies; later requests are refused."""
+        """End all replies and refuse later requests."""
         self.stopping = True
         for request in self._requests.values():
             request.cancel.set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Write a reply, in a task that runs to its end."""
+        """Run a coroutine that writes a reply. Its task runs to the end, also if the client leaves."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._finish_task)
@@ -172,12 +176,12 @@ class Serving:
 
     @property
     def waiting(self) -> int:
-        """Replies of all models that are being written, or wait for their turn."""
+        """The number of replies of all models that are in progress or wait for their turn."""
         return sum(len(serving._tasks) for serving in self.family)
 
     @property
     def writing(self) -> int:
-        """Replies of this model that are being written, or wait for their turn."""
+        """The number of replies of this model that are in progress or wait for their turn."""
         return len(self._tasks)
 
     @property
@@ -186,37 +190,40 @@ class Serving:
 
     @property
     def is_busy(self) -> bool:
-        """Is anybody served, by any model?"""
+        """True if any model of the server has a request or writes a reply."""
         return any(serving.calls or serving.is_writing for serving in self.family)
 
     async def adapters(self, salt: str) -> list[str]:
-        """Names of the adapters that a request with this salt may ask for: of those that belong to one API
-        key, its own, and then no other."""
+        """Return the names of the adapters that a request with this salt may use. If an API key has an
+        adapter of its own, only requests with this key may use the adapter, and they may use no other
+        adapter."""
         if salt in self.own_adapters:
             return [self.own_adapters[salt]]
         taken = {*self.own_adapters.values()}
         return [name for name in await self.host.call_between(adapter_names) if name not in taken]
 
     async def names(self, salt: str) -> list[str]:
-        """What a request's `model` may be. While the model is closed, its adapters are not told."""
+        """Return all values that a request may give as `model`. While the model is closed, the list has no
+        adapters."""
         adapters = [] if self.unloaded else await self.adapters(salt)
         own = self.own_names
         return [*own, *(f"{name}@{adapter}" for name in own for adapter in adapters)]
 
     @property
     def own_names(self) -> list[str]:
-        """The model's names."""
+        """The model's name and its alias, if the alias may be shown."""
         return list(dict.fromkeys([self.model_name, *self._shown_alias()]))
 
     def _shown_alias(self) -> Iterator[str]:
-        """The alias, unless it is a path of this machine."""
+        """Yield the alias, unless the alias is a path of this machine."""
         if self.alias is not None and not Path(self.alias).expanduser().exists():
             yield self.alias
 
     async def adapter_of(self, model: str, adapter: str | None, salt: str) -> str | None:
-        """The adapter that a request's `model` and `adapter` ask for, as `GenerationRequest.adapter_id`.
+        """Return the adapter that a request's `model` and `adapter` name, as `GenerationRequest.adapter_id`.
 
-        ApiError, 404, for another model or adapter; 400 if the two fields name different adapters.
+        Raise ApiError, 404, for another model or adapter, and ApiError, 400, if the two fields name different
+        adapters.
         """
         name, at, named = (model, "", "") if self.has_name(model) else model.rpartition("@")
         if not self.has_name(name):
@@ -234,12 +241,13 @@ class Serving:
         return "" if wanted == NO_ADAPTER else wanted
 
     def has_name(self, name: str) -> bool:
-        """Is it a name of this model?"""
+        """Return True if this is a name of the model."""
         return name == self.model_name or (name != "" and name == self.alias)
 
 
 def adapter_names(runtime: Runtime) -> list[str]:
-    """Adapters of this model that learned something, the one in use, and "none"; sorted, "none" last."""
+    """Return the names of the adapters of this model that learned something and of the adapter in use,
+    sorted. The last name is "none", which stands for the model without an adapter."""
     names = {row.name for row in runtime.adapters()}
     if runtime.learner is not None:
         names.add(runtime.learner.history.name)
