@@ -1,4 +1,5 @@
-"""Request bodies of Anthropic's endpoints: strict, as those of bodies.py."""
+"""This module defines the request bodies of Anthropic's endpoints. As in bodies.py, an unknown field is an
+error."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -18,7 +19,8 @@ from .turns import add_turn
 
 
 class CacheMark(Struct, forbid_unknown_fields=True):
-    """Accepted; it changes nothing: every prompt's prefix is cached."""
+    """The server accepts this mark, but the mark changes nothing, because the server caches every prompt's
+    prefix."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -26,7 +28,7 @@ class CacheMark(Struct, forbid_unknown_fields=True):
 
 
 class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A piece of text; an empty line goes between two of them."""
+    """A piece of text. The server puts an empty line between two pieces."""
 
     text: str
     cache_control: CacheMark | None = None
@@ -34,14 +36,14 @@ class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"
 
 
 class ThoughtBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
-    """What the model thought before an earlier reply. Its template decides whether it is read again."""
+    """The model's thought in an earlier reply. The chat template decides whether the model reads it again."""
 
     thinking: str
     signature: str = ""
 
 
 class CallBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):
-    """A call in an earlier reply."""
+    """A tool call in an earlier reply."""
 
     id: Text
     name: FunctionName
@@ -50,7 +52,7 @@ class CallBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_
 
 
 class ResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
-    """What a call returned. is_error: the model reads "Error: " before it."""
+    """The result of a tool call. is_error: if true, the model reads "Error: " before the result."""
 
     tool_use_id: str
     content: str | list[TextBlock] | None = None
@@ -59,7 +61,8 @@ class ResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="too
 
 
 class ClientTool(Struct, forbid_unknown_fields=True):
-    """A tool that the client runs. strict: as in OpenAI's form."""
+    """A tool that the client runs. strict: as in OpenAI's form, if true, the model can write only arguments
+    that fit the schema."""
 
     name: FunctionName
     input_schema: JsonSchema
@@ -70,7 +73,8 @@ class ClientTool(Struct, forbid_unknown_fields=True):
 
 
 class CallsAuto(Struct, forbid_unknown_fields=True, tag_field="type", tag="auto"):
-    """The model decides. disable_parallel_tool_use: at most one call."""
+    """The model decides whether it calls a tool. disable_parallel_tool_use: if true, the model makes at most
+    one call."""
 
     disable_parallel_tool_use: bool | None = None
 
@@ -93,14 +97,14 @@ class CallsNone(Struct, forbid_unknown_fields=True, tag_field="type", tag="none"
 
 
 class AskedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    """A message of the user, or what calls returned."""
+    """A message of the user, or the results of tool calls."""
 
     content: str | Annotated[list[TextBlock | ResultBlock], Meta(min_length=1)]
 
 
 class InstructedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    """Instructions between two messages. Where the model's template allows system text only at the beginning,
-    they join the user's turn or the result before them."""
+    """Instructions between two messages. If the chat template allows system text only at the beginning, the
+    server adds them to the message before them."""
 
     content: str | Annotated[list[TextBlock], Meta(min_length=1)]
 
@@ -112,29 +116,28 @@ class AnsweredTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="as
 
 
 class ThinkingOn(Struct, forbid_unknown_fields=True, tag_field="type", tag="enabled"):
-    """The model thinks first. budget_tokens: below max_tokens, which ends thought and answer together; the
-    thought alone is not cut.
-    """
+    """The model thinks before its answer. budget_tokens: must be less than max_tokens, which limits thought
+    and answer together. The server does not limit the thought alone."""
 
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class ThinkingAdaptive(Struct, forbid_unknown_fields=True, tag_field="type", tag="adaptive"):
-    """The model thinks first if its template says so."""
+    """The model thinks before its answer if its chat template says so."""
 
 
 class ThinkingOff(Struct, forbid_unknown_fields=True, tag_field="type", tag="disabled"):
-    """The model answers at once, where its template has the choice."""
+    """The model answers without a thought, if its chat template has this choice."""
 
 
 class SchemaOutput(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON that fits the schema. A keyword that is not supported is an error."""
+    """The answer is JSON that fits the schema. A keyword that the server does not support is an error."""
 
     schema: JsonSchema
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    """What the answer must fit."""
+    """format: the form that the answer must fit."""
 
     format: SchemaOutput | None = None
 
@@ -167,7 +170,7 @@ class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
 
 
 def reply_body(body: MessagesBody) -> ReplyBody:
-    """What the body asks of a reply, in the fields that all endpoints share."""
+    """Return the options of the reply, in the fields that all endpoints share."""
     return ReplyBody(
         model=body.model,
         adapter=body.adapter,
@@ -179,13 +182,11 @@ def reply_body(body: MessagesBody) -> ReplyBody:
 
 
 def conversation(body: CountBody, tag: str | None) -> list[Message]:
-    """The conversation as the engine takes it. tag: begins a thought; None: the model does not think first.
-
-    Turns of one role in a row become one turn.
-    """
+    """Return the conversation in the engine's form. tag: the tag that begins a thought; None: the model does
+    not think before its answer. Several turns of one role in a row become one turn."""
     system = _instructions(body.system or "")
     found = [Message("system", system)] if system else []
-    names: dict[str, str] = {}  # of the tools called so far, by the call's id
+    names: dict[str, str] = {}  # names of the tools called so far, by the id of the call
     for i, turn in enumerate(body.messages):
         blocks: Sequence[Any] = (
             turn.content if not isinstance(turn.content, str) else [TextBlock(turn.content)]
@@ -210,7 +211,7 @@ def _instructions(system: str | Sequence[TextBlock]) -> str:
 
 
 def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: Mapping[str, str]) -> None:
-    """Append what the user sent: results first, as turns of their own, then text."""
+    """Append the content of a user's message: first each tool result as a turn of its own, then the text."""
     for i, block in enumerate(blocks):
         if isinstance(block, ResultBlock):
             if block.tool_use_id not in names:
@@ -234,7 +235,7 @@ def _call(block: CallBlock) -> dict[str, Any]:
 
 
 def tools_of_body(body: CountBody) -> ToolUse:
-    """The tools, and whether they must be called."""
+    """Return the tools, and whether the model must call one."""
     choice = body.tool_choice
     if choice is not None and not body.tools:
         raise ApiError(400, "tool_choice: needs tools.", "tool_choice", "invalid_combination")
@@ -268,8 +269,9 @@ def _text(blocks: Sequence[TextBlock | ThoughtBlock | CallBlock], tag: str | Non
 
 
 def wants_thought(body: CountBody, tag: str | None, ignored: list[str]) -> bool | None:
-    """Whether the model is to think first; None: as its template says. `thinking` changes nothing in a model
-    that does not think first: then it is added to `ignored`."""
+    """Return True if the model must think before its answer, False if it must not, None if the chat template
+    decides. If the model cannot think first, `thinking` changes nothing, and its name is added to `ignored`.
+    """
     match body.thinking:
         case ThinkingOn(budget_tokens=budget):
             if isinstance(body, MessagesBody) and budget >= body.max_tokens:

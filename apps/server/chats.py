@@ -1,6 +1,8 @@
-"""The user's chats over HTTP, for the page: those that the terminal shows, too.
+"""This module lets the server's web page read and continue the user's chats. The terminal app shows the same
+chats.
 
-They need a key of the chat app, and of web pages only the server's own may ask (`Endpoint.is_private`).
+A request needs a key of the chat app. Of all web pages, only the server's own page may ask
+(`Endpoint.is_private`).
 """
 
 from collections.abc import AsyncGenerator
@@ -21,12 +23,12 @@ from .errors import ApiError
 from .openai_answers import DONE, ReplyId, event, failed_event
 from .writing import reply_parts, requests_for
 
-SHOWN = 200  # chats in a list, and hits of a search
-MOST_LETTERS = 262_144  # of one message
+SHOWN = 200  # maximum number of chats in a list, and of search results
+MOST_LETTERS = 262_144  # maximum number of characters of one message
 
 
 class ChatCard(Struct):
-    """A chat. updated: a Unix time."""
+    """A chat in the list. updated: the Unix time of the last change. turns: the number of messages."""
 
     id: str
     title: str
@@ -36,13 +38,14 @@ class ChatCard(Struct):
 
 
 class ChatList(Struct):
-    """The newest chats."""
+    """The newest chats, the newest first."""
 
     chats: list[ChatCard]
 
 
 class ChatMessageShown(Struct):
-    """A message. thought: what the model thought before it. reply_id, rating: of a reply."""
+    """A message. thought: the model's thought before its answer. reply_id, rating: null if the message is not
+    a reply."""
 
     id: int
     role: str
@@ -53,7 +56,7 @@ class ChatMessageShown(Struct):
 
 
 class ChatShown(Struct):
-    """A chat: its system prompt and the branch of messages that is in use."""
+    """A chat: its system prompt and the messages of the branch in use."""
 
     id: str
     title: str
@@ -69,7 +72,7 @@ class ChatDeleted(Struct):
 
 
 class ChatHitShown(Struct):
-    """A message that has the words. message_id: null: the chat's title has them."""
+    """A message that contains the words. message_id: null if the chat's title contains the words."""
 
     chat: str
     title: str
@@ -79,20 +82,21 @@ class ChatHitShown(Struct):
 
 
 class ChatHits(Struct):
-    """The newest first."""
+    """The messages that were found, the newest first."""
 
     hits: list[ChatHitShown]
 
 
 class SearchBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/chats/search: every word must be there."""
+    """The body of POST /v1/chats/search. A message is found if it contains every word."""
 
     words: Annotated[str, Meta(pattern=r"\S", max_length=200)]
     limit: Annotated[int, Meta(ge=1, le=SHOWN)] | None = None
 
 
 class SayBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/chats. chat: null begins a new one. system: its system prompt from now on."""
+    """The body of POST /v1/chats. chat: the id of a chat; null begins a new chat. system: the chat's system
+    prompt from now on."""
 
     model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
     content: Annotated[Words, Meta(max_length=MOST_LETTERS)]
@@ -105,7 +109,7 @@ class SayBody(Struct, forbid_unknown_fields=True):
 
 
 class ChatEvent(Struct):
-    """A piece of a reply. chat: the one that it belongs to. done: the reply is complete."""
+    """A piece of a reply. chat: the id of the chat. done: true if the reply is complete."""
 
     chat: str
     reply_id: ReplyId
@@ -115,14 +119,14 @@ class ChatEvent(Struct):
 
 
 async def list_chats(call: Call) -> Answer:
-    """The newest chats."""
+    """Return the newest chats."""
     async with call.models.using_any() as serving:
         rows = await serving.host.call_between(lambda runtime: runtime.store.chats.all()[:SHOWN])
     return ChatList([ChatCard(row.id, row.title, row.updated, row.model, row.turns) for row in rows])
 
 
 async def show_chat(call: Call) -> Answer:
-    """One chat with its messages."""
+    """Return one chat with its messages."""
     async with call.models.using_any() as serving:
         return await serving.host.call_between(lambda runtime: _chat_answer(runtime, call.names["id"]))
 
@@ -137,7 +141,7 @@ def _chat_answer(runtime: Runtime, chat: str) -> ChatShown:
 
 
 def _existing_chat(runtime: Runtime, chat: str) -> str:
-    """The id, if it is that of a chat; ApiError 404."""
+    """Return the id if a chat has this id. Raise ApiError, 404, if there is no such chat."""
     try:
         if chat and runtime.store.chats.find(chat) == chat:
             return chat
@@ -149,7 +153,7 @@ def _existing_chat(runtime: Runtime, chat: str) -> str:
 
 
 async def delete_chat(call: Call) -> Answer:
-    """Hide a chat; its words are erased a day later."""
+    """Hide a chat. The store erases its messages a day later."""
     chat = call.names["id"]
 
     def delete(runtime: Runtime) -> ChatDeleted:
@@ -161,7 +165,7 @@ async def delete_chat(call: Call) -> Answer:
 
 
 async def search_chats(call: Call) -> Answer:
-    """Messages and titles that have all of these words."""
+    """Return the messages and titles that contain all of these words."""
     body: SearchBody = call.body
     async with call.models.using_any() as serving:
         found = await serving.host.call_between(
@@ -173,17 +177,17 @@ async def search_chats(call: Call) -> Answer:
 
 
 async def say(call: Call) -> Answer:
-    """Say something in a chat: the reply streams, and both are kept."""
+    """Add a message to a chat, and stream the reply. The store keeps both."""
     body: SayBody = call.body
     asked = ReplyBody(model=body.model, adapter=body.adapter, temperature=body.temperature, top_p=body.top_p)
-    # What a request of any other form has: sampling, adapter, limit, patience.
+    # The request gets its sampling, adapter, limit and patience from this request.
     [like] = await requests_for(call, asked, body.max_tokens, 0, [{"prompt": body.content}])
     request = await call.serving.host.call_between(lambda runtime: _question(runtime, body, like))
     return EventStream(_events(call, request), Waiting(failed_event))
 
 
 def _question(runtime: Runtime, body: SayBody, like: GenerationRequest) -> GenerationRequest:
-    """Save the message; returns the request for its reply."""
+    """Save the message, and return the request for its reply."""
     chats = runtime.chats
     chat = _existing_chat(runtime, body.chat) if body.chat is not None else chats.new_chat(body.system)
     if body.chat is not None and body.system is not None:

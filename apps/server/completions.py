@@ -1,4 +1,4 @@
-"""POST /v1/completions: the model goes on from a text, without its chat template."""
+"""This module answers POST /v1/completions. The model continues a text without its chat template."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -29,7 +29,8 @@ from .writing import Requests, reply_parts, requests_for, written
 
 
 class TextLogprobs(Struct):
-    """One entry in each list for each token; text_offset: characters of the reply before it."""
+    """Each list has one entry for each token. text_offset: the number of characters of the reply before the
+    token."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -38,7 +39,7 @@ class TextLogprobs(Struct):
 
 
 class TextChoice(Struct):
-    """One reply, or a piece of one. A thought is part of the text."""
+    """One reply, or a piece of a reply. A thought is part of the text."""
 
     index: int
     text: str
@@ -48,7 +49,7 @@ class TextChoice(Struct):
 
 
 class TextCompletion(Struct):
-    """All replies, or one streamed event. id: the first reply's."""
+    """All replies, or one event of a stream. id: the id of the first reply."""
 
     id: ReplyId
     object: Literal["text_completion"]
@@ -59,7 +60,7 @@ class TextCompletion(Struct):
 
 
 async def completions(call: Call) -> Answer:
-    """Continue each prompt n times, whole or as a stream."""
+    """Continue each prompt n times. The answer is whole or a stream."""
     body: CompletionBody = call.body
     refuse_true(body.echo, "echo")
     if body.stream_options is not None and not body.stream:
@@ -84,7 +85,7 @@ async def completions(call: Call) -> Answer:
 
 
 def _prompts(prompt: str | list[Any]) -> list[dict[str, Any]]:
-    """Each prompt as fields of a GenerationRequest."""
+    """Return fields of a GenerationRequest for each prompt."""
     if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
         return [{"input_ids": prompt}]
     items = prompt if isinstance(prompt, list) else [prompt]
@@ -103,14 +104,15 @@ async def _gap(call: Call, prompt: str | list[Any], suffix: str) -> dict[str, An
 
 
 class TokenTally:
-    """The logprobs of one reply, piece by piece."""
+    """This class collects the log-probabilities of one reply, piece by piece."""
 
     def __init__(self, call: Call, body: CompletionBody):
         self._tokenizer, self._top = call.serving.runtime.model.tokenizer, body.logprobs
         self._characters = 0
 
     def entries(self, logprobs: Sequence[TokenLogprob]) -> TextLogprobs | None:
-        """The next tokens; None if there are none, or they were not asked for."""
+        """Return the entries of the next tokens. Return None if there are no tokens, or if the client did not
+        ask for log-probabilities."""
         if self._top is None or not logprobs:
             return None
         infos, offsets = token_infos(self._tokenizer, logprobs, self._top), []

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings."""
+"""This module answers POST /v1/embeddings."""
 
 import base64
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from .model_pool import EMBEDDING
 
 
 class EmbeddingRow(Struct):
-    """embedding: a unit vector; as base64, float32, little end first."""
+    """embedding: a unit vector. In base64 the vector is little-endian float32."""
 
     object: Literal["embedding"]
     index: int
@@ -24,14 +24,15 @@ class EmbeddingRow(Struct):
 
 
 class EmbeddingUsage(Struct):
-    """Tokens of all texts."""
+    """The number of tokens of all texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embeddings(Struct):
-    """One vector for each text. model: what computed them. method: how."""
+    """One vector for each text. model: the model that computed the vectors. method: the way in which it
+    computed them."""
 
     object: Literal["list"]
     data: list[EmbeddingRow]
@@ -41,7 +42,8 @@ class Embeddings(Struct):
 
 
 async def embeddings(call: Call) -> Answer:
-    """One vector for each text, by the untouched model. Replies go on meanwhile."""
+    """Return one vector for each text. The model computes them without its adapter. Replies go on
+    meanwhile."""
     body: EmbeddingBody = call.body
     name = await embedder_name(call)
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -53,7 +55,7 @@ async def embeddings(call: Call) -> Answer:
 
 
 async def embedder_name(call: Call) -> str:
-    """The model of a body, as the answer names it. ApiError, 404, if its adapter is not there."""
+    """Return the model name for the answer. Raise ApiError, 404, if the named adapter does not exist."""
     name: str = call.body.model
     if name == EMBEDDING:
         return call.serving.model_name
@@ -62,7 +64,8 @@ async def embedder_name(call: Call) -> str:
 
 
 async def vectors_of(call: Call, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
-    """One unit vector [dimensions] for each text, and the tokens of all. Replies go on meanwhile."""
+    """Return one unit vector [dimensions] for each text, and the number of tokens of all texts. Replies go on
+    meanwhile."""
     host, letters = call.serving.host, sum(map(len, texts))
     ids = await host.encode(lambda runtime: _encode_texts(runtime, texts), letters)
     vectors = await host.call_in_slices(

@@ -1,4 +1,5 @@
-"""Prompts for the text between two others (FIM, fill in the middle)."""
+"""This module makes prompts for infilling (FIM, fill in the middle): the model writes the text between two
+texts."""
 
 from collections.abc import Sequence
 
@@ -7,27 +8,27 @@ from ruvmlx.models.config.model import Model, Tokenizer
 from .endpoint import Call
 from .errors import ApiError
 
-# What stands before the text ahead of the gap, before the text behind it, and before what fills it.
+# The special tokens before the first text, before the second text, and before the text that the model writes.
 GAP_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
 )
-FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # begins another file
+FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # a token that begins a further file
 
 
 async def gap_prompt(call: Call, before: str, after: str) -> list[int]:
-    """As `gap_ids`, for the model of a request."""
+    """Like `gap_ids`, for the model of a request."""
     letters = len(before) + len(after)
     return await call.serving.host.encode(lambda runtime: gap_ids(runtime.model, before, after), letters)
 
 
 def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) -> list[int]:
-    """The ids that a model with gaps reads. Typed text makes no special token. ApiError, 400, if the model
-    has no tokens for a gap.
+    """Return the token ids of an infilling prompt. Special tokens in the texts are read as plain text. Raise
+    ApiError, 400, if the model has no infilling tokens.
 
-    files: what it reads before
+    files: texts that the model reads before the two texts.
     """
     tokenizer, most = model.tokenizer, model.context
     special = tokenizer.special_tokens
@@ -41,7 +42,8 @@ def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) ->
 
 
 def _file_ids(tokenizer: Tokenizer, files: Sequence[str], most: int) -> list[int]:
-    """Other files, each behind the model's own mark if it has one. most: tokens that there is room for."""
+    """Return the token ids of further files. Each file begins with the model's file token, if the model has
+    one. most: the maximum number of tokens."""
     special, ids = tokenizer.special_tokens, list[int]()
     mark = [special[name] for name in FILE_TOKENS if name in special][:1]
     for text in files:

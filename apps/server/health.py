@@ -1,4 +1,4 @@
-"""GET /health and GET /metrics."""
+"""This module answers GET /health and GET /metrics."""
 
 from typing import Literal
 
@@ -14,18 +14,18 @@ MEMORY = "Memory by purpose: planned when the model was opened, in use, and the 
 
 
 class Health(Struct):
-    """The server answers."""
+    """status: "ok" if the server answers."""
 
     status: Literal["ok"]
 
 
 async def health(call: Call) -> Answer:
-    """Whether the server answers; no API key is needed."""
+    """Return "ok" if the server answers. This request needs no API key."""
     return Health("ok")
 
 
 async def metrics(call: Call) -> Answer:
-    """Counts since the start, and the memory in use, for Prometheus."""
+    """Return counters since the start and the memory in use, for Prometheus."""
     serving = call.serving
     models = call.models
     held, purposes, queued, _ = await look_at(models)

@@ -1,4 +1,5 @@
-"""POST /infill: the text between two others, in the form of llama.cpp's server, for models that know gaps."""
+"""This module answers POST /infill, in the form of llama.cpp's server. A model with infilling tokens writes
+the text between two other texts."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,7 +19,7 @@ from .writing import Requests, reply_parts, requests_for, written
 
 
 class InfillTimings(Struct):
-    """Tokens read and written, and the time of both in milliseconds."""
+    """The numbers of prompt and reply tokens, and the time of each phase in milliseconds."""
 
     prompt_n: int
     prompt_ms: float
@@ -29,8 +30,9 @@ class InfillTimings(Struct):
 
 
 class InfillAnswer(Struct):
-    """The text, or a piece of it: then `stop` is false, and only `content` counts. id: what POST /v1/ratings
-    takes. stop_type: eos, the model ended it; limit; or word, one of `stop`, which is stopping_word."""
+    """The text, or a piece of it. If `stop` is false, the answer is a piece, and only `content` has a
+    meaning. id: POST /v1/ratings takes this id. stop_type: "eos" if the model ended the text, "limit" if the
+    limit ended it, "word" if a text of the request's `stop` ended it; stopping_word is this text."""
 
     content: str
     stop: bool
@@ -46,7 +48,7 @@ class InfillAnswer(Struct):
 
 
 async def infill(call: Call) -> Answer:
-    """Write what fits between two texts, whole or as a stream."""
+    """Write the text between two texts. The answer is whole or a stream."""
     body: InfillBody = call.body
     texts = [body.input_prefix, body.input_suffix, body.prompt or ""]
     letters = sum(map(len, texts)) + sum(len(extra.text) for extra in body.input_extra or ())

@@ -1,4 +1,5 @@
-"""The models on this machine that a request may name, and the memory that each one needs."""
+"""This module lists the models on this machine that a request may name, and the memory that each of them
+needs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,8 @@ from .memory_share import MemoryShare
 
 
 class InstalledModels:
-    """Reads headers only, and each file's once. Its methods take milliseconds to a second: call them in a
-    thread."""
+    """This class reads only the header of each file, and only once. Its methods take milliseconds to a
+    second, so call them in a thread."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -23,25 +24,26 @@ class InstalledModels:
         self._known: dict[tuple[Path, int], Facts | None] = {}
 
     def all(self) -> Mapping[str, Facts]:
-        """By name, the models that can be opened; those that cannot be read are left out."""
+        """Return the models that the server can open, by name. Files that cannot be read are left out."""
         found = {name: self._facts(name, path) for name, path in local_paths().items()}
         return {name: facts for name, facts in found.items() if facts is not None}
 
     def need(self, facts: Facts) -> Need:
-        """Bytes that the model will take."""
+        """Return the planned memory of the model in bytes."""
         settings = self._settings
         backend = for_model(self._choice, settings.backend, facts.shape)
         return Need.of(facts, backend, settings.max_context)
 
     def share(self) -> MemoryShare:
-        """What all models may take together: the setting, else what the machine has now."""
+        """Return the memory limit of all models together: the setting, or else the free memory of the
+        machine."""
         settings = self._settings
         fixed = (settings.server_memory or 0) << 20
         limit = fixed or MachineMemory.now(self._choice).limit
         return MemoryShare(limit, bool(fixed), (settings.kv_budget or 0) << 20)
 
     def context(self, facts: Facts) -> int:
-        """Tokens of prompt and reply together."""
+        """Return the maximum of prompt and reply together, in tokens."""
         most = facts.shape.max_context
         return min(most, self._settings.max_context or most)
 

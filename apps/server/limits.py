@@ -1,18 +1,18 @@
-"""What one client may take: of time, of memory, of the model."""
+"""This module defines the limits for clients: limits of time, of memory and of requests."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """body, header: bytes. Seconds: header_seconds until a request's header is here, body_seconds until its
-    body is; reply_seconds for one answer; stall_seconds that a client may leave a stream unread.
-
-    replies: requests that write or wait for their turn; connections: open at once; terminals: with a chat
-    app, message: bytes of one message of theirs. keep_alive: seconds of silence after which a stream gets a
-    comment. memory_seconds: that a request waits for memory of its KV cache; memory_waits: requests that may
-    wait for it. bodies: bytes of all bodies that are being read or answered.
-    """
+    """body, header: maximum bytes of a request's body and header. header_seconds, body_seconds: the time in
+    which the header and the body must arrive. reply_seconds: the maximum time of one answer. stall_seconds:
+    the time for which a client may leave a stream unread. replies: the maximum number of replies that are in
+    progress or wait. connections, terminals: the maximum number of open connections, and of those with a chat
+    app. message: maximum bytes of one message of a terminal. keep_alive: seconds of silence after which a
+    stream gets a comment. memory_seconds: the time for which a request may wait for KV cache memory.
+    memory_waits: the maximum number of requests that wait for it. bodies: maximum bytes of all bodies whose
+    requests are not answered yet."""
 
     body: int = 4 << 20
     header: int = 32 << 10

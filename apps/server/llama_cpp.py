@@ -1,4 +1,5 @@
-"""What clients of llama.cpp's server ask: POST /tokenize and /detokenize, GET /props and /slots."""
+"""This module answers requests of clients of llama.cpp's server: POST /tokenize and /detokenize, GET /props
+and /slots."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -16,27 +17,27 @@ from .serving import Serving
 
 
 class TokenPiece(Struct):
-    """A token. piece: its text; where it is only a part of a character, its bytes."""
+    """A token. piece: the text of the token; its bytes if the token is only a part of a character."""
 
     id: int
     piece: str | list[int]
 
 
 class TokenizedText(Struct):
-    """The tokens of a text: ids, or with `with_pieces` ids and texts."""
+    """The tokens of a text. tokens: ids, or, with `with_pieces`, ids and texts."""
 
     tokens: list[int | TokenPiece]
 
 
 class DetokenizedText(Struct):
-    """The text of tokens, special ones included."""
+    """content: the text of the tokens, with special tokens."""
 
     content: str
 
 
 class SamplingInForce(Struct):
-    """How a reply is drawn where a request does not say. n_predict: the longest reply; -1: what there is room
-    for."""
+    """The sampling settings for requests that do not give their own. n_predict: the longest reply in tokens;
+    -1: all free tokens of the context."""
 
     temperature: float
     top_k: int
@@ -50,22 +51,23 @@ class SamplingInForce(Struct):
 
 
 class GenerationSettings(Struct):
-    """n_ctx: tokens of the longest prompt and reply together. params: null while the model is closed."""
+    """n_ctx: the maximum of prompt and reply together, in tokens. params: null while the model is closed."""
 
     n_ctx: int
     params: SamplingInForce | None
 
 
 class Modalities(Struct):
-    """What a message may have besides text: nothing."""
+    """The kinds of content besides text that a message may have. This server supports none."""
 
     vision: Literal[False] = False
     audio: Literal[False] = False
 
 
 class ServerProps(Struct):
-    """The server's first model. model_path: its name; paths are not told. total_slots: replies at once.
-    is_sleeping: the model is closed; then its template and tokens are left out."""
+    """The facts about the server's first model. model_path: the name of the model, because the server shows
+    no paths. total_slots: the number of replies at once. is_sleeping: true if the model is closed; the answer
+    then has no chat template and no tokens."""
 
     default_generation_settings: GenerationSettings
     total_slots: int
@@ -80,7 +82,8 @@ class ServerProps(Struct):
 
 
 class Slot(Struct):
-    """A place for a reply. n_ctx: tokens that it may take. is_processing: a reply has it."""
+    """A place for a reply. n_ctx: the maximum of prompt and reply together, in tokens. is_processing: true if
+    a reply uses the place."""
 
     id: int
     n_ctx: int
@@ -89,7 +92,7 @@ class Slot(Struct):
 
 
 async def tokenize(call: Call) -> Answer:
-    """The tokens of a text. Replies go on meanwhile."""
+    """Return the tokens of a text. Replies go on meanwhile."""
     body: TokenizeBody = call.body
 
     def encode(runtime: Runtime) -> TokenizedText:
@@ -118,7 +121,7 @@ def _piece(tokenizer: Tokenizer, names: Mapping[int, str], token_id: int) -> str
 
 
 async def detokenize(call: Call) -> Answer:
-    """The text of tokens."""
+    """Return the text of tokens."""
     tokens = call.body.tokens
     vocab = call.serving.runtime.model.shape.vocab_size
     unknown = next((token for token in tokens if token >= vocab), None)
@@ -133,7 +136,8 @@ async def detokenize(call: Call) -> Answer:
 
 
 async def props(call: Call) -> Answer:
-    """The first model and what a reply gets where a request does not say. It opens no model."""
+    """Return the facts about the first model and the default sampling settings. This request
+    opens no model."""
     serving = call.models.first.serving
     runtime = None if serving.unloaded else serving.host.holder.runtime
     about = serving.about
@@ -164,7 +168,8 @@ def _in_force(serving: Serving, runtime: Runtime) -> SamplingInForce:
 
 
 async def slots(call: Call) -> Answer:
-    """The places for replies of the first model, the taken ones first. No words of users."""
+    """Return the places for replies of the first model, the places in use first. The answer has no text of
+    users."""
     serving = call.models.first.serving
     taken = [i < serving.writing for i in range(max(serving.limits.replies, serving.writing))]
     return [Slot(i, serving.about.context, is_taken) for i, is_taken in enumerate(taken)]

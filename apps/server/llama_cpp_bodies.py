@@ -1,4 +1,5 @@
-"""Request bodies of llama.cpp's endpoints: strict, as those of bodies.py."""
+"""This module defines the request bodies of llama.cpp's endpoints. As in bodies.py, an unknown field is an
+error."""
 
 from typing import Annotated
 
@@ -9,13 +10,14 @@ from .bodies import Text
 Model = Annotated[
     str | None, Meta(description="NAME, as GET /v1/models lists it; null: the server's first model.")
 ]
-MOST_CHARACTERS = 2**18  # of a text to tokenize: others wait for the tokenizer meanwhile
+MOST_CHARACTERS = 2**18  # limit of a text to tokenize: other requests wait for the tokenizer
 MOST_TOKENS = 2**18
 
 
 class TokenizeBody(Struct, forbid_unknown_fields=True):
     """The body of POST /tokenize. add_special: begin with the BOS token, if the model has one. parse_special:
-    the names of special tokens in the text are those tokens. with_pieces: tell each token's text, too."""
+    read the names of special tokens in the text as these tokens. with_pieces: return the text of each token,
+    too."""
 
     content: Annotated[str, Meta(max_length=MOST_CHARACTERS)]
     add_special: bool | None = None
@@ -32,15 +34,15 @@ class DetokenizeBody(Struct, forbid_unknown_fields=True):
 
 
 class ExtraFile(Struct, forbid_unknown_fields=True):
-    """A text that the model reads before the gap."""
+    """A file that the model reads before the two texts."""
 
     text: str
     filename: str | None = None
 
 
 class InfillBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /infill. prompt: more of the text before the gap. n_predict: the longest reply; -1:
-    what there is room for."""
+    """The body of POST /infill. prompt: further text before the gap. n_predict: the longest reply in tokens;
+    -1: all free tokens of the context."""
 
     input_prefix: str
     input_suffix: str

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's form."""
+"""This module answers POST /v1/messages and /v1/messages/count_tokens, in Anthropic's form."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -33,7 +33,8 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 class AnthropicErrorFacts(Struct):
-    """message: one line. param and code, which Anthropic's own errors lack: as in OpenAI's form."""
+    """message: the error in one line. param, code: these two fields are as in OpenAI's form; Anthropic's own
+    errors do not have them."""
 
     type: str
     message: str
@@ -42,26 +43,27 @@ class AnthropicErrorFacts(Struct):
 
 
 class AnthropicErrorAnswer(Struct, tag_field="type", tag="error"):
-    """Every error."""
+    """The body of every error."""
 
     error: AnthropicErrorFacts
 
 
 class WrittenText(Struct, tag_field="type", tag="text"):
-    """The answer."""
+    """The text of the answer."""
 
     text: str
 
 
 class WrittenThought(Struct, tag_field="type", tag="thinking"):
-    """The thought of a model that thinks first. signature: always empty; nothing checks it."""
+    """The thought of a model that thinks before its answer. signature: always empty; the server checks no
+    signature."""
 
     thinking: str
     signature: str
 
 
 class WrittenToolUse(Struct, tag_field="type", tag="tool_use"):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     name: str
@@ -72,9 +74,9 @@ WrittenBlock = WrittenThought | WrittenText | WrittenToolUse
 
 
 class MessageUsage(Struct):
-    """Tokens. input_tokens: of the prompt, those not read from a KV cache; cache_creation_input_tokens: 0,
-    because caching costs nothing. max_tokens: the longest reply that there was room for; only where the
-    request allowed a longer one."""
+    """The numbers of tokens. input_tokens: prompt tokens that were not read from a KV cache.
+    cache_creation_input_tokens: always 0, because caching costs nothing. max_tokens: the longest reply that
+    the context had room for; this field is present only if the request allowed a longer reply."""
 
     input_tokens: int
     output_tokens: int
@@ -84,7 +86,7 @@ class MessageUsage(Struct):
 
 
 class AnthropicMessage(Struct, tag_field="type", tag="message"):
-    """A reply. id: what POST /v1/ratings takes."""
+    """A reply. id: POST /v1/ratings takes this id."""
 
     id: ReplyId
     role: Literal["assistant"]
@@ -96,71 +98,72 @@ class AnthropicMessage(Struct, tag_field="type", tag="message"):
 
 
 class TokenCount(Struct):
-    """input_tokens: of the prompt, as the model reads it."""
+    """input_tokens: the number of prompt tokens, with the chat template."""
 
     input_tokens: int
 
 
 class MessageStart(Struct, tag_field="type", tag="message_start"):
-    """message: without content, and with a usage that the last message_delta corrects."""
+    """The first event. message: the reply without content; its usage is provisional, and the last
+    message_delta corrects it."""
 
     message: AnthropicMessage
 
 
 class BlockStart(Struct, tag_field="type", tag="content_block_start"):
-    """A block begins."""
+    """A content block begins."""
 
     index: int
     content_block: WrittenBlock
 
 
 class TextDelta(Struct, tag_field="type", tag="text_delta"):
-    """More of the answer."""
+    """A further piece of the answer."""
 
     text: str
 
 
 class ThoughtDelta(Struct, tag_field="type", tag="thinking_delta"):
-    """More of the thought."""
+    """A further piece of the thought."""
 
     thinking: str
 
 
 class InputDelta(Struct, tag_field="type", tag="input_json_delta"):
-    """More of a call's input, as JSON."""
+    """A further piece of the tool call's input, as JSON text."""
 
     partial_json: str
 
 
 class BlockDelta(Struct, tag_field="type", tag="content_block_delta"):
-    """More of a block."""
+    """A further piece of a content block."""
 
     index: int
     delta: TextDelta | ThoughtDelta | InputDelta
 
 
 class BlockStop(Struct, tag_field="type", tag="content_block_stop"):
-    """A block is complete."""
+    """A content block is complete."""
 
     index: int
 
 
 class StopFacts(Struct):
-    """Why the reply ended."""
+    """The reason why the reply ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class MessageDelta(Struct, tag_field="type", tag="message_delta"):
-    """The reply ended. usage: of all of it."""
+    """The reply has ended. usage: the tokens of the whole reply."""
 
     delta: StopFacts
     usage: MessageUsage
 
 
 class MessageStop(Struct, tag_field="type", tag="message_stop"):
-    """Nothing follows."""
+    """The last event of the stream."""
 
 
 MessageEvent = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
@@ -214,7 +217,7 @@ def _message(body: MessagesBody, reply: WrittenReply) -> AnthropicMessage:
 
 
 def _calls(reply: WrittenReply) -> list[WrittenToolUse]:
-    """The calls whose input is an object: the last one may be cut off."""
+    """Return the tool calls whose input is a JSON object. The input of the last call may be incomplete."""
     found = []
     for made in reply.calls:
         try:
@@ -241,7 +244,8 @@ def _usage(response: GenerationResponse, allowed: int) -> MessageUsage:
 async def _events(
     call: Call, body: MessagesBody, requests: Requests, new_calls: NewCalls
 ) -> AsyncGenerator[bytes, None]:
-    """The reply as events: message_start, each block, message_delta with the usage, message_stop."""
+    """Yield the reply as events: message_start, the events of each content block, message_delta with the
+    usage, and message_stop."""
     blocks, begun = BlockEvents(), False
     async with aclosing(reply_parts(call, requests, new_calls=new_calls)) as parts:
         async for part in parts:
@@ -260,15 +264,15 @@ async def _events(
 
 @dataclass
 class BlockEvents:
-    """Makes events of a reply's parts. index: of the newest block. kind: of the open block; None: none is.
-    called: a call has begun."""
+    """This class makes events from the parts of a reply. index: the number of the newest content block. kind:
+    the type of the open block; None: no block is open. called: True if a tool call has begun."""
 
     index: int = -1
     kind: type[WrittenBlock] | None = None
     called: bool = False
 
     def of(self, part: ReplyPart) -> Iterator[MessageEvent]:
-        """The events of one part; the last part closes the open block."""
+        """Yield the events of one part. The last part closes the open block."""
         if part.thought:
             yield from self._open_block(WrittenThought("", ""))
             yield BlockDelta(self.index, ThoughtDelta(part.thought))
@@ -298,7 +302,7 @@ class BlockEvents:
 
 
 def named_event(data: Struct) -> bytes:
-    """One server-sent event, named by its type."""
+    """Return one server-sent event whose name is the struct's `type`."""
     name = str(data.__struct_config__.tag)
     return f"event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
 

@@ -1,4 +1,4 @@
-"""Counts for `/metrics`, in the text form of Prometheus. No label has words of a user."""
+"""This module counts events for `/metrics`, in the text format of Prometheus. No label has text of a user."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,12 +28,13 @@ BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds
 
 @dataclass
 class Metrics:
-    """Counters and histograms since the start. To be used in one thread."""
+    """Counters and histograms since the start of the server. Only one thread may use this class."""
 
     counts: Counter[tuple[str, Labels]] = field(default_factory=Counter)
     observed: dict[str, list[float]] = field(
         default_factory=dict
-    )  # by name: [sum, counts up to each bound, all]
+        # By name: [sum, number of values up to each bound, number of all values].
+    )
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
         assert name in COUNTERS, name
@@ -48,7 +49,7 @@ class Metrics:
             row[i] += seconds <= bound
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """All counters, histograms, then gauges: name -> (what it is, value)."""
+        """Return all counters, histograms and gauges as text. gauges: name -> (meaning, value)."""
         lines: list[str] = []
         for name, meaning in COUNTERS.items():
             found = sorted((labels, value) for (of, labels), value in self.counts.items() if of == name)
@@ -61,7 +62,7 @@ class Metrics:
 
 
 def family(name: str, meaning: str, values: Mapping[Labels, float]) -> str:
-    """A gauge with labels."""
+    """Return the text of a gauge with labels."""
     return "\n".join(_family(name, "gauge", meaning, sorted(values.items()))) + "\n"
 
 

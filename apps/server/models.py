@@ -1,4 +1,5 @@
-"""GET /v1/models: in OpenAI's form, or in Anthropic's where the header `anthropic-version` is sent."""
+"""This module answers GET /v1/models, in OpenAI's form. If the request has the header `anthropic-version`,
+the answer has Anthropic's form."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -10,7 +11,7 @@ from .errors import ApiError
 
 
 class ModelCard(Struct):
-    """A name that a request's `model` may have."""
+    """A name that a request may give as `model`."""
 
     id: str
     object: Literal["model"]
@@ -19,14 +20,16 @@ class ModelCard(Struct):
 
 
 class ModelList(Struct):
-    """All names: NAME writes with the adapter in use, NAME@ADAPTER with this one, NAME@none with none."""
+    """All names of models. NAME is the model with the adapter in use, NAME@ADAPTER the model with this
+    adapter, and NAME@none the model without an adapter."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class AnthropicModel(Struct, tag_field="type", tag="model"):
-    """A name that a request's `model` may have. max_input_tokens: the context, which the reply fills, too."""
+    """A name that a request may give as `model`. max_input_tokens: the context, which prompt and
+    reply share."""
 
     id: str
     display_name: str
@@ -37,7 +40,7 @@ class AnthropicModel(Struct, tag_field="type", tag="model"):
 
 
 class AnthropicModelList(Struct):
-    """All names, on one page."""
+    """All names of models, on one page."""
 
     data: list[AnthropicModel]
     first_id: str
@@ -46,7 +49,7 @@ class AnthropicModelList(Struct):
 
 
 async def list_models(call: Call) -> Answer:
-    """All names that a request's `model` may have."""
+    """Return all names that a request may give as `model`."""
     names = await call.models.names(call.salt)
     if call.is_anthropic:
         cards = [await _anthropic_card(call, name) for name in names]
@@ -55,7 +58,7 @@ async def list_models(call: Call) -> Answer:
 
 
 async def show_model(call: Call) -> Answer:
-    """One of them."""
+    """Return one name that a request may give as `model`."""
     name = call.names["id"]
     if name not in await call.models.names(call.salt):
         raise ApiError(404, "there is no such model; GET /v1/models lists them.", "id", "model_not_found")

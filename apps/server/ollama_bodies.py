@@ -1,4 +1,5 @@
-"""Request bodies of ollama's endpoints: strict, as those of bodies.py."""
+"""This module defines the request bodies of ollama's endpoints. As in bodies.py, an unknown field is an
+error."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from .prompts import ReplyForm, ToolUse, function_tool
 from .tool_bodies import FunctionName, JsonSchema, NamedSchema
 
 Name = Annotated[str, Meta(description="NAME, NAME:latest or NAME@ADAPTER, as GET /api/tags lists them.")]
-LAST_N = 64  # tokens: what ollama's repeat_penalty counts where a request does not say
+LAST_N = 64  # number of tokens to which ollama's repeat_penalty applies by default
 NoImages = Annotated[list[str], Meta(max_length=0)]
 Format = Literal["", "json"] | JsonSchema
 
@@ -39,7 +40,7 @@ class OllamaTool(Struct, forbid_unknown_fields=True):
 
 
 class OllamaCalled(Struct, forbid_unknown_fields=True):
-    """What an earlier call called. index: not used."""
+    """The function of an earlier tool call. index: the server ignores this field."""
 
     name: FunctionName
     arguments: dict[str, Any] = {}
@@ -47,15 +48,15 @@ class OllamaCalled(Struct, forbid_unknown_fields=True):
 
 
 class OllamaCall(Struct, forbid_unknown_fields=True):
-    """A call in an earlier reply."""
+    """A tool call in an earlier reply."""
 
     function: OllamaCalled
     id: str | None = None
 
 
 class OllamaMessage(Struct, forbid_unknown_fields=True):
-    """A message. tool_name: of a result: the function that returned it. thinking: the model's thought before
-    an earlier reply."""
+    """A message. tool_name: for a tool result, the name of the function that returned it. thinking: the
+    model's thought in an earlier reply."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -67,8 +68,8 @@ class OllamaMessage(Struct, forbid_unknown_fields=True):
 
 
 class OllamaOptions(Struct, forbid_unknown_fields=True):
-    """num_predict: tokens of the reply; below 1: as many as there is room for. repeat_last_n: the tokens of
-    the reply that repeat_penalty counts; 0: none, -1: all."""
+    """num_predict: the maximum of tokens of the reply; below 1: all free tokens of the context.
+    repeat_last_n: the number of last reply tokens to which repeat_penalty applies; 0: none, -1: all."""
 
     seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
@@ -90,13 +91,14 @@ KeepAlive = Annotated[
 
 
 def is_last_use(keep_alive: str | float | None) -> bool:
-    """Does the client ask to close the model? 0, as a number, a text or a time."""
+    """Return True if the client asks to close the model: `keep_alive` is 0, as a number, text or duration."""
     return keep_alive is not None and re.fullmatch(r"0+(\.0*)?(ns|us|ms|s|m|h)?", str(keep_alive)) is not None
 
 
 class OllamaReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What chat and generate have in common. stream: true if it is not given. format: json: any object; or a
-    schema that the answer fits. think: whether the model thinks first; null: as its template says."""
+    """The fields of both chat and generate. stream: true if it is not given. format: "json" for any JSON
+    object, or a schema that the answer must fit. think: true if the model must think before its answer; null:
+    the chat template decides."""
 
     model: Name
     stream: bool | None = None
@@ -116,8 +118,8 @@ class OllamaChatBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaGenerateBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /api/generate. raw: the prompt goes to the model without its chat template. suffix:
-    what comes behind the reply, for a model that has tokens for a gap."""
+    """The body of POST /api/generate. raw: if true, the model reads the prompt without its chat template.
+    suffix: the text after the reply, for a model that has tokens for infilling."""
 
     prompt: str | None = None
     suffix: str | None = None
@@ -143,7 +145,8 @@ class OllamaEmbeddingsBody(Struct, forbid_unknown_fields=True):
 
 
 class OllamaShowBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /api/show. name: as older clients write `model`. verbose: changes nothing."""
+    """The body of POST /api/show. name: older clients send this field in place of `model`. verbose: changes
+    nothing."""
 
     model: Name | None = None
     name: Name | None = None
@@ -151,12 +154,12 @@ class OllamaShowBody(Struct, forbid_unknown_fields=True):
 
 
 def plain_name(model: str) -> str:
-    """A model's name without ollama's tag for the newest version."""
+    """Return the model's name without ollama's tag for the newest version (`:latest`)."""
     return model.removesuffix(":latest")
 
 
 def reply_body(body: OllamaReplyBody) -> ReplyBody:
-    """What the body asks of a reply, in the fields that all endpoints share."""
+    """Return the options of the reply, in the fields that all endpoints share."""
     options = body.options or OllamaOptions()
     return ReplyBody(
         model=plain_name(body.model),
@@ -174,7 +177,8 @@ def reply_body(body: OllamaReplyBody) -> ReplyBody:
 
 
 def _window(options: OllamaOptions) -> int | None:
-    """Tokens that repeat_penalty counts; 0: all. Without repeat_penalty, the settings decide."""
+    """Return the number of tokens to which repeat_penalty applies; 0: all tokens. Return None if the body has
+    no repeat_penalty: the server's settings decide."""
     if options.repeat_penalty is None:
         return None
     asked = LAST_N if options.repeat_last_n is None else options.repeat_last_n
@@ -182,13 +186,13 @@ def _window(options: OllamaOptions) -> int | None:
 
 
 def limit_of(body: OllamaReplyBody) -> int | None:
-    """Tokens of the longest reply; None: the body does not say."""
+    """Return the maximum number of tokens of the reply. Return None if the body has no maximum."""
     asked = body.options.num_predict if body.options else None
     return asked if asked is not None and asked > 0 else None
 
 
 def form_of(body: OllamaReplyBody) -> ReplyForm | None:
-    """What the answer must fit; None: anything."""
+    """Return the form that the answer must fit; None: any text."""
     if not body.format:
         return None
     if body.format == "json" or isinstance(body.format, str):
@@ -197,7 +201,8 @@ def form_of(body: OllamaReplyBody) -> ReplyForm | None:
 
 
 def thought_of(body: OllamaReplyBody, tag: str | None) -> bool | None:
-    """Whether the model is to think first; None: as its template says. ApiError if it cannot."""
+    """Return True if the model must think before its answer, False if it must not, None if the chat template
+    decides. Raise ApiError if the model must think first but cannot."""
     if body.think is None or body.think is False:
         return body.think
     if tag is None:
@@ -207,18 +212,17 @@ def thought_of(body: OllamaReplyBody, tag: str | None) -> bool | None:
 
 
 def tools_of(body: OllamaChatBody) -> ToolUse:
-    """The tools; the model decides whether it calls one."""
+    """Return the tools. The model decides whether it calls a tool."""
     functions = [tool.function for tool in body.tools or ()]
     return ToolUse([function_tool(f.name, f.description, f.parameters, None) for f in functions])
 
 
 def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Message]:
-    """The conversation as the engine takes it. tag: begins a thought; None: the model does not think first.
-
-    Calls have no ids in ollama's form, so the results of a reply's calls follow in their order.
-    """
+    """Return the conversation in the engine's form. tag: the tag that begins a thought; None: the model does
+    not think before its answer. Tool calls have no ids in ollama's form, so the results must come in the
+    order of the calls."""
     found: list[Message] = []
-    open_calls: list[tuple[str, str]] = []  # (id, name) of calls without a result
+    open_calls: list[tuple[str, str]] = []  # (id, name) of each tool call without a result
     for at, message in enumerate(messages):
         text = message.content or ""
         if message.role == "tool":
@@ -242,7 +246,8 @@ def _call(made: OllamaCall, call_id: str) -> dict[str, Any]:
 
 
 def _answered_call(message: OllamaMessage, open_calls: list[tuple[str, str]], where: str) -> tuple[str, str]:
-    """The call that a result belongs to: by its id, its name, or the first one without a result."""
+    """Return the call to which a result belongs. Look for the call by its id or its name; without both, take
+    the first call that has no result."""
     for call in open_calls:
         if (message.tool_call_id or call[0]) == call[0] and (message.tool_name or call[1]) == call[1]:
             open_calls.remove(call)

@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate: ollama's form."""
+"""This module answers POST /api/chat and /api/generate, in ollama's form."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -38,7 +38,8 @@ NDJSON = "application/x-ndjson"
 
 
 class OllamaError(Struct):
-    """Every error: one line. param and code, which ollama's own errors lack: as in OpenAI's form."""
+    """The body of every error. error: the error in one line. param, code: these two fields are as in OpenAI's
+    form; ollama's own errors do not have them."""
 
     error: str
     param: str | None = None
@@ -53,14 +54,14 @@ class CalledFunction(Struct):
 
 
 class WrittenToolCall(Struct):
-    """A call."""
+    """A tool call."""
 
     function: CalledFunction
     id: str
 
 
 class WrittenMessage(Struct):
-    """What the model wrote, or a piece of it. thinking: its thought."""
+    """The message of the model, or a piece of it. thinking: the model's thought before the answer."""
 
     role: Literal["assistant"]
     content: str
@@ -69,8 +70,8 @@ class WrittenMessage(Struct):
 
 
 class OllamaAnswer(Struct, kw_only=True):
-    """A reply, or a piece of one. Behind `done`: of the last one. Durations: nanoseconds. id: what POST
-    /v1/ratings takes. max_tokens: the longest reply that there was room for, where fewer than num_predict."""
+    """A reply or, in a stream, a piece of a reply. Only the last piece has done_reason, id, the token counts
+    and the durations, which are in nanoseconds. id: POST /v1/ratings takes this id."""
 
     model: str
     created_at: str
@@ -95,17 +96,17 @@ def ollama_error(error: ApiError) -> dict[str, Any]:
 
 
 def failed_line(error: ApiError) -> bytes:
-    """An error after the stream has begun."""
+    """Return the line that ends a stream with an error."""
     return msgspec.json.encode(ollama_error(error)) + b"\n"
 
 
 def now() -> str:
-    """The time, as ollama writes it."""
+    """Return the present time in ollama's notation."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 async def chat(call: Call) -> Answer:
-    """Answer a conversation, whole or, if `stream` is not false, line by line."""
+    """Answer a conversation. The answer is a stream of lines unless `stream` is false."""
     body: OllamaChatBody = call.body
     await _close_after(call, body)
     if not body.messages:
@@ -117,7 +118,8 @@ async def chat(call: Call) -> Answer:
 
 
 async def generate(call: Call) -> Answer:
-    """Answer one prompt; with `raw` go on from it, with `suffix` up to that."""
+    """Answer one prompt. With `raw`, the model continues the prompt without the chat template. With `suffix`,
+    the model writes the text between the prompt and the suffix."""
     body: OllamaGenerateBody = call.body
     await _close_after(call, body)
     if not body.prompt and not body.suffix:
@@ -138,7 +140,8 @@ async def generate(call: Call) -> Answer:
 
 Words = Callable[
     [Sequence[ReplyPart]], dict[str, Any]
-]  # what parts of a reply say, as fields of an OllamaAnswer
+    # A function of this type returns the text of a reply's parts as fields of an OllamaAnswer.
+]
 
 
 def _chat_words(parts: Sequence[ReplyPart]) -> dict[str, Any]:
@@ -153,7 +156,8 @@ def _plain_words(parts: Sequence[ReplyPart]) -> dict[str, Any]:
 
 
 def _calls(parts: Sequence[ReplyPart]) -> list[WrittenToolCall]:
-    """The calls whose arguments are an object: the last one may be cut off."""
+    """Return the tool calls whose arguments are a JSON object. The arguments of the last call may be
+    incomplete."""
     found = []
     for made in joined_calls([piece for part in parts for piece in part.calls]):
         try:
@@ -183,7 +187,8 @@ async def _answers(
     words: Words,
     begun: int,
 ) -> AsyncGenerator[OllamaAnswer, None]:
-    """An answer for each part that says something, and a last one. Calls come with the last one, whole."""
+    """Yield an answer for each part that is not empty, and a last answer. Only the last answer has the tool
+    calls."""
     held: list[ReplyPart] = []
     async with aclosing(arriving) as parts:
         async for part in parts:
@@ -235,7 +240,7 @@ def _last(
 
 
 def _join_answers(parts: Sequence[OllamaAnswer]) -> OllamaAnswer:
-    """The whole reply of its pieces."""
+    """Join the pieces of a stream into one answer."""
     last = parts[-1]
     infos = [info for part in parts for info in part.logprobs or ()]
     last = msgspec.structs.replace(last, logprobs=infos or UNSET)
@@ -259,13 +264,13 @@ def _waiting_for(words: Words) -> Callable[[Any], Waiting | None]:
 
 
 async def _close_after(call: Call, body: OllamaReplyBody) -> None:
-    """Close the model behind this request, if that is asked for."""
+    """Close the model after this request if the request says so (`keep_alive: 0`)."""
     if is_last_use(body.keep_alive):
         call.models.close_later(await call.models.find(body.model))
 
 
 async def _load_answer(call: Call, body: OllamaReplyBody, words: Words) -> Answer:
-    """The answer to a request that asks for nothing: the model is loaded, or closed."""
+    """Answer a request without a prompt. Such a request only loads or closes the model."""
     closes = is_last_use(body.keep_alive)
     if not closes:
         await call.serving.adapter_of(plain_name(body.model), None, call.salt)

@@ -1,4 +1,5 @@
-"""What ollama's clients ask of the models: /api/tags, show, ps, version and embed."""
+"""This module answers the requests of ollama's clients about models: /api/tags, show, ps, version
+and embed."""
 
 import asyncio
 from dataclasses import replace
@@ -24,7 +25,7 @@ from .serving import ModelFacts
 
 
 class OllamaDetails(Struct):
-    """What a model is. What is not known is empty."""
+    """The kind of a model. A field whose value is not known is empty."""
 
     parent_model: str
     format: str
@@ -35,8 +36,9 @@ class OllamaDetails(Struct):
 
 
 class OllamaModel(Struct):
-    """A name that a request's `model` may have. digest: the model's fingerprint, empty before it was opened.
-    size: bytes of its weights in the file; of an open model in /api/ps, in memory."""
+    """A name that a request may give as `model`. digest: the model's fingerprint; empty until the server has
+    opened the model once. size: the bytes of the weights in the file; in /api/ps, the bytes that the open
+    model takes in memory."""
 
     name: str
     model: str
@@ -47,14 +49,15 @@ class OllamaModel(Struct):
 
 
 class OllamaModels(Struct):
-    """All names."""
+    """All names of models."""
 
     models: list[OllamaModel]
 
 
 class OllamaRunning(OllamaModel):
-    """An open model. expires_at: when it is closed if nobody uses it; far away: it stays.
-    size_vram: 0: nothing is in a memory of its own."""
+    """An open model. expires_at: the time at which the server closes the model if no request uses it; a time
+    in the far future means never. size_vram: always 0, because no part of the model is in separate GPU
+    memory."""
 
     expires_at: str
     size_vram: int
@@ -62,13 +65,14 @@ class OllamaRunning(OllamaModel):
 
 
 class OllamaRunningModels(Struct):
-    """All loaded models."""
+    """All open models."""
 
     models: list[OllamaRunning]
 
 
 class OllamaFacts(Struct):
-    """A model. model_info: its shape. capabilities: what requests may ask of it."""
+    """The facts about a model. model_info: its shape. capabilities: the kinds of requests that it
+    can answer."""
 
     template: str
     modified_at: str
@@ -106,7 +110,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 async def tags(call: Call) -> Answer:
-    """List the models, and the adapters of those that are open."""
+    """List the models, and the adapters of the open models."""
     found = [(name, await call.models.find(name)) for name in await call.models.names(call.salt)]
     return OllamaModels([_model(call, name, m.serving.about, m.serving.about.bytes) for name, m in found])
 
@@ -118,7 +122,7 @@ async def ps(call: Call) -> Answer:
 
 
 async def _running(call: Call, model: PooledModel) -> OllamaRunning | None:
-    """None: it was closed meanwhile."""
+    """Return the row of an open model. Return None if the model was closed meanwhile."""
     look = await look_at_model(call.models, model)
     if look is None:
         return None
@@ -158,12 +162,12 @@ async def show(call: Call) -> Answer:
 
 
 async def version(call: Call) -> Answer:
-    """The version."""
+    """Return the version of this server."""
     return OllamaVersion(__version__)
 
 
 async def embed(call: Call) -> Answer:
-    """Turn texts into vectors, by the untouched model."""
+    """Turn texts into vectors with the model without its adapter."""
     body: OllamaEmbedBody = call.body
     if is_last_use(body.keep_alive):
         call.models.close_later(await call.models.find(body.model, embeds=True))
@@ -175,7 +179,7 @@ async def embed(call: Call) -> Answer:
 
 
 async def embed_one(call: Call) -> Answer:
-    """Turn one text into a vector: what older clients ask for."""
+    """Turn one text into a vector. Older clients use this endpoint."""
     body: OllamaEmbeddingsBody = call.body
     asked = OllamaEmbedBody(body.model, body.prompt, body.keep_alive)
     found: OllamaVectors = await embed(replace(call, body=asked))

@@ -1,4 +1,5 @@
-"""GET /v1/ps and POST /v1/stop: the open models, and the end of one of them or of the server."""
+"""This module answers GET /v1/ps, which lists the open models, and POST /v1/stop, which closes a model or the
+server."""
 
 import time
 from typing import Annotated
@@ -13,10 +14,10 @@ from .memory_share import PooledModel
 
 
 class OpenModel(Struct):
-    """An open model. need_bytes: by the plan; null: it was opened without one. model_bytes, kv_bytes: in use.
-    kv_limit_bytes: that its KV caches may take; 0: no limit. idle_seconds: since its last request; 0 while
-    it is used. requests: that it answers; replies: that are being written by it.
-    """
+    """An open model. need_bytes: the planned memory; null if the model was opened without a plan.
+    model_bytes, kv_bytes: the memory in use. kv_limit_bytes: the limit of its KV caches; 0: no limit.
+    idle_seconds: the time since its last request; 0 while a request uses it. requests: the number of its
+    requests; replies: the number of its replies in progress."""
 
     model: str
     is_first: bool
@@ -31,8 +32,8 @@ class OpenModel(Struct):
 
 
 class OpenModels(Struct):
-    """planned_bytes: of the program and all open models, by the plan. limit_bytes: that they may take; 0: not
-    known. resident_bytes: that the process takes."""
+    """planned_bytes: the planned memory of the program and all open models. limit_bytes: the maximum of
+    planned_bytes; 0: not known. resident_bytes: the memory of the process."""
 
     models: list[OpenModel]
     planned_bytes: int
@@ -47,14 +48,14 @@ class StopBody(Struct, forbid_unknown_fields=True):
 
 
 class StopAnswer(Struct):
-    """model: the one that is closed now; null: the server ends. was_open: it was open."""
+    """model: the name of the closed model; null: the server ends. was_open: true if the model was open."""
 
     model: str | None
     was_open: bool
 
 
 async def ps(call: Call) -> Answer:
-    """The open models, their memory, and what they do."""
+    """Return the open models, their memory, and the numbers of their requests."""
     found = [await _row(call, model) for model in call.models.open_models]
     share = call.models.share
     return OpenModels(
@@ -63,7 +64,7 @@ async def ps(call: Call) -> Answer:
 
 
 async def _row(call: Call, model: PooledModel) -> OpenModel | None:
-    """None: it was closed meanwhile."""
+    """Return the row of an open model. Return None if the model was closed meanwhile."""
     look = await look_at_model(call.models, model)
     if look is None:
         return None
@@ -78,7 +79,7 @@ async def _row(call: Call, model: PooledModel) -> OpenModel | None:
 
 
 async def stop(call: Call) -> Answer:
-    """Close a model when nobody uses it any more, or end the server."""
+    """Close a model as soon as no request uses it, or end the server."""
     name = call.body.model
     if name is None:
         call.models.end()

@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints answer, as structs."""
+"""This module defines the answers of OpenAI's endpoints, as structs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -17,22 +17,23 @@ DONE = b"data: [DONE]\n\n"
 
 
 class PromptDetails(Struct):
-    """cached_tokens: tokens of the prompt that were in a KV cache already."""
+    """cached_tokens: the number of prompt tokens that were in a KV cache."""
 
     cached_tokens: int
 
 
 class CompletionDetails(Struct):
-    """Tokens that were guessed, from the prompt too: those that the reply has, and the others."""
+    """The numbers of drafted tokens, which the server guessed from the prediction or the prompt. accepted:
+    tokens that the reply has. rejected: all other drafted tokens."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class Usage(Struct):
-    """Tokens of a request. The prompt of several replies is counted once. max_tokens: the longest reply that
-    there was room for; only where the request allowed a longer one. completion_tokens_details: only for
-    a request with a prediction."""
+    """The numbers of tokens of a request. The prompt of several replies counts once. max_tokens: the longest
+    reply that the context had room for; present only if the request allowed a longer reply.
+    completion_tokens_details: present only if the request has a prediction."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -43,7 +44,7 @@ class Usage(Struct):
 
 
 class TopLogprob(Struct):
-    """A token that could have come here."""
+    """A token that the model could have chosen at this position."""
 
     token: str
     logprob: float
@@ -51,7 +52,7 @@ class TopLogprob(Struct):
 
 
 class TokenInfo(Struct):
-    """A token of the reply. logprob: at temperature 1, the adapter applied."""
+    """A token of the reply. logprob: its log-probability at temperature 1, with the adapter."""
 
     token: str
     logprob: float
@@ -60,14 +61,15 @@ class TokenInfo(Struct):
 
 
 class ChoiceLogprobs(Struct):
-    """One entry for each token."""
+    """content: one entry for each token of the reply."""
 
     content: list[TokenInfo] | None
     refusal: None = None
 
 
 class ErrorFacts(Struct):
-    """message: one line. param: the field that is wrong. code: a word that programs may test."""
+    """message: the error in one line. param: the field that is wrong. code: a fixed word that programs can
+    test."""
 
     message: str
     type: str
@@ -76,7 +78,7 @@ class ErrorFacts(Struct):
 
 
 class ErrorAnswer(Struct):
-    """Every error."""
+    """The body of every error."""
 
     error: ErrorFacts
 
@@ -87,8 +89,9 @@ ReplyId = Annotated[str, Meta(description="What POST /v1/ratings and `ruvmlx rat
 def usage_of(
     responses: Sequence[GenerationResponse], per_prompt: int, allowed: int | None, is_predicted: bool = False
 ) -> Usage:
-    """responses: in the order of their requests, with `per_prompt` replies to each prompt. allowed: tokens of
-    a reply, as the request says. is_predicted: the request has a prediction."""
+    """Return the numbers of tokens of a request. responses: the replies in the order of the prompts,
+    `per_prompt` replies for each prompt. allowed: the request's limit of a reply in tokens. is_predicted:
+    True if the request has a prediction."""
     first = responses[::per_prompt]
     prompt = sum(response.prompt_tokens for response in first)
     cached = sum(response.cached_tokens for response in first)
@@ -102,20 +105,21 @@ def usage_of(
 
 
 def room_of(responses: Sequence[GenerationResponse], allowed: int | None) -> int | UnsetType:
-    """Tokens of the longest reply that there was room for, if the request allowed a longer one."""
+    """Return the tokens of the longest reply that the context had room for, if the request allowed a longer
+    reply. Otherwise return UNSET."""
     limits = [response.limit for response in responses if response.limit is not None]
     return UNSET if allowed is None or min(limits, default=allowed) >= allowed else min(limits)
 
 
 def finish_reason(response: GenerationResponse, called: bool = False) -> FinishReason:
-    """called: the reply has calls of tools."""
+    """Return OpenAI's word for the end of a reply. called: True if the reply has tool calls."""
     if response.finish_reason == "length":
         return "length"
     return "tool_calls" if called else "stop"
 
 
 def token_infos(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], top: int) -> list[TokenInfo]:
-    """Tokens with the `top` most likely ones at each place."""
+    """Return an entry for each token, with the `top` most likely tokens at its position."""
     return [
         TokenInfo(
             *_token(tokenizer, entry.token_id, entry.logprob),
@@ -131,10 +135,11 @@ def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, fl
 
 
 def event(data: Struct) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def failed_event(error: ApiError) -> bytes:
-    """An error after the stream has begun; OpenAI's clients raise it."""
+    """Return the event of an error that occurs after the stream has begun. OpenAI's clients raise
+    this error."""
     return b"data: " + msgspec.json.encode(openai_error(error)) + b"\n\n"

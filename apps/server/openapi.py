@@ -1,4 +1,5 @@
-"""GET /openapi.json: made from the table of endpoints and their structs, so that it cannot disagree."""
+"""This module answers GET /openapi.json. It makes the document from the endpoint table and the structs, so
+the document always agrees with the server."""
 
 import re
 from collections.abc import Iterator, Sequence, Set
@@ -32,7 +33,7 @@ _WITH_BODY = (400, 408, 413, 415)
 
 
 def endpoint(endpoints: Sequence[Endpoint]) -> Endpoint:
-    """The endpoint that describes these."""
+    """Return the endpoint that describes these endpoints."""
 
     async def openapi(call: Call) -> Answer:
         names = await call.models.names(call.salt)
@@ -43,7 +44,8 @@ def endpoint(endpoints: Sequence[Endpoint]) -> Endpoint:
 
 
 def document(endpoints: Sequence[Endpoint], models: Sequence[str], adapters: Sequence[str]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of these endpoints. models, adapters: names that a body may have now."""
+    """Return the OpenAPI 3.1 document of these endpoints. models, adapters: the names that a body may have
+    now."""
     kinds: dict[Any, None] = {}
     for e in endpoints:
         kinds |= dict.fromkeys(
@@ -81,8 +83,8 @@ def _add_unused(
     field: Unused,
     of: str | None = None,
 ) -> None:
-    """Add a field that is accepted and changes nothing to every object at the end of a path. of: the `type`
-    of the objects here; None: of all."""
+    """Add to the schema a field that the server accepts and ignores. The field goes into every object at the
+    end of the path `steps`. of: the `type` of the objects at this step; None: all objects."""
     (name, tag), *rest = steps
     for found in _objects(components, schema):
         fields = found["properties"]
@@ -98,7 +100,7 @@ def _add_unused(
 
 
 def _objects(components: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The structs that a value of this schema, or each item of it, may be."""
+    """Yield the schemas of all structs that a value of this schema, or an item of this value, may be."""
     if "$ref" in schema:
         yield from _objects(components, components[schema["$ref"].rpartition("/")[2]])
     elif "properties" in schema:
@@ -119,8 +121,8 @@ def _add_item(schema: dict[str, Any], tag: str, field: Unused) -> None:
 def _name(
     components: dict[str, Any], models: Sequence[str], adapters: Sequence[str], embedders: Set[str]
 ) -> None:
-    """List the names that `model` and `adapter` of a body may have, and add what structs cannot say.
-    embedders: names of bodies whose `model` may be EMBEDDING, too."""
+    """List the names that `model` and `adapter` of a body may have, and add the rules that structs cannot
+    express. embedders: the names of bodies whose `model` may also be EMBEDDING."""
     for name, schema in components.items():
         if name.endswith("Body"):
             fields = schema["properties"]
@@ -189,7 +191,7 @@ def _success(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _event(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
-    """The schema of a server-sent event."""
+    """Return the schema of a server-sent event."""
     known = {"anyOf": [schemas[e.event], schemas[e.error_body]]}
     payload = {"type": "string", "contentMediaType": "application/json", "contentSchema": known}
     data = {"anyOf": [{"const": "[DONE]"}, payload]}

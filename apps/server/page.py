@@ -1,4 +1,5 @@
-"""GET /: a page with a chat and what runs. GET /v1/status: what runs."""
+"""This module answers GET / with the web page, which has a chat and the server's status, and GET /v1/status
+with the status alone."""
 
 import base64
 import hashlib
@@ -18,7 +19,8 @@ from .serving import NO_ADAPTER, RecentRequest
 
 
 class MemoryPurpose(Struct):
-    """Bytes for one purpose. planned: when the model was opened. limit: 0 for none."""
+    """The bytes of memory for one purpose. planned: the plan from when the model was opened. limit: 0 if
+    there is no limit."""
 
     name: str
     planned: int
@@ -27,7 +29,7 @@ class MemoryPurpose(Struct):
 
 
 class MemoryInUse(Struct):
-    """Bytes. total_bytes: of this machine."""
+    """Numbers of bytes. total_bytes: the memory of this machine."""
 
     model_bytes: int
     kv_bytes: int
@@ -38,10 +40,10 @@ class MemoryInUse(Struct):
 
 
 class ServerStatus(Struct):
-    """adapter: the one in use, as NAME@VERSION, or none. tokens_per_second: of the newest reply; null before
-    the first. requests: with the same API key, the newest first. idle_work: what it does while nobody asks:
-    preparing (replies for their ratings), training, measuring (the KV cache); null: nothing.
-    """
+    """adapter: the adapter version in use, as NAME@VERSION, or none. tokens_per_second: the decode speed of
+    the newest reply; null before the first reply. requests: the last requests with the same API key, the
+    newest first. idle_work: the work that the server does while no request runs: preparing (replies for their
+    ratings), training, or measuring (the KV cache); null if there is no such work."""
 
     version: str
     model: str
@@ -55,8 +57,8 @@ class ServerStatus(Struct):
 
 
 async def status(call: Call) -> Answer:
-    """What runs: the model, its memory, the last requests of this API key and their pace. No words of
-    users."""
+    """Return the status: the model, its memory, and the last requests of this API key with their speed. The
+    answer has no text of users."""
     serving = call.serving
     look = await look_at(call.models)
     recent = [request for salt, request in reversed(serving.recent) if salt == call.salt]
@@ -82,14 +84,14 @@ def _in_use(look: MemoryLook) -> MemoryInUse:
 
 
 async def page(call: Call) -> Answer:
-    """A page for people: a chat with thumbs, what was learned, and what runs."""
+    """Return the web page: a chat with rating buttons, a list of what was learned, and the status."""
     return _page()
 
 
 @cache
 def _page() -> PlainText:
-    """One file of three, and a policy that allows its own script and style, requests to this server, and no
-    more."""
+    """Join the HTML, CSS and JavaScript files to one page. Its Content-Security-Policy allows only the page's
+    own script and style and requests to this server."""
     text, style, script = (
         (Path(__file__).parent / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
     )
@@ -114,7 +116,8 @@ def _page() -> PlainText:
 
 
 def _digest(text: str, tag: str) -> str:
-    """The only element with this tag, as a source of a Content-Security-Policy."""
+    """Return the digest of the content of the only element with this tag, as a Content-Security-Policy
+    source."""
     [inside] = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 

@@ -1,4 +1,4 @@
-"""What the page asks for to show: Markdown as HTML, and what was learned, in words."""
+"""This module prepares text for the web page: it turns Markdown into HTML and describes what was learned."""
 
 import asyncio
 from functools import cache
@@ -14,7 +14,7 @@ from ..learning_words import status_facts, status_lines
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
 
-MOST_LETTERS = 262_144  # of all texts together: tenths of a second of work
+MOST_LETTERS = 262_144  # maximum characters of all texts together; they take tenths of a second
 
 
 class MarkdownBody(Struct, forbid_unknown_fields=True):
@@ -24,13 +24,14 @@ class MarkdownBody(Struct, forbid_unknown_fields=True):
 
 
 class MarkdownAnswer(Struct):
-    """The texts as HTML. HTML in a text is shown as it was written; pictures are left out."""
+    """The texts as HTML. HTML in a text is shown as plain text. Pictures are left out."""
 
     html: list[str]
 
 
 class LearnedAnswer(Struct):
-    """What the adapter in use has learned, in sentences for people. adapter: null: none is in use."""
+    """Sentences for people about what the adapter in use has learned. adapter: null if no adapter
+    is in use."""
 
     adapter: str | None
     sentences: list[str]
@@ -42,7 +43,7 @@ def _parser() -> MarkdownIt:
 
 
 async def markdown(call: Call) -> Answer:
-    """Texts as HTML. In a thread: others are answered meanwhile."""
+    """Return the texts as HTML. The work runs in a thread, so the server answers other requests meanwhile."""
     texts = call.body.texts
     if sum(map(len, texts)) > MOST_LETTERS:
         raise ApiError(400, f"texts: more than {MOST_LETTERS} characters.", "texts")
@@ -50,7 +51,7 @@ async def markdown(call: Call) -> Answer:
 
 
 async def show_learned(call: Call) -> Answer:
-    """What the adapter in use of the first model has learned."""
+    """Return what the first model's adapter in use has learned."""
     async with call.models.using(call.models.first) as serving:
         return await serving.host.call_between(_learned_answer)
 

@@ -1,4 +1,5 @@
-"""POST and DELETE /v1/ratings: a rating changes the weights at once, and each can be taken back."""
+"""This module answers POST and DELETE /v1/ratings. A rating changes the adapter's weights at once, and DELETE
+takes a rating back."""
 
 from msgspec import Struct
 
@@ -14,9 +15,10 @@ from .openai_answers import ReplyId
 
 
 class RatingAnswer(Struct, tag_field="object", tag="rating"):
-    """What a rating did. applied: whether the weights changed. logprob_before, logprob_after: of the reply,
-    the mean per token, nats. kl: the adapter's distance to the frozen model on reference text, nats per
-    token; never over kl_cap. adapter_version: the version that the rating made."""
+    """The effect of a rating. applied: whether the weights changed. logprob_before, logprob_after: the mean
+    log-probability per token of the reply in nats, before and after the update. kl: the distance of the
+    adapter to the frozen model on reference text, in nats per token; it is never more than kl_cap.
+    adapter_version: the version that the rating made."""
 
     id: ReplyId
     rating: str
@@ -31,9 +33,9 @@ class RatingAnswer(Struct, tag_field="object", tag="rating"):
 
 
 class PreferenceAnswer(Struct, tag_field="object", tag="preference"):
-    """What a preferred text did. preferred_id: the text as a reply. margin_before, margin_after: mean
-    log-probability per token of the preferred text minus that of the reply, nats. All else as for a
-    rating."""
+    """The effect of a preferred text. preferred_id: the id of the preferred text, which is stored as a reply.
+    margin_before, margin_after: the mean log-probability per token of the preferred text minus that of the
+    reply, in nats. All other fields are as in RatingAnswer."""
 
     id: ReplyId
     preferred_id: ReplyId
@@ -48,7 +50,8 @@ class PreferenceAnswer(Struct, tag_field="object", tag="preference"):
 
 
 class RatingDeleted(Struct, tag_field="object", tag="rating.deleted"):
-    """A rating or preference was taken back. adapter_version: in use now, bit for bit as before it."""
+    """The rating or preference was taken back. adapter_version: the version now in use; its weights are bit
+    for bit the weights from before the rating."""
 
     id: ReplyId
     deleted: bool
@@ -57,7 +60,7 @@ class RatingDeleted(Struct, tag_field="object", tag="rating.deleted"):
 
 
 async def rate(call: Call) -> Answer:
-    """Rate a reply, or give the text that it should have been."""
+    """Rate a reply, or give the text that the reply should have been."""
     body: RatingBody = call.body
     if (body.rating is None) == (body.preferred is None):
         raise ApiError(400, "rating: give either rating or preferred.", "rating", "invalid_combination")
@@ -89,7 +92,8 @@ def _prefer(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer | P
 
 
 def _teachable_reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
-    """The reply with this id, if an adapter wrote it: that one learns."""
+    """Return the reply with this id. Raise ApiError, 409, if no adapter wrote the reply: only the adapter
+    that wrote a reply can learn from it."""
     reply = _reply(runtime, id, tenant)
     if reply.adapter is None and runtime.learner is not None:
         message = "id: the untouched model wrote this reply, so no adapter can learn from its rating."
@@ -98,12 +102,13 @@ def _teachable_reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
 
 
 def _learner(runtime: Runtime, reply: ReplyRow) -> str:
-    """Name of the adapter that learns from this reply: its own, or else the one in use."""
+    """Return the name of the adapter that learns from this reply: the adapter that wrote it, or else the
+    adapter in use."""
     return reply.adapter or runtime.learning.require_learner().history.name
 
 
 async def take_back(call: Call) -> Answer:
-    """Take a reply's rating back, as if it had never been given. Of preferences only the newest can be taken
+    """Take a reply's rating back, as if nobody had given it. Of preferences, only the newest can be taken
     back."""
     id = call.names["id"]
     async with call.models.using_writer(id) as serving:
@@ -131,8 +136,8 @@ def _without_preference(history: AdapterHistory, reply: ReplyRow) -> LearnStatus
 
 
 def _reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
-    """The reply with exactly this id: a client must not rate another one by mistake. One that was written for
-    another API key is as unknown as one that never was."""
+    """Return the reply with exactly this id, so that a client cannot rate another reply by mistake. Raise
+    ApiError, 404, if there is no such reply or if it was written for another API key."""
     missing = ApiError(404, "id: there is no such reply; give the id of a completion.", "id", "not_found")
     try:
         reply = runtime.store.replies.get(id)
@@ -147,7 +152,7 @@ SHOWN_REPLIES, SHOWN_LETTERS = 50, 300
 
 
 class ReplyCard(Struct):
-    """A reply. question, text: their beginnings. created: a Unix time."""
+    """A reply. question, text: the first characters of the prompt and of the reply. created: a Unix time."""
 
     id: ReplyId
     question: str
@@ -163,7 +168,7 @@ class ReplyCards(Struct):
 
 
 async def list_replies(call: Call) -> Answer:
-    """The newest replies that can be rated."""
+    """Return the newest replies that can be rated."""
 
     def cards(runtime: Runtime) -> ReplyCards:
         rows = runtime.store.replies.newest(call.salt, SHOWN_REPLIES)

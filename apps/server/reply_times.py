@@ -1,4 +1,5 @@
-"""How long replies take, and so when a place or memory for another one may be free."""
+"""This module measures how long replies take. From these times it estimates when a place or memory for
+another reply is free."""
 
 import contextlib
 import math
@@ -7,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-LAST = 32  # replies whose times count
-MAX_WAIT_SECONDS = 60  # seconds that a client is told to wait
+LAST = 32  # number of last replies whose times are used
+MAX_WAIT_SECONDS = 60  # the longest wait in seconds that a client is told
 
 
 @dataclass
 class ReplyTimes:
-    """The times of the last replies, and of those that are being written. To be used in one thread."""
+    """The times of the last replies and of the replies in progress. Only one thread may use this class."""
 
     clock: Callable[[], float] = time.monotonic
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
@@ -22,7 +23,8 @@ class ReplyTimes:
 
     @contextlib.contextmanager
     def reply(self) -> Iterator[None]:
-        """The block writes a reply; its time counts if it ends well."""
+        """In the block, a reply is written. If the block ends without an error, the time of the reply is
+        remembered."""
         self._count += 1
         number, begun = self._count, self.clock()
         self._begun[number] = begun
@@ -33,10 +35,11 @@ class ReplyTimes:
             del self._begun[number]
 
     def until_free(self, share: float) -> int:
-        """Whole seconds, 1 to MAX_WAIT_SECONDS, until this share (0 to 1) of what the replies hold is free.
+        """Return whole seconds, 1 to MAX_WAIT_SECONDS, until this share (0 to 1) of the places or memory in
+        use is free.
 
-        Replies that began at different times end evenly over the time that one takes. Those that are being
-        written count with the time that they have taken so far.
+        The estimate assumes that replies which began at different times end evenly over the mean time of a
+        reply. A reply in progress counts with the time that it has taken so far.
         """
         known = [*self._last, *(self.clock() - begun for begun in self._begun.values())]
         mean = sum(known) / len(known) if known else 0.0

@@ -1,4 +1,5 @@
-"""One line on stderr for each answer: for people, or as JSON. It has no words of users and no secrets."""
+"""This module writes one line to stderr for each answer, for people or as JSON. The lines have no text of
+users and no secrets."""
 
 import json
 import sys
@@ -10,13 +11,15 @@ from typing import TextIO
 
 @dataclass
 class RequestLog:
-    """as_json: one object a line. sink: None: nothing is written."""
+    """as_json: True for one JSON object per line. sink: the stream for the lines; None: nothing
+    is written."""
 
     as_json: bool = False
     sink: TextIO | None = field(default_factory=lambda: sys.stderr)
 
     def write(self, event: str, facts: Mapping[str, object]) -> None:
-        """event: "request", "error", ... facts: by name; their text is the server's own."""
+        """Write a line. event: "request", "error" or another word. facts: values by name; none has text of a
+        user."""
         if self.sink is None:
             return
         now = time.time()

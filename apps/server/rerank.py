@@ -1,4 +1,5 @@
-"""POST /v1/rerank: texts by their likeness to a question, in the form of Jina and Cohere."""
+"""This module answers POST /v1/rerank, in the form of Jina and Cohere. It sorts texts by their similarity to
+a query."""
 
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
@@ -9,7 +10,8 @@ from .endpoint import Answer, Call, Endpoint
 
 
 class RankedText(Struct):
-    """index: in the request. relevance_score: from 0, about something else, to 1, the same text."""
+    """index: the position of the text in the request. relevance_score: from 0 (another subject) to 1 (the
+    same text)."""
 
     index: int
     relevance_score: float
@@ -17,7 +19,7 @@ class RankedText(Struct):
 
 
 class Ranking(Struct):
-    """The texts, the most relevant first. method: what compared them."""
+    """The texts, the most relevant first. method: the way in which the server compared them."""
 
     model: str
     results: list[RankedText]
@@ -26,7 +28,7 @@ class Ranking(Struct):
 
 
 async def rerank(call: Call) -> Answer:
-    """Rank texts by the likeness of their embeddings to the query's. Replies go on meanwhile."""
+    """Sort texts by the similarity of their embeddings to the query's embedding. Replies go on meanwhile."""
     body: RerankBody = call.body
     name = await embedder_name(call)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]

@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer form, which Codex speaks."""
+"""This module answers POST /v1/responses, OpenAI's newer form, which the coding agent Codex uses."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -66,14 +66,15 @@ async def _events(
                 for event in writing.begin():
                     yield named_event(event)
             events = list(writing.add(part))
-            if part.response is not None:  # before the client is told of the end: it may go on at once
+            # Store the response before the client gets the last event: the client may continue it at once.
+            if part.response is not None:
                 await keep_response(call, body, writing.answer)
             for event in events:
                 yield named_event(event)
 
 
 class ResponseWriter:
-    """Builds one response, and the events that tell of it. answer: the response so far."""
+    """This class builds one response and the events that describe it. answer: the response so far."""
 
     def __init__(self, body: ResponsesBody, request: GenerationRequest, tokenizer: Tokenizer):
         self._tokenizer, self._events = tokenizer, 0
@@ -100,12 +101,12 @@ class ResponseWriter:
         )
 
     def begin(self) -> Iterator[Struct]:
-        """The events before the first item."""
+        """Yield the events before the first item."""
         yield self._number_event(answers.ResponseCreated, self.answer)
         yield self._number_event(answers.ResponseInProgress, self.answer)
 
     def add(self, part: ReplyPart) -> Iterator[Struct]:
-        """The events of one part; the last part ends the response."""
+        """Yield the events of one part. The last part ends the response."""
         if part.thought:
             yield from self._more_text(True, part.thought)
         if part.text:
@@ -116,7 +117,7 @@ class ResponseWriter:
             yield from self._finish_answer(part.response)
 
     def failed(self, error: ApiError) -> bytes:
-        """The event of an error."""
+        """Return the event of an error."""
         failure = answers.ResponseFailure(error.code or error.type, str(error))
         self._replace(status="failed", error=failure)
         return named_event(self._number_event(answers.ResponseFailed, self.answer))
@@ -137,7 +138,7 @@ class ResponseWriter:
 
     @property
     def _index(self) -> int:
-        """Of the next item: an open one is put into the output before it."""
+        """The number of the next item. If an item is open, it comes before the next item."""
         return len(self.answer.output) + (self._open is not None)
 
     def _open_item(self, item: OpenText | OpenCall) -> Iterator[Struct]:
@@ -174,7 +175,7 @@ class ResponseWriter:
 def usage_of(
     tokenizer: Tokenizer, response: GenerationResponse, allowed: int | None
 ) -> answers.ResponseUsage:
-    """The tokens of a reply. allowed: tokens of a reply, as the request says."""
+    """Return the numbers of tokens of a reply. allowed: the request's limit of the reply in tokens."""
     prompt, cached, count = response.prompt_tokens, response.cached_tokens, response.generation_tokens
     thought = answers.ThoughtTokens(thought_tokens(tokenizer, response))
     total, room = prompt + count, room_of([response], allowed)
@@ -182,7 +183,8 @@ def usage_of(
 
 
 def thought_tokens(tokenizer: Tokenizer, response: GenerationResponse) -> int:
-    """Number of tokens of a reply's thought. Its text may begin with the tag that ended the prompt."""
+    """Return the number of tokens of a reply's thought. The thought may begin with a tag that is the end of
+    the prompt, and these tokens are not counted."""
     text, drawn = response.text.lstrip(), tokenizer.decode(response.token_ids).lstrip()
     begun = next((tag for tag in TAGS if text.startswith(tag) and not drawn.startswith(tag)), "")
     counter = ThoughtCounter(tokenizer, begun)
@@ -192,7 +194,7 @@ def thought_tokens(tokenizer: Tokenizer, response: GenerationResponse) -> int:
 
 
 def _failed_early(error: ApiError) -> bytes:
-    """The event of an error before there is a response, after signs of life."""
+    """Return the event of an error that occurs before there is a response, after keep-alive comments."""
     return named_event(answers.StreamError(error.code, str(error), error.param))
 
 

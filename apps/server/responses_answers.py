@@ -1,4 +1,4 @@
-"""What POST /v1/responses answers, as structs."""
+"""This module defines the answers of POST /v1/responses, as structs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ Nothing = Annotated[list[Any], Meta(max_length=0)]
 
 
 class AnswerText(Struct, tag_field="type", tag="output_text"):
-    """The answer's text."""
+    """The text of the answer."""
 
     text: str
     annotations: Nothing = []
@@ -22,13 +22,13 @@ class AnswerText(Struct, tag_field="type", tag="output_text"):
 
 
 class ThoughtText(Struct, tag_field="type", tag="reasoning_text"):
-    """The thought's text."""
+    """The text of the thought."""
 
     text: str
 
 
 class AnswerItem(Struct, tag_field="type", tag="message"):
-    """The answer."""
+    """An output item that has the answer."""
 
     id: str
     status: Status
@@ -37,7 +37,8 @@ class AnswerItem(Struct, tag_field="type", tag="message"):
 
 
 class ThoughtItem(Struct, tag_field="type", tag="reasoning"):
-    """The thought of a model that thinks first, whole: there is no summary of it."""
+    """An output item that has the whole thought of a model that thinks before its answer. summary: always
+    empty."""
 
     id: str
     status: Status
@@ -46,8 +47,9 @@ class ThoughtItem(Struct, tag_field="type", tag="reasoning"):
 
 
 class CallItem(Struct, tag_field="type", tag="function_call"):
-    """A call of a function. call_id: what `function_call_output` gives back. arguments: JSON. namespace: of a
-    function of a group."""
+    """An output item that has a tool call. call_id: the client repeats this id in its `function_call_output`.
+    arguments: the arguments as JSON text. namespace: the name of the function's group, if the function
+    belongs to a group."""
 
     id: str
     status: Status
@@ -61,21 +63,21 @@ OutputItem = ThoughtItem | AnswerItem | CallItem
 
 
 class CachedTokens(Struct):
-    """cached_tokens: of the input, those that were in a KV cache already."""
+    """cached_tokens: the number of input tokens that were in a KV cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class ThoughtTokens(Struct):
-    """reasoning_tokens: of the output, those of the thought, its tags included."""
+    """reasoning_tokens: the number of output tokens of the thought, with its tags."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Struct):
-    """Tokens of a response. max_output_tokens: the longest one that there was room for; only where the
-    request allowed a longer one."""
+    """The numbers of tokens of a response. max_output_tokens: the longest response that the context had room
+    for; this field is present only if the request allowed a longer response."""
 
     input_tokens: int
     input_tokens_details: CachedTokens
@@ -86,20 +88,21 @@ class ResponseUsage(Struct):
 
 
 class ResponseFailure(Struct):
-    """Why a response failed."""
+    """The reason why a response failed."""
 
     code: str
     message: str
 
 
 class WhyIncomplete(Struct):
-    """max_output_tokens: it, or the context, was full."""
+    """reason: the response reached max_output_tokens or the end of the context."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponseAnswer(Struct, kw_only=True):
-    """A response. id: what POST /v1/ratings takes. Fields of the request have the values in force."""
+    """A response. id: POST /v1/ratings takes this id. Fields with the names of request fields have the values
+    that the server used."""
 
     id: ReplyId
     object: Literal["response"] = "response"
@@ -128,28 +131,28 @@ class ResponseAnswer(Struct, kw_only=True):
 
 
 class ResponseCreated(Struct, tag_field="type", tag="response.created"):
-    """The first event."""
+    """The first event of a stream."""
 
     sequence_number: int
     response: ResponseAnswer
 
 
 class ResponseInProgress(Struct, tag_field="type", tag="response.in_progress"):
-    """The second event."""
+    """The second event of a stream."""
 
     sequence_number: int
     response: ResponseAnswer
 
 
 class ResponseCompleted(Struct, tag_field="type", tag="response.completed"):
-    """The last event."""
+    """The last event of a complete response."""
 
     sequence_number: int
     response: ResponseAnswer
 
 
 class ResponseIncomplete(Struct, tag_field="type", tag="response.incomplete"):
-    """The last event of a response that a limit ended."""
+    """The last event of a response that reached a limit."""
 
     sequence_number: int
     response: ResponseAnswer
@@ -172,7 +175,7 @@ class StreamError(Struct, tag_field="type", tag="error"):
 
 
 class ItemAdded(Struct, tag_field="type", tag="response.output_item.added"):
-    """An item begins."""
+    """An output item begins."""
 
     sequence_number: int
     output_index: int
@@ -180,7 +183,7 @@ class ItemAdded(Struct, tag_field="type", tag="response.output_item.added"):
 
 
 class ItemDone(Struct, tag_field="type", tag="response.output_item.done"):
-    """An item is complete."""
+    """An output item is complete."""
 
     sequence_number: int
     output_index: int
@@ -188,7 +191,7 @@ class ItemDone(Struct, tag_field="type", tag="response.output_item.done"):
 
 
 class PartAdded(Struct, tag_field="type", tag="response.content_part.added"):
-    """An item's text begins."""
+    """The text of an output item begins."""
 
     sequence_number: int
     item_id: str
@@ -198,7 +201,7 @@ class PartAdded(Struct, tag_field="type", tag="response.content_part.added"):
 
 
 class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
-    """An item's text is complete."""
+    """The text of an output item is complete."""
 
     sequence_number: int
     item_id: str
@@ -208,7 +211,7 @@ class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
 
 
 class AnswerDelta(Struct, tag_field="type", tag="response.output_text.delta"):
-    """More of the answer."""
+    """A further piece of the answer."""
 
     sequence_number: int
     item_id: str
@@ -219,7 +222,7 @@ class AnswerDelta(Struct, tag_field="type", tag="response.output_text.delta"):
 
 
 class AnswerDone(Struct, tag_field="type", tag="response.output_text.done"):
-    """All of the answer."""
+    """The whole text of the answer."""
 
     sequence_number: int
     item_id: str
@@ -230,7 +233,7 @@ class AnswerDone(Struct, tag_field="type", tag="response.output_text.done"):
 
 
 class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delta"):
-    """More of the thought."""
+    """A further piece of the thought."""
 
     sequence_number: int
     item_id: str
@@ -240,7 +243,7 @@ class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delt
 
 
 class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"):
-    """All of the thought."""
+    """The whole text of the thought."""
 
     sequence_number: int
     item_id: str
@@ -250,7 +253,7 @@ class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"
 
 
 class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_arguments.delta"):
-    """More of a call's arguments."""
+    """A further piece of a tool call's arguments."""
 
     sequence_number: int
     item_id: str
@@ -259,7 +262,7 @@ class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_argum
 
 
 class ArgumentsDone(Struct, tag_field="type", tag="response.function_call_arguments.done"):
-    """All of a call's arguments."""
+    """All arguments of a tool call."""
 
     sequence_number: int
     item_id: str

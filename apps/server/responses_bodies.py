@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses: strict, as those of bodies.py."""
+"""This module defines the body of POST /v1/responses. As in bodies.py, an unknown field is an error."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -19,13 +19,13 @@ from .turns import add_turn
 
 
 class InputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
-    """A piece of a message."""
+    """A piece of text of a message."""
 
     text: str
 
 
 class OutputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
-    """A piece of an earlier reply, as this server wrote it."""
+    """A piece of text of an earlier reply of this server."""
 
     text: str
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
@@ -33,7 +33,7 @@ class OutputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="outp
 
 
 class ReasoningText(Struct, forbid_unknown_fields=True, tag_field="type", tag="reasoning_text"):
-    """What the model thought before an earlier reply."""
+    """The model's thought in an earlier reply."""
 
     text: str
 
@@ -42,10 +42,10 @@ Parts = Annotated[list[InputText | OutputText | ReasoningText], Meta(min_length=
 
 
 class InputItem(Struct, forbid_unknown_fields=True):
-    """A message (role, content), the thought before an earlier reply (content), an earlier call of a function
-    (call_id, name, namespace, arguments) or what it returned (call_id, output). The model's template decides
-    whether a thought is read again. id, status, phase: accepted; they change nothing.
-    """
+    """An item has one of four types: a message (role, content), the thought of an earlier reply (content), an
+    earlier tool call (call_id, name, namespace, arguments), or the result of a tool call (call_id, output).
+    The chat template decides whether the model reads a thought again. id, status, phase: the server accepts
+    and ignores these fields."""
 
     type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -62,7 +62,7 @@ class InputItem(Struct, forbid_unknown_fields=True):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-# What an item of a type must have, and what it may have besides `_ANY`.
+# The fields that an item of each type must have, and the fields that it may have besides `_ANY`.
 _NEEDED = {
     "message": ("role", "content"),
     "reasoning": (),
@@ -74,7 +74,8 @@ _ANY = ("type", "id", "status")
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True):
-    """effort: none: the model answers at once; all others: it thinks first."""
+    """effort: with "none", the model answers without a thought; with any other value, it thinks before its
+    answer."""
 
     effort: Effort | None = None
 
@@ -110,7 +111,7 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def reply_body(body: ResponsesBody) -> ReplyBody:
-    """What the body asks of a reply, in the fields that all endpoints share."""
+    """Return the options of the reply, in the fields that all endpoints share."""
     refuse_true(body.background, "background")
     return ReplyBody(
         model=body.model,
@@ -122,19 +123,17 @@ def reply_body(body: ResponsesBody) -> ReplyBody:
 
 
 def items_of(body: ResponsesBody) -> list[InputItem]:
-    """The input, as items."""
+    """Return the input as a list of items. A plain text becomes one message of the user."""
     return [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
 
 
 def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputItem] = ()) -> list[Message]:
-    """The conversation as the engine takes it. tag: begins a thought; None: the model does not think first.
-    before: items of the responses that it goes on from.
-
-    Turns of one role in a row become one turn.
-    """
+    """Return the conversation in the engine's form. tag: the tag that begins a thought; None: the model does
+    not think before its answer. before: the items of the earlier responses that this one continues. Several
+    turns of one role in a row become one turn."""
     instructions = without_agent_headers(body.instructions or "")
     found = [Message("system", instructions)] if instructions else []
-    names: dict[str, str] = {}  # of the functions called so far, by the call's id
+    names: dict[str, str] = {}  # names of the functions called so far, by the id of the call
     thought = ""
     for at, item in enumerate([*before, *items_of(body)], -len(before)):
         _check(item, f"input[{at}]")
@@ -150,7 +149,7 @@ def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputIte
 
 
 def _add_said(turns: list[Message], item: InputItem, thought: str, tag: str, names: dict[str, str]) -> None:
-    """Append a message or a call. thought: what the model thought before it."""
+    """Append a message or a tool call. thought: the model's thought before it."""
     role = "system" if item.role in ("system", "developer") else item.role or "assistant"
     content, calls = _joined_parts(item.content), []
     if item.type == "function_call":
@@ -171,7 +170,8 @@ def _result(item: InputItem, place: str, names: dict[str, str]) -> Message:
 
 
 def _check(item: InputItem, place: str) -> None:
-    """ApiError for fields that do not belong to the item's type, and for those that it lacks."""
+    """Raise ApiError if the item has a field that does not belong to its type, or lacks a field that its type
+    needs."""
     needed = _NEEDED[item.type]
     for name in item.__struct_fields__:
         given = getattr(item, name) is not None
@@ -188,5 +188,5 @@ def _joined_parts(content: str | Sequence[InputText | OutputText | ReasoningText
 
 
 def wants_thought(body: ResponsesBody, tag: str | None, ignored: list[str]) -> bool | None:
-    """Whether the model is to think first, as `thought_of` says."""
+    """Return the value of `thought_of` for `reasoning.effort`."""
     return thought_of(body.reasoning.effort if body.reasoning else None, tag, "reasoning.effort", ignored)

@@ -1,6 +1,6 @@
-"""The items of a response while they are written, and the events that tell of them.
+"""This module builds the items of a response while the model writes them, and makes their events.
 
-Each event is a function of its number in the stream.
+Each event is a function that takes the event's number in the stream.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ NumberedEvent = Callable[[int], Struct]
 
 @dataclass
 class OpenText:
-    """The thought, or the answer."""
+    """An item in progress that has the thought or the answer."""
 
     is_thought: bool
     reply_id: str
@@ -53,7 +53,8 @@ class OpenText:
 
 @dataclass
 class OpenCall:
-    """A call of a function. group: its namespace, or "". text: the arguments so far."""
+    """An item in progress that has a tool call. group: the function's namespace, or "". text: the arguments
+    so far."""
 
     call_id: str
     group: str

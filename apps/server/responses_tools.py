@@ -1,4 +1,5 @@
-"""Tools and the form of the answer in the body of POST /v1/responses, and as the engine takes them."""
+"""This module defines the tools and the form of the answer in the body of POST /v1/responses. It also turns
+them into the engine's form."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
@@ -19,8 +20,8 @@ class ResponseFunction(
 
 
 class FunctionGroup(Struct, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
-    """Functions of one purpose. The model reads and writes GROUP.FUNCTION; in items, `namespace` has the
-    group's name and `name` the function's. description: not used."""
+    """Functions for one purpose. The model reads and writes GROUP.FUNCTION. In an item, `namespace` is the
+    name of the group and `name` is the name of the function. description: the server ignores this field."""
 
     name: ShortName
     description: str
@@ -28,18 +29,18 @@ class FunctionGroup(Struct, forbid_unknown_fields=True, tag_field="type", tag="n
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):
-    """The function that must be called; GROUP.FUNCTION for one of a group."""
+    """The function that the model must call. name: GROUP.FUNCTION if the function belongs to a group."""
 
     type: Literal["function"]
     name: str
 
 
 class ResponseSchema(NamedSchema, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON that fits the schema."""
+    """The answer must be JSON that fits the schema."""
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):
-    """What the answer must fit."""
+    """format: the form that the answer must fit."""
 
     format: FreeText | AnyObject | ResponseSchema | None = None
 
@@ -49,17 +50,17 @@ FunctionChoice = Literal["none", "auto", "required"] | ChosenFunction
 
 
 def full_name(group: str | None, name: str) -> str:
-    """What the model reads and writes."""
+    """Return the function name that the model reads and writes."""
     return f"{group}.{name}" if group else name
 
 
 def grouped_names(tools: Sequence[ResponseTool]) -> dict[str, tuple[str, str]]:
-    """(group, function) by the name that the model writes, for functions of groups."""
+    """Return (group, function) for each function of a group, by the name that the model writes."""
     return {full_name(group, f.name): (group, f.name) for group, f in _functions(tools) if group}
 
 
 def tool_use(tools: Sequence[ResponseTool], choice: FunctionChoice | None, parallel: bool | None) -> ToolUse:
-    """The tools, and whether they must be called."""
+    """Return the tools, and whether the model must call one."""
     offered = [
         function_tool(full_name(group, f.name), f.description, f.parameters, f.strict)
         for group, f in _functions(tools)
@@ -78,7 +79,7 @@ def _functions(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, ResponseFun
 
 
 def form_of(options: TextOptions | None) -> ReplyForm | None:
-    """What the answer must fit; None: anything."""
+    """Return the form that the answer must fit; None: any text."""
     match options and options.format:
         case AnyObject():
             return any_object("text.format")

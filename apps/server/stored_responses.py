@@ -1,8 +1,7 @@
-"""Responses that are kept, so that later requests go on from them.
+"""This module stores responses, so that later requests can continue them.
 
-GET and DELETE /v1/responses/ID, and GET /v1/responses/ID/input_items.
-
-They are in the store of the chats. Deletion takes the words out of all its files, and out of the KV caches.
+The module answers GET and DELETE /v1/responses/ID, and GET /v1/responses/ID/input_items. The responses are in
+the same store as the chats. DELETE removes the text from all files of the store and from the KV caches.
 """
 
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ ITEMS_LINK = {**SHOW_LINK, "operationId": "list_input_items"}
 
 
 class ResponseDeleted(Struct):
-    """The response's words are deleted."""
+    """The response and its text are deleted."""
 
     id: str
     object: Literal["response"] = "response"
@@ -37,15 +36,15 @@ class ResponseDeleted(Struct):
 
 
 class ListedItem(InputItem, omit_defaults=True, kw_only=True):
-    """One item of the input to a response. A message holds its texts as a list of parts."""
+    """One item of the input to a response. The content of a message is a list of text parts."""
 
     id: str
     type: Literal["message", "reasoning", "function_call", "function_call_output"]
 
 
 class InputItemList(Struct, kw_only=True):
-    """A page of input items. first_id, last_id: null if the page is empty. has_more: whether a request with
-    `after` = last_id finds more."""
+    """A page of input items. first_id, last_id: null if the page is empty. has_more: true if a request with
+    `after` = last_id returns more items."""
 
     object: Literal["list"] = "list"
     data: Sequence[ListedItem]
@@ -55,7 +54,7 @@ class InputItemList(Struct, kw_only=True):
 
 
 class PageQuery(Struct, forbid_unknown_fields=True):
-    """Which items a page has, and in which order."""
+    """The choice and the order of the items of a page."""
 
     order: Annotated[Literal["asc", "desc"], Meta(description="asc: the oldest item first.")] = "desc"
     limit: Annotated[int, Meta(ge=1, le=100, description="Items of a page.")] = 20
@@ -63,13 +62,13 @@ class PageQuery(Struct, forbid_unknown_fields=True):
 
 
 class _StoredOutput(Struct):
-    """What a later request reads of an answer."""
+    """The part of a stored answer that a later request needs."""
 
     output: list[InputItem]
 
 
 async def keep_response(call: Call, body: ResponsesBody, answer: answers.ResponseAnswer) -> None:
-    """Store what this request sent, and its answer, unless the request says not to."""
+    """Store the request's input and its answer, unless the request has `store: false`."""
     if not answer.store:
         return
     sent = msgspec.json.encode(items_of(body))
@@ -78,7 +77,8 @@ async def keep_response(call: Call, body: ResponsesBody, answer: answers.Respons
 
 
 async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:
-    """The items of a response and of all that it went on from. ApiError, 404, if one of them is gone."""
+    """Return the items of a response and of all earlier responses that it continues. Raise ApiError, 404, if
+    one of them is deleted."""
     if response_id is None:
         return []
     field, most = "previous_response_id", call.serving.limits.body
@@ -100,12 +100,13 @@ async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:
 
 
 async def show_response(call: Call) -> Answer:
-    """A stored response, as it was answered."""
+    """Return a stored response in its original form."""
     return msgspec.Raw((await _stored_row(call)).answer)
 
 
 async def _stored_row(call: Call) -> ResponseRow:
-    """The row; ApiError, 404, also for one of another API key."""
+    """Return the row of the response. Raise ApiError, 404, if there is no such row or if it belongs to
+    another API key."""
     id = call.names["id"]
     try:
         async with call.models.using_any() as serving:
@@ -115,7 +116,8 @@ async def _stored_row(call: Call) -> ResponseRow:
 
 
 async def list_input_items(call: Call) -> Answer:
-    """What a response was written for: what its request sent, and all that this went on from."""
+    """Return a page of the items that the model read for a response: the input of its request, and the items
+    of all earlier responses that this request continued."""
     row, query = await _stored_row(call), call.query
     async with call.models.using_any() as serving:
         before = await stored_items(replace(call, serving=serving), row.previous)
@@ -133,7 +135,7 @@ async def list_input_items(call: Call) -> Answer:
 
 
 def _items_with_ids(response_id: str, items: Sequence[InputItem]) -> list[ListedItem]:
-    """Each item has an id: its own, unless another item has it, too."""
+    """Give each item an id. An item keeps its own id unless an earlier item has the same id."""
     found, ids = list[ListedItem](), set[str]()
     for at, item in enumerate(items):
         fields = msgspec.structs.asdict(item)
@@ -147,7 +149,7 @@ def _items_with_ids(response_id: str, items: Sequence[InputItem]) -> list[Listed
 
 
 async def delete_response(call: Call) -> Answer:
-    """Delete a response and its words. Responses that went on from it cannot be continued any more."""
+    """Delete a response and its text. Responses that continue it cannot be continued any more."""
     row = await _stored_row(call)
     for model in call.models.open_models:
         await call.models.look(model, lambda runtime: runtime.engine.sessions.drop(REQUESTS))

@@ -1,20 +1,21 @@
-"""Splits a stream of text into the thought and the answer, piece by piece."""
+"""This module splits a stream of text into the thought and the answer, piece by piece."""
 
 from ruvmlx.models.text.thinking import TAGS
 
 
 class ThoughtStream:
-    """The streaming twin of `ruvmlx.models.text.thinking.split`: the pieces joined are what it returns."""
+    """The streaming twin of `ruvmlx.models.text.thinking.split`: the joined pieces are equal to the result of
+    `split`."""
 
     def __init__(self, split: bool = True):
-        """split: False: all text is the answer."""
-        self._held = ""  # text that is not decided yet
-        # The tag that ends the thought; "": nothing decided; None: in the answer.
+        """split: False if all text is the answer."""
+        self._held = ""  # text that may belong to the thought or to the answer
+        # The tag that ends the thought. "": the stream has not decided yet. None: the answer has begun.
         self._end: str | None = "" if split else None
-        self._begun = not split  # some of the present part was returned: its leading space is cut
+        self._begun = not split  # True: the leading space of this part is cut already
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Add text; returns what is now known of the thought, and of the answer."""
+        """Add text. Return the new text of the thought and the new text of the answer."""
         self._held += text
         if self._end == "":
             self._decide()
@@ -22,7 +23,7 @@ class ThoughtStream:
         return thought, self._answer() if self._end is None else ""
 
     def flush(self) -> tuple[str, str]:
-        """The stream ended: returns what was held back."""
+        """End the stream. Return the text that was held back."""
         held, self._held = self._held, ""
         return (held.strip(), "") if self._end else ("", held)
 
@@ -35,7 +36,8 @@ class ThoughtStream:
             self._end, self._begun = None, True
 
     def _take_thought(self) -> str:
-        """The thought so far; spaces at its end and what may be the end tag are held back."""
+        """Return the thought so far. Hold back spaces at its end, and text that may be a part of
+        the end tag."""
         end = self._end or ""
         thought, ended, rest = self._held.partition(end)
         if not self._begun:
@@ -55,5 +57,5 @@ class ThoughtStream:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of the text that begins the tag."""
+    """Return the length of the longest end of the text that is a beginning of the tag."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)

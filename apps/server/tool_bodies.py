@@ -1,4 +1,4 @@
-"""Parts of OpenAI's request bodies that say which tools there are, and which form the reply must have."""
+"""This module defines the parts of OpenAI's request bodies that describe tools and the form of the reply."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,8 +11,9 @@ TokenId = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
 class OfferedFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A function that the model may call. strict: keywords of `parameters` that are not supported are an
-    error where a call is required; else they do not restrict its arguments."""
+    """A function that the model may call. strict: if true and a call is required, a keyword of `parameters`
+    that the server does not support is an error. Without strict, such a keyword does not restrict the
+    arguments."""
 
     name: FunctionName
     description: str | None = None
@@ -34,21 +35,21 @@ class ChosenName(Struct, forbid_unknown_fields=True):
 
 
 class ChosenTool(Struct, forbid_unknown_fields=True):
-    """The tool that must be called."""
+    """The tool that the model must call."""
 
     type: Literal["function"]
     function: ChosenName
 
 
 class CalledBefore(Struct, forbid_unknown_fields=True):
-    """What an earlier call called. arguments: as the model wrote them."""
+    """The function of an earlier tool call. arguments: the text that the model wrote."""
 
     name: FunctionName
     arguments: str
 
 
 class EarlierCall(Struct, forbid_unknown_fields=True):
-    """A call in an earlier reply."""
+    """A tool call in an earlier reply."""
 
     id: Annotated[str, Meta(min_length=1)]
     type: Literal["function"]
@@ -56,16 +57,16 @@ class EarlierCall(Struct, forbid_unknown_fields=True):
 
 
 class FreeText(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """Any reply."""
+    """The reply may be any text."""
 
 
 class AnyObject(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """A JSON object."""
+    """The reply must be a JSON object."""
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
-    """name, description: not used. strict: keywords of the schema that are not supported are an error; else
-    they do not restrict the reply."""
+    """name, description: the server ignores these fields. strict: if true, a keyword of the schema that the
+    server does not support is an error. Without strict, such a keyword does not restrict the reply."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     schema: JsonSchema
@@ -74,7 +75,7 @@ class NamedSchema(Struct, forbid_unknown_fields=True):
 
 
 class SchemaFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON that fits the schema."""
+    """The reply must be JSON that fits the schema."""
 
     json_schema: NamedSchema
 

@@ -1,7 +1,8 @@
-"""Calls of tools as the model wrote them, for when they come back.
+"""This module remembers tool calls as the model wrote them, and restores them when a client sends them back.
 
-A client may send the arguments of an earlier call back in another order: Claude Code puts those with a
-default first. Then the prompt would differ from what the KV cache has, although it means the same.
+A client may send the arguments of an earlier call in another order. For example, Claude Code puts arguments
+with a default first. The prompt would then differ from the prompt in the KV cache, although it means the
+same.
 """
 
 from collections import OrderedDict
@@ -14,12 +15,12 @@ import msgspec
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text.tool_calls import ParsedCall
 
-MAX_CALLS = 4096  # calls, the last ones written
+MAX_CALLS = 4096  # maximum number of remembered calls; the oldest are dropped
 
 
 @dataclass
 class WrittenCalls:
-    """Remembers the arguments of calls by the call's id. To be used in one thread."""
+    """This class maps the id of a call to its arguments. Only one thread may use it."""
 
     _arguments: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
@@ -29,7 +30,7 @@ class WrittenCalls:
             self._arguments.popitem(last=False)
 
     def restored(self, message: Message) -> Message:
-        """The message with the arguments of its calls in the order in which the model wrote them."""
+        """Return the message with the arguments of its calls in the order in which the model wrote them."""
         if not message.tool_calls:
             return message
         return replace(message, tool_calls=tuple(map(self._restore_call, message.tool_calls)))
