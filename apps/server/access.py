@@ -1,4 +1,5 @@
-"""Who may ask: the Host header, the Origin header, the API key. Runs before anything else of a request."""
+"""This module decides which clients may use the server. It checks the Host header, the Origin header and the
+API key of each request before all other work."""
 
 import ipaddress
 import re
@@ -18,12 +19,13 @@ METHODS = "GET, POST, DELETE, OPTIONS"
 
 @dataclass(frozen=True)
 class Access:
-    """The rules of one server.
+    """The access rules of one server.
 
-    keys: valid API keys; none: no key is asked for. chat_keys: those for the chat app, which shows all
-    chats and writes files, and so always asks for one. hosts: names that the Host header may have, besides
-    localhost and IP addresses, which no attacker's name server can hand out. origins: web pages that may ask,
-    as in https://chat.example, besides those of this machine.
+    keys: the valid API keys; if empty, no key is needed. chat_keys: the valid keys for the chat app, which
+    always needs a key because it shows all chats and writes files. hosts: further names that the Host header
+    may have. localhost and IP addresses are always allowed, because an attacker's name server cannot assign
+    them. origins: further web pages that may use the server, such as https://chat.example. Pages of this
+    machine are always allowed.
     """
 
     keys: Sequence[str] = ()
@@ -32,26 +34,29 @@ class Access:
     chat_keys: Sequence[str] = ()
 
     def check_key(self, headers: Headers, endpoint: Endpoint | None) -> str:
-        """The salt of the caller's caches; ApiError 401."""
+        """Return the salt for the KV caches of the client. Raise ApiError, 401, if the API key is
+        not valid."""
         if not self.keys or (endpoint is not None and endpoint.is_open):
             return ""
         return salt_digest(_key(headers, self.keys))
 
     def check_chat(self, headers: Headers) -> None:
-        """Refuse web pages, of whatever origin, and whoever has no key; ApiError."""
+        """Raise ApiError for every web page, and for a client without a key of the chat app."""
         if "origin" in headers:
             raise ApiError(403, "no web page may use the chat app.", code="origin_not_allowed")
         _key(headers, self.chat_keys)
 
     def check_private(self, headers: Headers) -> None:
-        """Refuse other web pages, also of this machine, and whoever has no key of the chat app; ApiError."""
+        """Raise ApiError for every web page except the server's own, and for a client without a key of the
+        chat app."""
         origin = headers.get("origin")
         if origin is not None and not _is_own(origin, headers.get("host", "")):
             raise ApiError(403, "only the server's own page may see the chats.", code="origin_not_allowed")
         _key(headers, self.chat_keys)
 
     def check_host(self, headers: Headers) -> None:
-        """Refuse a name that is not this server's: a web page may have pointed its own name here."""
+        """Raise ApiError if the Host header has a name that is not this server's. An attacker's web page may
+        resolve its own name to this server's address (DNS rebinding)."""
         found = _HOST.fullmatch(headers.get("host", ""))
         name = found["name"].lower().rstrip(".") if found else ""
         if not (_is_local(name) or _is_address(name) or name in self.hosts):
@@ -59,8 +64,8 @@ class Access:
             raise ApiError(403, message, code="host_not_allowed")
 
     def check_origin(self, headers: Headers) -> None:
-        """Refuse web pages that are not of this machine and not this server's own. Call `check_host` before:
-        it makes sure that the Host header is no name of somebody else's page."""
+        """Raise ApiError for web pages that are neither of this machine nor the server's own. Call
+        `check_host` first: it excludes a Host header with the name of a foreign page."""
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin) and not _is_own(origin, headers.get("host", "")):
             message = "this web page may not ask; `serve --allow-origin ORIGIN` allows one."
@@ -77,7 +82,7 @@ class Access:
 
     @staticmethod
     def cors(headers: Headers) -> list[tuple[str, str]]:
-        """Headers that let an allowed web page read the answer."""
+        """Return the headers that let an allowed web page read the answer."""
         origin = headers.get("origin")
         if origin is None:
             return []
@@ -89,7 +94,7 @@ class Access:
 
     @staticmethod
     def preflight(headers: Headers) -> list[tuple[str, str]]:
-        """Headers that let an allowed web page ask."""
+        """Return the headers that let an allowed web page send a request."""
         asked = headers.get("access-control-request-headers", "authorization, content-type")
         return [
             ("access-control-allow-methods", METHODS),
@@ -99,7 +104,7 @@ class Access:
 
 
 def _key(headers: Headers, keys: Sequence[str]) -> str:
-    """The key that was given, if it is one of these; ApiError 401."""
+    """Return the client's key if it is one of these keys. Raise ApiError, 401, if not."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = headers.get("x-api-key", "")
@@ -113,12 +118,12 @@ def _key(headers: Headers, keys: Sequence[str]) -> str:
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Is it an origin of pages that this server serves?"""
+    """Return True if this server serves the pages of this origin."""
     return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
 def is_loopback(host: str) -> bool:
-    """Is an address to listen on reachable from this machine alone?"""
+    """Return True if only this machine can reach a server that listens on this address."""
     return _is_local_host(host)
 
 
@@ -144,7 +149,7 @@ def _is_address(name: str) -> bool:
 
 
 def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
-    """Header values by lower-case name. If a header is repeated, its first value counts."""
+    """Return header values by lower-case name. If a header occurs several times, return its first value."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1"), value.decode("latin-1"))

@@ -1,7 +1,7 @@
-"""Request bodies: typed, and strict. A field that is listed neither here nor in request_fields.py is refused
-by its name.
+"""This module defines the request bodies of OpenAI's endpoints as typed structs. A field that is neither in a
+struct nor in request_fields.py is an error, and the error names the field.
 
-A field that is null counts as not given.
+A field that is null has the same meaning as a missing field.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,7 +26,7 @@ MOST_PROMPTS = 32
 
 
 class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A piece of a message's text."""
+    """A piece of the text of a message."""
 
     text: str
 
@@ -53,10 +53,9 @@ class UserTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user")
 
 
 class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    """An earlier reply of the model: its text, its calls, or both. reasoning_content: its thought; the
-    model's template decides whether it is read again. All others: what clients send back of a reply that they
-    have just read; accepted, they change nothing.
-    """
+    """An earlier reply of the model: its text, its tool calls, or both. reasoning_content: its thought; the
+    chat template decides whether the model reads the thought again. The server accepts and ignores all other
+    fields, because clients send them back as parts of a reply."""
 
     content: Content | None = None
     tool_calls: Annotated[list[EarlierCall], Meta(min_length=1)] | None = None
@@ -65,11 +64,11 @@ class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="a
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    provider_specific_fields: dict[str, Any] | None = None  # of litellm
+    provider_specific_fields: dict[str, Any] | None = None  # litellm sends this field
 
 
 class ToolTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="tool"):
-    """What a call returned. tool_call_id: of a call in an earlier message."""
+    """The result of a tool call. tool_call_id: the id of a call in an earlier message."""
 
     content: Content
     tool_call_id: str
@@ -79,13 +78,13 @@ ChatMessage = SystemTurn | DeveloperTurn | UserTurn | AssistantTurn | ToolTurn
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """include_usage: end the stream with a chunk that has the usage and no choices."""
+    """include_usage: if true, the last chunk of the stream has the usage and no choices."""
 
     include_usage: bool | None = None
 
 
 class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What chat and text completions have in common."""
+    """The fields of both chat and text completions."""
 
     model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
     adapter: Annotated[
@@ -128,7 +127,7 @@ class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Prediction(Struct, forbid_unknown_fields=True, tag_field="type", tag="content"):
-    """Text that the client expects in the reply, such as the file that the model edits."""
+    """A text that the client expects in the reply, such as the file that the model edits."""
 
     content: Content
 
@@ -163,8 +162,8 @@ class ChatBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/completions. The prompt goes to the model without its chat template. suffix: what
-    comes behind the reply, for a model that has tokens for a gap."""
+    """The body of POST /v1/completions. The model reads the prompt without its chat template. suffix: the
+    text after the reply, for a model that has tokens for infilling."""
 
     prompt: Annotated[
         str | list[str | int | list[int]],
@@ -193,7 +192,7 @@ class RankedDocument(Struct, forbid_unknown_fields=True):
 
 
 class RerankBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/rerank. return_documents: the answer repeats the texts."""
+    """The body of POST /v1/rerank. return_documents: if true, the answer repeats the texts."""
 
     model: str
     query: Words
@@ -220,7 +219,7 @@ class RatingBody(Struct, forbid_unknown_fields=True):
     note: Annotated[str | None, Meta(description="Why; kept with the rating.")] = None
 
 
-# What the structs cannot say, for the OpenAPI document; the endpoints check it.
+# Rules that the structs cannot express, for the OpenAPI document. The endpoints check these rules.
 SEVERAL = {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS}
 PROMPTS = [_TEXT, _IDS, {**SEVERAL, "items": _TEXT}, {**SEVERAL, "items": _IDS}]
 ONE_OF_TWO = [
@@ -240,11 +239,11 @@ EXACT: dict[str, dict[str, Any]] = {
 
 
 def refuse_true(value: bool | None, field: str) -> None:
-    """ApiError for a switch that can only be off."""
+    """Raise ApiError if a switch is true that may only be false."""
     if value:
         raise ApiError(400, f"{field}: this server supports only false.", field, "unsupported_value")
 
 
 def text_of(content: Content) -> str:
-    """A message's text; parts are joined."""
+    """Return the text of a message. Join its parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""This module answers POST /v1/chat/completions, OpenAI's form of a conversation."""
 
 import asyncio
 import time
@@ -35,14 +35,14 @@ from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_fo
 
 
 class WrittenFunction(Struct):
-    """arguments: JSON; in a chunk, a piece of it."""
+    """The function of a tool call. arguments: JSON text; in a chunk, a piece of this text."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class WrittenCall(Struct):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -50,7 +50,8 @@ class WrittenCall(Struct):
 
 
 class CallDelta(Struct):
-    """What a chunk adds to call number `index`. id, type, name: in the first one of a call."""
+    """The addition of a chunk to tool call number `index`. Only the first addition to a call has id, type and
+    name."""
 
     index: int
     function: WrittenFunction
@@ -59,7 +60,8 @@ class CallDelta(Struct):
 
 
 class AssistantReply(Struct):
-    """content: null if there are only calls. reasoning_content: the thought of a model that thinks first."""
+    """content: null if the reply has only tool calls. reasoning_content: the thought of a model that thinks
+    before its answer."""
 
     role: Literal["assistant"]
     content: str | None
@@ -69,7 +71,7 @@ class AssistantReply(Struct):
 
 
 class ChatChoice(Struct):
-    """One of n replies."""
+    """One of the n replies."""
 
     index: int
     message: AssistantReply
@@ -79,7 +81,7 @@ class ChatChoice(Struct):
 
 
 class ChatCompletion(Struct):
-    """All replies. id: the first reply's."""
+    """All replies. id: the id of the first reply."""
 
     id: ReplyId
     object: Literal["chat.completion"]
@@ -90,7 +92,7 @@ class ChatCompletion(Struct):
 
 
 class Delta(Struct):
-    """What a chunk adds to the message."""
+    """The addition of a chunk to the message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -99,7 +101,7 @@ class Delta(Struct):
 
 
 class ChunkChoice(Struct):
-    """A piece of one of n replies."""
+    """A piece of one of the n replies."""
 
     index: int
     delta: Delta
@@ -109,7 +111,7 @@ class ChunkChoice(Struct):
 
 
 class ChatChunk(Struct):
-    """A streamed event. usage: in the last one, where it was asked for."""
+    """An event of the stream. usage: only the last event has it, and only if the request asks for it."""
 
     id: ReplyId
     object: Literal["chat.completion.chunk"]
@@ -120,7 +122,7 @@ class ChatChunk(Struct):
 
 
 async def chat_completions(call: Call) -> Answer:
-    """Answer one conversation, whole or as a stream."""
+    """Answer one conversation. The answer is whole or a stream."""
     body: ChatBody = call.body
     refuse_true(body.store, "store")
     if body.stream_options is not None and not body.stream:
@@ -194,7 +196,7 @@ def _logprobs(call: Call, body: ChatBody, logprobs: Sequence[Any]) -> ChoiceLogp
 async def _chunks(
     call: Call, body: ChatBody, requests: Requests, new_calls: NewCalls
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a streamed reply, in order: the role, pieces of text and of tool calls, the finish
+    """Yield the events of a streamed reply, in order: the role, pieces of text and of tool calls, the finish
     reason, the usage and [DONE]."""
     id, created = requests[0].request_id, int(time.time())
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -229,7 +231,7 @@ async def _chunks(
 
 
 def _delta(part: ReplyPart) -> Delta | None:
-    """What a part adds; None for nothing."""
+    """Return the addition of a part to the message. Return None if the part is empty."""
     if not (part.text or part.thought or part.logprobs or part.calls):
         return None
     calls = _call_deltas(part.calls)
@@ -237,7 +239,7 @@ def _delta(part: ReplyPart) -> Delta | None:
 
 
 def _call_deltas(pieces: Sequence[CallPiece]) -> list[CallDelta]:
-    """One for each call that the pieces add to."""
+    """Return one CallDelta for each tool call to which the pieces belong."""
     found: dict[int, CallDelta] = {}
     for piece in pieces:
         if isinstance(piece, CallBegun):

@@ -1,5 +1,5 @@
-"""What a body of POST /v1/chat/completions says, as the engine takes it: the conversation, its tools, and the
-form of the reply."""
+"""This module turns a body of POST /v1/chat/completions into the engine's form: the conversation, its tools,
+and the form of the reply."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,16 +17,16 @@ from .errors import ApiError, api_error
 from .prompts import ReplyForm, ToolUse
 from .tool_bodies import AnyObject, ChosenTool, EarlierCall, NamedSchema, SchemaFormat
 
-MOST_TEMPLATE_BYTES, MOST_TEMPLATE_LEVELS = 16_384, 16  # of the variables for the chat template, as JSON
+MOST_TEMPLATE_BYTES, MOST_TEMPLATE_LEVELS = 16_384, 16  # limits of the chat template's variables, as JSON
 TEMPLATE_NAMES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 )
 
 
 def messages_of(messages: Sequence[ChatMessage], tag: str | None) -> list[Message]:
-    """The conversation. tag: begins a thought; None: the model does not think first. ApiError for calls and
-    results that do not belong together."""
-    names: dict[str, str] = {}  # of the functions called so far, by the call's id
+    """Return the conversation. tag: the tag that begins a thought; None: the model does not think before its
+    answer. Raise ApiError if a tool result does not belong to an earlier call."""
+    names: dict[str, str] = {}  # names of the functions called so far, by the id of the call
     return [_message(turn, f"messages[{i}]", names, tag) for i, turn in enumerate(messages)]
 
 
@@ -59,8 +59,8 @@ def _call(made: EarlierCall) -> dict[str, Any]:
 
 
 def earlier_call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call as templates read it. A model may write arguments that are no JSON object, and clients send them
-    back: then the model reads the text that it wrote."""
+    """Return a tool call in the form that chat templates read. A model may write arguments that are not a
+    JSON object, and clients send this text back. The model then reads the same text again."""
     try:
         found = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -70,7 +70,7 @@ def earlier_call(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def tools_of(body: ChatBody) -> ToolUse:
-    """The tools, and whether they must be called."""
+    """Return the tools, and whether the model must call one."""
     for field in ("tool_choice", "parallel_tool_calls"):
         if getattr(body, field) is not None and not body.tools:
             raise ApiError(400, f"{field}: needs tools.", field, "invalid_combination")
@@ -82,8 +82,9 @@ def tools_of(body: ChatBody) -> ToolUse:
 
 
 def thought_of(effort: str | None, tag: str | None, field: str, ignored: list[str]) -> bool | None:
-    """Whether the model is to think first; None: as its template says. An effort changes nothing in a model
-    that does not think first: then the field is added to `ignored`."""
+    """Return True if the model must think before its answer, False if it must not, None if the chat template
+    decides. If the model cannot think first, an effort changes nothing, and the field's name is added to
+    `ignored`."""
     if effort is None or effort == "none":
         return None if effort is None else False
     if tag is None:
@@ -93,7 +94,8 @@ def thought_of(effort: str | None, tag: str | None, field: str, ignored: list[st
 
 
 def thinking_of(body: ChatBody, tag: str | None, ignored: list[str]) -> bool | None:
-    """Whether the model is to think first: `reasoning_effort`, or the template's own `enable_thinking`."""
+    """Return True if the model must think before its answer, False if it must not, None if the chat template
+    decides. The request says so in `reasoning_effort` or in the template's own variable `enable_thinking`."""
     thinking = thought_of(body.reasoning_effort, tag, "reasoning_effort", ignored)
     switch = (body.chat_template_kwargs or {}).get("enable_thinking")
     if switch is None:
@@ -108,9 +110,10 @@ def thinking_of(body: ChatBody, tag: str | None, ignored: list[str]) -> bool | N
 
 
 def template_values(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Variables for the chat template, of bounded size; ApiError for names that the server gives itself."""
+    """Return the client's variables for the chat template. Raise ApiError if they are too large, or if the
+    server sets one of these names itself."""
     values = dict(given or {})
-    values.pop("enable_thinking", None)  # `thinking_of`
+    values.pop("enable_thinking", None)  # `thinking_of` handles this name
     taken = next((name for name in values if name in TEMPLATE_NAMES), None)
     if taken is not None:
         where = f"chat_template_kwargs.{taken}"
@@ -122,7 +125,7 @@ def template_values(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _is_flat(value: Any, levels: int) -> bool:
-    """Are there at most so many lists and objects in each other?"""
+    """Return True if lists and objects are nested in at most `levels` levels."""
     if not isinstance(value, dict | list):
         return True
     parts = value.values() if isinstance(value, dict) else value
@@ -130,7 +133,7 @@ def _is_flat(value: Any, levels: int) -> bool:
 
 
 def form_of(body: ChatBody) -> ReplyForm | None:
-    """What the reply must fit; None: anything."""
+    """Return the form that the reply must fit; None: any text."""
     match body.response_format:
         case AnyObject():
             return any_object("response_format")
@@ -140,12 +143,13 @@ def form_of(body: ChatBody) -> ReplyForm | None:
 
 
 def any_object(where: str) -> ReplyForm:
-    """Any JSON object."""
+    """Return the form of any JSON object."""
     return ReplyForm(Constraint.json_object(), where)
 
 
 def schema_form(named: NamedSchema, where: str) -> ReplyForm:
-    """What fits the schema. strict: an unknown keyword is an error; else it is no restriction."""
+    """Return the form of a JSON schema. If `strict` is true, an unknown keyword is an error; else the keyword
+    does not restrict the reply."""
     try:
         return ReplyForm(Constraint.json_schema(named.schema, loose=not named.strict), where)
     except (UsageError, RecursionError) as error:

@@ -1,4 +1,5 @@
-"""Request bodies: from JSON to their structs, or an error that names the first field which is wrong."""
+"""This module decodes request bodies from JSON into structs. If a body is wrong, the error names the first
+wrong field."""
 
 import re
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -18,16 +19,16 @@ _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class Decoded(NamedTuple, Generic[B]):
-    """A body as its struct. ignored: paths of the fields that were sent and change nothing."""
+    """A body as its struct. ignored: the paths of fields that the client sent and that change nothing."""
 
     body: B
     ignored: list[str]
 
 
 def decode(data: bytes, kind: type[B]) -> Decoded[B]:
-    """A body as its struct; ApiError, 400, that names the first field which is wrong.
+    """Return a body as its struct. Raise ApiError, 400, which names the first wrong field.
 
-    Most bodies have no unused fields, and are decoded at once.
+    Most bodies have no ignored fields, so the function first tries to decode the body directly.
     """
     decoder = _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
     try:
@@ -54,7 +55,7 @@ def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
 
 
 def decode_query(data: bytes, kind: type[B]) -> B:
-    """The part of a URL behind its `?` as a struct; ApiError, 400, as `decode`."""
+    """Return the query string of a URL as a struct. Raise ApiError, 400, as `decode` does."""
     pairs = parse_qsl(data.decode("latin-1"), keep_blank_values=True)
     fields = dict(pairs)
     if len(fields) < len(pairs):
@@ -66,7 +67,7 @@ def decode_query(data: bytes, kind: type[B]) -> B:
 
 
 def _whole(value: Any) -> Any:
-    """In JSON, 2.0 is a whole number, too."""
+    """Change floats such as 2.0 into integers, because JSON does not tell them apart."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -76,7 +77,7 @@ def _whole(value: Any) -> Any:
 
 def _refuse(message: str, kind: type) -> NoReturn:
     what, _, place = message.partition(" - at `")
-    inside = place.rpartition(" in `")[2]  # of a wrong key: "key` in `$.logit_bias`"
+    inside = place.rpartition(" in `")[2]  # for a wrong key, `place` is: "key` in `$.logit_bias`"
     path = inside.removesuffix("`").removeprefix("$").removeprefix(".")
     if found := _UNKNOWN.search(what):
         raise _unknown(kind, _join(path, found["field"])) from None
@@ -94,7 +95,7 @@ def _refuse(message: str, kind: type) -> NoReturn:
 def _unknown(kind: type, param: str) -> ApiError:
     reason = reason_of(kind, param)
     why = f": {reason}" if reason else ""
-    if is_unused(kind, param):  # with another value
+    if is_unused(kind, param):  # the field is known, but its value is wrong
         return ApiError(400, f"{param}: this value is not supported{why}.", param, "invalid_value")
     message = f"{param}: this server does not support this field{why}."
     return ApiError(400, message, param, "unsupported_parameter")
@@ -105,6 +106,6 @@ def _join(path: str, field: str) -> str:
 
 
 def _short(text: str) -> str:
-    """Printable and short: names in a body may be anything."""
+    """Return the text in a short and printable form, because a body may have any text as a name."""
     text = "".join(c if c.isprintable() else "?" for c in text.rstrip("."))
     return text if len(text) <= 200 else f"{text[:200]}..."

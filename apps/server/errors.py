@@ -1,4 +1,5 @@
-"""Errors as clients see them: a status, one line, and the field that is wrong."""
+"""This module defines errors for clients. An error has a status, a line of text, and the name of the wrong
+field."""
 
 import traceback
 import uuid
@@ -31,12 +32,13 @@ TYPES = {
     429: "rate_limit_error",
 }
 ANTHROPIC_TYPES = {**TYPES, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
-RETRY_SECONDS = 1  # the Retry-After of errors that pass, where nothing better is known
+RETRY_SECONDS = 1  # default of Retry-After, for errors that pass
 
 
 class ApiError(RuvmlxError):
-    """An answer with an error status. param: the field that is wrong; code: a word that programs may test;
-    anthropic: the message in the words that Anthropic's clients look for, if it is another."""
+    """An error that the server sends to the client. param: the field that is wrong. code: a fixed word that
+    programs can test. anthropic: the message in the words that Anthropic's clients look for, if these words
+    differ."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class ApiError(RuvmlxError):
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
         self.anthropic = anthropic or message
-        self.seconds = RETRY_SECONDS  # after which it may succeed, where a status says to try again
+        self.seconds = RETRY_SECONDS  # seconds until a new try may succeed, for 429 and 503
 
     @property
     def type(self) -> str:
@@ -57,7 +59,7 @@ class ApiError(RuvmlxError):
 
     @property
     def retry_after(self) -> int | None:
-        """Seconds after which the same request may succeed."""
+        """The seconds after which the same request may succeed. None: the status does not pass with time."""
         return self.seconds if self.status in (429, 503) else None
 
 
@@ -82,14 +84,14 @@ _CODES: list[tuple[type[RuvmlxError], str]] = [
 
 
 def busy(message: str, seconds: int) -> ApiError:
-    """Too many requests; seconds: until it may be answered."""
+    """Return the error for too many requests. seconds: the time until the server may accept the request."""
     error = ApiError(429, message, code="busy")
     error.seconds = seconds
     return error
 
 
 def api_error(error: RuvmlxError, param: str | None = None) -> ApiError:
-    """One of our own errors as an answer. param: the field that a wrong request is about."""
+    """Return one of ruvmlx's own errors as an ApiError. param: the request's field that caused the error."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLong):
@@ -102,7 +104,8 @@ def api_error(error: RuvmlxError, param: str | None = None) -> ApiError:
 
 
 def _too_long(error: PromptTooLong) -> ApiError:
-    """Agents shorten the conversation when they find these words, and the numbers in Anthropic's."""
+    """Return the error for a prompt that is too long. Coding agents shorten the conversation if they find
+    these words, and they read the numbers in Anthropic's message."""
     return ApiError(
         400,
         f"This model's maximum context length is {error.limit + 1} tokens: {error}",
@@ -114,9 +117,10 @@ def _too_long(error: PromptTooLong) -> ApiError:
 
 @dataclass(frozen=True)
 class InternalError:
-    """A failure that is not the client's fault. The client gets `id`; the log gets `id` and `where`.
+    """A failure that the client did not cause. The client gets `id`; the log gets `id` and `where`.
 
-    where: class of the error and the functions that it passed. Its text is left out: it may quote the user.
+    where: the class of the error and the functions that it passed. The text of the error is left out, because
+    it may contain text of the user.
     """
 
     id: str
@@ -140,13 +144,13 @@ ErrorShape = Callable[[ApiError], dict[str, Any]]
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error as OpenAI's clients read it."""
+    """Return the body of an error in OpenAI's form."""
     facts = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
     return {"error": facts}
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error as Anthropic's clients read it; the message names the field that is wrong."""
+    """Return the body of an error in Anthropic's form. The message names the field that is wrong."""
     kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else TYPES[400])
     facts = {"type": kind, "message": error.anthropic, "param": error.param, "code": error.code}
     return {"type": "error", "error": facts}

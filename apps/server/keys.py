@@ -1,4 +1,4 @@
-"""API keys: which are valid, and the file that keeps them."""
+"""This module checks API keys and stores them in a file."""
 
 import hashlib
 import hmac
@@ -11,25 +11,27 @@ from ruvmlx import settings
 from ruvmlx.errors import StoreError, UsageError
 from ruvmlx.platform.files import read_ordinary
 
-MAX_FILE_BYTES = 1 << 20  # bytes of the file
+MAX_FILE_BYTES = 1 << 20  # maximum size of the key file in bytes
 
-_MIN_KEY_CHARACTERS = 16  # characters of a key that somebody chose
+_MIN_KEY_CHARACTERS = 16  # minimum length of a key that a user chose
 
 
 def key_file() -> Path:
-    """A line for each key: KEY, or KEY ADAPTER if the key has an adapter of its own. Readable by its owner
-    alone."""
+    """Return the path of the key file. Each line has one key: KEY, or KEY ADAPTER if the key has an adapter
+    of its own. Only the owner can read the file."""
     return settings.home() / "api_keys"
 
 
 def salt_digest(*parts: str) -> str:
-    """A digest that tells keys and users apart and cannot be turned back into them."""
+    """Return a digest that differs for different keys and users. The key cannot be computed from the
+    digest."""
     lengths = [f"{len(part)}:{part}" for part in ("ruvmlx cache", *parts)]
     return hashlib.sha256("".join(lengths).encode()).hexdigest()[:32]
 
 
 def matching(given: str, keys: Sequence[str]) -> str | None:
-    """The key that was given, if it is one of these. Takes as long for a wrong key as for a right one."""
+    """Return the given key if it is one of these keys. The check takes as long for a wrong key as for a right
+    key."""
     found = None
     for key in keys:
         if hmac.compare_digest(key.encode(), given.encode()):
@@ -38,7 +40,7 @@ def matching(given: str, keys: Sequence[str]) -> str | None:
 
 
 def check_key(key: str) -> str:
-    """The key; UsageError if it cannot be sent in a header, or can be guessed."""
+    """Return the key. Raise UsageError if a header cannot carry the key, or if the key is easy to guess."""
     if len(key) < _MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
             f"an API key needs {_MIN_KEY_CHARACTERS} or more printable ASCII characters without spaces; "
@@ -48,17 +50,18 @@ def check_key(key: str) -> str:
 
 
 def saved_keys() -> list[str]:
-    """The keys in the file; none if there is no file. StoreError if others may read it."""
+    """Return the keys in the file, or no keys if there is no file. Raise StoreError if other users can read
+    the file."""
     return [key for key, _ in _read_keys()]
 
 
 def own_adapters() -> dict[str, str]:
-    """The adapters that belong to one key alone, by key."""
+    """Return, by key, the adapters that belong to one key alone."""
     return {key: adapter for key, adapter in _read_keys() if adapter is not None}
 
 
 def _read_keys() -> list[tuple[str, str | None]]:
-    """Each key of the file with its adapter, if it has one."""
+    """Return each key in the file with its adapter; None: the key has no adapter."""
     path = key_file()
     try:
         if path.stat().st_mode & 0o077:
@@ -72,7 +75,7 @@ def _read_keys() -> list[tuple[str, str | None]]:
 
 
 def _parse_key(line: str) -> tuple[str, str | None]:
-    """KEY or KEY ADAPTER"""
+    """Return the key and the adapter of a line: KEY or KEY ADAPTER."""
     key, *rest = line.split()
     if len(rest) > 1:
         raise UsageError(f"a line of {key_file()} has {1 + len(rest)} words; expected KEY or KEY ADAPTER.")
@@ -82,7 +85,7 @@ def _parse_key(line: str) -> tuple[str, str | None]:
 
 
 def new_key() -> str:
-    """Make a key and save it, readable by its owner alone."""
+    """Make a key and add it to the key file, which only the owner can read."""
     path, key = key_file(), "rvm-" + secrets.token_urlsafe(32)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

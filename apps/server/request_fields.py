@@ -1,13 +1,12 @@
-"""The fields of a request that are not in force here: for each body, those that cannot change its answer, and
-those that would.
+"""This module lists the request fields that this server does not use.
 
-A body's struct lists the fields that are in force. UNUSED lists the others that clients send and that cannot
-change what this server answers: they are accepted, and the answer's header `x-ruvmlx-ignored` names them.
-WOULD_CHANGE lists those that would change the answer: they are refused by name, with the reason. All that is
-in no list is refused by name.
+A body's struct lists the fields that the server uses. UNUSED lists further fields that clients send and that
+cannot change the answer. The server accepts them, and the answer's header `x-ruvmlx-ignored` names them.
+WOULD_CHANGE lists fields that would change the answer. The server refuses them, and the error gives the name
+and the reason. A field that is in no list is refused with its name.
 
-A path is written as in an error, without numbers: `tools[].strict`. `tools[web_search]` stands for the items
-of `tools` whose `type` is web_search.
+A path is written as in an error, without numbers: `tools[].strict`. `tools[web_search]` means the items of
+`tools` whose `type` is web_search.
 """
 
 import re
@@ -27,8 +26,8 @@ from .responses_bodies import ResponsesBody
 
 @dataclass(frozen=True)
 class Unused:
-    """A field that changes nothing. kind: the values that it may have; null is always allowed. why: for the
-    OpenAPI document."""
+    """A field that changes nothing. kind: the type of its values; null is always allowed. why: the reason,
+    for the OpenAPI document."""
 
     kind: Any
     why: str
@@ -50,7 +49,8 @@ _OPENAI_HINTS = {
 _OBFUSCATION = Unused(bool, "Nothing is added to a stream.")
 _ObfuscationOnly = Annotated[
     dict[Literal["include_obfuscation"], bool],
-    Meta(extra_json_schema={"propertyNames": {"enum": ["include_obfuscation"]}}),  # msgspec leaves it out
+    # msgspec does not write this rule itself.
+    Meta(extra_json_schema={"propertyNames": {"enum": ["include_obfuscation"]}}),
 ]
 _ANTHROPIC_HINTS = {
     "context_management": Unused(dict[str, Any], "Nothing is removed from the conversation."),
@@ -203,7 +203,7 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
     },
 }
 
-# Betas of Anthropic whose fields and blocks are in force here, or ask for nothing.
+# Anthropic's betas whose fields and blocks this server supports, or which add no fields.
 _BETAS_IN_FORCE = (
     "claude-code",
     "fine-grained-tool-streaming",
@@ -221,31 +221,33 @@ _STEP = re.compile(r"(?P<name>\w+)(\[(?P<tag>\w*)\])?")
 
 
 def ignored_betas(header: str) -> list[str]:
-    """The betas of a header `anthropic-beta` that change nothing here. What is no name is left out."""
+    """Return the betas in a header `anthropic-beta` that change nothing here. Words that cannot be the name
+    of a beta are left out."""
     names = [name.strip() for name in header.split(",")[:MOST_BETAS]]
     return [n for n in names if _BETA.fullmatch(n) and not n.startswith(_BETAS_IN_FORCE)]
 
 
 def take_unused(body: Any, kind: type) -> list[str]:
-    """Remove the unused fields of a decoded body; returns their paths. A field whose value is of another kind
-    stays, and is refused with the body."""
+    """Remove the unused fields from a decoded body, and return their paths. A field whose value has a wrong
+    type stays in the body, so the decoder refuses it."""
     return [path for path, field in UNUSED.get(kind, {}).items() if _take(body, steps_of(path), field)]
 
 
 def steps_of(path: str) -> list[tuple[str, str | None]]:
-    """(field, item) for each step of a path. item: None: the field itself; "": each of its items; else those
-    whose `type` is this."""
+    """Return (field, item) for each step of a path. item: None for the field itself, "" for all its items,
+    else for the items with this `type`."""
     return [(found["name"], found["tag"]) for found in _STEP.finditer(path)]
 
 
 def is_unused(kind: type, path: str) -> bool:
-    """Is this a field that changes nothing? path: with or without numbers."""
+    """Return True if the field changes nothing. path: the path with or without numbers."""
     plain = re.sub(r"\[\d+\]", "[]", path)
     return any(re.sub(r"\[\w+\]", "[]", name) == plain for name in UNUSED.get(kind, {}))
 
 
 def reason_of(kind: type, path: str) -> str | None:
-    """Why a field is refused, where the table says so. path: with or without numbers."""
+    """Return the reason why the server refuses a field, if the table has one. path: the path with or without
+    numbers."""
     return WOULD_CHANGE.get(kind, {}).get(re.sub(r"\[\d+\]", "[]", path))
 
 

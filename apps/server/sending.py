@@ -1,4 +1,5 @@
-"""Sends answers: JSON, text, or server-sent events; notices clients that leave or do not read."""
+"""This module sends answers as JSON, text or server-sent events. It detects clients that leave or do not
+read."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -18,17 +19,17 @@ IGNORED = "x-ruvmlx-ignored"
 
 
 class ClientGone(Exception):
-    """Nobody reads the answer any more."""
+    """The client has left, so the answer has no reader."""
 
 
 class Sender:
-    """Sends one answer. status: what was sent; 0: nothing yet."""
+    """This class sends one answer. status: the HTTP status that was sent; 0: nothing was sent yet."""
 
     def __init__(self, send: Send, limits: ServerLimits, headers: Sequence[tuple[str, str]] = ()):
         self._send, self._limits, self._headers = send, limits, [*headers]
         self.status = 0
         self._ignored: Sequence[str] = ()
-        self._failed: Callable[[ApiError], bytes] | None = None  # of a stream
+        self._failed: Callable[[ApiError], bytes] | None = None  # makes the error event of a stream
         self._ended = False
 
     def name_ignored(self, names: Sequence[str]) -> None:
@@ -47,7 +48,7 @@ class Sender:
             await self._whole(200, msgspec.json.encode(answer), "application/json")
 
     async def error(self, error: ApiError, shape: ErrorShape) -> None:
-        """Send an error; after the first event of a stream, as an event that ends it."""
+        """Send an error. If a stream has begun, send the error as its last event."""
         if self.status:
             if self._failed is not None and not self._ended:
                 await self._put(self._failed(error), more=True)
@@ -105,7 +106,8 @@ class Sender:
 async def _kept_alive(
     events: AsyncGenerator[bytes, None], silence: float, sign: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """The events, and a sign after each time of silence, so that nobody takes the connection for dead."""
+    """Yield the events. After each time of silence, yield `sign`, so that the client does not take the
+    connection for dead."""
     following: asyncio.Task[bytes] | None = None
     try:
         while True:
@@ -120,7 +122,7 @@ async def _kept_alive(
             except StopAsyncIteration:
                 return
             finally:
-                following = None  # which would hold its error, and this frame
+                following = None  # the task would keep its error and this frame alive
             del done
             yield event
     finally:
@@ -135,7 +137,7 @@ async def _next_event(events: AsyncGenerator[bytes, None]) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Wait for the work; cancel it if the client leaves, and raise ClientGone."""
+    """Wait for the work. If the client leaves, cancel the work and raise ClientGone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(receive))
     try:
@@ -148,8 +150,9 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
             task.cancel()
         await asyncio.wait([working, leaving])
         if not working.cancelled():
-            working.exception()  # seen: asyncio would print it
-        # An error holds this frame, and the task holds the error: only the collector would free the request.
+            working.exception()  # mark the error as read; asyncio would print it
+        # An error refers to this frame, and the task refers to the error. Without this line, only the garbage
+        # collector would free the request.
         del working, leaving, task
 
 
@@ -159,11 +162,11 @@ async def _left(receive: Receive) -> None:
 
 
 async def read_body(receive: Receive, length: str | None, limits: ServerLimits, held: HeldBody) -> bytes:
-    """The body of a request. ApiError: 413 if it is too large, 408 if it does not arrive, 503 if the bodies
-    of all requests are too large together.
+    """Return the body of a request. Raise ApiError: 413 if the body is too large, 408 if it does not arrive
+    in time, 503 if the bodies of all requests are too large together.
 
-    One that is too large is read, and thrown away: most clients look for an answer only after they have sent
-    all, and closing the connection before would lose the answer.
+    The server reads a body that is too large and drops it. Most clients look for an answer only after they
+    have sent the whole body, and they would lose the answer if the server closed the connection earlier.
     """
     told = int(length) if length is not None and length.isdigit() else 0
     size = told if told > limits.body else 0
@@ -195,7 +198,7 @@ async def _pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
 
 
 async def refuse_websocket(send: Send, error: ApiError) -> None:
-    """Answer a WebSocket's request, which was not accepted, with an error."""
+    """Answer a WebSocket request with an error in place of a connection."""
     body = msgspec.json.encode(openai_error(error))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})

@@ -1,4 +1,5 @@
-"""Splits a reply's text into the thought, the answer and the calls of tools, whole or as a stream."""
+"""This module splits the text of a reply into the thought, the answer and the tool calls, whole or as a
+stream."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,19 +12,19 @@ CallPiece = CallBegun | ArgumentsPiece
 
 
 class Calls:
-    """Splits one reply's answer into text and calls."""
+    """This class splits the answer of one reply into text and tool calls."""
 
     def __init__(self, parser: CallParser, most: int | None = None):
-        """most: calls behind these, and text behind them, are left out."""
+        """most: the maximum number of tool calls; later calls, and the text after them, are dropped."""
         self._parser, self._most = parser, most
         self._over = False
 
     def add(self, text: str) -> list[Piece]:
-        """More of the answer; returns what can be told of it so far."""
+        """Add text of the answer. Return all pieces that are certain so far."""
         return self._keep_allowed(self._parser.add(text))
 
     def end(self) -> list[Piece]:
-        """The reply is over: what was held back."""
+        """End the reply. Return the pieces that were held back."""
         return self._keep_allowed(self._parser.end())
 
     def _keep_allowed(self, pieces: Sequence[Piece]) -> list[Piece]:
@@ -35,12 +36,12 @@ class Calls:
         return kept
 
 
-NewCalls = Callable[[], Calls] | None  # for each reply one; None: all of an answer is text
+NewCalls = Callable[[], Calls] | None  # makes one parser for each reply; None: replies have no tool calls
 
 
 @dataclass
 class SplitPart:
-    """A piece of a reply: first the thought, then the text, then the calls."""
+    """A piece of a reply. Its thought comes first, then its text, then its tool calls."""
 
     thought: str = ""
     text: str = ""
@@ -48,15 +49,15 @@ class SplitPart:
 
 
 class SplitText:
-    """The parts of one reply, as its text arrives."""
+    """This class splits the text of one reply as it arrives."""
 
     def __init__(self, raw: bool, new_calls: NewCalls):
-        """raw: the thought is part of the answer."""
+        """raw: True if the thought is part of the answer."""
         self._thoughts = ThoughtStream(split=not raw)
         self._calls = new_calls() if new_calls is not None else None
 
     def feed(self, text: str, ends: bool) -> list[SplitPart]:
-        """Add text; returns what is now known, at least one part. ends: it was the last text."""
+        """Add text. Return the new parts, at least one. ends: True if this is the last text."""
         thought, answer = self._thoughts.feed(text)
         if ends:
             held = self._thoughts.flush()
@@ -78,7 +79,7 @@ class SplitText:
 
 
 def joined_calls(pieces: Sequence[CallPiece]) -> list[ParsedCall]:
-    """Whole calls of their pieces."""
+    """Join the pieces of tool calls into whole calls."""
     heads = [piece for piece in pieces if isinstance(piece, CallBegun)]
     arguments = {head.index: "" for head in heads}
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Makes the turns of a conversation from what agents send."""
+"""This module builds the turns of a conversation from the messages of coding agents."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,8 @@ from ruvmlx.models.config.model import Message
 
 
 def add_turn(turns: list[Message], role: str, content: str, calls: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Append a turn, or add to the last one of the same role: many templates want roles to alternate."""
+    """Append a turn. If the last turn has the same role, add to the last turn, because many chat templates
+    need roles that alternate."""
     if turns and turns[-1].role == role:
         last = turns.pop()
         content = "\n\n".join(filter(None, (last.content, content)))

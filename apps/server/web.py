@@ -1,4 +1,5 @@
-"""The web server: uvicorn, with limits on headers and connections that it does not have itself."""
+"""This module runs the web server uvicorn. It adds limits on headers and connections, which uvicorn does not
+have."""
 
 import asyncio
 import contextlib
@@ -21,14 +22,15 @@ from .limits import ServerLimits
 from .requestlog import RequestLog
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
-_GRACE = 10  # seconds in which replies end when the server stops
+_GRACE = 10  # seconds that replies in progress have when the server stops
 
 
 def connection_class(limits: ServerLimits) -> type[H11Protocol]:
-    """A connection with these limits. The request's state has it as "connection"."""
+    """Return a class of connections with these limits. The state of a request has its connection as
+    "connection"."""
 
     class LimitedConnection(H11Protocol):
-        """Closes itself if a request's header does not arrive in time."""
+        """A connection that closes itself if the header of a request does not arrive in time."""
 
         def __init__(self, *args: Any, **more: Any):
             super().__init__(*args, **more)
@@ -54,11 +56,13 @@ def connection_class(limits: ServerLimits) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget_deadline()
             super().connection_lost(exc)
-            # These hold this object: without them it is freed now, not by the collector.
+            # These fields refer to this object. Without them, Python frees the object now and needs no
+            # garbage collector.
             self.app_state, self.scope, self.cycle = {}, None, None  # type: ignore[assignment]
 
         def send_400_response(self, msg: str) -> None:
-            """Called while the error of h11 is handled, which knows the status."""
+            """Answer a request that is not valid HTTP. uvicorn calls this method while it handles h11's
+            error, and this error has the status."""
             status = getattr(sys.exception(), "error_status_hint", 400)
             self._refuse(
                 status if status in _REASONS else 400, "this is not an HTTP request that can be read."
@@ -81,13 +85,13 @@ def connection_class(limits: ServerLimits) -> type[H11Protocol]:
             retry = "Retry-After: 1\r\n" if status == 503 else ""
             self.transport.write(f"{head}{retry}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             self.transport.close()
-            self.loop.call_later(1.0, self.transport.abort)  # also if nobody reads it
+            self.loop.call_later(1.0, self.transport.abort)  # also close if the client does not read
 
     return LimitedConnection
 
 
 class WebServer(uvicorn.Server):
-    """Leaves signals to whoever runs it."""
+    """A uvicorn server that does not handle signals. The program that runs it handles them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -95,21 +99,22 @@ class WebServer(uvicorn.Server):
 
 
 def web_server(app: Gate, limits: ServerLimits, log: RequestLog) -> WebServer:
-    """A server of the application; `await serve(sockets=[...])` runs it until `should_exit` is set. Call it
-    in the event loop that will run it: failures of the loop go to the log, too."""
+    """Return a server of the application. `await serve(sockets=[...])` runs it until `should_exit` is set.
+    Call this function in the event loop that will run the server: it also sends failures of the event loop to
+    the log."""
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         InternalError.of(context.get("exception") or RuntimeError()).write_to(log)
 
     asyncio.get_running_loop().set_exception_handler(failed)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # it would log tracebacks
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # uvicorn would log tracebacks
     return WebServer(
         uvicorn.Config(
             app,
             http=connection_class(limits),
             ws="wsproto",
             ws_max_size=limits.message,
-            ws_ping_interval=None,  # a stopped client answers no ping; TCP tells which one is dead
+            ws_ping_interval=None,  # a suspended client answers no ping; TCP detects a dead client
             ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
@@ -123,13 +128,13 @@ def web_server(app: Gate, limits: ServerLimits, log: RequestLog) -> WebServer:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens on this address; RuvmlxError if that is not possible."""
+    """Return a socket that listens on this address. Raise RuvmlxError if this is not possible."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        # With the protocol asyncio knows that it is TCP, and sends each piece at once (TCP_NODELAY); without,
-        # an answer of two pieces waits 40 ms for the client's acknowledgement.
+        # With the protocol, asyncio knows that this is TCP and sends each piece at once (TCP_NODELAY).
+        # Without it, an answer of two pieces waits 40 ms for the client's acknowledgement.
         found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise RuvmlxError(f"cannot listen on {host}: {error.strerror or error}.") from None

@@ -1,4 +1,4 @@
-"""Writes the replies to requests: parts of them as they arrive, or all of them when they are done."""
+"""This module writes the replies to requests. It returns parts as they arrive, or whole replies."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from .serving import Serving
 from .splitting import CallPiece, NewCalls, SplitText, joined_calls
 
 Requests = Sequence[GenerationRequest]
-LONG_SYSTEM = 1000  # characters of a system prompt that is worth keeping: some pages of tokens
+LONG_SYSTEM = 1000  # minimum length in characters of a system prompt whose KV pages are kept after a restart
 _OPTIONS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "repetition_window",
@@ -27,10 +27,10 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class ReplyPart:
-    """A piece of reply number `index`. All but `index` may be empty: then its prompt is being read.
+    """A piece of reply number `index`. If all other fields are empty, the model still reads the prompt.
 
-    thought, text: what the model thinks, and what it answers. calls: of tools, behind the text.
-    prompt_tokens: 0 if not known yet. response: with the last part alone.
+    thought, text: pieces of the thought and of the answer. calls: pieces of tool calls, which come after the
+    text. prompt_tokens: 0 if the number is not known yet. response: only the last part has it.
     """
 
     index: int
@@ -56,9 +56,11 @@ class WrittenReply:
 async def requests_for(
     call: Call, body: ReplyBody, limit: int | None, logprobs: int, prompts: Sequence[dict[str, Any]]
 ) -> list[GenerationRequest]:
-    """The requests for body.n replies to each prompt. limit: longest reply, if the client says.
+    """Return the requests for body.n replies to each prompt. limit: the longest reply in tokens; None: the
+    client gave no limit.
 
-    prompts: fields of a GenerationRequest: messages, prompt or input_ids, and what belongs to them.
+    prompts: for each prompt, fields of a GenerationRequest: messages, prompt or input_ids, and related
+    fields.
     """
     serving, runtime = call.serving, call.serving.runtime
     adapter = await serving.adapter_of(body.model, body.adapter, call.salt)
@@ -77,8 +79,9 @@ async def requests_for(
             adapter_id=adapter,
             cache_salt=call.salt_for(body.user),
             tenant=call.salt,
-            resumable=i == 0 and is_likely_to_go_on(prompt),  # the others share its pages
-            # Once the first one runs, the others wait for it and for each other: its work is not thrown away.
+            resumable=i == 0 and is_likely_to_go_on(prompt),  # the other replies share its KV pages
+            # When the first reply runs, the other replies wait without a time limit. So the work on the first
+            # is not lost.
             patience=Patience() if i or k else patience,
         )
         for k, prompt in enumerate(prompts)
@@ -87,8 +90,8 @@ async def requests_for(
 
 
 def is_likely_to_go_on(prompt: Mapping[str, Any]) -> bool:
-    """Whether requests will come that begin like this one, so that its cache is worth keeping for after a
-    restart: a conversation with more than one turn, or with much text before the first."""
+    """Return True if later requests probably begin with this prompt, so that its KV cache is worth keeping
+    for a restart. This is true if the conversation has more than one turn, a long system prompt, or tools."""
     messages = prompt.get("messages") or ()
     turns = [message for message in messages if message.role != "system"]
     before = sum(len(message.content) for message in messages if message.role == "system")
@@ -109,9 +112,9 @@ def _biases(body: ReplyBody, vocab: int) -> tuple[tuple[int, float], ...] | None
 async def reply_parts(
     call: Call, requests: Requests, raw: bool = False, new_calls: NewCalls = None
 ) -> AsyncGenerator[ReplyPart, None]:
-    """Parts of all replies, as they arrive. If the caller stops iterating, the replies end.
+    """Yield the parts of all replies as they arrive. If the caller stops the iteration, the replies end.
 
-    raw: the thought is part of the text.
+    raw: True if the thought is part of the text.
     """
     serving, arrived = call.serving, asyncio.Queue[ReplyPart | Exception]()
     over = serving.waiting + len(requests) - serving.limits.replies
@@ -129,14 +132,14 @@ async def reply_parts(
                 try:
                     raise part
                 finally:
-                    del part  # it holds this frame
+                    del part  # the error refers to this frame
             if part.response is not None:
                 unfinished -= 1
             yield part
 
 
 async def written(call: Call, requests: Requests, new_calls: NewCalls = None) -> list[WrittenReply]:
-    """All replies, whole."""
+    """Return all replies, whole."""
     parts: list[list[ReplyPart]] = [[] for _ in requests]
     async with aclosing(reply_parts(call, requests, new_calls=new_calls)) as arriving:
         async for part in arriving:
@@ -163,7 +166,7 @@ async def _pump(
     arrived: "asyncio.Queue[ReplyPart | Exception]",
     text: SplitText,
 ) -> None:
-    """Read one reply to its end, also when its client has gone: `request.cancel` is set then."""
+    """Read one reply to its end. If the client leaves, `request.cancel` is set, and the reply ends early."""
     try:
         with call.serving.times.reply():
             async for part in _parts(call, index, request, text):
@@ -171,8 +174,8 @@ async def _pump(
     except RuvmlxError as error:
         arrived.put_nowait(
             _client_error(call.serving, error).with_traceback(None)
-        )  # that would hold this frame
-    except Exception as error:  # noqa: BLE001 - whoever waits for the reply handles it
+        )  # a traceback would keep this frame alive
+    except Exception as error:  # noqa: BLE001 - the task that waits for the reply handles it
         arrived.put_nowait(error)
 
 
@@ -204,7 +207,8 @@ async def _parts(
 
 
 def _client_error(serving: Serving, error: RuvmlxError) -> ApiError:
-    """The error as clients see it, with the time after which there may be memory."""
+    """Return the error in the form for clients. If memory is short, the error has the time after which memory
+    may be free."""
     found = api_error(error)
     if isinstance(error, MemoryBusy):
         taken = max(1, error.budget - error.free)
@@ -213,7 +217,7 @@ def _client_error(serving: Serving, error: RuvmlxError) -> ApiError:
 
 
 def _count(call: Call, response: GenerationResponse) -> None:
-    """Add a reply's numbers to the request's log line and to the metrics."""
+    """Add the token counts of a reply to the request's log line and to the metrics."""
     counts = {
         "prompt": response.prompt_tokens,
         "cached": response.cached_tokens,
