@@ -1,5 +1,6 @@
-"""Chats and their replies: the prompt of a turn, writing a reply, saving it, and what its rating changes.
+"""This package runs chats: it builds the prompt of a turn, writes and saves a reply, and learns from its
+rating.
 
-All words of a chat pass here on their way to the store. Nothing here may know of threads, HTTP or screens.
-Start with `conversations.py`, then `reply_writer.py` and `learning.py`.
+All words of a chat pass through this package on their way to the store. The package does not use threads,
+HTTP or screens. Start with `conversations.py`, then read `reply_writer.py` and `learning.py`.
 """

@@ -1,10 +1,10 @@
-"""Chats as files: JSON with every branch, for import; Markdown of the current branch, for people.
+"""This module writes and reads chats as files: JSON with every branch, and Markdown of the current branch.
 
 JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
 "parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences": [{"better",
-"worse", "kind"}]}; better and worse are ids of messages, calls is as in tool_turns.py. `parse` reads such
-files, and any object or list of {"role", "content"} messages, as other programs write them. Only words are
-imported: imported replies cannot be rated or continued.
+"worse", "kind"}]}; better and worse are ids of messages; tool_turns.py describes calls. `parse` reads such
+files. It also reads any object or list of {"role", "content"} messages, as other programs write them. It
+imports only words: imported replies cannot be rated or continued.
 """
 
 import json
@@ -26,13 +26,13 @@ from .tool_turns import calls_of_json, calls_to_json
 FORMAT = "ruvmlx-chat"
 ROLES = ("user", "assistant", "tool")
 NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
-ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # of files that chats are written to
+ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # the endings of files to which chats are written
 MAX_FILE_BYTES = 64 << 20  # bytes: larger files are not imported
 MAX_TIMESTAMP = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
 
 
 def as_json(store: Store, session_id: str) -> dict[str, Any]:
-    """A chat with all its branches."""
+    """Return a chat with all its branches."""
     session = store.chats.get(session_id)
     path, messages = store.messages.branch(session_id), store.messages.all(session_id)
     return {
@@ -62,15 +62,15 @@ def as_json(store: Store, session_id: str) -> dict[str, Any]:
 
 
 def _preferences(store: Store, session_id: str, messages: list[MessageRow]) -> list[dict[str, Any]]:
-    """The preferences in force between the chat's replies, by their messages."""
+    """Return the current preferences between the chat's replies, with the ids of their messages."""
     ids = {m.reply_id: m.id for m in messages if m.reply_id}
     given = store.preferences.of_chat(session_id)
     return [{"better": ids[better], "worse": ids[worse], "kind": kind} for better, worse, kind in given]
 
 
 def writes_json(path: Path) -> bool:
-    """Does a file of that name get all branches as JSON, or the conversation as Markdown? UsageError for an
-    ending that is of another form."""
+    """Return True if a file of this name gets all branches as JSON, False if it gets the conversation as
+    Markdown. Raises UsageError if the ending means another format."""
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         known = ", ".join(sorted(ENDINGS - {""}))
@@ -78,11 +78,11 @@ def writes_json(path: Path) -> bool:
     return ending == ".json"
 
 
-UNKNOWN = "unknown"  # the model of an imported chat whose file names none
+UNKNOWN = "unknown"  # the model of an imported chat if the file names no model
 
 
 def as_markdown(store: Store, session_id: str) -> str:
-    """The current branch of a chat. Control sequences are removed."""
+    """Return the current branch of a chat as Markdown. Control sequences are removed."""
     session = store.chats.get(session_id)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created))
     parts = [f"# {one_line(session.title) or 'Untitled'}", f"{_model_words(session.model)}, {when}"]
@@ -95,7 +95,7 @@ def as_markdown(store: Store, session_id: str) -> str:
 
 
 def _body(message: MessageRow) -> list[str]:
-    """The text of a message; of a tool's result, the call before it."""
+    """Return the text of a message. For the result of a tool, the call comes before the text."""
     calls = calls_of_json(message.calls) if message.role == "tool" else ()
     return [*(sanitize(f"{call.name} {call.arguments}") for call in calls), sanitize(message.content)]
 
@@ -111,21 +111,22 @@ class Imported:
     model: str
     messages: list[MessageRow] = field(default_factory=list)  # parents before children
     head: int | None = None
-    created: float = 0.0  # seconds since 1970; 0: the file does not say
+    created: float = 0.0  # seconds since 1970; 0: the file has no time
     updated: float = 0.0
 
 
 @dataclass(frozen=True)
 class ImportResult:
-    """is_new: False where the chat was there already, perhaps with more messages at its end."""
+    """The result of an import. is_new: False if the store had the chat already, perhaps with more
+    messages."""
 
     session_id: str
     is_new: bool
 
 
 def import_once(store: Store, data: bytes, name: str) -> ImportResult:
-    """Create a chat from a file's bytes, unless there is one that begins with its messages. CorruptFile, and
-    no chat, if they are not a chat."""
+    """Create a chat from a file's bytes, unless a chat in the store begins with the same messages. Raises
+    CorruptFile, and creates no chat, if the bytes are not a chat."""
     chat = parse(data, name)
     known = store.chats.beginning_with(chat.messages)
     return ImportResult(known, False) if known else ImportResult(_add(store, chat), True)
@@ -138,7 +139,8 @@ def _add(store: Store, chat: Imported) -> str:
 
 
 def chat_files(path: Path) -> list[Path]:
-    """The file itself, or all .json files below a folder; UsageError for a folder without any."""
+    """Return the file itself, or all .json files below a folder. Raises UsageError for a folder without
+    them."""
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.rglob("*.json") if file.is_file())
@@ -148,7 +150,8 @@ def chat_files(path: Path) -> list[Path]:
 
 
 def parse(data: bytes, name: str) -> Imported:
-    """The chat in a file's bytes; CorruptFile if there is none. name: the file's name, for the error."""
+    """Return the chat in a file's bytes. Raises CorruptFile if there is none. name: the file's name, for the
+    error."""
     try:
         found = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as e:
@@ -173,7 +176,8 @@ def parse(data: bytes, name: str) -> Imported:
 
 
 def _messages(raw: list[Any], name: str) -> list[MessageRow]:
-    """Check the messages: each parent comes before its children. Messages without ids form one branch."""
+    """Return checked messages. Each parent comes before its children. Messages without ids form one
+    branch."""
     rows: list[MessageRow] = []
     known: set[int] = set()
     for n, item in enumerate(raw, 1):
@@ -206,7 +210,8 @@ def _content(item: Any) -> str | None:
 
 
 def _calls(item: Any) -> str:
-    """The calls of a message as the store has them; "" for none, or in another form."""
+    """Return the calls of a message as the store has them. Return "" if there are none, or if they are
+    malformed."""
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         calls = calls_of_json(json.dumps(item["calls"]))
         if all(isinstance(json.loads(call.arguments), dict) for call in calls):
@@ -217,12 +222,13 @@ def _calls(item: Any) -> str:
 
 
 def _no_number(name: str) -> None:
-    """Python's reader takes NaN and Infinity, which JSON does not have and a chat cannot keep."""
+    """Refuse NaN and Infinity, which Python's reader accepts, but which JSON does not have and a chat cannot
+    keep."""
     raise ValueError(f"{name} is no number of JSON")
 
 
 def _moment(value: Any) -> float:
-    """A time in seconds since 1970; 0 for anything else, and for what no calendar shows."""
+    """Return a time in seconds since 1970. Return 0 for other values and for times that no calendar shows."""
     return value if isinstance(value, float) and abs(value) < MAX_TIMESTAMP else 0.0
 
 
@@ -231,12 +237,12 @@ def _number(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str | None:
-    """The value if it is text, without lone surrogates, which JSON can express and UTF-8 cannot."""
+    """Return the value if it is text. Lone surrogates are removed, because UTF-8 cannot hold them."""
     return value.encode("utf-8", "ignore").decode() if isinstance(value, str) else None
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
-    """The bytes of a file to import; UsageError if it cannot be read or is too large."""
+    """Return the bytes of a file to import. Raises UsageError if the file cannot be read or is too large."""
     name = one_line(str(path))
     try:
         with open_ordinary(path) as file:
@@ -246,7 +252,8 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 
 
 def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
-    """All bytes of a file or of a pipe, which may be endless; UsageError if there are too many."""
+    """Return all bytes of a file or of a pipe, which can be endless. Raises UsageError if there are too many
+    bytes."""
     limit = MAX_FILE_BYTES if limit is None else limit
     data = file.read(limit + 1)
     if len(data) > limit:
@@ -256,8 +263,8 @@ def read_limited(file: BinaryIO, name: str, limit: int | None = None) -> bytes:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a new file that only the user can read; UsageError if it exists or cannot be written. It appears
-    when it is whole."""
+    """Write a new file that only the user can read. The file appears when it is complete. Raises UsageError
+    if the file exists or cannot be written."""
     name = one_line(str(path))
     try:
         with file_beside(path) as fresh:
@@ -273,7 +280,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_new(path: Path, text: str | Iterable[str]) -> int:
-    """Write a new file as `new_file` does. text: all of it, or its lines. Returns how many were given."""
+    """Write a new file as `new_file` does. text: the whole text, or its lines. Returns the number of given
+    lines."""
     lines = 0
     with new_file(path) as file:
         for line in [text] if isinstance(text, str) else text:

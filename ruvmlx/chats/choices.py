@@ -1,4 +1,5 @@
-"""Preferences between replies: one of two chosen, a reply edited, a chat continued from one of several."""
+"""This module learns from preferences between replies: the user chooses one of two replies, edits a reply, or
+continues a chat from one of several replies."""
 
 import contextlib
 from dataclasses import dataclass, replace
@@ -12,13 +13,14 @@ from ..sona.state import PreferenceResult, RatingResult
 from ..store import MessageRow, ReplyRow, Store
 from .learning import Learning
 
-REGENERATED = 0.3  # strength of a preference for the reply that the user went on from
+REGENERATED = 0.3  # the strength of a preference for the reply from which the user continued the chat
 
 
 @dataclass(frozen=True)
 class EditedReply:
-    """A reply that the user rewrote. message: its id in the chat; None: it is in no chat. preference: what
-    was learned from it; None: no adapter is in use, or learning failed. failure: why it failed."""
+    """A reply that the user rewrote. message: the id of the new message; None: the reply is in no
+    chat. preference: the result of learning; None: no adapter is in use, or learning failed. failure: the
+    reason why learning failed."""
 
     reply_id: str
     message: int | None
@@ -27,26 +29,26 @@ class EditedReply:
 
 
 class Choices:
-    """Preferences between replies of one model, and reasons for bad ratings. The adapter in use learns from
-    each at once."""
+    """This class keeps preferences between replies of one model, and reasons for bad ratings. The adapter in
+    use learns from each of them at once."""
 
     def __init__(self, store: Store, model: Model, learning: Learning):
         self._store, self._model, self._learning = store, model, learning
 
     def prefer(self, better: str, worse: str, adapter: str | None = None) -> PreferenceResult:
-        """Learn that one of two replies to one question is better. adapter: that learns from it; None: the
-        one in use. NotFound without one."""
+        """Learn that one of two replies to one question is better. adapter: the adapter that learns; None:
+        the adapter in use. Raises NotFound if no adapter is in use."""
         with self._learning.using(adapter) as learner:
             return learner.prefer(better, worse, "compare")
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
-        """Say why a reply (its id, or "last") was rated bad: "long", "short", "tone" or "facts". Ratings for
-        wrong facts teach nothing."""
+        """Record why a reply (its id, or "last") was rated bad: "long", "short", "tone" or "facts". A rating
+        with the reason "facts" (wrong facts) teaches nothing."""
         return self._learning.require_learner().give_reason(reply_id, reason)
 
     def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
-        """As `edit`. adapter: that learns from it; None: the one in use. NotFound without one, and then
-        nothing is saved."""
+        """Do the work of `edit` outside a given chat. adapter: the adapter that learns; None: the adapter in
+        use. Raises NotFound, and saves nothing, if no adapter is in use."""
         with self._learning.using(adapter) as learner:
             edited = self._saved_edit(reply_id, text, None, learner)
         if edited.preference is None:
@@ -56,9 +58,9 @@ class Choices:
     def edit(self, reply_id: str, text: str, place: tuple[str, int] | None = None) -> EditedReply:
         """Save the user's version of a reply beside it, on a branch of its own, and learn that it is better.
 
-        text: the new answer; the reply's thought is kept. place: (chat, message) of the reply; None: where it
-        was shown last. UsageError for an empty, unchanged or too long text, AdapterMismatch for another
-        model's reply, NotFound for one whose chat was deleted.
+        text: the new answer; the reply's thinking is kept. place: (chat, message) of the reply; None: the
+            place where the reply was shown last. Raises UsageError for an empty, unchanged or too long text,
+            AdapterMismatch for a reply of another model, and NotFound for a reply whose chat was deleted.
         """
         return self._saved_edit(reply_id, text, place, self._learning.learner)
 
@@ -79,7 +81,8 @@ class Choices:
             return saved
         try:
             return replace(saved, preference=learner.prefer(edited.id, original.id, "edit"))
-        except RuvmlxError as e:  # the version is saved: an error would make the user save it again
+        # the new version is saved, and an error would make the user save the version again
+        except RuvmlxError as e:
             return replace(saved, failure=f"your version is saved, but nothing was learned from it: {e}")
 
     def _edited_row(self, original: ReplyRow, text: str) -> ReplyRow:
@@ -98,12 +101,12 @@ class Choices:
         return edited
 
     def continued(self, session_id: str, turn: Turn) -> PreferenceResult | None:
-        """Learn from a user who sends a message after a reply that has alternatives: they prefer this reply
-        to the newest of the others.
+        """Learn from a user who sends a message after a reply that has alternatives: the user prefers this
+        reply to the newest alternative.
 
-        Returns None and learns nothing if no other reply was shown complete, if a preference between the two
-        is in force, if both have ratings, or without an adapter. Errors are suppressed: they must not stop
-        the user's message.
+        Returns None and learns nothing in these cases: no other reply was shown complete, a preference
+        between the two is known, both have ratings, or no adapter is in use. Errors are suppressed, because
+        they must not stop the user's message.
         """
         learner, mine = self._learning.learner, turn.reply_id
         if learner is None or mine is None or turn.branches < 2:
@@ -115,7 +118,8 @@ class Choices:
         return None
 
     def _other(self, session_id: str, turn: Turn) -> str | None:
-        """The newest other reply to the same question; None if the preference would be empty or known."""
+        """Return the newest other reply to the same question. Return None if a preference would say nothing
+        or is known."""
         rows = self._store.messages.all(session_id)
         mine = next(row for row in rows if row.id == turn.id)
         here = [row for row in rows if row.parent == mine.parent and self._counts(row)]
@@ -124,17 +128,18 @@ class Choices:
             return None
         other = others[-1]  # a reply that was continued begins like the longer one
         same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
-        # Only /compare writes one reply by the untouched model: leaving it without a choice says nothing.
+        # Only /compare writes one of the replies with the untouched model. If the user leaves such a pair
+        # without a choice, this says nothing.
         compared = self._is_untouched(mine) != self._is_untouched(other)
         return None if same or compared or (mine.rating and other.rating) else other.reply_id
 
     def _is_untouched(self, row: MessageRow) -> bool:
-        """Did the model write the reply without anything learned?"""
+        """Return True if the model wrote the reply without anything learned."""
         assert row.reply_id is not None
         return self._store.replies.get(row.reply_id).adapter_version == 0
 
     def _counts(self, row: MessageRow) -> bool:
-        """Did this model write the reply, whole, and was it shown?"""
+        """Return True if this model wrote the reply to its end, and if the reply was shown."""
         if row.reply_id is None or row.finish_reason == "cancelled":
             return False
         reply = self._store.replies.get(row.reply_id)

@@ -1,4 +1,4 @@
-"""Chats on one model: answer a message, edit it, answer it again, continue a reply."""
+"""This module holds chats on one model: answer a message, edit it, answer it again, continue a reply."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ from .reply_writer import ReplyWriter
 from .summaries import Summaries
 from .tool_turns import NO_TOOLS, ToolOffer, ToolResult
 
-TAIL = 8  # tokens: more than any character consists of
+TAIL = 8  # a number of tokens that is larger than the tokens of any character
 
 
 @dataclass(frozen=True)
 class ChatRoom:
-    """left_out: ids of the oldest messages, which the model does not read itself; `summed_up` of them are in
-    the summary."""
+    """left_out: ids of the oldest messages, which the model does not read itself. summed_up: the number of
+    left-out messages that the summary covers."""
 
     left_out: frozenset[int]
     summed_up: int
@@ -40,47 +40,47 @@ class Conversations:
     def __init__(
         self, store: Store, writer: ReplyWriter, learning: Learning, choices: Choices, implicit: bool
     ):
-        """implicit: record implicit feedback on unrated replies."""
+        """implicit: True: record implicit feedback (what the user does next) on unrated replies"""
         self._store, self._writer, self._learning, self._choices = store, writer, learning, choices
         self._model = writer.engine.model
         self._implicit = ImplicitFeedback(learning, implicit)
         self.summaries = Summaries(store, writer.engine, writer.window, self.turns)
-        self._room: tuple[object, ChatRoom] | None = None  # of the chat that was asked for last
+        self._room: tuple[object, ChatRoom] | None = None  # the room of the chat that was asked for last
 
     def new_chat(self, system: str | None = None) -> str:
         return self._store.chats.new(self._model.name, system or None)
 
     def last_chat(self) -> str | None:
-        """Id of the chat used last, if there is one."""
+        """Return the id of the chat that was used last. Return None if there is no chat."""
         sessions = self._store.chats.all()
         return sessions[0].id if sessions else None
 
     def find_chat(self, beginning: str) -> str:
-        """A chat's id, from a unique beginning of it; NotFound if there is none."""
+        """Return a chat's id from a unique beginning of the id. Raises NotFound if there is no such chat."""
         return self._store.chats.find(beginning)
 
     def find_message(self, words: str, session_id: str | None = None) -> tuple[str, int]:
-        """(chat, message) of the newest message with all these words, of one chat or of all. NotFound if
-        there is none."""
+        """Return (chat, message) of the newest message with all these words, in one chat or in all chats.
+        Raises NotFound if there is no such message."""
         hit = self._store.search.newest(words, session_id)
         if hit is None or hit.message_id is None:
             raise NotFound(f"no message has the words {words!r}; `ruvmlx sessions ls` lists all chats.")
         return hit.session.id, hit.message_id
 
     def show_message(self, session_id: str, message: int) -> None:
-        """Make the branch with this message the current one."""
+        """Make the branch with this message the current branch."""
         self._store.messages.show(session_id, message)
 
     def set_system(self, session_id: str, system: str | None) -> None:
-        """Change a chat's system prompt, from the next reply on."""
+        """Change a chat's system prompt for the next replies."""
         self._store.chats.set_system(session_id, system or None)
 
     def asked_before(self) -> list[str]:
-        """The user's messages of all chats, the newest first, each text once."""
+        """Return the user's messages of all chats, the newest first. Each text occurs once."""
         return self._store.messages.user_texts()
 
     def turns(self, session_id: str) -> list[Turn]:
-        """The system prompt, then the current branch."""
+        """Return the system prompt, then the messages of the current branch."""
         system = self._store.chats.get(session_id).system
         head = [Turn("system", system)] if system else []
         return head + [
@@ -92,9 +92,9 @@ class Conversations:
         ]  # fmt: skip
 
     def prompt_text(self, session_id: str) -> str:
-        """What the model read before the reply that is shown last, special tokens included.
+        """Return the prompt of the reply that is shown last, with its special tokens.
 
-        Before the first reply: what it would read before its reply to "...".
+        Before the first reply, return the prompt that the message "..." would have.
         """
         turns = self.turns(session_id)
         shown = next((turn.reply_id for turn in reversed(turns) if turn.reply_id), None)
@@ -106,17 +106,17 @@ class Conversations:
         return self._model.tokenizer.text_with_specials(ids)
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a text for this model."""
+        """Return the number of tokens of a text for this model."""
         return len(self._model.tokenizer.encode(text, add_bos=False))
 
     def left_out(self, session_id: str, max_new_tokens: int) -> frozenset[int]:
-        """Ids of the oldest messages, which the model did not read for its last reply: the context had no
-        room for them, or the summary stands in their place."""
+        """Return ids of the oldest messages, which the model did not read for its last reply: the context had
+        no room for them, or the summary replaces them."""
         return self.room(session_id, self.turns(session_id), max_new_tokens).left_out
 
     def room(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> ChatRoom:
-        """What the model reads of these turns, a chat's current branch. A long chat takes a second the first
-        time."""
+        """Return the messages that the model does not read of these turns (a chat's current branch). The
+        first call for a long chat takes a second."""
         known = (
             session_id,
             [turn.id for turn in turns],
@@ -134,7 +134,7 @@ class Conversations:
     def _read(
         self, session_id: str, turns: list[Turn], max_new_tokens: int, offer: ToolOffer = NO_TOOLS
     ) -> tuple[Sequence[Message], dict[str, Any]]:
-        """The messages that the model reads of these turns, and the other fields of a request: for tools."""
+        """Return the messages that the model reads of these turns, and the other fields of a request."""
         summary, read = self.summaries.read_turns(session_id, turns)
         reserved = self.count_tokens(tool_turns.offered_text(offer)) if offer.tools else 0
         messages = self._writer.window.fitting(alternating(read), max_new_tokens, summary, reserved)
@@ -145,7 +145,7 @@ class Conversations:
         return fields.pop("messages"), fields
 
     def template_system(self) -> str:
-        """The system prompt that is sent where the user has none: `system_prompt`; "" for none."""
+        """Return the system prompt that is sent if the user has none (`system_prompt`); "": none is sent."""
         return system_prompt(self._model).text
 
     def check_chat(self, session_id: str) -> None:
@@ -171,11 +171,11 @@ class Conversations:
     ) -> Iterator[Chunk]:
         """Answer one message of a chat. The message is committed before the first token.
 
-        sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this one
-        replaces, on a new branch. untouched: use the untouched model. best_of: replies to write; the one that
-        the user's taste picks is shown, and the others are branches beside it; None: as the settings say.
-        adapter_id: as in GenerationRequest. tools: what the reply may call; after its calls
-        comes `answer_results`.
+        sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this message
+        replaces, on a new branch. untouched: use the model without an adapter. best_of: the number of replies
+        to write; the reply that fits the user's taste is shown, and the others are branches beside it; None:
+        the setting. adapter_id: as in GenerationRequest. tools: the tools that the reply can call; if it
+        calls some, use `answer_results` next.
         """
         request = self.question(
             session_id,
@@ -205,7 +205,7 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
-        """Commit one message of a chat; returns the request for its reply. The rest is as in `say`."""
+        """Commit one message of a chat. Return the request for its reply. The parameters are as in `say`."""
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)
@@ -217,7 +217,7 @@ class Conversations:
             adapter_id, tools,
         )  # fmt: skip
         self._implicit.notice_next(turns, before)
-        if before and instead_of is None:  # who edits a question has gone on from that reply before
+        if before and instead_of is None:  # an edited question is not a new choice of the reply before it
             self._choices.continued(session_id, before[-1])
         last = before[-1].id if before else None
         request.question_id = self._store.messages.add_user(session_id, text, after=last)
@@ -236,9 +236,9 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> Iterator[Chunk]:
-        """Another reply to the same question, beside the reply `message` (None: the last one).
+        """Write another reply to the same question, beside the reply `message` (None: the last reply).
 
-        untouched: use the untouched model. best_of, tools: as in `say`.
+        untouched: use the model without an adapter. best_of, tools: as in `say`.
         """
         turns = self.turns(session_id)
         end = len(turns) if message is None else self._place(turns, message) + 1
@@ -255,8 +255,8 @@ class Conversations:
         yield from self._write(request, session_id)
 
     def add_results(self, session_id: str, results: Sequence[ToolResult]) -> list[Turn]:
-        """Save the results of the calls of the last reply; returns them as they are saved. One that would
-        take too much of the context is replaced by one line that says so."""
+        """Save the results of the calls of the last reply. Return the saved turns. A result that would take
+        too much of the context is replaced by one line of explanation."""
         begun = len(self.turns(session_id))
         for result in results:
             text = tool_turns.readable_result(result.text, self._model.context, self.count_tokens)
@@ -272,8 +272,8 @@ class Conversations:
         cancel: threading.Event,
         tools: ToolOffer = NO_TOOLS,
     ) -> Iterator[Chunk]:
-        """The next reply, after the results of tools. A rating of it teaches nothing: its words may be the
-        tool's."""
+        """Write the next reply, after the results of tools. A rating of this reply teaches nothing, because
+        its words can be the words of the tool."""
         turns = self.turns(session_id)
         if not turns or turns[-1].role != "tool":
             raise NotFound("there is no result of a tool to go on from.")
@@ -297,8 +297,8 @@ class Conversations:
     ) -> Iterator[Chunk]:
         """Continue a reply (None: the last message) that was cut off or stopped, from its last token.
 
-        The longer reply is stored beside the unfinished one. UsageError if the reply is complete, or another
-        model wrote it.
+        The longer reply is stored beside the unfinished reply. Raises UsageError if the reply is complete, or
+        if another model wrote it.
         """
         turns = self.turns(session_id)
         at = len(turns) - 1 if message is None else self._place(turns, message)
@@ -325,12 +325,12 @@ class Conversations:
             adapter_id=adapter_id,
         )
         with self._writer.archive.noting_failure(request):
-            self._writer.engine.prompt_ids(request)  # refused here if the context is full
+            self._writer.engine.prompt_ids(request)  # this raises an error if the context is full
         request.question_id = turns[at - 1].id
         yield from self._writer.generate(request, session_id)
 
     def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:
-        """Show the next (step -1: the previous) alternative of a message (None: the last); returns its id."""
+        """Show the next (step -1: previous) alternative of a message (None: the last). Return its id."""
         turns = [turn for turn in self.turns(session_id) if turn.id is not None]
         if not turns:
             raise NotFound("this chat has no messages yet.")
@@ -339,13 +339,13 @@ class Conversations:
         return self._store.messages.next_sibling(session_id, shown.id, step)
 
     def prefer(self, session_id: str, better: int, worse: int) -> PreferenceResult:
-        """Choose one of two replies to one question: show it from now on, and learn that it is better."""
+        """Choose one of two replies to one question: show this reply, and learn that it is better."""
         chosen, other = (self._reply_of(session_id, message) for message in (better, worse))
         self._store.messages.set_head(session_id, better)
         return self._choices.prefer(chosen, other)
 
     def edit_reply(self, session_id: str, message: int, text: str) -> EditedReply:
-        """Put the user's version of a reply beside it, and learn that it is better: `Choices.edit`."""
+        """Store the user's version of a reply beside it, and learn that this version is better."""
         return self._choices.edit(self._reply_of(session_id, message), text, (session_id, message))
 
     def _reply_of(self, session_id: str, message: int) -> str:
@@ -367,7 +367,7 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
-        """The request for a reply to the last of these turns; UsageError if it cannot be answered."""
+        """Return the request for a reply to the last of these turns. Raises UsageError if it is invalid."""
         sampling = sampling or self._writer.sampling()
         check_sampling(sampling)
         messages, fields = self._read(session_id, turns, max_new_tokens, tools)

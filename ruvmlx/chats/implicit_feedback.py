@@ -1,4 +1,4 @@
-"""Implicit feedback: what the user does after a reply, without a rating."""
+"""This module records implicit feedback: what the user does after a reply, without a rating."""
 
 from ..engine.context_window import Turn
 from .learning import Learning
@@ -16,7 +16,7 @@ class ImplicitFeedback:
             self.notice_of(turns[-1], "continued")
 
     def notice_of(self, turn: Turn | None, what: str) -> None:
-        """Record feedback on a reply, unless it is rated or was stopped."""
+        """Record feedback on a reply, unless the reply is rated or was stopped."""
         if not self._is_on or turn is None or turn.reply_id is None:
             return
         if turn.rating is None and turn.finish_reason != "cancelled":

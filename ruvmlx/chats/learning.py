@@ -1,4 +1,5 @@
-"""Learning in one place: the adapter in use, the loops that train it, the router that chooses it."""
+"""This module joins all parts of learning: the adapter in use, the loops that train it, the router that
+chooses it."""
 
 import contextlib
 import threading
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from ..sona.optional.router import Route
 
 
-SUMMED_UP_AT = 10  # ratings and preferences
+SUMMED_UP_AT = 10  # the number of ratings and preferences after which `first_summary` is shown
 
 
 @dataclass(frozen=True)
 class Rated:
-    """A rating in force, and the question of its reply."""
+    """A current rating, and the question of its reply."""
 
     reply_id: str
     rating: str
@@ -46,8 +47,9 @@ class Rated:
 
 @dataclass(frozen=True)
 class LearningState:
-    """Learning of one adapter. missing: ratings until the background loop is due; None: it cannot train this
-    model. recent: newest first. likes: what the user's ratings say that they like, the strongest first."""
+    """The state of the learning of one adapter. missing: the number of ratings until the background loop is
+    due; None: this loop cannot train the model. recent: the newest ratings, the newest first. likes: what the
+    user likes according to the ratings, the strongest first."""
 
     adapter: str
     status: LearnStatus
@@ -59,21 +61,22 @@ class LearningState:
 
 @dataclass(frozen=True)
 class FirstSummary:
-    """likes: what the ratings show clearly, as a sentence; "" for nothing. guess: what they point to."""
+    """likes: a sentence about what the ratings show clearly; "": nothing is clear. guess: what the ratings
+    suggest."""
 
-    count: int  # ratings and preferences
+    count: int  # the number of ratings and preferences
     likes: str
     guess: str
 
 
 class Learning:
-    """The adapters of one model. learner: of the adapter in use; None: no adapter is in use."""
+    """The adapters of one model. learner: the learner of the adapter in use; None: no adapter is in use."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool):
-        """learn: False records ratings, for examples and for later, but never changes weights."""
+        """learn: False: record ratings, for examples and for later use, but never change weights."""
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns = learn
-        self._summed_up: set[str] = set()  # adapters of which `first_summary` was told
+        self._summed_up: set[str] = set()  # the adapters whose `first_summary` was shown
         parse(settings.base_targets, model.shape.n_layers, "base_targets")
         self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
         name = settings.adapter_name
@@ -89,11 +92,12 @@ class Learning:
 
     @property
     def label(self) -> str | None:
-        """The adapter in use and its version, as in "default@3"; None without one."""
+        """Return the adapter in use and its version, for example "default@3". Return None if no adapter is in
+        use."""
         return f"{self.learner.history.name}@{self.learner.version}" if self.learner else None
 
     def require_learner(self) -> Learner:
-        """The learner in use; NotFound without one."""
+        """Return the learner of the adapter in use. Raises NotFound if no adapter is in use."""
         if self.learner is None:
             raise NotFound(
                 "no adapter is loaded, so there is nothing to learn; start without --adapter none."
@@ -101,15 +105,15 @@ class Learning:
         return self.learner
 
     def use(self, name: str | None) -> None:
-        """Switch to another adapter (None: no adapter), also within a chat; the model stays loaded.
+        """Switch to another adapter (None: no adapter), also within a chat. The model stays loaded.
 
-        Chats keep their KV caches if only the head differs; under another base they are read again at their
-        next turn.
+        Chats keep their KV caches if the adapters differ only at the output head. If the base LoRA differs,
+        the model reads each chat again at its next turn.
         """
         if name is not None and config.parse("adapter", name, "the request") == "none":
             raise UsageError("an adapter cannot be called none; choose another name.")
         self.settle()
-        self._close_loops()  # they train the adapter that was in use
+        self._close_loops()  # the loops train the adapter that was in use
         before = self.learner.history.name if self.learner is not None else None
         if self.learner is not None:
             self.learner.release()
@@ -124,8 +128,8 @@ class Learning:
             self._store.witness.note("use", facts)
 
     def of(self, name: str | None) -> Learner | None:
-        """The learner of an adapter, in step with the store: the one in use (None), none (""), or by name.
-        The one in use stays in use."""
+        """Return the learner of an adapter, in step with the store. name: None: the adapter in use; "": no
+        adapter. The adapter in use does not change."""
         if not name:
             learner = self.learner if name is None else None
         elif self.learner is not None and self.learner.history.name == name:
@@ -141,25 +145,26 @@ class Learning:
 
     @contextlib.contextmanager
     def using(self, name: str | None) -> Iterator[Learner]:
-        """In the block this adapter's learner (None: of the one in use) can be rated; NotFound without one.
-        The one in use stays in use."""
+        """Yield the learner of this adapter (None: of the adapter in use), which can be rated in the block.
+        Raises NotFound if there is none. The adapter in use does not change."""
         learner = self.of(name) if name else self.require_learner()
         assert learner is not None
         with self.in_its_place(learner):
             yield learner
 
     def in_its_place(self, learner: Learner | None) -> AbstractContextManager[None]:
-        """In the block this learner may install its LoRA; unless it is the one in use, the backend has the
-        LoRA from before again afterwards."""
+        """Allow this learner to install its LoRA in the block. After the block the backend gets its earlier
+        LoRA again, unless this learner is the one in use."""
         return contextlib.nullcontext() if learner is self.learner else preserve_lora(self._backend)
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
-        """Prepare the newest replies for a rating; called while the user reads. watch: as in Learner.settle.
-        With `cancel`, the model then writes replies that nobody sees: rated replies are compared with them
-        (unshown.py), and they show how to move the measures of replies (measure_directions.py).
+        """Prepare the newest replies for a rating. The apps call this while the user reads. watch: as in
+        Learner.settle. With `cancel`, the model then writes replies that nobody sees. Rated replies are
+        compared with these replies (unshown.py), and these replies show how to change the measured features
+        of replies (measure_directions.py).
 
-        It takes seconds after many replies, or if ratings change more than the output head. `cancel` is
-        checked every few tens of milliseconds; the next call, or the rating, does the rest.
+        The call takes seconds after many replies, or if ratings change more than the output head. The work
+        checks `cancel` every few tens of milliseconds. The next call, or the rating, does the remaining work.
         """
         if self.learner is None:
             return
@@ -171,7 +176,8 @@ class Learning:
             self._routing.of(self.learner).sync()
 
     def _write_unshown(self, learner: Learner, pause: Pause) -> None:
-        """Write the unshown replies and measure them. Do nothing while the user has rated no reply."""
+        """Write the replies that nobody sees and measure them. Do nothing while the user has rated no
+        reply."""
         if learner.history.labels():
             learner.taste.compare(self._model, self._backend, pause)
             if self._learns and learner.active.is_measured:
@@ -180,7 +186,8 @@ class Learning:
     def notice(self, reply_id: str, what: str) -> bool:
         """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).
 
-        True if it was recorded: only if `implicit_feedback` is on, and for replies of this model.
+        Return True if the action was recorded: only if `implicit_feedback` is on, and for replies of this
+            model.
         """
         if self.learner is None:
             return False
@@ -203,8 +210,8 @@ class Learning:
         return LearningState(history.name, history.status(), memory, missing, rated, likes)
 
     def first_summary(self) -> FirstSummary | None:
-        """What the ratings say, told once for each adapter: after SUMMED_UP_AT ratings and preferences. None
-        before that, and once it was told."""
+        """Return a summary of the ratings, once for each adapter: after SUMMED_UP_AT ratings and preferences.
+        Return None before that number, and after the summary was shown."""
         learner, log = self.require_learner(), self._store.witness
         if learner.history.name in self._summed_up:
             return None
@@ -220,14 +227,15 @@ class Learning:
         return found
 
     def judge(self, learner: Learner | None) -> Judge | None:
-        """A judge that scores replies by the ratings of an adapter; None before the first rating."""
+        """Return a judge that scores replies by the ratings of an adapter. Return None before the first
+        rating."""
         taste = learner.taste.model if learner is not None else None
         return TasteJudge(taste) if taste is not None and taste.ratings else None
 
     # -- the router ----------------------------------------------------------------------------------
 
     def route(self, request: GenerationRequest) -> "Route | None":
-        """The router's choice for a reply; None if the router is off or has only one arm."""
+        """Return the router's choice for a reply. Return None if the router is off or has only one choice."""
         if self._routing is None or self.learner is None:
             return None
         return self._routing.choose(self.learner, request)
@@ -236,7 +244,7 @@ class Learning:
 
     @property
     def loops(self) -> Loops:
-        """The background and the deep loop of the adapter in use."""
+        """Return the background loop and the deep loop, which train the adapter in use."""
         if self._loops is None:
             settings = self._settings
             self._loops = Loops(
@@ -245,7 +253,7 @@ class Learning:
         return self._loops
 
     def is_due(self) -> bool:
-        """Is there work for `consolidate`?"""
+        """Return True if there is work for `consolidate`."""
         return self.learner is not None and self.loops.is_due()
 
     def consolidate(
@@ -254,10 +262,10 @@ class Learning:
         cancel: threading.Event | None = None,
         settings: "Training | None" = None,
     ) -> dict[str, Any]:
-        """Train a base LoRA on the ratings, and use it if it passes the promotion test. Returns a report.
+        """Train a base LoRA on the ratings. Use it if it passes the promotion test. Returns a report.
 
-        progress(steps done, steps, loss). `cancel` is checked every few tens of milliseconds; a stopped run
-        continues at the next call, also in another process.
+        progress: a function of (steps done, steps, loss). The work checks `cancel` every few tens of
+            milliseconds. A stopped run continues at the next call, also in another process.
         """
         report = self.loops.consolidate(progress, cancel, settings)
         if self._routing is not None and not (cancel is not None and cancel.is_set()):

@@ -1,4 +1,5 @@
-"""Writes replies: prepares the request, streams the reply, commits it so that it can be rated."""
+"""This module writes replies: it prepares the request, streams the reply, and commits it so that it can be
+rated."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -27,9 +28,10 @@ from .stored_replies import ReplyArchive, StoredReplies, WitnessedSink
 
 
 class ReplyWriter:
-    """Writes replies with the adapter in use, and with liked examples if the settings ask for them.
+    """A reply writer writes replies with the adapter in use. If the settings ask for examples, the prompt has
+    liked replies as examples.
 
-    archive: where replies, and requests that failed, are recorded.
+    archive: the archive that records replies and failed requests
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class ReplyWriter:
         learning: Learning,
         tiers: TierReview,
     ):
-        """UsageError for invalid sampling settings."""
+        """Raise UsageError if the sampling settings are invalid."""
         self.engine, self.window = engine, ContextWindow(engine.model)
         self.scheduler = Scheduler(engine)
         self._store, self._model, self._settings = store, engine.model, settings
@@ -50,11 +52,12 @@ class ReplyWriter:
 
     @property
     def last_reply_id(self) -> str | None:
-        """Id of the newest reply of this runtime."""
+        """Return the id of the newest reply of this runtime."""
         return self.archive.last_reply_id
 
     def sampling(self, **given: Any) -> Sampling:
-        """Values given here > the settings > the model's own > defaults. None means not given."""
+        """Return the sampling values. The given values come first, then the settings, the model's values and
+        the defaults. None means that a value is not given."""
         own = {k: v for k, v in self._model.default_sampling.items() if k in Sampling.__dataclass_fields__}
         if "top_k" in own:
             own["top_k"] = int(own["top_k"])
@@ -62,11 +65,10 @@ class ReplyWriter:
         return Sampling(**(own | asked))
 
     def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
-        """Stream one reply and commit it, so that it can be rated. Requests that were submitted go on
-        meanwhile.
+        """Stream one reply and commit it, so that it can be rated. Submitted requests continue meanwhile.
 
         session_id: the chat that the reply belongs to. The text of a stopped reply is kept. With best of n,
-        the reply that the user's taste picks streams, and the others are committed beside it.
+            the reply that fits the user's taste streams, and the other replies are committed beside it.
         """
         request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
@@ -75,8 +77,8 @@ class ReplyWriter:
         return self._chunks_or_failure(request, chunks)
 
     def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
-        """Queue a request; each call of `scheduler.step` brings it on, and the sink gets its chunks. Its
-        reply is committed as by `generate`. UsageError at once if it is empty or too long."""
+        """Queue a request. Each call of `scheduler.step` continues it, and the sink gets its chunks. Its
+        reply is committed as by `generate`. Raises UsageError at once if the request is empty or too long."""
         request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
             count = self._count(request, self._learning.of(request.adapter_id))
@@ -88,7 +90,7 @@ class ReplyWriter:
             yield from chunks
 
     def _begin(self, request: GenerationRequest, session_id: str | None, count: int) -> StoredReplies:
-        """The replies to a request whose turn has come, with the adapter's weights of this moment."""
+        """Return the job of a request whose turn has come. The job uses the adapter's present weights."""
         learner = self._learning.of(request.adapter_id)
         untouched = request.untouched or (request.route is not None and not request.route.adapter)
         requests = requests_for(request, count)
@@ -106,7 +108,8 @@ class ReplyWriter:
         return StoredReplies(self.archive, replies, learner, traces, session_id)
 
     def _recorder(self, request: GenerationRequest, trace: Trace | None) -> Trace | AnswerTrace | None:
-        """Where the tokens go that ratings will move: all of the reply, or its answer alone."""
+        """Return the recorder of the tokens that ratings teach: all tokens of the reply, or the tokens of its
+        answer."""
         if trace is None or self._settings.rate_thoughts:
             return trace
         tokenizer, prompt = self._model.tokenizer, request.input_ids or ()
@@ -114,7 +117,8 @@ class ReplyWriter:
         return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
 
     def _count(self, request: GenerationRequest, learner: Learner | None) -> int:
-        """Number of replies to write; one where all would be equal, or where a reply is continued."""
+        """Return the number of replies to write: one if all replies would be equal, or if a reply is
+        continued."""
         alone = request.begun is not None or request.untouched or request.sampling.temperature == 0
         count = 1 if alone else request.best_of or self._settings.best_of
         if count != AUTO:
@@ -122,7 +126,8 @@ class ReplyWriter:
         return affordable(self.engine) if self._learning.judge(learner) is not None else 1
 
     def _score(self, request: GenerationRequest, learner: Learner | None) -> Score | None:
-        """A function that predicts the user's stars for replies; None before the first rating."""
+        """Return a function that predicts the user's stars for replies. Return None before the first
+        rating."""
         judge, question = self._learning.judge(learner), question_of(request)
         if judge is None:
             return None
@@ -135,7 +140,7 @@ class ReplyWriter:
         return score
 
     def answer(self, request: GenerationRequest) -> GenerationResponse:
-        """One reply with the adapter in use; it is not stored."""
+        """Return one reply with the adapter in use. The reply is not stored."""
         request = self.prepare_request(request)
         learner = self._learning.learner
         if learner is not None:
@@ -143,7 +148,8 @@ class ReplyWriter:
         return self.engine.generate(request, learner.micro if learner else None)
 
     def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
-        """Like `answer` for many requests, several at a time; in the order in which they finish."""
+        """Answer many requests as `answer` does, several at a time. Yield replies in the order in which they
+        finish."""
         prepared = [self.prepare_request(request) for request in requests]
         learner = self._learning.learner
         if learner is not None:
@@ -151,9 +157,9 @@ class ReplyWriter:
         return generate_many(self.engine, prepared, learner.micro if learner else None)
 
     def prepare_request(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
-        """The request as token ids, with its examples; UsageError if it is empty or too long.
+        """Return the request as token ids, with its examples. Raises UsageError if it is empty or too long.
 
-        routed: let the router, if it is on, choose adapter and examples.
+        routed: True: the router, if it is on, chooses adapter and examples
         """
         if request.input_ids is not None:
             return request
@@ -182,8 +188,8 @@ class ReplyWriter:
         return request
 
     def encode_request(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with the ids of its text; UsageError if it is empty or too long. From any thread: a
-        long text takes seconds."""
+        """Return the request with the token ids of its text. Raises UsageError if it is empty or too long.
+        Any thread can call this method, because the encoding of a long text takes seconds."""
         if request.input_ids is not None or request.encoded is not None:
             return request
         thinking = {"on": True, "off": False}.get(self._settings.thinking, request.thinking)
@@ -191,8 +197,9 @@ class ReplyWriter:
         return replace(request, encoded=self.engine.prompt_ids(request))
 
     def _with_examples(self, request: GenerationRequest, learner: Learner) -> GenerationRequest:
-        """Insert liked replies to similar questions as turns right before the question, so that the earlier
-        turns' KV cache stays valid. They take at most a quarter of the context, and no room of the reply."""
+        """Insert liked replies to similar questions as turns directly before the question, so that the KV
+        cache of the earlier turns stays valid. They take at most a quarter of the context, and no room of the
+        reply."""
         assert request.messages is not None
         messages, context = list(request.messages), self.window.size
         free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)

@@ -1,4 +1,5 @@
-"""Deletes chats in two steps: hidden at once, erased when a program starts or ends DAYS later."""
+"""This module deletes chats in two steps: it hides them at once, and erases them DAYS later when a program
+starts or ends."""
 
 import contextlib
 import math
@@ -11,14 +12,15 @@ from ..platform import files
 from ..store import Store
 
 DAYS = 1.0
-AT_START = 0.2  # seconds for the search index at each start and end
+AT_START = 0.2  # seconds: the time for the search index at each start and end
 
 
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
-    """Erase chats, all or none, and their KV caches on disk.
+    """Erase chats, all or none of them, and their KV caches on disk.
 
-    False if the words are not gone from all files: another process still reads the store, and they stay in
-    its log until that ends; or the search index needs longer than `seconds`, and the next start continues.
+    Returns False if some files still hold the words. Either another process still reads the store, and its
+    log keeps the words until that process ends. Or the search index needs longer than `seconds`, and the next
+    start continues.
     """
     gone = store.chats.delete(*session_ids, seconds=seconds)
     for session_id in session_ids:
@@ -27,17 +29,19 @@ def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
 
 
 def forget(store: Store, reply_ids: list[str]) -> bool:
-    """Erase the words of replies outside chats, and all KV caches of such replies. Returns as `delete`."""
+    """Erase the words of replies outside chats, and all KV caches of these replies. Returns as `delete`
+    does."""
     gone = store.replies.forget(reply_ids)
     CacheFolder.of_store(store.path).remove(REQUESTS)
     return gone
 
 
 def delete_older(store: Store) -> list[str]:
-    """Erase the chats that were hidden over DAYS ago; returns one line for each that cannot be erased.
+    """Erase the chats that were hidden more than DAYS ago. Return one line for each chat that cannot be
+    erased.
 
-    This runs at every start and end, so a chat that cannot be erased must not stop the program; `doctor`
-    shows the lines. StoreBusy if another process has locked the store.
+    This function runs at every start and end, so a chat that cannot be erased must not stop the program. The
+    command `doctor` shows the lines. Raises StoreBusy if another process has locked the store.
     """
     failed, old = [], store.chats.soft_deleted_before(time.time() - DAYS * 86400)
     for session_id in old:
@@ -54,9 +58,10 @@ def delete_older(store: Store) -> list[str]:
 
 
 def clean_index(store: Store, seconds: float) -> bool:
-    """Remove deleted words from the search index, for about this long; True if none is left.
+    """Remove deleted words from the search index for about `seconds` seconds. Returns True if no word is
+    left.
 
-    A later call continues, also if another process has locked the store.
+    A later call continues the work, also if another process has locked the store.
     """
     with contextlib.suppress(StoreBusy):
         if not store.search_index.is_clean():
@@ -66,10 +71,10 @@ def clean_index(store: Store, seconds: float) -> bool:
 
 
 def tidy(store: Store, folder: CacheFolder | None) -> None:
-    """Clean up after killed processes: recover unfinished replies, erase hidden chats, remove cache files and
-    files that were not finished.
+    """Clean up after killed processes: recover unfinished replies, erase hidden chats, remove old cache files
+    and unfinished files.
 
-    If another process has locked the store, the next start does it.
+    If another process has locked the store, the next start does this work.
     """
     with contextlib.suppress(StoreBusy):
         store.drafts.recover()

@@ -1,5 +1,5 @@
-"""Replies that are committed at their ends, so that they can be rated; until then as drafts. Requests that
-end without a reply are rows of the witness log."""
+"""This module commits finished replies, so that they can be rated, and saves unfinished ones as drafts.
+Requests that end without a reply become rows of the witness log (store/audit_log.py)."""
 
 import contextlib
 import time
@@ -25,9 +25,9 @@ from ..sona.user_taste import reply_features
 from ..store import ReplyRow, Store
 from .tool_turns import calls_to_json, split_calls
 
-SAVE_EVERY = 1.0  # seconds of a reply that may be lost when the process is killed
+SAVE_EVERY = 1.0  # seconds: the maximum part of a reply that is lost if the process is killed
 
-Traced = Mapping[str, Trace | None]  # by reply id
+Traced = Mapping[str, Trace | None]  # reply id -> trace of the reply
 
 
 class ReplyArchive:
@@ -46,8 +46,9 @@ class ReplyArchive:
         response: GenerationResponse | None = None,
         **values: Any,
     ) -> ReplyRow:
-        """Columns that are not named here come by their names from the response (there is none before the
-        reply is complete), the request, its sampling, the trace or the model."""
+        """Return the stored row of a reply. The columns that are not named here come, by their names, from
+        the response (None before the reply is complete), the request, its sampling, the trace or the
+        model."""
         request, question = run.request, question_of(run.request)
         return ReplyRow.of(
             response,
@@ -58,7 +59,8 @@ class ReplyArchive:
             id=request.request_id,
             model=self._model.name,
             adapter=learner.history.name if learner else None,
-            adapter_version=trace.version if trace else 0,  # a rating may have changed the version since
+            # a rating can have changed the version since the reply began
+            adapter_version=trace.version if trace else 0,
             prompt_ids=list(request.input_ids or []),
             sampled_ids=list(run.drawn),
             prompt=question,
@@ -80,7 +82,7 @@ class ReplyArchive:
         reply = self.row(run, learner, trace, response, **values)
         teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
         text, calls = split_calls(self._model.tokenizer, run.request, reply.text) if session_id else ("", [])
-        # What a tool said must not reach the weights.
+        # The words of a tool must not change the weights.
         features = b"" if response.repeats or run.request.asked or calls else teaching
         kv = self._tiers.observation(response.session_id, response)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
@@ -99,8 +101,8 @@ class ReplyArchive:
         return reply
 
     def note_failure(self, request: GenerationRequest, error: BaseException) -> None:
-        """Record in the witness log that a request got no reply. The error's text may quote words, so its
-        class alone is recorded. A store that cannot be written does not hide the error itself."""
+        """Record in the witness log that a request got no reply. Only the error's class is recorded, because
+        the error's text can quote words. A store that cannot be written does not hide the error itself."""
         prompt = request.input_ids or request.encoded
         refused = error.tokens if isinstance(error, PromptTooLong) else None
         facts = {
@@ -115,7 +117,7 @@ class ReplyArchive:
 
     @contextlib.contextmanager
     def noting_failure(self, request: GenerationRequest) -> Iterator[None]:
-        """In the block an error is recorded as the end of this request."""
+        """Record an error in the block as the end of this request, and raise the error again."""
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
@@ -136,8 +138,9 @@ class WitnessedSink:
 
 
 class StoredReplies:
-    """A job of the scheduler: the replies to one request, committed at their end. learner: of the adapter
-    that writes them; None: none. traces: of all replies. session_id: the chat."""
+    """A job of the scheduler: the replies to one request, which it commits at their end. learner: the learner
+    of the adapter that writes them; None: no adapter. traces: the traces of all replies. session_id: the
+    chat."""
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class StoredReplies:
         return self._replies.running
 
     def next_chunk(self) -> Chunk:
-        """Each running reply has drawn a token: save a draft now and then."""
+        """Handle a new token of each running reply, and save a draft about once in SAVE_EVERY seconds."""
         chunk = self._replies.next_chunk()
         if self._session_id is not None and time.monotonic() - self._saved_at > SAVE_EVERY:
             self._save_draft(self._session_id, self._replies.leader)
@@ -177,18 +180,18 @@ class StoredReplies:
         return chunk
 
     def end(self) -> Chunk:
-        """All replies are over: commit them."""
+        """Commit all replies, which must be over."""
         chunk = self._replies.end()
         assert chunk.response is not None
         chunk = replace(chunk, response=self._with_adapter(chunk.response))
         assert chunk.response is not None
-        # The learner may install its LoRA.
+        # The learner can install its LoRA.
         with preserve_lora(self._learner.backend) if self._learner else contextlib.nullcontext():
             self._commit_all(chunk.response)
         return chunk
 
     def _with_adapter(self, response: GenerationResponse) -> GenerationResponse:
-        """The response with the adapter that wrote it."""
+        """Return the response with the name and version of the adapter that wrote it."""
         if self._learner is None:
             return response
         trace = self._traces[response.request_id]
@@ -196,7 +199,7 @@ class StoredReplies:
         return replace(response, adapter=self._learner.history.name, adapter_version=version)
 
     def _save_draft(self, session_id: str, run: Run) -> None:
-        """Save the reply so far, in case the process is killed. If the store is busy, the reply goes on."""
+        """Save the reply so far, in case the process is killed. If the store is busy, save nothing."""
         run.record()
         begun: dict[str, Any] = {"text": "".join(run.text), "finish_reason": "cancelled"}
         reply = self._archive.row(run, self._learner, self._traces[run.request.request_id], **begun)
@@ -204,10 +207,11 @@ class StoredReplies:
             self._archive.store.drafts.put(session_id, reply, run.request.question_id)
 
     def _commit_all(self, best: GenerationResponse) -> None:
-        """Commit the replies to one question, the best one last: it is shown, and is "last" for ratings."""
+        """Commit the replies to one question. The best reply comes last: it is shown, and ratings of "last"
+        mean it."""
         for run, response in zip(self._replies.others, best.others, strict=True):
             self._commit(run, response, beside=best.request_id)
-        # In a batch, the time for a token says nothing of this reply.
+        # In a batch, the time for a token does not depend on this reply alone.
         shared, pace = self._replies.leader.shared, self._archive.pace
         ratio = 1.0 if shared else pace.ratio(best.latency_ms, best.generation_tokens)
         reply = self._commit(self._replies.leader, best, latency_ratio=ratio)

@@ -1,4 +1,5 @@
-"""Summaries: notes that the model writes on the oldest messages of a chat, and reads in their place.
+"""This module writes summaries: the model writes notes on the oldest messages of a chat, and then reads the
+notes instead of these messages.
 
 The messages stay in the store and on the screen. The notes stand at the beginning of the first message that
 the model still reads:
@@ -7,7 +8,7 @@ the model still reads:
 
     And what about hotels?
 
-A chat has one summary. It counts only where its last message is on the branch in use.
+A chat has one summary. The summary is used only if its last message is on the current branch.
 """
 
 import threading
@@ -21,10 +22,10 @@ from ..models.config.model import Message
 from ..models.text.thinking import split
 from ..store import Store
 
-KEPT_MESSAGES = 4  # the newest, which are never summed up
-KEPT_SHARE = 4  # they may take 1 / KEPT_SHARE of the context
+KEPT_MESSAGES = 4  # the number of newest messages that are never summed up
+KEPT_SHARE = 4  # the newest messages can take 1 / KEPT_SHARE of the context
 READ_SHARE = 2  # one request reads at most 1 / READ_SHARE of the context
-MAX_TOKENS = 300  # of the notes
+MAX_TOKENS = 300  # the maximum number of tokens of the notes
 TASK = (
     "Below is the beginning of a conversation. Write down in at most 150 words what one must know to "
     "continue it: facts, names, wishes, decisions, open questions. Write only that."
@@ -34,7 +35,7 @@ NAMES = {"user": "User", "assistant": "Assistant", "tool": "Result of a tool"}
 
 @dataclass(frozen=True)
 class ChatSummary:
-    """count: the messages in whose place the model reads `text`; 0 for no summary."""
+    """A summary. count: the number of messages that `text` replaces for the model; 0: there is no summary."""
 
     text: str = ""
     count: int = 0
@@ -48,35 +49,36 @@ class Summaries:
         window: ContextWindow,
         turns: Callable[[str], list[Turn]],
     ):
-        """turns: those of a chat's branch in use, by the chat's id."""
+        """turns: a function from a chat's id to the turns of its current branch"""
         self._store, self._engine, self._window, self._turns = store, engine, window, turns
 
     def read_turns(self, session_id: str, turns: list[Turn]) -> tuple[str, list[Turn]]:
-        """(the summary or "", the turns that the model reads besides it)"""
+        """Return the summary (or ""), and the turns that the model reads besides the summary."""
         text, rest = self._split(session_id, turns)
         return text, [*(turn for turn in turns if turn.role == "system"), *rest]
 
     def of(self, session_id: str, turns: list[Turn] | None = None) -> ChatSummary:
-        """The summary that counts for these turns; None: for those of the branch in use."""
+        """Return the summary that is used for these turns. turns: None: the turns of the current branch."""
         turns = self._turns(session_id) if turns is None else turns
         text, rest = self._split(session_id, turns)
         return ChatSummary(text, len(_spoken_turns(turns)) - len(rest)) if text else ChatSummary()
 
     def _split(self, session_id: str, turns: list[Turn]) -> tuple[str, list[Turn]]:
-        """(the summary or "", the spoken turns after it)"""
+        """Return the summary (or ""), and the turns after the summary, without system prompts."""
         chat, spoken = self._store.chats.get(session_id), _spoken_turns(turns)
         ends = (n for n, turn in enumerate(spoken, 1) if turn.id == chat.summarized_to)
         at = next(ends, 0) if chat.summary and chat.summarized_to is not None else 0
         return (chat.summary or "") if at else "", spoken[at:]
 
     def forget(self, session_id: str) -> None:
-        """Let the model read the messages themselves again, as far as the context has room."""
+        """Remove the summary. Then the model reads the messages themselves again, if the context has room for
+        them."""
         self._store.chats.set_summary(session_id, None, None)
 
     def write(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
-        """Sum up all but the newest messages, from the next reply on; the chunks are those of the notes.
+        """Sum up all messages except the newest, for the next replies. Yield the chunks of the notes.
 
-        Nothing changes if `cancel` is set before the end. NotFound if the chat is too short.
+        Nothing changes if `cancel` is set before the end. Raises NotFound if the chat is too short.
         """
         text, rest = self._split(session_id, self._turns(session_id))
         old = rest[: self._first_kept(rest)]
@@ -105,7 +107,7 @@ class Summaries:
         self._store.chats.set_summary(session_id, text, old[-1].id)
 
     def _first_kept(self, turns: list[Turn]) -> int:
-        """The place of the first message that stays as it is: a question."""
+        """Return the index of the first message that stays as it is. This message is a question."""
         first, room = len(turns), self._window.size // KEPT_SHARE
         while first and (len(turns) - first < KEPT_MESSAGES or room > 0):
             first -= 1
@@ -115,7 +117,8 @@ class Summaries:
         return first
 
     def _parts(self, turns: list[Turn]) -> list[list[str]]:
-        """The turns as text, so many at a time as the model can read; an endless one is cut."""
+        """Return the turns as text, in parts that the model can read in one request. A very long turn is
+        cut."""
         limit = self._window.size // READ_SHARE
         parts: list[list[str]] = [[]]
         used = 0

@@ -1,10 +1,11 @@
-"""Tools in a chat: what a reply may call, the calls in its text, and how both are stored.
+"""This module handles tools in a chat: the tools that a reply can call, the calls in its text, and how both
+are stored.
 
-The message of a reply that calls tools has the text without the calls; its `calls` are JSON:
+If a reply calls tools, its message has the text without the calls. The `calls` of the message are JSON:
 
     [{"id": "a1B2c3D4e", "name": "forecast", "arguments": {"city": "Rome"}}]
 
-The result of a call is a message with the role "tool", whose `calls` have that one call.
+The result of a call is a message with the role "tool". Its `calls` hold this one call.
 """
 
 import hashlib
@@ -17,14 +18,15 @@ from ..engine.tools import Prepared, prepare, tool_form
 from ..models.config.model import Message, Model, Tokenizer, Tools
 from ..models.text.tool_calls import CallParser, ParsedCall, TextPiece, parse
 
-RESULT_SHARE = 4  # a result may take 1 / RESULT_SHARE of the context
-MOST_CHARACTERS = 16  # of a token, about
+RESULT_SHARE = 4  # the result of a tool can take 1 / RESULT_SHARE of the context
+MOST_CHARACTERS = 16  # about the maximum number of characters of a token
 
 
 @dataclass(frozen=True)
 class ToolOffer:
-    """What a reply may call. tools: as the engine takes them. function: the one that the reply must call; "":
-    it may call any, or none. is_over: it may call none any more, but the prompt still has the tools."""
+    """The tools that a reply can call. tools: as the engine takes them. function: the function that the reply
+    must call; "": the reply can call any tool, or none. is_over: True: the reply cannot call tools any more,
+    but the prompt still has the tools."""
 
     tools: Tools = ()
     function: str = ""
@@ -33,7 +35,7 @@ class ToolOffer:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """text: what the model reads."""
+    """The result of a tool call. text: the text that the model reads."""
 
     call: ParsedCall
     text: str
@@ -43,20 +45,20 @@ NO_TOOLS = ToolOffer()
 
 
 def tool_prompt(model: Model, messages: Sequence[Message], offer: ToolOffer) -> Prepared | None:
-    """The conversation in the form in which the model takes tools; None if it has none."""
+    """Return the conversation in the form in which the model takes tools. Return None if it has no tools."""
     if not offer.tools and not any(message.tool_calls or message.role == "tool" for message in messages):
         return None
     return prepare(model, messages, offer.tools, "none" if offer.is_over else "auto", offer.function)
 
 
 def offered_text(offer: ToolOffer) -> str:
-    """About what the tools add to a prompt."""
+    """Return approximately the text that the tools add to a prompt."""
     return json.dumps(list(offer.tools), ensure_ascii=False) if offer.tools else ""
 
 
 def split_calls(tokenizer: Tokenizer, request: GenerationRequest, text: str) -> tuple[str, list[ParsedCall]]:
-    """(the reply without its calls, the calls). A reply with a call whose arguments are no object of JSON is
-    text."""
+    """Return the reply without its calls, and the calls. If the arguments of a call are not a JSON object,
+    the whole reply is text."""
     if not request.shows_calls:
         return text, []
     answer, calls = parse(text, tool_form(tokenizer).dialect, _names(request))
@@ -66,7 +68,7 @@ def split_calls(tokenizer: Tokenizer, request: GenerationRequest, text: str) -> 
 
 
 def _id_of(request: GenerationRequest, place: int) -> str:
-    """Return the id of a call in a reply. The reply may be parsed more than once; the id stays the same."""
+    """Return the id of a call in a reply. The id stays the same if the reply is parsed again."""
     return hashlib.sha256(f"{request.request_id} {place}".encode()).hexdigest()[:9]
 
 
@@ -84,7 +86,7 @@ def _has_object(call: ParsedCall) -> bool:
 def without_calls(
     tokenizer: Tokenizer, request: GenerationRequest, chunks: Iterable[Chunk]
 ) -> Iterator[Chunk]:
-    """The chunks of a reply without the text of its calls; the response has the calls."""
+    """Yield the chunks of a reply without the text of its tool calls. The response has the calls."""
     if not request.shows_calls:
         yield from chunks
         return
@@ -107,20 +109,20 @@ def calls_to_json(calls: Sequence[ParsedCall]) -> str:
 
 
 def calls_of_json(text: str) -> tuple[ParsedCall, ...]:
-    """The calls of a stored message."""
+    """Return the calls of a stored message."""
     rows = json.loads(text) if text else []
     return tuple(ParsedCall(row["id"], row["name"], _as_json(row["arguments"])) for row in rows)
 
 
 def _as_json(arguments: object) -> str:
-    """JSON without lone surrogates, which no tokenizer takes."""
+    """Return JSON without lone surrogates, which no tokenizer accepts."""
     return json.dumps(arguments, ensure_ascii=False).encode("utf-8", "ignore").decode()
 
 
 def readable_result(text: str, context: int, count_tokens: Callable[[str], int]) -> str:
-    """The result, or one line in place of one that would take too much of the context."""
+    """Return the result. If the result would take too much of the context, return one line of explanation."""
     room = context // RESULT_SHARE
-    is_huge = len(text) > MOST_CHARACTERS * room  # to count its tokens would take seconds
+    is_huge = len(text) > MOST_CHARACTERS * room  # the count of its tokens would take seconds
     if not is_huge and count_tokens(text) <= room:
         return text
     return f"(The result is too long: {len(text):,} characters. At most {room:,} tokens are read.)"
