@@ -8,7 +8,8 @@
         print(reply.text)
         reply.rate("up")
 
-The names in `__all__` are the public API; everything else is internal. Modules are imported on first use.
+The names in `__all__` are the public API; all other names are internal. Python imports the module of a public
+name when a program first uses the name.
 """
 
 from importlib import import_module
@@ -64,7 +65,7 @@ _MODULES = {
     "aopen": "api.aio",
     "list_adapters": "api.listing",
     "list_models": "api.listing",
-}  # all other names are in api
+}  # all other public names are in the module api
 
 
 def __getattr__(name: str) -> Any:

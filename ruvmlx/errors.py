@@ -1,14 +1,14 @@
-"""All errors that are shown to users.
+"""This module defines the errors that the program shows to users.
 
-Each is one line: what failed, what was given, what was expected, what to do next. `exit_code` is the exit
-code of the command line (docs/scripts.md).
+The text of an error is one line. It says which operation failed, which value the user gave, which values are
+allowed, and how to continue. `exit_code` is the exit code of the command line program (docs/scripts.md).
 """
 
 from .text import one_line, size
 
 
 class RuvmlxError(Exception):
-    """Base of all errors that are shown to users."""
+    """The base class of all errors that the program shows to users."""
 
     exit_code = 1
 
@@ -20,24 +20,25 @@ class UsageError(RuvmlxError):
 
 
 class ModelNotFound(RuvmlxError):
-    """No such model on this machine, and it could not be fetched."""
+    """The model is not on this machine, and the program could not download it."""
 
     exit_code = 3
 
 
 class CorruptFile(RuvmlxError):
-    """A file is damaged: truncated, changed, or with wrong shapes."""
+    """A file is damaged: it is truncated, its bytes were changed, or an array in it has a wrong shape."""
 
     exit_code = 4
 
 
 class UnsupportedModel(RuvmlxError):
-    """An intact file of a kind that this runtime does not support."""
+    """The file of a model is intact, but this runtime does not support its kind."""
 
 
 class PromptTooLong(UsageError):
-    """A prompt that leaves no room for a reply in the context. tokens: of the prompt; limit: the most that
-    may be read."""
+    """The prompt leaves no room for a reply in the model's context.
+
+    tokens: the number of prompt tokens. limit: the maximum number of prompt tokens."""
 
     def __init__(self, tokens: int, limit: int, model: str):
         super().__init__(
@@ -48,7 +49,9 @@ class PromptTooLong(UsageError):
 
 
 class CacheTooLarge(RuvmlxError):
-    """A request whose KV cache does not fit into the budget, even alone. prompt: tokens; reply: the most."""
+    """The KV cache of one request is larger than the whole memory budget.
+
+    prompt: the number of prompt tokens. reply: the maximum number of tokens of the reply."""
 
     def __init__(self, prompt: int, reply: int, nbytes: int, budget: int, replies: int = 1):
         times = f"{replies} times " if replies > 1 else ""
@@ -61,7 +64,7 @@ class CacheTooLarge(RuvmlxError):
 
 
 class MemoryBusy(RuvmlxError):
-    """A request that waited for memory for too long, or behind too many others."""
+    """A request waited too long for free memory, or too many other requests waited before it."""
 
     exit_code = 5
 
@@ -74,7 +77,7 @@ class MemoryBusy(RuvmlxError):
 
 
 class GPUFailed(RuvmlxError):
-    """MLX cannot compute on this machine's GPU. instead: the backend that runs the model without it."""
+    """MLX cannot compute on this machine's GPU. instead: the name of a backend that needs no GPU."""
 
     def __init__(self, why: str, instead: str = "native"):
         super().__init__(
@@ -85,11 +88,11 @@ class GPUFailed(RuvmlxError):
 
 
 class AdapterMismatch(RuvmlxError):
-    """An adapter that was made for another model."""
+    """The adapter was trained for another model."""
 
 
 class StoreError(RuvmlxError):
-    """The user's data cannot be read or written."""
+    """The program cannot read or write the store, the database with the user's data."""
 
 
 class StoreBusy(StoreError):
@@ -99,7 +102,7 @@ class StoreBusy(StoreError):
 
 
 class NotFound(RuvmlxError):
-    """No such reply, session or adapter."""
+    """The named reply, chat or adapter does not exist."""
 
 
 class Interrupted(RuvmlxError):
@@ -109,7 +112,8 @@ class Interrupted(RuvmlxError):
 
 
 def error_line(error: BaseException) -> str:
-    """Any error as one line; with its class only if its text was not written for users."""
+    """Return the text of any error as one line. If the error is no RuvmlxError, the line begins with its
+    class."""
     text = one_line(str(error))
     if isinstance(error, RuvmlxError):
         return text

@@ -1,7 +1,8 @@
-"""Long work that can be stopped when the user needs the machine.
+"""This module lets long work stop when the user needs the machine.
 
-Work that takes seconds calls its `pause` between slices of some tens of milliseconds. A pause does nothing,
-or raises `Stopped`. The caller catches it and keeps the finished part.
+Work that takes seconds receives a function `pause`. The work calls `pause` every few tens of milliseconds.
+`pause` does nothing, or raises `Stopped`. The caller of the work catches `Stopped` and keeps the results that
+are finished.
 """
 
 import threading
@@ -11,11 +12,11 @@ Pause = Callable[[], None]
 
 
 class Stopped(Exception):
-    """The work was stopped, and can be resumed later."""
+    """Another thread asked the work to stop. The caller can resume the work later."""
 
 
 def stop_when(cancel: threading.Event | None) -> Pause:
-    """A pause that raises Stopped once `cancel` is set; None: it never does."""
+    """Return a function that raises Stopped if `cancel` is set. If `cancel` is None, it never raises."""
 
     def pause() -> None:
         if cancel is not None and cancel.is_set():

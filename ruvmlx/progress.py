@@ -1,7 +1,8 @@
-"""Progress of opening a model, and the `Watch` that receives it for the command line or the chat.
+"""This module measures the progress of loading a model and reports the progress to a `Watch`.
 
-Each method of a watch may raise, usually `Interrupted`, to stop the opening. They are called in the thread
-that opens, a few times a second.
+The command line and the chat app each pass a `Watch` of their own. The thread that loads the model calls the
+methods of the watch a few times a second. A method can raise an error, usually `Interrupted`, to stop the
+loading.
 """
 
 import contextlib
@@ -20,14 +21,14 @@ WINDOW = 5.0  # seconds over which a rate is averaged
 
 
 def megabytes(count: float) -> str:
-    """Bytes as text, in powers of ten: "97 MB", "4.1 GB"."""
+    """Return a number of bytes as text with a decimal unit, such as "97 MB" or "4.1 GB"."""
     if count < 1e6:
         return f"{count / 1e3:.0f} kB"
     return f"{count / 1e6:.0f} MB" if count < 0.9995e9 else f"{count / 1e9:.1f} GB"
 
 
 def parameters(count: int) -> str:
-    """A number of parameters as text: "135 M", "7.2 B", "92 k", "1.5 M"."""
+    """Return a number of model parameters as text, such as "135 M", "7.2 B" or "92 k"."""
     if count < 1e6:
         return f"{count / 1e3:.0f} k"
     if count < 0.9995e9:
@@ -36,7 +37,7 @@ def parameters(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as text: "8 s", "3 min 20 s", "2 h 5 min"."""
+    """Return a number of seconds as text, such as "8 s", "3 min 20 s" or "2 h 5 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -48,7 +49,9 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` units; total 0: unknown. rate: units per second; 0: not known yet."""
+    """The state of one part of the work: `done` of `total` units are finished.
+
+    total: 0 if the total is unknown. rate: the units per second; 0 if the rate is not known yet."""
 
     what: str  # "Fetching owner/name"
     done: int = 0
@@ -62,7 +65,7 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """ "Fetching owner/name: 1.2 GB of 4.1 GB, 34 MB/s, 1 min 25 s left"."""
+        """Return one line, such as "Fetching owner/name: 1.2 GB of 4.1 GB, 34 MB/s, 1 min 25 s left"."""
         if not self.total:
             return f"{self.what}…"
         parts = [f"{self.what}: {self._amount}"]
@@ -81,27 +84,28 @@ class Progress:
 
 
 class Watch:
-    """Receives the progress of opening a model; this one ignores it.
+    """A receiver of the progress of loading a model. This base class ignores the progress.
 
-    held: bytes that it can free in `planned`, if the plan needs them.
+    held: the number of bytes that the method `planned` can free if the new model needs the memory.
     """
 
     held = 0
 
     def found(self, facts: Any) -> None:
-        """The model's files are known; no weights were fetched or read yet.
+        """The loader calls this method when it knows the model's files, before it downloads or reads weights.
 
         facts: models.config.header_facts.Facts"""
 
     def chosen(self, choice: Any) -> None:
-        """A GGUF file of a repository is chosen; nothing of it was fetched yet.
+        """The loader calls this method when it has chosen a GGUF file of a repository, before the download.
 
         choice: models.find.variants.FileChoice"""
 
     def planned(self, plan: Any) -> None:
-        """The plan is made. Memory that is freed in this call counts as free.
+        """The loader calls this method when the memory plan is ready. The loader then measures the free
+        memory again, so this method can free memory for the model.
 
-        plan: plan.Plan"""
+        plan: memory.load_plan.Plan"""
 
     def progress(self, progress: Progress) -> None: ...
 
@@ -110,7 +114,7 @@ QUIET = Watch()
 
 
 class Count:
-    """Counts finished units, from any thread, and measures the rate."""
+    """A counter of finished units that also measures the rate. Any thread can use the counter."""
 
     def __init__(self, what: str, total: int = 0, done: int = 0, unit: str = "bytes"):
         self.what, self.total, self.done, self.unit = what, total, done, unit
@@ -120,7 +124,7 @@ class Count:
         self.done += n
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Start counting another part of the work."""
+        """Begin to count the next part of the work."""
         self.what, self.total, self.done = what, total, done
         self._seen = deque([(time.monotonic(), done)])
 
@@ -135,8 +139,8 @@ class Count:
 
 
 class Told(Count):
-    """A count that reports to the watch every TICK and at each new part. Call `add` often, in the watch's
-    thread."""
+    """A counter that reports to the watch every TICK seconds and at each new part of the work. Call `add`
+    often, in the thread of the watch."""
 
     def __init__(self, watch: Watch, what: str, total: int = 0, unit: str = "bytes"):
         super().__init__(what, total, unit=unit)
@@ -156,11 +160,11 @@ class Told(Count):
 
 
 class Left(Exception):
-    """Raised in a worker's thread: nobody waits for its result any more."""
+    """The worker's thread gets this error when the caller no longer waits for the result."""
 
 
 class Worker(Count):
-    """A count for work in a thread of its own; `add` raises `Left` when nobody waits any more."""
+    """A counter for work in a separate thread. `add` raises `Left` if the caller no longer waits."""
 
     def __init__(self, what: str):
         super().__init__(what)
@@ -172,7 +176,9 @@ class Worker(Count):
             raise Left
 
     def attend(self, work: Callable[[], T], watch: Watch) -> T:
-        """Run work() in a thread of its own, and report to the watch, which may raise to stop waiting."""
+        """Run work() in a separate thread, report to the watch, and return the result of work().
+
+        If the watch raises an error, the caller stops waiting and the worker's next `add` raises `Left`."""
         done: Future[T] = Future()
 
         def run() -> None:

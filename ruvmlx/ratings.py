@@ -1,17 +1,17 @@
-"""The ratings that a user can give to a reply, and the reasons for a bad one."""
+"""This module lists the ratings that a user can give to a reply, and the reasons for a bad rating."""
 
 RATINGS = ("up", "down", "1", "2", "3", "4", "5")
 BAD = ("down", "1", "2")
 
-# What a user types -> what the rating's note says, or begins with.
+# The keys are the words that a user types. The values are the texts with which the rating's note begins.
 REASONS = {"long": "too long", "short": "too short", "tone": "wrong tone", "facts": "wrong facts"}
 FACTS = REASONS[
     "facts"
-]  # such a rating teaches nothing: ratings change how a model writes, not what it knows
+]  # the learner skips a rating with this reason: ratings change a model's style, not its knowledge
 
 
 def reason_of(rating: str, note: str) -> str:
-    """The reason that a bad rating's note gives: "long", "short", "tone" or "facts"; "" for none.
+    """Return the reason in a bad rating's note: "long", "short", "tone" or "facts"; "" if there is no reason.
 
     >>> reason_of("down", "too long: I wanted one line")
     'long'
@@ -21,6 +21,7 @@ def reason_of(rating: str, note: str) -> str:
 
 
 def with_reason(note: str, reason: str) -> str:
-    """The note with this reason in place of an earlier one: "too long", "too long: I wanted one line"."""
+    """Return the note with `reason` at its beginning, such as "too long: I wanted one line". `reason`
+    replaces an earlier reason of the note."""
     rest = note.partition(":")[2].strip() if reason_of("down", note) else note.strip()
     return f"{REASONS[reason]}: {rest}" if rest else REASONS[reason]

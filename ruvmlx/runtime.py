@@ -1,7 +1,7 @@
-"""Everything one user has open: store, model, engine and learning, wired together for the apps.
+"""This module joins the store, the model, the inference engine and the learning into one object for the apps.
 
-A Runtime belongs to the thread that opened it (MLX binds its streams to threads). From any other thread only
-the `cancel` event of a request may be set.
+Only the thread that opened a Runtime may call the Runtime, because MLX binds its streams to threads. Other
+threads may only set the `cancel` event of a request.
 """
 
 import contextlib
@@ -55,11 +55,11 @@ __all__ = [
 
 
 class Runtime:
-    """An open model with its store. Made by `Runtime.open`; close it, or use it in a `with` block.
+    """An open model with its store. Call `Runtime.open` to make one; close it, or use it in a `with` block.
 
-    chats: conversations. writer: replies outside of chats.
-    choices: preferences between replies. learning: adapters and the loops that train them. tiers: the KV
-    cache's policy. planned: the memory that it was opened for.
+    chats: the conversations. writer: it writes replies outside of chats. choices: the user's preferences
+    between two replies. learning: the adapters and their training. tiers: the policy that chooses the
+    precision of KV pages. planned: the memory that the plan reserves for each purpose.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Runtime:
         learn: bool = True,
         plan: Plan | None = None,
     ):
-        """learn: False records ratings, for examples and for later, but never changes weights. plan: made
-        before the weights were read. UsageError for a `kv_budget` that holds no chat."""
+        """learn: if False, the runtime stores ratings but never changes weights. plan: the memory plan from
+        before the weights were read. Raises UsageError if `kv_budget` is too small for one chat."""
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
         kept = settings.kv_disk
         folder = None if kept is None else CacheFolder.of_store(store.path, kept << 20)
@@ -90,10 +90,10 @@ class Runtime:
 
     @classmethod
     def open(cls, settings: Settings | None = None, learn: bool = True, watch: Watch = QUIET) -> "Runtime":
-        """Open the store, load the model and the adapter: seconds. Raises RuvmlxError.
+        """Open the store, then load the model and the adapter. This takes seconds. Raises RuvmlxError.
 
-        watch: receives the plan and the progress; it may raise to stop. NotEnoughMemory is raised before
-        weights are fetched or read.
+        watch: it receives the memory plan and the progress; it can raise an error to stop the loading. The
+        method raises NotEnoughMemory before it downloads or reads weights.
         """
         settings = settings or Settings()
         choice = describe(settings.backend, settings.threads)
@@ -110,7 +110,7 @@ class Runtime:
             raise
 
     def close(self) -> None:
-        """Save unfinished learning, erase chats that were deleted a day ago, write KV caches to disk."""
+        """Save unfinished learning, erase chats that the user deleted a day ago, write KV caches to disk."""
         try:
             self.learning.close()
             with contextlib.suppress(StoreBusy):
@@ -120,12 +120,12 @@ class Runtime:
             self.store.close()
 
     def erase_chat(self, session_id: str) -> bool:
-        """Delete a chat for good, now: `soft_delete.delete`."""
+        """Delete a chat at once, so that the user cannot restore it: `soft_delete.delete`."""
         self.engine.sessions.drop(session_id)
         return soft_delete.delete(self.store, session_id, seconds=0)
 
     def clean_index(self, seconds: float) -> bool:
-        """Remove deleted words from the search index for about this long: `soft_delete.clean_index`."""
+        """Remove deleted words from the search index for about `seconds`: `soft_delete.clean_index`."""
         return soft_delete.clean_index(self.store, seconds)
 
     def __enter__(self) -> "Runtime":
@@ -137,27 +137,28 @@ class Runtime:
     # -- replies -------------------------------------------------------------------------------------
 
     def sampling(self, **given: Any) -> Sampling:
-        """Values given here > the settings > the model's own > defaults. None means not given."""
+        """Return the sampling options. A value that is not None here goes before the user's setting, the
+        setting goes before the model's value, and the model's value goes before the default."""
         return self.writer.sampling(**given)
 
     def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
-        """Stream one reply and commit it: `ReplyWriter.generate`."""
+        """Stream one reply and save it in the store: `ReplyWriter.generate`."""
         return self.writer.generate(request, session_id)
 
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One unit vector [dimensions] per text, by the untouched model: `embedding.embed`."""
+        """Return one unit vector [dimensions] for each text, from the model without an adapter."""
         return embedding.embed(self.store, self.model, self.backend, texts)
 
     # -- learning ------------------------------------------------------------------------------------
 
     @property
     def learner(self) -> Learner | None:
-        """The learner of the adapter in use; None without one."""
+        """Return the learner that trains the adapter in use, or None if no adapter is in use."""
         return self.learning.learner
 
     @property
     def adapter_label(self) -> str | None:
-        """The adapter and its version, as in "default@3"; None without one."""
+        """Return the name and version of the adapter in use, such as "default@3", or None without adapter."""
         return self.learning.label
 
     def use_adapter(self, name: str | None) -> None:
@@ -165,45 +166,47 @@ class Runtime:
         self.learning.use(name)
 
     def adapters(self) -> list[NamedRow]:
-        """Adapters of this model that have learned something."""
+        """Return the adapters of this model that have at least one trained version."""
         return self.store.adapters.all(self.model.fingerprint)
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
-        """Prepare the newest reply for its rating, while the user reads: `Learning.settle`."""
+        """Compute now, while the user reads the newest reply, a part of the work of its rating."""
         self.learning.settle(cancel, watch)
 
     def rate(
         self, reply_id: str, rating: str, note: str = "", adapter: str | None = None, watch: Watch = QUIET
     ) -> RatingResult:
-        """Rate a reply (its id, or "last"): the weights change at once. adapter: that learns from it; None:
-        the one in use. watch: gets the progress of what a model's first rating waits for."""
+        """Store a rating of a reply and train an adapter on the rating at once. reply_id: an id, or "last".
+        adapter: the name of the adapter; None: the adapter in use. watch: it receives the progress of the
+        measurements before a model's first rating."""
         with self.learning.using(adapter) as learner:
             return learner.rate(reply_id, rating, note, watch)
 
     def unrate(self, reply_id: str, adapter: str | None = None) -> LearnStatus:
-        """Take the rating of one reply back, as if it had never been given: `take_back`. adapter: as in
+        """Remove the rating of one reply and its effect on the adapter: `take_back`. adapter: as in
         `rate`."""
         with self.learning.using(adapter) as learner:
             return take_back(self.store, learner, reply_id)
 
     def undo(self) -> LearnStatus:
-        """Take the newest rating or preference back, bit for bit. NotFound if there is none."""
+        """Remove the newest rating or preference: the adapter gets exactly its earlier weights again. Raises
+        NotFound if no rating exists."""
         return self.learning.require_learner().history.undo()
 
     def rollback(self, version: int) -> LearnStatus:
-        """Use an earlier version of the adapter again; 0 is the untouched model."""
+        """Use an earlier version of the adapter again. Version 0 is the model without trained weights."""
         return self.learning.require_learner().history.rollback(version)
 
     def status(self) -> LearnStatus:
-        """Status of the adapter in use: ratings, updates, version."""
+        """Return the number of ratings, the number of updates and the version of the adapter in use."""
         return self.learning.require_learner().history.status()
 
     def memory(self) -> MemoryStatus:
-        """Status of the rating index: rated questions and the patterns that they form."""
+        """Return the status of the rating index: the rated questions and their clusters."""
         return self.learning.require_learner().rating_index.status()
 
     def notice(self, reply_id: str, what: str) -> bool:
-        """Record that the user "copied", "edited" ... a reply: `Learning.notice`."""
+        """Record that the user did `what` with a reply, such as "copied" or "edited": `Learning.notice`."""
         return self.learning.notice(reply_id, what)
 
     def consolidate(
@@ -212,17 +215,17 @@ class Runtime:
         cancel: threading.Event | None = None,
         settings: "Training | None" = None,
     ) -> dict[str, Any]:
-        """Train on the ratings; returns a report: `Learning.consolidate`."""
+        """Train the adapter on all stored ratings and return a report: `Learning.consolidate`."""
         return self.learning.consolidate(progress, cancel, settings)
 
     # -- memory --------------------------------------------------------------------------------------
 
     def memory_purposes(self) -> list[memory_plan.Purpose]:
-        """The memory of this process by purpose: planned, in use, limit."""
+        """Return, for each purpose, the planned bytes, the bytes in use and the limit of this process."""
         return memory_plan.purposes(self.planned, self.held(), self.engine, self.learning)
 
     def held(self) -> MemoryUse:
-        """The memory that this process uses, in few parts."""
+        """Return the memory that this process uses: the model, the KV cache, the adapters and the total."""
         pool, now = getattr(self.backend, "pool", None), resident()
         return MemoryUse(
             model=self.backend.nbytes,

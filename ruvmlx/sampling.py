@@ -1,13 +1,14 @@
-"""Draw the next token from logits.
+"""This module draws the next token from logits.
 
-`FILTERS` and top_k say which ids may be drawn, by the distribution at temperature 1; one of those is drawn at
-the given temperature. Not mlx-lm's sampler: the native backend has no MLX, and a seed must give the same
-reply whatever else drew random numbers in this process. `backends/mlx/sampler.py` walks the same filters on
-the GPU. With the filters of IN_C alone, C draws (neon/src/draw.c); the NumPy code here is its slow twin, and
-draws when another filter is in force.
+`FILTERS` and top_k select the candidate ids by the distribution at temperature 1. The sampler then draws one
+candidate at the given temperature. ruvmlx does not use mlx-lm's sampler: the native backend has no MLX, and a
+seed must give the same reply even if other code of this process draws random numbers.
+`backends/mlx/sampler.py` applies the same filters on the GPU. If a reply uses only the filters in `IN_C`, the
+C code in neon/src/draw.c draws. If a reply uses another filter, the slower NumPy code here draws.
 
-Penalties, logit_bias and a constraint change a copy of the logits before all this. Traces and the logprobs
-of a response stay those of the model itself: ratings move what the model says, not what was taken off it.
+Penalties, logit_bias and a constraint change a copy of the logits before the draw. The logprobs of a response
+and the stored activations for training come from the unchanged logits, because ratings train the model and
+not the penalties.
 """
 
 from collections import Counter, deque
@@ -24,19 +25,20 @@ from .kernels.replies import ReplyWork
 from .settings import SAMPLING, SPECS
 from .settings.setting_spec import SettingSpec
 
-# Log-probabilities down to which ids are sorted at first: all of 49,152 take 0.8 ms to sort, and no more than
-# e^7 = 1,096 ids can have over e^-7.
+# The sampler sorts only the ids above the first of these log-probabilities, and tries the next value if the
+# sorted ids are too few. To sort all 49,152 ids takes 0.8 ms; at most e^7 = 1,096 ids have more than e^-7.
 _FLOORS = (-7.0, -10.0, -np.inf)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+    """The sampling options of one reply. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
 
-    presence_penalty is taken off the logit of each token that the reply has already, frequency_penalty once
-    for each time that it has it (OpenAI's definitions); logit_bias: (token id, what its logit gets).
-    repetition_penalty, before these: the logit of each token among the reply's last `repetition_window` ones
-    (0: all) is divided by it if it is over 0, else multiplied; 1 is off (Keskar et al. 2019, for the reply).
+    presence_penalty is subtracted once from the logit of each token that is in the reply; frequency_penalty
+    is subtracted once for each occurrence (OpenAI's definitions). logit_bias: pairs of a token id and the
+    number that is added to its logit. repetition_penalty changes, before the other penalties, the logits of
+    the last `repetition_window` tokens of the reply (0: all tokens): a positive logit is divided by the
+    penalty, a negative logit is multiplied by the penalty; 1 is off (Keskar et al. 2019, for the reply only).
     """
 
     temperature: float = 0.7
@@ -57,14 +59,16 @@ class Sampling:
 
 
 class ReplyOptions(TypedDict, total=False):
-    """What one reply may ask for. What is not given comes from the settings, then from the model.
+    """The options that a caller can set for one reply. The settings, then the model, give the missing
+    options.
 
-    temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: 0 is all. min_p: least share
-    of the likeliest token's probability. seed: the same seed, the same reply. max_tokens: longest reply.
-    presence_penalty, frequency_penalty: from -2 to 2; over 0, tokens that the reply has already become less
-    likely. logit_bias: (token id, bias from -100 to 100) pairs. repetition_penalty: from 0.1 to 2; over 1,
-    the last repetition_window tokens of the reply (0: all) become less likely by this factor. adapter: name
-    of the one that answers, for this reply alone; None or "none": the original model does.
+    temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: the number of most likely
+    candidates; 0 is all. min_p: the minimum probability as a share of the likeliest token's probability.
+    seed: the same seed gives the same reply. max_tokens: the maximum length of the reply in tokens.
+    presence_penalty, frequency_penalty: from -2 to 2; a value over 0 makes tokens of the reply less likely.
+    logit_bias: pairs of a token id and a bias from -100 to 100. repetition_penalty: from 0.1 to 2; a value
+    over 1 makes the last repetition_window tokens of the reply (0: all) less likely by this factor. adapter:
+    the name of the adapter for this reply alone; None or "none": the model without an adapter answers.
     """
 
     temperature: float
@@ -81,11 +85,11 @@ class ReplyOptions(TypedDict, total=False):
     adapter: str | None
 
 
-NO_SAMPLING = {"max_tokens", "adapter"}  # options of a reply that are no fields of Sampling
+NO_SAMPLING = {"max_tokens", "adapter"}  # options of a reply that are not fields of Sampling
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raise UsageError for a value that means nothing."""
+    """Raise UsageError if a value is outside its allowed range."""
     for name in SAMPLING:
         _check(name.replace("_", "-"), getattr(sampling, name), SPECS[name])
     _check("seed", sampling.seed, _COUNT)
@@ -105,10 +109,11 @@ _BIAS = SettingSpec(float, "", least=-100, most=100)
 
 @dataclass(frozen=True)
 class Distribution:
-    """What a filter sees of n ids, in NumPy or in MLX.
+    """The distribution of n ids that a filter receives, as arrays of NumPy or of MLX.
 
-    logits: [..., n], log-probabilities at temperature 1 plus a constant. xp: numpy or mlx.core; use functions
-    that both have. before(p): p [..., n] -> [..., n], the sum of the probabilities before each.
+    logits: [..., n], log-probabilities at temperature 1 plus a constant. xp: the module numpy or mlx.core; a
+    filter may use only functions that both modules have. before(p): for each id, the sum of the probabilities
+    p [..., n] of the ids before this id.
     """
 
     logits: Any
@@ -118,18 +123,19 @@ class Distribution:
 
     @cached_property
     def p(self) -> Any:
-        """Probabilities [..., n]."""
+        """Return the probabilities [..., n]."""
         return self.softmax(self.logits)
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Ids that an option of `Sampling` excludes. All filters see the same distribution; an id may be drawn if
-    none of them excludes it.
+    """A rule by which an option of `Sampling` excludes ids. All filters receive the same distribution. An id
+    is a candidate if no filter excludes the id.
 
-    option: the field of Sampling. off: its value that excludes nothing. keep(distribution, value): bool
-    [..., n]. sorts: the ids must come most likely first, and `keep` is true up to one of them; it may be
-    asked about the most likely alone. Without `sorts`, all ids are there, in any order.
+    option: the name of the field of Sampling. off: the value of the option that excludes no id.
+    keep(distribution, value): bool [..., n], True for the ids that stay. sorts: True if `keep` needs the ids
+    in order, the most likely id first; `keep` is then True for the first ids and False for the rest, and the
+    distribution can have only the most likely ids. If sorts is False, `keep` receives all ids in any order.
     """
 
     option: str
@@ -139,12 +145,12 @@ class Filter:
 
 
 def _top_p(d: Distribution, mass: float) -> Any:
-    """The fewest most likely ids whose probabilities reach this sum."""
+    """Keep the smallest number of most likely ids whose probabilities have a sum of at least `mass`."""
     return d.before(d.p) < mass
 
 
 def _min_p(d: Distribution, share: float) -> Any:
-    """Ids with at least this share of the likeliest id's probability."""
+    """Keep the ids whose probability is at least `share` times the probability of the likeliest id."""
     return d.logits >= d.logits.max(axis=-1, keepdims=True) + d.xp.log(share)
 
 
@@ -155,19 +161,20 @@ IN_C = ("top_p", "min_p")  # filters that the C kernel applies
 
 
 def filters_of(sampling: Sampling, sorts: bool) -> list[tuple[Filter, Any]]:
-    """The filters in force that do or do not need sorted ids, each with its value."""
+    """Return the filters that are on and whose field `sorts` equals `sorts`, each with its option's value."""
     values = [(f, getattr(sampling, f.option)) for f in FILTERS if f.sorts == sorts]
     return [(f, value) for f, value in values if value != f.off]
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """[V] -> [V] float32."""
+    """Return log-probabilities [V] in float32 of logits [V]. V: the size of the vocabulary."""
     shifted = logits - logits.max()
     return shifted - np.log(np.exp(shifted).sum(dtype=np.float64)).astype(np.float32)
 
 
 def top_ids(logits: np.ndarray, k: int) -> np.ndarray:
-    """Ids of the k largest logits, largest first; ties by id."""
+    """Return the ids of the k largest logits, the largest first. Among equal logits the smaller id comes
+    first."""
     if k >= logits.size:
         return largest_first(logits)
     least = np.partition(logits, -k)[-k]
@@ -177,9 +184,9 @@ def top_ids(logits: np.ndarray, k: int) -> np.ndarray:
 
 
 def largest_first(values: np.ndarray) -> np.ndarray:
-    """np.argsort(-values, kind="stable") of float32 [n] without NaN, five times faster for 49,152: NumPy is
-    quick with integers. The upper 32 bits are those of -value, changed to have its order; the lower ones the
-    index."""
+    """Return np.argsort(-values, kind="stable") of float32 [n] without NaN. This function is five times
+    faster for n = 49,152, because NumPy sorts integers faster. The upper 32 bits of a sort key are the bits
+    of -value, changed so that they sort like -value. The lower 32 bits are the index."""
     bits = (0.0 - values).view(np.uint32)
     ordered = np.where(bits >> 31, ~bits, bits | 0x80000000)
     keys = ordered.astype(np.uint64) << 32 | np.arange(values.size, dtype=np.uint64)
@@ -188,14 +195,15 @@ def largest_first(values: np.ndarray) -> np.ndarray:
 
 
 def _before(p: np.ndarray) -> np.ndarray:
-    """[n] float32 -> [n] float64: the sum of those before each."""
+    """Return, for each of the values p [n], the sum of the values before this value, in float64 [n]."""
     sums = np.zeros(p.size)
     np.cumsum(p[:-1], out=sums[1:])
     return sums
 
 
 def _most_likely(logits: np.ndarray, logprobs: np.ndarray, filters: list[tuple[Filter, Any]]) -> np.ndarray:
-    """Ids that the filters of sorted ids keep, most likely first; ties by id. Sorts as few as it can."""
+    """Return the ids that the filters for sorted ids keep, the most likely first, equal ones by id. The
+    function sorts as few ids as possible."""
     for floor in _FLOORS:
         ids = np.flatnonzero(logprobs >= floor)
         ids = ids[largest_first(logits[ids])]
@@ -207,7 +215,7 @@ def _most_likely(logits: np.ndarray, logprobs: np.ndarray, filters: list[tuple[F
 
 
 def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """Ids that may be drawn and their log-probabilities at temperature 1."""
+    """Return the candidate ids and their log-probabilities at temperature 1."""
     logprobs = log_softmax(logits)
     by_rank, others = (filters_of(sampling, sorts) for sorts in (True, False))
     ids = _most_likely(logits, logprobs, by_rank) if by_rank else np.arange(logits.size)
@@ -216,13 +224,14 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     everything = Distribution(logprobs, np, np.exp, _before)
     for f, value in others:
         ids = ids[f.keep(everything, value)[ids]]
-    if sampling.top_k > 0:  # the most likely first, also where k is more than there are
+    if sampling.top_k > 0:  # this sorts the ids even if k is larger than the number of ids
         ids = ids[top_ids(logits[ids], sampling.top_k)]
     return ids, logprobs[ids]
 
 
 def drawn(logits: np.ndarray, sampling: Sampling, u: float) -> int:
-    """The first candidate at which the sum of probabilities exceeds u times the whole sum; 0 <= u < 1."""
+    """Return the first candidate at which the sum of the probabilities exceeds u times the sum of all
+    candidates' probabilities; 0 <= u < 1."""
     ids, logprobs = candidates(logits, sampling)
     scaled = logprobs.astype(np.float64) / sampling.temperature
     mass = np.cumsum(np.exp(scaled - scaled.max()))
@@ -231,27 +240,29 @@ def drawn(logits: np.ndarray, sampling: Sampling, u: float) -> int:
 
 
 def is_drawn_in_c(sampling: Sampling) -> bool:
-    """Does the C kernel apply every filter in force?"""
+    """Return True if the C kernel can apply every filter that is on."""
     return all(f.option in IN_C for sorts in (True, False) for f, _ in filters_of(sampling, sorts))
 
 
 class TokenRule(Protocol):
-    """Says which tokens of one reply may come next (engine/constraint.py)."""
+    """A rule that changes the logits of one reply's next token, for example a JSON schema
+    (engine/constraint.py)."""
 
     def restrict(self, logits: np.ndarray) -> None:
-        """Set the logits [V] of tokens that may not come next to -inf, in place. At least one may come."""
+        """Set the logits [V] of the tokens that the rule forbids to -inf, in place. At least one token
+        stays."""
 
     def take(self, token: int) -> None:
-        """The reply goes on with this token."""
+        """Tell the rule that `token` is the next token of the reply."""
 
 
 class LogitChanges:
-    """Penalties and logit_bias of one reply: logits [V] -> logits to draw from.
+    """The penalties and the logit_bias of one reply. The logit of token j becomes
 
     changed[j] + bias[j] - count[j] * frequency_penalty - (count[j] > 0) * presence_penalty
-    count[j]: how often the reply has token j
-    changed[j]: for tokens in the window logit[j] / repetition_penalty if it is over 0, else
-    logit[j] * repetition_penalty; for all others logit[j]
+    count[j]: the number of times that token j is in the reply
+    changed[j]: for tokens in the repetition window, logit[j] / repetition_penalty if logit[j] is over 0, else
+    logit[j] * repetition_penalty; for all other tokens logit[j]
     """
 
     def __init__(self, sampling: Sampling):
@@ -288,10 +299,10 @@ class LogitChanges:
 
 
 class Sampler:
-    """Draws tokens for one reply; the same seed gives the same draws."""
+    """A sampler that draws the tokens of one reply. The same seed gives the same draws."""
 
     def __init__(self, sampling: Sampling, rule: TokenRule | None = None):
-        """rule: what a constraint allows; it sees every token that was drawn."""
+        """rule: a constraint on the tokens, or None; the sampler tells the rule every token that it draws."""
         check_sampling(sampling)
         self.sampling = sampling
         self._rng = np.random.default_rng(sampling.seed)
@@ -302,14 +313,14 @@ class Sampler:
         self._kernel = TokenDrawing(s.temperature, s.top_p, s.min_p, s.top_k) if in_c else None
 
     def __call__(self, logits: np.ndarray) -> int:
-        """logits [V] -> token id."""
+        """Draw one token id from logits [V]."""
         token = self._drawn(self._apply_rules(logits))
         self._took(token)
         return token
 
     def work(self, logits: np.ndarray, drawn: Callable[[int], None]) -> ReplyWork | None:
-        """A draw, to be run together with those of other replies; `drawn` then receives the token. None if
-        C does not draw with these options."""
+        """Return a draw that the C library runs together with the draws of other replies; `drawn` then
+        receives the token. Return None if the C library cannot draw with these options."""
 
         def done(token: int) -> None:
             self._took(token)
@@ -320,7 +331,8 @@ class Sampler:
         return self._kernel.work(self._apply_rules(logits), self._rng.random(), done)
 
     def _apply_rules(self, logits: np.ndarray) -> np.ndarray:
-        """What the token is drawn from: the logits themselves, or a changed copy."""
+        """Return the logits from which the sampler draws: the logits themselves, or a copy that the rules
+        changed."""
         if self._rules:
             logits = logits.copy()
         for rule in self._rules:

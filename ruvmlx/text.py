@@ -1,11 +1,11 @@
-"""The sanitiser of all text that reaches a terminal: model output, typed and pasted text, names.
+"""This module removes dangerous characters from all text that the program prints to a terminal.
 
 A terminal executes control sequences. Text from a model or a file may contain escape sequences (which move
 the cursor, set the clipboard or the window's title), direction overrides (which show code in another order
 than it runs) and invisible characters. `sanitize` removes:
 
-* whole escape sequences, in 7-bit (ESC [) and 8-bit (U+009B) form, unfinished ones too;
-* C0 except tab and newline, DEL, C1; CR LF, CR, U+2028 and U+2029 become newline;
+* whole escape sequences in 7-bit (ESC [) and 8-bit (U+009B) form, also sequences without an end;
+* control characters: C0 except tab and newline, DEL, C1; CR LF, CR, U+2028 and U+2029 become a newline;
 * direction marks, overrides and isolates; zero-width spaces, soft hyphens, tags, annotations;
 * lone surrogates and noncharacters, which UTF-8 cannot or should not carry.
 
@@ -22,23 +22,23 @@ _DROPPED = (
     "\u00ad\u061c\u180e\u200b\u200e\u200f"  # soft hyphen, direction marks, zero-width space
     "\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # overrides, isolates, joiners, annotations
     "\ud800-\udfff\ufdd0-\ufdef"  # surrogates, noncharacters
-    "\U000e0000-\U000e0fff"  # tags and the variation selectors that smuggle bytes
+    "\U000e0000-\U000e0fff"  # tags, and variation selectors that can hide bytes in a text
     + "".join(chr(plane << 16 | 0xFFFE) + chr(plane << 16 | 0xFFFF) for plane in range(17))
 )
 SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")  # a terminal must not get these characters
 _DROP = re.compile(f"[{_DROPPED}]")
 
-# After so many characters an unfinished sequence ends, so that it cannot swallow a whole reply.
+# An escape sequence without an end stops after this many characters, so that it cannot remove a whole reply.
 _CSI_LIMIT = 64
 _STRING_LIMIT = 4096
 
 
 class _State(Enum):
     TEXT = auto()
-    ESCAPE = auto()  # after ESC, and ESC with intermediates
-    CSI = auto()  # ESC [ parameters, up to a final byte
-    STRING = auto()  # OSC, DCS, SOS, PM, APC, up to BEL or ST
-    STRING_ESCAPE = auto()  # an ESC inside a STRING: ST if a backslash follows
+    ESCAPE = auto()  # the last characters are ESC, or ESC and intermediate bytes
+    CSI = auto()  # a control sequence (ESC [ and parameters) continues up to its final byte
+    STRING = auto()  # a control string (OSC, DCS, SOS, PM, APC) continues up to BEL or the terminator ST
+    STRING_ESCAPE = auto()  # ESC in a control string; ESC and a backslash are the terminator ST
 
 
 _INTRODUCERS = {"\x9b": _State.CSI} | dict.fromkeys("\x90\x98\x9d\x9e\x9f", _State.STRING)
@@ -46,15 +46,16 @@ _AFTER_ESCAPE = {"[": _State.CSI} | dict.fromkeys("]PX^_", _State.STRING)
 
 
 class Sanitizer:
-    """Sanitises a stream: the joined output does not depend on how the text is cut into pieces."""
+    """A sanitiser of text that arrives in pieces. The joined output does not depend on the borders of the
+    pieces."""
 
     def __init__(self) -> None:
         self._state = _State.TEXT
-        self._length = 0  # of the sequence being read
+        self._length = 0  # characters of the current escape sequence
         self._after_cr = False
 
     def feed(self, text: str) -> str:
-        """Sanitise the next piece. Nothing is held back, so there is nothing to flush."""
+        """Sanitise the next piece. The sanitiser keeps no text for later, so the caller need not flush it."""
         if self._state is _State.TEXT and not self._after_cr and not SUSPECT.search(text):
             return text
         return "".join(map(self._one, text))
@@ -80,7 +81,7 @@ class Sanitizer:
         return ""
 
     def _again(self, char: str) -> str:
-        """End the sequence before `char`, and handle `char` as text."""
+        """End the escape sequence before `char`, and handle `char` as text."""
         self._state = _State.TEXT
         return self._text(char)
 
@@ -127,17 +128,17 @@ _HANDLERS = {
 
 
 def sanitize(text: str) -> str:
-    """Text that is safe to show in a terminal (see the module's docstring)."""
+    """Return the text without the characters that the module's docstring lists."""
     return Sanitizer().feed(text)
 
 
 def one_line(text: str) -> str:
-    """Sanitised text on a single line, for errors, titles and status texts."""
+    """Return the sanitised text on one line, for errors, titles and status texts."""
     return " ".join(sanitize(text).split())
 
 
 def size(nbytes: float) -> str:
-    """Decimal units, as files and disks are sold: "900 B", "2.8 MB", "97 MB", "1.2 GB"."""
+    """Return a number of bytes as text in decimal units, such as "900 B", "2.8 MB" or "1.2 GB"."""
     for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= step:
             amount = nbytes / step
@@ -146,7 +147,7 @@ def size(nbytes: float) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'learn'?", for the end of an error; "" if no known word is similar."""
+    """Return " Did you mean 'learn'?" for the end of an error, or "" if no known word is similar."""
     from difflib import get_close_matches
 
     similar = get_close_matches(word, list(known), n=1)
@@ -154,7 +155,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def excerpt(text: str, words: list[str], width: int = 60) -> str:
-    """Up to `width` characters of a text around the first of the words, on one line."""
+    """Return up to `width` characters of a text around the first place where one of the words is, on one
+    line."""
     line = one_line(text)
     low = line.lower()
     at = min((p for p in (low.find(word.lower()) for word in words) if p >= 0), default=0)

@@ -1,24 +1,26 @@
-"""The tiers of the KV cache: how precisely keys and values are kept, by the age of their tokens.
+"""This module lists the tiers of the KV cache. A tier is a precision for the keys and values of a KV page.
 
-A row each, from the oldest tokens to the newest; the number of a tier is its row's. The C library and the GPU
-kernels have the same rows: RVM_CODE_TIERS in neon/include/rvm_pages.h, TIERS in metal_kernels/pages.h.
-tests/kv/test_tiers.py compares the three.
+The cache stores the keys and values of old tokens with fewer bits than those of new tokens. The table TIERS
+has one row for each tier, from the oldest tokens to the newest tokens; the row's index is the tier's number.
+The C library has the same rows in RVM_CODE_TIERS (neon/include/rvm_pages.h), and the GPU kernels have the
+same rows in TIERS (metal_kernels/pages.h). tests/kv/test_tiers.py compares the three tables.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PAGE = 64  # tokens that change their tier together
+PAGE = 64  # tokens of one KV page; all tokens of a page are in the same tier
 
 
 @dataclass(frozen=True)
 class Tier:
-    """bits: of a number: 16 is f16; 8 and 4 are codes (metal_kernels/README.md says how they are made).
+    """bits: the bits of one stored number; 16 is f16, 8 and 4 are integer codes (metal_kernels/README.md).
 
-    rotated: keys are rotated before they become codes. terms: the C library multiplies codes by queries of
-    7 bits (1) or 15 (2). cost: of attention over a page on a GPU, by that over a cold page. lengths: the age
-    in tokens at which a page leaves the tier, normally and at each level of memory pressure; none for the
-    last.
+    rotated: True if keys are multiplied by a rotation before the quantisation. terms: the C library
+    multiplies the codes by queries of 7 bits (terms 1) or of 15 bits (terms 2). cost: the time of attention
+    over a page on a GPU, divided by the time over a page of the tier "cold". lengths: the age in tokens at
+    which a page leaves the tier, first without memory pressure, then at each level of pressure; empty for the
+    oldest tier.
     """
 
     name: str
@@ -36,17 +38,18 @@ TIERS = (
 )
 COLD, WARM, HOT = range(len(TIERS))
 
-# Tiers that pages leave, the newest tokens' first, as users name them: ("hot", "warm"); lengths for them
+# The names of the tiers that pages leave, from the newest tokens to the oldest: ("hot", "warm")
 LENGTHS = tuple(tier.name for tier in reversed(TIERS[1:]))
 EXAMPLE = ",".join(str(tier.lengths[1]) for tier in reversed(TIERS[1:]))
 
 
 def fill_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Lengths for all of LENGTHS: a tier that has none is empty, so it ends where the one before it does."""
+    """Return one length for each name in LENGTHS. A tier without a given length gets the length of the tier
+    before it, so that the tier holds no pages."""
     return (*lengths, *[lengths[-1]] * (len(LENGTHS) - len(lengths)))
 
 
 def describe_tiers() -> str:
-    """ "f16, then 8 bits, then 4 bits": a width that several tiers share is named once."""
+    """Return a text such as "f16, then 8 bits, then 4 bits". The text names each width only once."""
     widths = dict.fromkeys(tier.bits for tier in reversed(TIERS))
     return ", then ".join("f16" if bits == 16 else f"{bits} bits" for bits in widths)

@@ -1,8 +1,8 @@
-"""The public Python API: models, chats, replies and ratings, without a terminal. `import ruvmlx` offers it.
+"""This package is the public Python API: models, chats, replies and ratings. `import ruvmlx` exports the API.
 
-Nothing here may know how a reply is computed: each call is one call of `runtime.py`, in a thread of its own.
-Start with `model.py`; `aio.py` is the same for asyncio, `notebook.py` for notebooks, `listing.py` says what
-is on this machine, and `types.py` has what calls return.
+The API computes no replies: each method makes one call of `runtime.py`, in the runtime's own thread. Start
+with `model.py`. `aio.py` has the same classes for asyncio, `notebook.py` shows replies in notebooks,
+`listing.py` lists the models and adapters of this machine, and `types.py` defines the results of the methods.
 """
 
 from .model import Chat, LocalModel, Reply, ReplyStream, embed, open

@@ -1,4 +1,5 @@
-"""The public API for asyncio: the same calls, awaited. The model never blocks the event loop.
+"""This module is the public API for asyncio. Its methods are coroutines, so the model never blocks the event
+loop.
 
 async with await ruvmlx.aopen() as model:
     chat = await model.chat()
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 
 class AsyncReplyStream(AsyncIterator[str]):
-    """The text of one reply, piece by piece. If the task that reads it is cancelled, the reply ends."""
+    """An iterator over the pieces of one reply's text. If the task that reads the pieces is cancelled, the
+    reply ends."""
 
     def __init__(self, begin: Callable[[], ReplyStream]):
-        """The reply begins when the first piece is requested."""
+        """begin: it starts the reply; the iterator calls it when the caller requests the first piece."""
         self._begin = begin
         self._begun: ReplyStream | None = None
 
@@ -41,14 +43,14 @@ class AsyncReplyStream(AsyncIterator[str]):
         return piece
 
     async def reply(self) -> Reply:
-        """The whole reply, once it is written."""
+        """Wait until the reply is complete, then return the whole reply."""
         async for _ in self:
             pass
         stream = await self._stream()
         return await asyncio.to_thread(lambda: stream.reply)
 
     def stop(self) -> None:
-        """End the reply early; what was written so far is kept and can be rated."""
+        """End the reply early. The store keeps the text so far, and the user can rate it."""
         if self._begun is not None:
             self._begun.stop()
 
@@ -59,7 +61,8 @@ class AsyncReplyStream(AsyncIterator[str]):
 
 
 class AsyncModel:
-    """`LocalModel`, awaited. Made by `ruvmlx.aopen`. Use its `rate`: `Reply.rate` blocks the event loop."""
+    """The class `LocalModel` with coroutines. Call `ruvmlx.aopen` to make one. Call the method `rate` of this
+    class, because `Reply.rate` blocks the event loop."""
 
     def __init__(self, model: LocalModel):
         self._model = model
@@ -123,7 +126,7 @@ class AsyncModel:
 
 
 class AsyncChat:
-    """`Chat`, awaited."""
+    """The class `Chat` with coroutines."""
 
     def __init__(self, chat: Chat):
         self._chat = chat

@@ -1,4 +1,4 @@
-"""What is on this machine: models, and adapters of all of them."""
+"""This module lists the models on this machine and the adapters of all models."""
 
 from pathlib import Path
 
@@ -7,15 +7,15 @@ from .types import AdapterInfo, ModelInfo
 
 
 def list_models() -> list[ModelInfo]:
-    """The starter model, then the models in the Hugging Face cache, of ollama and of LM Studio; no weights
-    are read."""
+    """Return the starter model, then the models in the Hugging Face cache, of ollama and of LM Studio. The
+    function reads no weights."""
     from ..models.find.local import list_local_models
 
     return [ModelInfo(**row | {"path": Path(row["path"])}) for row in list_local_models()]
 
 
 def list_adapters() -> list[AdapterInfo]:
-    """The adapters of all models."""
+    """Return the adapters of all models."""
     from ..store import Store
 
     rows = Store(store_file()).adapters.all()

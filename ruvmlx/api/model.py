@@ -1,4 +1,4 @@
-"""The public API: open a model, chat with it, rate its replies. `import ruvmlx` offers all of it.
+"""This module is the public API: open a model, chat, and rate the replies. `import ruvmlx` exports the names.
 
     with ruvmlx.open() as model:
         chat = model.chat(system="Answer in one sentence.")
@@ -6,8 +6,8 @@
         print(reply.text)
         reply.rate("up")
 
-The runtime lives in a thread of its own, because MLX binds its streams to threads. Every method here may be
-called from any thread; calls run one after another. Errors are those of `ruvmlx.errors`, one line each.
+The runtime runs in a thread of its own, because MLX binds its streams to threads. Any thread can call the
+methods here; the calls run one after another. The methods raise the errors of `ruvmlx.errors`.
 """
 
 import threading
@@ -39,12 +39,12 @@ Begin = Callable[["Runtime", dict[str, Any]], Iterator[Chunk]]
 
 @dataclass(frozen=True)
 class Reply:
-    """One reply of the model, saved under its id.
+    """One reply of the model. The store has the reply under its id.
 
     finish_reason: "stop", "length" (max_tokens reached) or "cancelled". prompt_tps, generation_tps: tokens
     per second. ttft_ms: milliseconds to the first token. examples: ids of the liked replies in the prompt.
-    adapter: name of the one that wrote it, and that learns from its rating; None: none, and then the one in
-    use learns.
+    adapter: name of the adapter that wrote the reply and learns from its rating; if None, the model wrote the
+    reply without an adapter, and the adapter in use learns.
     """
 
     id: str
@@ -62,11 +62,11 @@ class Reply:
 
     @property
     def answer(self) -> str:
-        """The text without the thought of a model that thinks first."""
+        """Return the text without the thinking part that some models write before the answer."""
         return split(self.text).answer
 
     def rate(self, rating: str | int, note: str = "") -> Rating:
-        """Rate this reply "up", "down" or 1 to 5: the weights change at once. See `LocalModel.rate`."""
+        """Rate this reply "up", "down" or 1 to 5. The adapter learns at once. See `LocalModel.rate`."""
         return self._model.rate(self, rating, note)
 
     def __str__(self) -> str:
@@ -74,10 +74,10 @@ class Reply:
 
 
 class ReplyStream(Iterator[str]):
-    """The text of one reply, piece by piece. The model keeps writing even if nobody reads.
+    """An iterator over the pieces of one reply's text. The model writes on even if the caller reads no piece.
 
     `reply` is the whole reply. `stop`, the end of a `with` block, and garbage collection end the reply early;
-    the text so far is kept and can be rated.
+    the store keeps the text so far, and the user can rate it.
     """
 
     def __init__(self, model: "LocalModel", begin: Callable[["Runtime", threading.Event], Iterator[Chunk]]):
@@ -93,7 +93,7 @@ class ReplyStream(Iterator[str]):
             chunk = self._chunks.get()
             if chunk is None:
                 self._ended = True
-                self._written.result()  # raises what the runtime raised
+                self._written.result()  # raises the error of the runtime, if there was one
                 break
             self._response = chunk.response or self._response
             if chunk.text:
@@ -106,7 +106,8 @@ class ReplyStream(Iterator[str]):
 
     @property
     def reply(self) -> Reply:
-        """The whole reply; waits until it is written. UsageError if an error ended it."""
+        """Wait for the end of the reply and return the reply. Raises UsageError if an error ended the
+        reply."""
         for _ in self:
             pass
         if self._response is None:
@@ -121,14 +122,14 @@ class ReplyStream(Iterator[str]):
 
 
 class LocalModel:
-    """A model in memory, the adapter that it learns with, and the user's chats. Made by `ruvmlx.open`."""
+    """A model in memory, with its adapter and the user's chats. Call `ruvmlx.open` to make one."""
 
     def __init__(self, settings: Settings):
         """Load the model and its adapter, which takes seconds."""
         self.settings = settings
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ruvmlx")
-        self._closed = threading.Lock()  # taken once, by the first `close`
-        self._cancels = weakref.WeakSet[threading.Event]()  # of open streams
+        self._closed = threading.Lock()  # the first `close` acquires this lock and never releases it
+        self._cancels = weakref.WeakSet[threading.Event]()  # the events that end the open reply streams
         try:
             self._runtime = self._pool.submit(_open_runtime, settings).result()
         except BaseException:
@@ -142,13 +143,14 @@ class LocalModel:
 
     @property
     def adapter(self) -> str | None:
-        """The adapter in use and its version, as in "default@3"; None without one."""
+        """Return the name and version of the adapter in use, such as "default@3", or None without adapter."""
         return self._call(lambda runtime: runtime.adapter_label)
 
     def chat(self, id: str | None = None, system: str | None = None) -> "Chat":
-        """A new chat, or the one whose id begins with `id` (NotFound if there is none). All are saved.
+        """Return a new chat, or the chat whose id begins with `id` (NotFound if no chat matches). Chats are
+        saved.
 
-        system: the system prompt; the setting's by default.
+        system: the system prompt; the default is the setting `system`.
         """
         if id is None:
             prompt = self.settings.system if system is None else system
@@ -161,7 +163,7 @@ class LocalModel:
     def reply(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> Reply:
         """Answer outside of any chat. prompt: the user's words, or messages as {"role": ..., "content": ...}.
 
-        Raises UsageError for an empty prompt, or one longer than the context.
+        Raises UsageError if the prompt is empty or longer than the context.
         """
         return self.stream(prompt, **options).reply
 
@@ -175,25 +177,25 @@ class LocalModel:
     def rate(
         self, reply: Reply | str, rating: str | int, note: str = "", adapter: str | None = None
     ) -> Rating:
-        """Rate a reply, or its id, "up", "down" or 1 to 5; note: why. The weights change at once.
+        """Rate a reply "up", "down" or 1 to 5. The adapter learns at once. reply: a reply or its id.
 
-        adapter: the one that learns; None: the one that wrote the `Reply`, or the one in use for an id. A
-        reply can be rated again: the newest rating counts. Raises NotFound for an unknown reply, or without
-        an adapter; UsageError for another rating.
+        note: the user's reason. adapter: the adapter that learns; None: the adapter that wrote the `Reply`,
+        or the adapter in use for an id. A second rating of a reply replaces the first. Raises NotFound for an
+        unknown reply or without an adapter, UsageError for another rating.
         """
         reply_id, learns = _id_of(reply), adapter or _writer_of(reply)
         return Rating.of(self._call(lambda runtime: runtime.rate(reply_id, str(rating), note, learns)))
 
     def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
-        """Say which of two replies to one question, or their ids, is better. The weights change at once.
+        """Say which of two replies to one question is better. The adapter learns at once.
 
-        Raises UsageError unless they are two replies to one question, NotFound without an adapter.
+        Raises UsageError if these are not two replies to one question, NotFound without an adapter.
         """
         pair, learns = (_id_of(better), _id_of(worse)), _writer_of(better) or _writer_of(worse)
         return Preference.of(self._call(lambda runtime: runtime.choices.prefer(*pair, learns)))
 
     def edit(self, reply: Reply | str, text: str) -> Preference:
-        """Rewrite a reply: your text becomes a reply beside it, in its chat, and is preferred to it.
+        """Store `text` as a second reply to the same question, and prefer this reply to the old reply.
 
         Raises UsageError for an empty, unchanged or too long text, NotFound without an adapter.
         """
@@ -201,24 +203,26 @@ class LocalModel:
         return Preference.of(self._call(lambda runtime: runtime.choices.rewrite(reply_id, text, learns)))
 
     def undo(self) -> "LearnStatus":
-        """Take the newest rating or preference back, bit for bit; returns the new status.
+        """Remove the newest rating or preference: the adapter gets exactly its earlier weights again.
 
-        NotFound if there is none.
+        Returns the new status. Raises NotFound if no rating exists.
         """
         return self._call(lambda runtime: runtime.undo())
 
     def learned(self) -> "LearnStatus":
-        """Status of learning: ratings, updates, version. NotFound without an adapter."""
+        """Return the numbers of ratings and updates and the adapter version. NotFound without an adapter."""
         return self._call(lambda runtime: runtime.status())
 
     def use_adapter(self, name: str | None) -> None:
-        """Switch to another adapter; None: use none. A new name starts from the untouched model."""
+        """Use the named adapter, or no adapter if the name is None. A new name begins an untrained
+        adapter."""
         self._call(lambda runtime: runtime.use_adapter(name))
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
-        """One unit vector per text; the dot product of two is the similarity of the texts.
+        """Return one unit vector for each text. The dot product of two vectors is the similarity of their
+        texts.
 
-        UsageError for an empty text, and for one of more than 8,192 tokens.
+        Raises UsageError for an empty text and for a text of more than 8,192 tokens.
         """
         wanted = [texts] if isinstance(texts, str) else list(texts)
         return self._call(lambda runtime: [vector.tolist() for vector in runtime.embed(wanted)])
@@ -282,13 +286,14 @@ class Chat:
 
     @property
     def messages(self) -> list[Turn]:
-        """The system prompt, then the current branch, oldest first."""
+        """Return the system prompt, then the messages of the current branch, the oldest message first."""
         return self._model._call(lambda runtime: runtime.chats.turns(self.id))
 
     def say(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
-        """Send a message; returns the reply. edit: id of an earlier user message to replace, on a new branch.
+        """Send a message and return the reply. edit: the id of an earlier user message; `text` replaces this
+        message on a new branch.
 
-        Raises UsageError for an empty message, or one longer than the context; NotFound for an unknown id.
+        Raises UsageError if the text is empty or longer than the context, NotFound for an unknown id.
         """
         return self.stream(text, edit=edit, **options).reply
 
@@ -300,16 +305,17 @@ class Chat:
         )
 
     def again(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
-        """Another reply to the same question. message: the reply to write again; the last one by default."""
+        """Write and return another reply to the same question. message: the id of the earlier reply; None:
+        the last reply."""
         return self._model._stream(
             lambda runtime, asked: runtime.chats.again(self.id, message=message, **asked),
             options,
         ).reply
 
     def continue_reply(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
-        """Continue a reply that was cut off or stopped; the returned reply has the whole text.
+        """Continue a reply that reached max_tokens or was stopped. The returned reply has the whole text.
 
-        UsageError if the reply is complete, or another model wrote it.
+        Raises UsageError if the reply is complete or another model wrote the reply.
         """
         return self._model._stream(
             lambda runtime, asked: runtime.chats.continue_reply(self.id, message=message, **asked),
@@ -317,7 +323,7 @@ class Chat:
         ).reply
 
     def rate(self, rating: str | int, note: str = "") -> Rating:
-        """Rate the newest reply of this chat; see `LocalModel.rate`. NotFound if there is none."""
+        """Rate the newest reply of this chat; see `LocalModel.rate`. NotFound if the chat has no reply."""
         newest = next((turn.reply_id for turn in reversed(self.messages) if turn.reply_id), None)
         if newest is None:
             raise NotFound("there is no reply in this chat yet.")
@@ -327,15 +333,17 @@ class Chat:
 def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
     """Load a model and its adapter. Call `close` at the end, or use it in a `with` block.
 
-    model: folder, .gguf file, Hugging Face repository (downloaded if needed); the starter model by default.
-    settings: any of `ruvmlx config show`, by name, as in `temperature=0`; they override RUVMLX_* variables
-    and files. Raises UsageError, ModelNotFound, CorruptFile, UnsupportedModel or NotEnoughMemory.
+    model: a folder, a .gguf file or a Hugging Face repository (downloaded if needed); None: the starter
+    model. settings: settings of `ruvmlx config show` by name, as in `temperature=0`; they go before RUVMLX_*
+    variables and settings files. Raises UsageError, ModelNotFound, CorruptFile, UnsupportedModel or
+    NotEnoughMemory.
     """
     return LocalModel(_settings(model, settings))
 
 
 def embed(texts: str | Sequence[str], model: str | Path | None = None) -> list[list[float]]:
-    """`LocalModel.embed` with a model that is opened for this call; for several calls, keep a model open."""
+    """Open a model, call `LocalModel.embed` and close the model. For several calls, keep a model open
+    instead."""
     with open(model, adapter="none") as opened:
         return opened.embed(texts)
 
@@ -363,7 +371,7 @@ def _piped_chunks(
     chunks: "SimpleQueue[Chunk | None]",
     cancel: threading.Event,
 ) -> Callable[["Runtime"], None]:
-    """A function for the runtime's thread that puts a reply's chunks into the queue, then None."""
+    """Return a function for the runtime's thread that puts a reply's chunks into the queue, and then None."""
 
     def write(runtime: "Runtime") -> None:
         try:
@@ -380,7 +388,7 @@ def _id_of(reply: Reply | str) -> str:
 
 
 def _writer_of(reply: Reply | str) -> str | None:
-    """The adapter that wrote a reply; None: none, or not known."""
+    """Return the name of the adapter that wrote a reply, or None if no adapter is known."""
     return reply.adapter if isinstance(reply, Reply) else None
 
 

@@ -1,4 +1,6 @@
-"""Replies in a notebook: they stream below the cell, with buttons to rate them (the extra `notebook`).
+"""This module shows replies in a Jupyter notebook. It needs the optional dependencies `ruvmlx[notebook]`.
+
+A reply appears piece by piece below the cell, with buttons to rate the reply.
 
 import ruvmlx
 from ruvmlx.notebook import show
@@ -25,20 +27,21 @@ RATINGS = (("Good", "More like this", "up"), ("Bad", "Less like this", "down"))
 
 
 def show(reply: ReplyStream | Reply) -> None:
-    """Show a reply below the cell, piece by piece if it is still written, with buttons to rate it.
+    """Show a reply below the cell, with buttons to rate the reply. A reply stream appears piece by piece.
 
-    RuvmlxError without the package ipywidgets.
+    Raises RuvmlxError without the package ipywidgets.
     """
     view = ReplyView()
     from IPython.display import display
 
-    show_box: Any = display  # its types are known only where it is installed
+    show_box: Any = display  # the type checker knows the types of IPython only if IPython is installed
     show_box(view.box)
     view.show(reply)
 
 
 class ReplyView:
-    """A reply, its rating, and the buttons; `box` is the widget. The buttons work once the reply is there."""
+    """A notebook widget with a reply, its rating and the buttons. `box` is the ipywidgets object. The buttons
+    are enabled when the reply is complete."""
 
     def __init__(self) -> None:
         widgets = _widgets()
@@ -54,7 +57,7 @@ class ReplyView:
         self.reply: Reply | None = None
 
     def show(self, reply: ReplyStream | Reply) -> None:
-        """Show the reply as it comes. An interrupt stops it, and keeps the words so far."""
+        """Show the reply piece by piece. A keyboard interrupt stops the reply and keeps the text so far."""
         if isinstance(reply, ReplyStream):
             reply = self._follow(reply)
         self.reply = reply
@@ -77,12 +80,12 @@ class ReplyView:
         return stream.reply
 
     def _draw(self, text: str) -> None:
-        """The words as text: a reply's own HTML is shown, not obeyed."""
+        """Show `text` as plain text, with HTML characters escaped."""
         words = html.escape(sanitize(split(text).answer))
         self.text.value = f'<div style="white-space: pre-wrap; line-height: 1.5">{words}</div>'
 
     def _handler(self, work: Callable[..., str], *arguments: str) -> Callable[[Any], None]:
-        """Does the work at a click, and tells what it did, or why it did not."""
+        """Return a click handler that does the work and shows the result or the error beside the buttons."""
 
         def handle(_: Any) -> None:
             try:
@@ -108,7 +111,7 @@ class ReplyView:
 
 
 def effect(done: Rating) -> str:
-    """What a rating did, in words."""
+    """Return a sentence that says whether the rating changed the weights, and in which direction."""
     if not done.applied:
         return "Kept; it changed nothing"
     return f"Learned: {'more' if done.logprob_after >= done.logprob_before else 'less'} like this"

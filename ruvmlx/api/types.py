@@ -1,4 +1,4 @@
-"""What the public API takes and gives beside models, chats and replies."""
+"""This module defines the result types of the public API: ratings, preferences, models and adapters."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rating:
-    """What a rating did to the weights.
+    """The effect of a rating on the weights of the adapter.
 
-    applied: whether they changed. logprob_before, logprob_after: log-probability of the rated reply, the mean
-    per token, nats. kl: distance of the adapter to the frozen model on reference text, nats per token; never
-    over kl_cap. adapter_version: the version that the rating made. seconds: what it took.
+    applied: True if the weights changed. logprob_before, logprob_after: mean log-probability per token of the
+    rated reply before and after the change, in nats. kl: KL divergence between the model with and without the
+    adapter on a reference text, in nats per token; it never exceeds kl_cap. adapter_version: the new version
+    of the adapter. seconds: the time of the rating.
     """
 
     reply_id: str
@@ -37,11 +38,12 @@ class Rating:
 
 @dataclass(frozen=True)
 class Preference:
-    """What a preference between two replies did to the weights.
+    """The effect of a preference between two replies on the weights of the adapter.
 
-    better, worse: ids of the replies; of an edit, `better` is the user's version. kind: "compare", "edit"
-    or "regenerated". strength: 1 for a clear preference. margin_before, margin_after: mean log-probability
-    per token of the better reply minus that of the worse one, nats. All else as in Rating.
+    better, worse: the ids of the replies; after an edit, `better` is the user's text. kind: "compare", "edit"
+    or "regenerated". strength: 1 for a clear preference. margin_before, margin_after: the mean
+    log-probability per token of the better reply minus the mean of the worse reply, in nats. Rating explains
+    the other fields.
     """
 
     better: str
@@ -68,8 +70,8 @@ class Preference:
 class ModelInfo:
     """A model on this machine.
 
-    bits: stored bits per parameter. bytes: size on disk. problem: why it cannot be read; bits and parameters
-    are then None.
+    bits: stored bits per parameter. bytes: size on disk. problem: the reason why ruvmlx cannot read the
+    model, or ""; if there is a problem, bits and parameters are None.
     """
 
     name: str
@@ -83,7 +85,8 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """What was learned under one name for one model. version: 0 is the untouched model. bytes: on disk."""
+    """An adapter: the trained weights for one model under one name. version: 0 before the first training
+    step. bytes: the size on disk."""
 
     name: str
     model: str
