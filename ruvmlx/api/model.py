@@ -147,8 +147,7 @@ class LocalModel:
         return self._call(lambda runtime: runtime.adapter_label)
 
     def chat(self, id: str | None = None, system: str | None = None) -> "Chat":
-        """Return a new chat, or the chat whose id begins with `id` (NotFound if no chat matches). Chats are
-        saved.
+        """Return a new chat, or the saved chat whose id begins with `id` (NotFound if no chat matches).
 
         system: the system prompt; the default is the setting `system`.
         """
@@ -219,8 +218,7 @@ class LocalModel:
         self._call(lambda runtime: runtime.use_adapter(name))
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
-        """Return one unit vector for each text. The dot product of two vectors is the similarity of their
-        texts.
+        """Return one unit vector for each text. The dot product of two vectors is their texts' similarity.
 
         Raises UsageError for an empty text and for a text of more than 8,192 tokens.
         """
@@ -290,8 +288,7 @@ class Chat:
         return self._model._call(lambda runtime: runtime.chats.turns(self.id))
 
     def say(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
-        """Send a message and return the reply. edit: the id of an earlier user message; `text` replaces this
-        message on a new branch.
+        """Send a message. edit: the id of an earlier user message that `text` replaces, on a new branch.
 
         Raises UsageError if the text is empty or longer than the context, NotFound for an unknown id.
         """
@@ -342,8 +339,7 @@ def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
 
 
 def embed(texts: str | Sequence[str], model: str | Path | None = None) -> list[list[float]]:
-    """Open a model, call `LocalModel.embed` and close the model. For several calls, keep a model open
-    instead."""
+    """Open a model, call `LocalModel.embed` and close the model. For several calls, keep a model open."""
     with open(model, adapter="none") as opened:
         return opened.embed(texts)
 

@@ -1,6 +1,7 @@
-"""One of several users of an open host, as a chat app needs it: it ends its own replies and no others.
+"""This module lets several chat apps use one open host. Each chat app can end only its own replies.
 
-Everything else is shared. A rating, another adapter or another model is in force for all users of the host.
+The chat apps share all other state. A rating, a switch of the adapter or a switch of the model changes the
+host for all chat apps.
 """
 
 import asyncio
@@ -15,25 +16,25 @@ from .host import Host
 from .serving import BeginReply
 
 T = TypeVar("T")
-LOOK_EVERY = 0.01  # seconds between two looks whether the replies have ended
-Switch = Callable[[str, str, Watch], Awaitable[None]]  # as `Host.switch`
+LOOK_EVERY = 0.01  # seconds between two checks that the replies have ended
+Switch = Callable[[str, str, Watch], Awaitable[None]]  # a method with the parameters of `Host.switch`
 
 
 class Guest:
-    """Has the methods of `Host` that the chat app calls. The host is open before the guest comes, and stays
-    open when it leaves."""
+    """One user of an open host. The class has the methods of `Host` that the chat app calls. The host is open
+    before the guest starts, and stays open when the guest closes."""
 
     is_first_run = False
 
     def __init__(self, host: Host, switch: Switch | None = None) -> None:
-        """switch: instead of `Host.switch`; it may refuse."""
+        """switch: a method to call instead of `Host.switch`; it can raise an error to refuse the switch."""
         self._host, self._switch = host, switch or host.switch
-        self._cancel = threading.Event()  # of the newest reply
-        self._running: set[threading.Event] = set()  # of the replies that have begun
+        self._cancel = threading.Event()  # the event that ends the newest reply
+        self._running: set[threading.Event] = set()  # the events that end the replies that have begun
         self._switching = False
 
     async def open(self, watch: Watch) -> None:
-        """The host is open."""
+        """Do nothing, because the host is already open."""
 
     @property
     def is_open(self) -> bool:
@@ -62,7 +63,7 @@ class Guest:
             self._switching = False
 
     def write(self, begin: BeginReply) -> AsyncIterator[list[Chunk]]:
-        """As `Host.write`; `stop` and `close` end the reply."""
+        """Stream a reply as `Host.write` does; `stop` and `close` of this guest end the reply."""
         cancel = self._cancel = threading.Event()
 
         def begin_tracked(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
@@ -75,18 +76,19 @@ class Guest:
         return self._host.write(begin_tracked, cancel)
 
     def stop(self) -> None:
-        """End the guest's reply, keeping its text, and the opening of a model that it asked for."""
+        """End the guest's newest reply and keep its text. Also end the loading of a model that the guest has
+        requested."""
         self._cancel.set()
         if self._switching:
             self._host.stop_opening()
 
     async def close(self) -> None:
-        """End the guest's replies and wait until their texts are stored."""
+        """End the newest reply and wait until the texts of all the guest's replies are stored."""
         self.stop()
         while self._running:
             await asyncio.sleep(LOOK_EVERY)
 
     def close_now(self) -> BaseException | None:
-        """As `Host.close_now`, but waits for nothing."""
+        """Do the same as `Host.close_now`, but do not wait."""
         self.stop()
         return None

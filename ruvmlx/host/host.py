@@ -1,16 +1,16 @@
-"""One open model in one thread, with a queue of calls: for the chat app, or a server.
+"""This module runs one open model in one thread with a queue of calls. The chat app and the server use it.
 
-MLX binds its streams to threads, and a reply takes seconds. So everything that touches the runtime, `open`
-and `close` included, runs in the host's thread, one call at a time and in order. Every call ends idle work
-(`run_idle`). The caller's event loop never blocks; callers may have different ones.
+MLX binds its streams to threads, and a reply takes seconds. So all calls of the runtime, also `open` and
+`close`, run in the host's thread, one at a time and in order. Every call ends idle work (`run_idle`). The
+caller's event loop never blocks. The callers can have different event loops.
 
-`write` and `submit` stream any number of replies at the same time (serving.py): calls run between two of
-their steps.
+`write` and `submit` stream any number of replies at the same time (serving.py). Other calls run between two
+steps of the replies.
 
 model_holder.py holds the runtime in use. The plain chat, which has no event loop, uses only the holder.
 
-A server has a host for each open model. They share one thread (`beside`), so that two models never compute at
-the same time: their steps take turns.
+A server has a host for each open model. All hosts of a server share one thread (`beside`), so that two models
+never compute at the same time: the steps of the models take turns.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 
 def _slice(work: Generator[None, None, T]) -> tuple[float, bool, T | None]:
-    """Seconds that the work took to its next `yield`; whether it has ended, and its result."""
+    """Run the work to its next `yield`. Return the seconds, True if the work has ended, and the work's
+    result."""
     begun, ended, result = time.perf_counter(), False, None
     try:
         next(work)
@@ -43,10 +44,11 @@ def _slice(work: Generator[None, None, T]) -> tuple[float, bool, T | None]:
 
 
 class Host:
-    """Owns a runtime in a thread of its own; its coroutines may be called from any event loop."""
+    """The owner of a runtime in a separate thread. Any event loop can call the coroutines of a host."""
 
     def __init__(self, open_runtime: OpenRuntime, beside: "Host | None" = None) -> None:
-        """beside: a host whose thread this one uses, too. It is closed last."""
+        """beside: another host; this host then uses the thread of that host. Close `beside` after this
+        host."""
         self.holder = ModelHolder(Opener.of(open_runtime))
         own = ThreadPoolExecutor(1, thread_name_prefix="runtime") if beside is None else None
         self._pool: ThreadPoolExecutor = own or cast(Host, beside)._pool
@@ -56,20 +58,20 @@ class Host:
         self._between: deque[Callable[[], None]] = deque()
         self._closing = threading.Lock()
         self._closed: Future[None] | None = None
-        self._reply_cancel: threading.Event | None = None  # of the newest `write`
-        self._idle_cancel: threading.Event | None = None  # of the newest `run_idle`
-        self._settle_cancel: threading.Event | None = None  # of the newest `settle`
-        self._opening: StoppableWatch | None = None  # of the newest `open` or `switch`
-        self.used_at = time.monotonic()  # of the newest call other than idle work
+        self._reply_cancel: threading.Event | None = None  # it ends the newest `write`
+        self._idle_cancel: threading.Event | None = None  # it ends the newest `run_idle`
+        self._settle_cancel: threading.Event | None = None  # it ends the newest `settle`
+        self._opening: StoppableWatch | None = None  # the watch of the newest `open` or `switch`
+        self.used_at = time.monotonic()  # the time of the newest call, without idle work
         self._serving = ServingLoop(self._pool, lambda: self.holder.runtime, self._answer)
 
     async def open(self, watch: Watch) -> None:
-        """Open the first runtime. The watch is called in the runtime's thread; `stop` ends the opening."""
+        """Open the first runtime. The runtime's thread calls the watch. `stop` ends the opening."""
         watch = self._opening = StoppableWatch(watch)
         await self._run(lambda: self.holder.open(watch))
 
     async def switch(self, model: str, session: str, watch: Watch) -> None:
-        """Switch to another model (ModelHolder.switch); `stop` ends the opening."""
+        """Switch to another model (ModelHolder.switch). `stop` ends the loading of the other model."""
         self.interrupt()
         watch = self._opening = StoppableWatch(watch)
 
@@ -103,8 +105,9 @@ class Host:
         return await self._run(lambda: work(self.holder.opened))
 
     async def call_in_slices(self, begin: Callable[[Runtime], Generator[None, None, T]]) -> T:
-        """Run begin(runtime) in the runtime's thread, from one `yield` to the next. Replies that are being
-        written get as much time after each slice."""
+        """Run the generator begin(runtime) in the runtime's thread, in slices from one `yield` to the next.
+        If replies are in progress, wait after each slice as long as the slice took, so that the replies go
+        on."""
         work = await self.call(begin)
         while True:
             seconds, ended, result = await self.call(lambda _: _slice(work))
@@ -114,7 +117,8 @@ class Host:
                 await asyncio.sleep(seconds)
 
     async def call_between(self, work: Callable[[Runtime], T]) -> T:
-        """Like `call`, but before the work that waits in the queue. For ratings and short reads only."""
+        """Do the same as `call`, but before the work in the queue. Use it only for ratings and short
+        reads."""
         self.cancel_idle()
         done: Future[T] = Future()
 
@@ -123,7 +127,7 @@ class Host:
                 try:
                     self._serving.rest()
                     done.set_result(work(self.holder.opened))
-                except BaseException as error:  # noqa: BLE001 - goes to whoever waits for it
+                except BaseException as error:  # noqa: BLE001 - the caller receives the error
                     done.set_exception(error)
 
         self._between.append(answer)
@@ -131,13 +135,14 @@ class Host:
         return await asyncio.wrap_future(done)
 
     def _answer(self) -> None:
-        """Run the work of `call_between`: called after each step of a reply, and from the queue."""
+        """Run the work of `call_between`. The host calls this after each step of a reply, and from the
+        queue."""
         while self._between:
             self._between.popleft()()
 
     async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
-        """Run work(runtime, cancel) while nobody needs the model: any other call sets `cancel`. While
-        replies are written it is set from the start."""
+        """Run work(runtime, cancel) while no user needs the model. Any other call sets `cancel`. If replies
+        are in progress, `cancel` is set before the work begins."""
         cancel = self._idle_cancel = threading.Event()
 
         def idle() -> T:
@@ -149,17 +154,17 @@ class Host:
 
     @property
     def is_writing(self) -> bool:
-        """Is a reply of `write` not at its end?"""
+        """Return True if a reply of `write` is in progress."""
         return self._serving.is_writing
 
     @property
     def _is_thread_busy(self) -> bool:
-        """Is a reply of any host in this thread not at its end?"""
+        """Return True if a reply of any host in this thread is in progress."""
         return any(host._serving.busy or host.is_writing for host in self._hosts)
 
     def cancel_idle(self) -> None:
         """End the idle work that runs or waits in the runtime's thread, because a user needs the model now.
-        May be called from any thread."""
+        Any thread can call this method."""
         now = time.monotonic()
         for host in list(self._hosts):
             host.used_at = now
@@ -167,10 +172,10 @@ class Host:
                 host._idle_cancel.set()
 
     async def settle(self, watch: Watch = QUIET) -> bool:
-        """Prepare the newest replies for their ratings; returns whether that was done to its end. `write` and
-        `interrupt` cancel it, also a reply that is being written; a rating does the rest.
+        """Prepare the newest replies for their ratings. Return True if the preparation was not cancelled.
 
-        watch: gets the progress where the model was never measured, in the runtime's thread
+        `write`, `interrupt` and a reply in progress cancel the preparation; a later rating does the rest of
+        the work. watch: the runtime's thread reports the progress of the first measurements of a model to it.
         """
         self.interrupt()
         cancel = self._settle_cancel = threading.Event()
@@ -184,26 +189,27 @@ class Host:
         return not cancel.is_set()
 
     def interrupt(self) -> None:
-        """End the work in the runtime's thread for which no user waits: idle work, and `settle`. From any
-        thread."""
+        """End the work in the runtime's thread for which no user waits: idle work and `settle`. Any thread
+        can call this method."""
         self.cancel_idle()
         for host in list(self._hosts):
             if host._settle_cancel is not None:
                 host._settle_cancel.set()
 
     def write(self, begin: BeginReply, cancel: threading.Event | None = None) -> AsyncIterator[list[Chunk]]:
-        """Stream the reply of begin(runtime, cancel), beside others. Each item has all chunks since the last
-        one, so a slow reader does not fall behind.
+        """Stream the reply of begin(runtime, cancel) while other replies run. Each item of the iterator has
+        all chunks since the last item, so a slow reader does not fall behind.
 
-        cancel: ends the reply. `stop` ends it, too, from now on, even before the first chunk is requested.
+        cancel: an event that ends the reply. `stop` also ends the reply, even before the first chunk is read.
         """
         self.interrupt()
         self._reply_cancel = cancel or threading.Event()
         return self._serving.write(begin, self._reply_cancel)
 
     def submit(self, request: GenerationRequest, session_id: str | None = None) -> AsyncIterator[list[Chunk]]:
-        """Stream the reply to a request, which is served beside others; it is stored and can be rated. Each
-        item has all chunks since the last one. The request is cancelled when the iterator is closed.
+        """Stream the reply to a request while other replies run. The reply is stored, and the user can rate
+        it. Each item has all chunks since the last item. If the caller closes the iterator, the request is
+        cancelled.
 
         session_id: the chat that the reply belongs to.
         """
@@ -211,33 +217,36 @@ class Host:
         return self._serving.serve(request, session_id)
 
     async def encode(self, work: Callable[[Runtime], T], letters: int) -> T:
-        """Run work that only encodes text, of so many characters, beside all other work."""
+        """Run work that only encodes text, in another thread than the model. letters: the length of the
+        text."""
         self.cancel_idle()
         return await self._serving.encode(work, letters)
 
     async def encode_request(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with the ids of its text: `ReplyWriter.encode_request`, beside all other work."""
+        """Return the request with the token ids of its text, from another thread than the model's:
+        `ReplyWriter.encode_request`."""
         self.cancel_idle()
         return await self._serving.encode_request(request)
 
     def stop(self) -> None:
-        """End the reply in progress, keeping its text, and an opening in progress."""
+        """End the newest reply of `write` and keep its text. Also end the loading of a model."""
         if self._reply_cancel is not None:
             self._reply_cancel.set()
         self.stop_opening()
         stop_requests()
 
     def stop_opening(self) -> None:
-        """End the opening of a model that is in progress."""
+        """End the loading of a model if it is in progress."""
         if self._opening is not None:
             self._opening.stopped.set()
 
     async def close(self) -> None:
-        """Stop a reply, wait for running calls, then close the runtime."""
-        await asyncio.shield(asyncio.wrap_future(self._close_once()))  # also if the caller is cancelled
+        """Stop all replies, wait for running calls, then close the runtime."""
+        await asyncio.shield(asyncio.wrap_future(self._close_once()))  # it goes on if the caller is cancelled
 
     def close_now(self) -> BaseException | None:
-        """Like `close`, but blocks, from any thread; returns the error, if any. May be repeated."""
+        """Do the same as `close`, but block the thread, and return the error or None. Any thread can call
+        this method, also more than once."""
         return self._close_once().exception()
 
     def _close_once(self) -> Future[None]:

@@ -1,4 +1,4 @@
-"""The runtime in use, and its replacement by one with another model."""
+"""This module holds the runtime in use and replaces it by a runtime with another model."""
 
 import gc
 import sys
@@ -17,9 +17,10 @@ from ..runtime import Runtime
 
 @dataclass(frozen=True)
 class Opener:
-    """Opens a runtime: open(model, adapter, watch), with names as in the settings.
+    """A function that opens a runtime, with the names for the first runtime.
 
-    model, adapter: of the first runtime. first_run: this machine had no data before.
+    open(model, adapter, watch): the function; the names are those of the settings. model, adapter: the names
+    for the first runtime. first_run: True if this machine had no data of ruvmlx before.
     """
 
     open: Callable[[str | None, str | None, Watch], Runtime]
@@ -32,7 +33,7 @@ class Opener:
 
     @classmethod
     def of(cls, open_runtime: "OpenRuntime") -> "Opener":
-        """An opener from a plain function, which cannot open another model."""
+        """Return an opener that calls a plain function. The opener cannot open another model."""
         return open_runtime if isinstance(open_runtime, Opener) else cls(_open_only(open_runtime))
 
 
@@ -49,7 +50,7 @@ def _open_only(open_runtime: Callable[[], Runtime]) -> Callable[[str | None, str
 
 
 class ModelUnchanged(RuvmlxError):
-    """Another model could not be opened; the model in use is kept."""
+    """The runtime could not open another model. The old model stays in use."""
 
     def __init__(self, why: Exception) -> None:
         super().__init__(f"{error_line(why)} The model stays as it was.")
@@ -57,7 +58,8 @@ class ModelUnchanged(RuvmlxError):
 
 
 class StoppableWatch(Watch):
-    """Forwards to another watch, and raises `Interrupted` once any thread has set `stopped`."""
+    """A watch that passes all reports to another watch, and raises `Interrupted` when a thread has set
+    `stopped`."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -87,7 +89,7 @@ class StoppableWatch(Watch):
 
 
 class _PlanWatch(Watch):
-    """Forwards to another watch; keeps the plan, and calls then(plan)."""
+    """A watch that passes all reports to another watch, stores the plan, and calls then(plan)."""
 
     def __init__(self, watch: Watch, then: Callable[[Plan], None] = lambda plan: None) -> None:
         self._watch, self._then = watch, then
@@ -109,21 +111,21 @@ class _PlanWatch(Watch):
 
 
 class ModelHolder:
-    """Holds the runtime in use, and replaces it by one with another model. Lives in the runtime's thread.
+    """The holder of the runtime in use, which can switch to another model. Call it in the runtime's thread.
 
-    During a switch both runtimes are open for a moment, if the machine has enough memory. Otherwise the old
-    one is closed as soon as the plan shows that the new one will fit, and opened again if the new one fails.
-    The chat is in the store, and the new model reads it again.
+    If the machine has enough memory, both runtimes are open for a moment during a switch. If it does not, the
+    holder closes the old runtime when the plan shows that the new model will fit. If the new model then fails
+    to load, the holder opens the old model again. The chat is in the store, and the new model reads it again.
     """
 
     def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:
         self.opener, self.runtime, self.model = opener, runtime, opener.model
-        self.plan: Plan | None = None  # of the runtime in use, if it was planned
-        self.leaving = False  # the program is closing: do not open a runtime again
+        self.plan: Plan | None = None  # the memory plan of the runtime in use, if there is a plan
+        self.leaving = False  # True if the program closes; the holder then opens no runtime again
 
     @classmethod
     def of_runtime(cls, runtime: Runtime) -> "ModelHolder":
-        """Holds an open runtime that cannot be replaced."""
+        """Return a holder of an open runtime that the holder cannot replace."""
         return cls(Opener.of(lambda: runtime), runtime)
 
     @property
@@ -142,10 +144,10 @@ class ModelHolder:
         self.plan = plan_watch.plan
 
     def switch(self, model: str, session: str, watch: Watch = QUIET) -> None:
-        """Switch to another model, with its adapter of the same name.
+        """Switch to another model. Use the other model's adapter that has the name of the adapter in use.
 
-        Raises ModelUnchanged if that fails; the model in use is kept then. `runtime` is None afterwards only
-        if the old runtime was closed to make room and cannot be opened again.
+        Raises ModelUnchanged if the switch fails; the old model then stays in use. `runtime` is None only if
+        the holder closed the old runtime to free memory and cannot open it again.
         """
         label = self.opened.adapter_label
         adapter = label.rpartition("@")[0] if label else None
@@ -161,7 +163,7 @@ class ModelHolder:
         self.runtime, self.model, self.plan = new, model, plan_watch.plan
 
     def _make_room(self, plan: Plan, held: int) -> None:
-        """Close the runtime in use, which takes `held` bytes, if the new one fits only without it."""
+        """Close the runtime in use if the new model fits only without it. held: the bytes of this runtime."""
         need, memory = plan.need.total, plan.memory
         beside = plan.fits and need + held <= memory.total * GPU_SHARE
         if not (plan.facts.to_fetch or beside or need > memory.limit + held):
@@ -169,7 +171,8 @@ class ModelHolder:
 
     @staticmethod
     def _checked(session: str, runtime: Runtime) -> Runtime:
-        """The runtime, if its model's chat template accepts the chat; else close it and raise."""
+        """Return the runtime if its model's chat template accepts the chat; else close the runtime and
+        raise."""
         try:
             runtime.chats.check_chat(session)
         except BaseException:

@@ -1,7 +1,8 @@
-"""Replies in the runtime's thread, step by step between its other calls, and their way to event loops.
+"""This module computes replies in the runtime's thread, step by step, and passes their chunks to event loops.
 
-A reply is either written by a generator (`write`: the chats) or a request that was submitted (`serve`: HTTP).
-Each step of either one brings all of them on (engine/scheduler.py).
+A reply of the chat comes from a generator (`write`). A reply over HTTP comes from a submitted request
+(`serve`). One step of any reply computes the next token of all replies (engine/scheduler.py). Other calls of
+the runtime run between two steps.
 """
 
 import asyncio
@@ -17,33 +18,35 @@ from ..errors import RuvmlxError
 from ..runtime import Runtime
 
 T = TypeVar("T")
-LONG_TEXT = 20_000  # characters: encoded in tens of milliseconds
+LONG_TEXT = 20_000  # characters; the tokenizer takes tens of milliseconds for a text of this length
 NOT_OPEN = "no model is open; ask again when one is."
 BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]  # streams a reply until the event is set
 
 
 class ServingLoop:
-    """The replies that a host was asked for. `serve` and `write` are for event loops, all else for the
-    runtime's thread except `cancel_all` and `is_writing`."""
+    """The replies in progress of one host. Event loops call the coroutines; any thread can call `cancel_all`
+    and `is_writing`; only the runtime's thread calls the other methods."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, runtime: Callable[[], Runtime | None], between: Callable[[], None]
     ):
-        """pool: one thread. runtime: the one in use. between: called after each step."""
+        """pool: the executor of the runtime's thread. runtime: it returns the runtime in use. between: a
+        function that the loop calls after each step."""
         self._pool, self._runtime, self._between = pool, runtime, between
         self._encoders = [ThreadPoolExecutor(1, "encoding"), ThreadPoolExecutor(1, "encoding-long")]
         self._lock = threading.Lock()
         self._requests: set[ServedRequest] = set()
         self._written: set[GeneratedReply] = set()
-        self.busy = False  # a step of the requests is queued
+        self.busy = False  # True if a step of the submitted requests is in the queue
 
     @property
     def is_writing(self) -> bool:
-        """Is a reply of `write` not at its end?"""
+        """Return True if a reply of `write` is in progress."""
         return bool(self._written)
 
     async def serve(self, request: GenerationRequest, session_id: str | None) -> AsyncIterator[list[Chunk]]:
-        """The chunks of a request, as they arrive. It is cancelled when the iterator is closed."""
+        """Submit a request and yield its chunks. If the caller closes the iterator, the request is
+        cancelled."""
         served = ServedRequest(request, ChunkStream(asyncio.get_running_loop()))
         with self._lock:
             self._requests.add(served)
@@ -60,8 +63,9 @@ class ServingLoop:
                 self._requests.discard(served)
 
     async def encode(self, work: Callable[[Runtime], T], letters: int) -> T:
-        """Run work that only encodes text, of so many characters. Neither the event loop nor the model waits
-        for it, and short texts do not wait for long ones."""
+        """Run work that only encodes text, in a thread for short texts or a thread for long texts. So the
+        event loop and the model do not wait, and short texts do not wait for long texts. letters: the length
+        of the text in characters."""
         runtime = self._runtime()
         if runtime is None:
             raise RuvmlxError(NOT_OPEN)
@@ -69,22 +73,23 @@ class ServingLoop:
         return await asyncio.get_running_loop().run_in_executor(encoder, work, runtime)
 
     async def encode_request(self, request: GenerationRequest) -> GenerationRequest:
-        """The request with the ids of its text: `ReplyWriter.encode_request`."""
+        """Return the request with the token ids of its text: `ReplyWriter.encode_request`."""
         texts = [message.content for message in request.messages or ()] + [request.prompt or ""]
         return await self.encode(lambda runtime: runtime.writer.encode_request(request), sum(map(len, texts)))
 
     async def _encoded_or_noted(self, request: GenerationRequest) -> GenerationRequest:
-        """As `encoded`; the store's thread records that the request failed."""
+        """Do the same as `encode_request`. If it fails, the runtime's thread records the failure in the
+        store."""
         try:
             return await self.encode_request(request)
         except Exception as error:
             if runtime := self._runtime():
-                with contextlib.suppress(RuntimeError):  # the host is closing
+                with contextlib.suppress(RuntimeError):  # the pool raises this error while the host closes
                     self._pool.submit(runtime.writer.archive.note_failure, request, error)
             raise
 
     async def write(self, begin: BeginReply, cancel: threading.Event) -> AsyncIterator[list[Chunk]]:
-        """The chunks of begin(runtime, cancel), as they arrive. It goes on if nobody reads them."""
+        """Yield the chunks of begin(runtime, cancel). The reply goes on even if the caller reads no chunk."""
         reply = GeneratedReply(begin, cancel, ChunkStream(asyncio.get_running_loop()))
         with self._lock:
             self._written.add(reply)
@@ -93,51 +98,54 @@ class ServingLoop:
             yield batch
 
     def cancel_all(self) -> None:
-        """End every reply within a step; from any thread."""
+        """End every reply after its current step. Any thread can call this method."""
         with self._lock:
             for cancel in [*(s.request.cancel for s in self._requests), *(r.cancel for r in self._written)]:
                 cancel.set()
 
     def rest(self) -> None:
-        """Leave the model as other calls expect it: under the adapter in use."""
+        """Load the adapter in use into the model again, because other calls of the runtime expect this
+        adapter."""
         if (self.busy or self._written) and (runtime := self._runtime()) is not None:
             runtime.writer.scheduler.rest()
 
     def end_all(self, error: RuvmlxError) -> None:
-        """End every request with this error, and every other reply with the text that it has."""
+        """End every submitted request with `error`. End every reply of `write` and keep its text so far."""
         self.finish_written()
         if self.busy and (runtime := self._runtime()) is not None:
             runtime.writer.scheduler.fail_all(error)
         self.busy = False
 
     def finish(self) -> None:
-        """Serve the replies, which were cancelled, to their ends: their texts are kept."""
+        """Run the steps of the cancelled replies until all replies have ended, so that their texts are
+        stored."""
         self.finish_written()
         runtime = self._runtime()
         while self.busy and runtime is not None:
             self._one_step(runtime)
 
     def close(self) -> None:
-        """Nothing more is served."""
+        """End the threads that encode texts."""
         for encoder in self._encoders:
             encoder.shutdown(wait=False, cancel_futures=True)
 
     def finish_written(self) -> None:
-        """Stop the replies of `write`; their texts are kept."""
+        """Stop the replies of `write` and keep their texts."""
         for reply in list(self._written):
             reply.cancel.set()
             while self._wrote(reply):
                 pass
 
     def _write_step(self, reply: "GeneratedReply") -> None:
-        """One chunk; the next one is queued behind the calls that have come since."""
+        """Write one chunk of a reply. Put the next step at the end of the queue, so that waiting calls run
+        first."""
         if reply in self._written and self._wrote(reply):
             self._between()
-            with contextlib.suppress(RuntimeError):  # the host is closing: `finish` does the rest
+            with contextlib.suppress(RuntimeError):  # the host closes, and `finish` writes the rest
                 self._pool.submit(self._write_step, reply)
 
     def _wrote(self, reply: "GeneratedReply") -> bool:
-        """Write one chunk; False at the end."""
+        """Write one chunk of a reply. Return False if the reply has ended."""
         runtime = self._runtime()
         if runtime is not None and reply.step(runtime):
             return True
@@ -149,11 +157,11 @@ class ServingLoop:
     def _join(self, served: "ServedRequest", session_id: str | None) -> None:
         try:
             runtime = self._runtime()
-            if runtime is None or runtime is not served.runtime:  # the ids are those of another model
+            if runtime is None or runtime is not served.runtime:  # the token ids belong to another model
                 raise RuvmlxError(NOT_OPEN)
             self.rest()
             runtime.writer.submit(served.request, served, session_id)
-        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+        except Exception as error:  # noqa: BLE001 - the caller receives the error
             served.fail(error)
             return
         if not self.busy:
@@ -161,19 +169,20 @@ class ServingLoop:
             self._step()
 
     def _step(self) -> None:
-        """One step for all requests; the next one is queued behind the calls that have come since."""
+        """Do one step for all requests. Put the next step at the end of the queue, so that waiting calls run
+        first."""
         runtime = self._runtime()
         if not self.busy or runtime is None:
             return
         self._one_step(runtime)
         if self.busy:
-            with contextlib.suppress(RuntimeError):  # the host is closing: `finish` does the rest
+            with contextlib.suppress(RuntimeError):  # the host closes, and `finish` does the rest
                 self._pool.submit(self._step)
 
     def _one_step(self, runtime: Runtime) -> None:
         try:
             more = runtime.writer.scheduler.step()
-        except Exception as error:  # noqa: BLE001 - goes to those who asked
+        except Exception as error:  # noqa: BLE001 - the callers receive the error
             runtime.writer.scheduler.fail_all(error)
             more = False
         self._between()
@@ -183,8 +192,8 @@ class ServingLoop:
 
 
 class ChunkStream:
-    """Chunks of one reply on their way from the runtime's thread to an event loop. `put` and `end` are for
-    the runtime's thread."""
+    """A queue that passes the chunks of one reply from the runtime's thread to an event loop. Only the
+    runtime's thread calls `put` and `end`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
@@ -198,22 +207,23 @@ class ChunkStream:
         self._tell()
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more chunks come. Only the first call counts."""
+        """End the stream, with an error or None. A second call changes nothing."""
         if not self._ended:
             self._error, self._ended = error, True
             self._tell()
 
     def _tell(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
+        with contextlib.suppress(RuntimeError):  # a closed event loop raises this error
             self._loop.call_soon_threadsafe(self._news.set)
 
     @property
     def over(self) -> bool:
-        """It has ended, and every chunk was read."""
+        """Return True if the stream has ended and the reader has read every chunk."""
         return self._ended and not self._chunks
 
     async def batches(self) -> AsyncIterator[list[Chunk]]:
-        """Each item has all chunks since the last one. Raises the error of the end."""
+        """Yield lists of chunks. Each list has all chunks since the last list. Raises the error that `end`
+        got."""
         while not self.over:
             await self._news.wait()
             self._news.clear()
@@ -224,11 +234,11 @@ class ChunkStream:
 
 
 class ServedRequest:
-    """A submitted request: a sink of engine/scheduler.py."""
+    """A submitted request that receives its chunks from the scheduler (engine/scheduler.py)."""
 
     def __init__(self, request: GenerationRequest, stream: ChunkStream):
         self.request, self.stream = request, stream
-        self.runtime: Runtime | None = None  # whose tokenizer encoded the request
+        self.runtime: Runtime | None = None  # the runtime whose tokenizer encoded the request
 
     def take(self, chunk: Chunk) -> None:
         self.stream.put(chunk, last=chunk.response is not None)
@@ -238,19 +248,19 @@ class ServedRequest:
 
 
 class GeneratedReply:
-    """A reply that a generator writes."""
+    """A reply whose chunks come from a generator."""
 
     def __init__(self, begin: BeginReply, cancel: threading.Event, stream: ChunkStream):
         self._begin, self.cancel, self.stream = begin, cancel, stream
         self._chunks: Iterator[Chunk] | None = None
 
     def step(self, runtime: Runtime) -> bool:
-        """Write the next chunk; False if there is none."""
+        """Write the next chunk. Return False if the generator has no chunk."""
         try:
             if self._chunks is None:
                 self._chunks = self._begin(runtime, self.cancel)
             chunk = next(self._chunks, None)
-        except Exception as error:  # noqa: BLE001 - goes to whoever asked
+        except Exception as error:  # noqa: BLE001 - the caller receives the error
             self.stream.end(error)
             return False
         if chunk is not None:

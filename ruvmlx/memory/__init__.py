@@ -1,5 +1,6 @@
-"""Whether a model fits this machine, what each part of the process may take, and which models to propose.
+"""This package plans memory: whether a model fits this machine, how much memory each part of the process can
+use, and which models to propose to the user.
 
-The plan is known before weights are read. Nothing here may load a model or download one. Start with
-`load_plan.py`, then `memory_plan.py` (the open process).
+The plan is ready before the program reads weights. Start with `load_plan.py` (before a model is loaded), then
+read `memory_plan.py` (the process with an open model).
 """

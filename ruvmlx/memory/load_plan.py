@@ -1,4 +1,5 @@
-"""The memory and backend that a model will use, and whether it fits: known before weights are read."""
+"""This module plans the backend and the memory of a model, and checks that the model fits, before the program
+reads the weights."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from ..models.weights.load_progress import watched_weights
 from ..platform import cpu
 from ..progress import QUIET, Progress, Watch, megabytes, parameters
 
-CONTEXT = 4096  # tokens of KV cache in the estimate
-# Bytes beside weights and cache: the program, and per token of the vocabulary the KL probe and the adapter.
-# Measured: 268 MB for the starter model with 49,152 tokens, at its first opening (native backend, x86-64).
+CONTEXT = 4096  # the number of tokens for which the estimate includes a KV cache
+# Bytes beside weights and KV cache. PROGRAM: the program. PER_WORD: for each token of the vocabulary, the
+# adapter and the measurement of the KL divergence. Measured: 268 MB for the starter model with 49,152 tokens,
+# at its first opening (native backend, x86-64).
 PROGRAM, PER_WORD = 170 << 20, 2048
 
 
@@ -28,7 +30,8 @@ class NotEnoughMemory(RuvmlxError):
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of memory that a model will take."""
+    """The bytes of memory that a model needs: for its weights, its KV cache, and the program with
+    learning."""
 
     weights: int
     cache: int
@@ -40,15 +43,17 @@ class Need:
 
     @classmethod
     def of(cls, facts: Facts, backend: Choice, context: int | None = None) -> "Need":
-        """context: tokens of KV cache; by default CONTEXT, or what the model reads if that is less."""
+        """context: the tokens in the KV cache; None: CONTEXT. The model's own maximum context limits the
+        number."""
         work = PROGRAM + PER_WORD * facts.shape.vocab_size
         tokens = min(facts.shape.max_context, context or CONTEXT)
         return cls(_held(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work)
 
 
 def token_bytes(shape: ModelShape) -> int:
-    """Bytes of a token's keys and values in 16 bits. For a model that only mlx-lm runs, keys are counted as
-    wide as the hidden states: an upper bound for all but a few architectures."""
+    """Return the bytes of one token's keys and values in 16 bits. For a model that only mlx-lm can run, the
+    function uses the width of the hidden states as the width of the keys. This is an upper bound for all but
+    a few architectures."""
     width = shape.hidden_size
     if isinstance(shape, ModelConfig):
         width = shape.n_kv_heads * shape.head_dim
@@ -56,15 +61,17 @@ def token_bytes(shape: ModelShape) -> int:
 
 
 def cached_tokens(shape: ModelShape, context: int) -> int:
-    """Tokens of a context that the cache holds: behind a sliding window the rest is dropped."""
+    """Return the number of a context's tokens that the KV cache holds. A model with a sliding window keeps
+    only the tokens of the window."""
     window = shape.sliding_window if isinstance(shape, ModelConfig) else None
     return min(context, window + SLACK) if window else context
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a model fits this machine. Bytes: weights; learning and program (work); KV cache per token in 16
-    bits; limit: most that one model may take. longest_context: tokens; 0 where not even the weights fit."""
+    """The memory of a model and the longest context that fits this machine. weights, work (the program and
+    learning), kv_per_token (16-bit keys and values) and limit (the maximum for one model) are bytes.
+    longest_context: a number of tokens; 0 if the weights alone do not fit."""
 
     weights: int
     work: int
@@ -84,7 +91,7 @@ class Fit:
         return self.longest_context > 0
 
     def words(self) -> str:
-        """One line for people."""
+        """Return one line of text for the user."""
         parts = (
             f"weights {megabytes(self.weights)}, learning and program {megabytes(self.work)}, "
             f"KV cache {megabytes(self.kv_per_token * 1000)} per 1,000 tokens; "
@@ -96,7 +103,8 @@ class Fit:
 
 
 def _held(facts: Facts, backend: Choice) -> int:
-    """Bytes of the weights in memory: packed with the C decoder and on GPUs, else unpacked to float32."""
+    """Return the bytes of the weights in memory. The native backend and GPUs keep the weights quantised; the
+    reference backend, and MLX on a CPU with much memory, expand the weights to float32."""
     whole = 4 * facts.parameters
     if backend.name == "reference":
         return whole
@@ -107,7 +115,7 @@ def _held(facts: Facts, backend: Choice) -> int:
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """The machine's memory in bytes. available: free now. limit: most that one model may take."""
+    """The machine's memory in bytes. available: the free bytes now. limit: the maximum for one model."""
 
     total: int
     available: int
@@ -121,7 +129,7 @@ class MachineMemory:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, its backend and its memory. chosen: the requested name; None: none was requested."""
+    """A model, its backend and its memory. chosen: the name that the user requested, or None."""
 
     facts: Facts
     backend: Choice
@@ -140,10 +148,10 @@ class Plan:
         return self.need.total <= self.memory.limit
 
     def check(self, held: int = 0) -> None:
-        """Raise NotEnoughMemory if the model does not fit. held: bytes that will be freed."""
+        """Raise NotEnoughMemory if the model does not fit. held: bytes that the program will free later."""
         memory = (
             self.memory if self.fits else MachineMemory.now(self.backend)
-        )  # memory may have been freed since
+        )  # measure again, because the watch can have freed memory
         if self.need.total <= memory.limit + held:
             return
         shorter = Fit.of(self.facts, self.backend).longest_context // 256 * 256
@@ -155,7 +163,7 @@ class Plan:
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        """(label, text) pairs that describe the plan to the user."""
+        """Return pairs (label, text) that describe the plan to the user."""
         f, m = self.facts, self.memory
         why = f"chosen as {self.chosen}" if self.chosen else "the starter model: no other was chosen"
         size = f"{parameters(f.parameters)} parameters of {f.bits:.1f} bits, {megabytes(f.bytes)} on the disk"
@@ -175,7 +183,8 @@ class Plan:
 
 
 class Planning(Watch):
-    """Makes a plan when the model's files are found, reports it to the watch and checks it."""
+    """A watch that makes a plan when the model's files are known, reports the plan to another watch and
+    checks that the model fits."""
 
     def __init__(
         self,
@@ -185,20 +194,21 @@ class Planning(Watch):
         name: str = "auto",
         context: int | None = None,
     ):
-        """chosen: the requested model. name: the requested backend. context: tokens to make room for."""
+        """chosen: the requested model. name: the requested backend. context: the number of tokens in the KV
+        cache."""
         self._watch, self._backend, self._chosen, self._name = watch, backend, chosen, name
         self._context = context
-        self.plan: Plan | None = None  # the newest
+        self.plan: Plan | None = None  # the newest plan
 
     def found(self, facts: Facts) -> None:
         self._watch.found(facts)
         backend = for_model(self._backend, self._name, facts.shape)
         plan = self.plan = Plan.of(facts, backend, self._chosen, self._context)
         self._watch.planned(plan)
-        plan.check(self._watch.held if facts.to_fetch else 0)  # freed after the download
+        plan.check(self._watch.held if facts.to_fetch else 0)  # a download leaves time to free `held` bytes
 
     def chosen(self, choice: FileChoice) -> None:
-        """Refuse a file, before it is fetched, whose weights alone take more than a model may."""
+        """Raise NotEnoughMemory, before the download of a file, if its weights alone exceed the limit."""
         self._watch.chosen(choice)
         limit = MachineMemory.now(self._backend).limit + self._watch.held
         if choice.bytes > limit:
@@ -211,20 +221,20 @@ class Planning(Watch):
         self._watch.progress(progress)
 
     def load(self, name: str | None) -> Model:
-        """Load a model, downloaded if needed; NotEnoughMemory if it does not fit."""
+        """Load a model and download it if needed. Raises NotEnoughMemory if the model does not fit."""
         model = load_model(name, self)
         self.found(Facts.of(model))
         return replace(model, context_limit=self._context)
 
     def counted(self, model: Model) -> Model:
-        """The same model, which reports to the watch while its weights are read."""
+        """Return the same model with a loader that reports to the watch while it reads the weights."""
         if self._watch is QUIET or not model.is_own:
             return model
         return replace(model, load_weights=lambda: watched_weights(model, self))
 
 
 def _what_fits(limit: int, backend: Choice) -> str:
-    """A sentence that names models on this machine that fit."""
+    """Return a sentence that names models on this machine whose memory is within the limit."""
     from ..models.find.local import readable_models
 
     known = [(f.name, Need.of(f, backend).total) for f in readable_models() if not f.embeds]

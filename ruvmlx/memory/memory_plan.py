@@ -1,7 +1,7 @@
-"""One plan for the memory of a process, by purpose: what was planned, what is in use, and the limit.
+"""This module lists, for each purpose of memory, the planned bytes, the bytes in use and the limit.
 
-Made when the model is opened. `show --memory`, `doctor`, the side panel, `/metrics` and the server's page all
-show this. README of the cache: what happens at the limit of the KV caches.
+The program makes the plan when it opens a model. `show --memory`, `doctor`, the chat's side panel, `/metrics`
+and the server's page show the list. docs/cache.md explains the behaviour at the limit of the KV caches.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,14 @@ from ..platform.memory import MemoryUse
 from ..text import size
 from .load_plan import PER_WORD, PROGRAM, Plan, cached_tokens, token_bytes
 
-MIN_CONTEXT_TOKENS = 128  # tokens of prompt and reply that a KV budget must hold
+MIN_CONTEXT_TOKENS = 128  # tokens of prompt and reply together for which a KV budget must be large enough
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """Bytes for one purpose. limit: 0 for none. name: "weights", "scratch", "kv", "kv_disk", "adapters_hot",
-    "adapters_warm", "adapters_cold", "learning", "program", or "total", which leaves out the disk."""
+    """The bytes for one purpose. limit: 0 if there is no limit. name: "weights", "scratch" (working memory),
+    "kv", "kv_disk" (KV caches on the disk), "adapters_hot", "adapters_warm", "adapters_cold" (adapters by the
+    time since their last use), "learning", "program", or "total" (the sum without the disk)."""
 
     name: str
     planned: int
@@ -35,7 +36,7 @@ class Purpose:
 
 @dataclass(frozen=True)
 class Planned:
-    """What was planned when the model was opened. limit: bytes that one model may take; 0: not known."""
+    """The planned bytes from the opening of the model. limit: the maximum for one model; 0 if not known."""
 
     weights: int
     scratch: int
@@ -45,7 +46,8 @@ class Planned:
 
     @classmethod
     def of(cls, engine: LLMInferenceEngine, plan: Plan | None) -> "Planned":
-        """plan: made before the weights were read; None: what they took counts as planned."""
+        """plan: the plan from before the weights were read. If it is None, the bytes that the weights use now
+        are the planned bytes."""
         shape, scratch = engine.model.shape, _scratch(engine.backend)
         weights, limit = engine.backend.nbytes - scratch, 0
         kv = token_bytes(shape) * cached_tokens(shape, engine.model.context)
@@ -55,7 +57,8 @@ class Planned:
 
     @property
     def kv_room(self) -> int:
-        """Bytes that are left for KV caches; 0: not known. The plan for the smallest context always fits."""
+        """Return the bytes that remain for KV caches, or 0 if the limit is not known. The result is at least
+        the planned KV cache or a quarter of the limit, if that is smaller."""
         if not self.limit:
             return 0
         rest = self.limit - self.weights - self.scratch - self.learning - PROGRAM - BUDGET
@@ -63,8 +66,10 @@ class Planned:
 
 
 def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
-    """Give the KV caches what is left by the plan, if no budget was asked for. One that was asked for and
-    holds less than the context is told in the backend's `caveat`. UsageError if it holds no chat at all."""
+    """Set the budget of the KV caches to the remaining bytes if the user has set no kv_budget.
+
+    If the user's kv_budget is too small for the model's context, write this into the backend's `caveat`.
+    Raises UsageError if the kv_budget is too small for one chat."""
     pool = getattr(engine.backend, "pool", None)
     if pool is None:
         return
@@ -85,8 +90,8 @@ def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
 
 
 def limit_caches(engine: LLMInferenceEngine, scheduler: Scheduler, nbytes: int) -> bool:
-    """Let all KV caches of a model take at most so many bytes. False, and nothing changes, while replies that
-    run may take more."""
+    """Limit all KV caches of a model to `nbytes`. If the running replies can need more bytes, change nothing
+    and return False."""
     pool = getattr(engine.backend, "pool", None)
     if pool is None:
         return True
@@ -102,7 +107,7 @@ def limit_caches(engine: LLMInferenceEngine, scheduler: Scheduler, nbytes: int) 
 def purposes(
     planned: Planned, held: MemoryUse, engine: LLMInferenceEngine, learning: Learning
 ) -> list[Purpose]:
-    """All purposes, and the total of those in memory."""
+    """Return all purposes, and the total of the purposes that are in memory."""
     scratch, folder = _scratch(engine.backend), engine.sessions.folder
     disk = folder.budget if folder else 0
     tiers = {tier: 0 for tier in ("hot", "warm", "cold")}
@@ -127,7 +132,8 @@ def purposes(
 
 
 def sum_purposes(tables: Sequence[Sequence[Purpose]], resident: int) -> list[Purpose]:
-    """The purposes of several models in one process, which has so many bytes. What they share counts once."""
+    """Return the sums of several models' tables in one process. Memory that the models share is added only
+    once. resident: the bytes of memory that the process uses."""
     found: dict[str, Purpose] = {}
     for row in (row for table in tables for row in table):
         one = found.get(row.name)
@@ -148,12 +154,12 @@ def _add_rows(one: Purpose, other: Purpose) -> Purpose:
 
 
 def facts(rows: Sequence[Purpose]) -> list[dict[str, Any]]:
-    """As JSON shows them."""
+    """Return the purposes as dictionaries for JSON."""
     return [asdict(row) for row in rows]
 
 
 def table(rows: Sequence[Purpose]) -> list[str]:
-    """Lines for people."""
+    """Return the purposes as the lines of a table for the user."""
     lines = [f"{'':<15}{'planned':>10}{'in use':>10}{'limit':>10}"]
     for row in rows:
         name, limit = row.name.replace("_", " "), size(row.limit) if row.limit else "-"
@@ -162,5 +168,6 @@ def table(rows: Sequence[Purpose]) -> list[str]:
 
 
 def _scratch(backend: Backend) -> int:
-    """Bytes of activations and working memory, as far as the backend tells them apart from weights."""
+    """Return the bytes of activations and working memory, or 0 if the backend does not separate these bytes
+    from the weights."""
     return getattr(backend, "scratch", 0)

@@ -1,7 +1,7 @@
-"""Models for this machine: those that are here, and those that are worth fetching.
+"""This module proposes models to the user: installed models, and models that are worth a download.
 
-`proposals.json` is the kept table, the best model first. What fits follows from this machine's
-memory, and how fast a model would write, from its memory bandwidth. Nothing here fetches anything.
+The table `proposals.json` lists known models, the best model first. The machine's memory decides which models
+fit, and the memory bandwidth gives the expected speed of a model. This module downloads nothing.
 """
 
 import json
@@ -18,17 +18,18 @@ from ..models.find.local import readable_models
 from ..platform.bandwidth import memory_bandwidth
 from .load_plan import MachineMemory, Need, token_bytes
 
-CONTEXT = 8192  # tokens of the memory that is shown
-USUAL = 512  # tokens of context for the expected speed
-SHARE = 0.6  # of the memory bandwidth that decoding uses (docs/benchmarks.md)
-PLEASANT = 5.0  # tokens per second: slower models are proposed only where no other fits
-MAX_PROPOSALS = 3  # proposals that are shown
+CONTEXT = 8192  # the tokens of context in the displayed memory
+USUAL = 512  # the tokens of context for the expected speed
+SHARE = 0.6  # the share of the memory bandwidth that decoding uses (docs/benchmarks.md)
+PLEASANT = 5.0  # tokens per second; the module proposes slower models only if no other model fits
+MAX_PROPOSALS = 3  # the maximum number of proposals
 
 
 @dataclass(frozen=True)
 class ModelOffer:
-    """A model that this machine can use. size: bytes on the disk. memory_at_8k: bytes with 8,192 tokens of
-    context. tps_expected: tokens per second. licence: "" where it is not known. installed: no download."""
+    """A model that this machine can use. size: bytes on the disk. memory_at_8k: bytes of memory with 8,192
+    tokens of context. tps_expected: the expected tokens per second. licence: "" if the licence is not known.
+    installed: True if the model is on this machine."""
 
     name: str
     size: int
@@ -40,27 +41,28 @@ class ModelOffer:
 
 @dataclass(frozen=True)
 class Proposed:
-    """A row of the table."""
+    """One row of the table `proposals.json`."""
 
     facts: Facts
     licence: str
 
 
 def table() -> list[Proposed]:
-    """The kept table, the best model first."""
+    """Return the rows of `proposals.json`, the best model first."""
     file = resources.files(__package__).joinpath("proposals.json")
     rows = json.loads(file.read_text(encoding="utf-8"))["models"]
     return [_parse_row(row) for row in rows]
 
 
 def installed() -> list[ModelOffer]:
-    """The models on this machine, those of ollama, LM Studio and the hub's cache included, without those that
-    embed texts."""
+    """Return the chat models on this machine, with the models of ollama, LM Studio and the Hugging Face
+    cache. The list leaves out models that only embed texts."""
     return [_offer(facts, "", True) for facts in readable_models() if not facts.embeds]
 
 
 def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
-    """The best models of the table that fit this machine and are not on it, at most `few`, the best first."""
+    """Return the best models of the table that fit this machine and are not installed, the best model first.
+    few: the maximum number."""
     rows = [row for row in table() if not any(_is_same(row.facts, here) for here in readable_models())]
     fitting = [row for row in rows if _need(row.facts).total <= _limit()]
     offers = [_offer(row.facts, row.licence, False) for row in fitting]
@@ -68,13 +70,15 @@ def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
 
 
 def chosen(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
-    """Of offers, the best first: the pleasantly fast ones, or the fastest one if none is."""
+    """Return the first `few` offers with at least PLEASANT tokens per second. If no offer is so fast, return
+    the fastest offer. offers: the best model first."""
     pleasant = [offer for offer in offers if offer.tps_expected >= PLEASANT]
     return list(pleasant[:few]) or sorted(offers, key=lambda offer: -offer.tps_expected)[:1]
 
 
 def best_proposal(in_use: Facts) -> ModelOffer | None:
-    """The best model to fetch, if it is better than the one in use and than all that are here."""
+    """Return the best model to download, or None if an installed model or the model in use has as many
+    parameters."""
     here: Iterable[Facts] = [in_use, *(facts for facts in readable_models() if not facts.embeds)]
     largest = max(facts.parameters for facts in here if _need(facts).total <= _limit() or facts is in_use)
     found = proposals(1)
@@ -83,7 +87,8 @@ def best_proposal(in_use: Facts) -> ModelOffer | None:
 
 
 def _parse_row(row: dict[str, Any]) -> Proposed:
-    """A row as facts. What the table leaves out does not change memory or speed."""
+    """Return a row of the table as Facts. The fields that the table does not have get fixed values, because
+    these fields do not change the memory or the speed."""
     shape = {key: row[key] for key in ("hidden_size", "n_layers", "n_heads", "n_kv_heads", "head_dim")}
     config = ModelConfig(
         model_type="", vocab_size=row["vocab_size"], max_context=row["max_context"],
@@ -94,13 +99,14 @@ def _parse_row(row: dict[str, Any]) -> Proposed:
 
 
 def _offer(facts: Facts, licence: str, is_here: bool) -> ModelOffer:
-    read = facts.bytes + token_bytes(facts.shape) * USUAL  # for each token
+    read = facts.bytes + token_bytes(facts.shape) * USUAL  # bytes that the model reads for each token
     speed = SHARE * memory_bandwidth() / read
     return ModelOffer(facts.name, facts.bytes, _need(facts).total, round(speed, 1), licence, is_here)
 
 
 def _is_same(row: Facts, here: Facts) -> bool:
-    """Are these the same weights, perhaps in another format or program's store?"""
+    """Return True if the two models have the same weights, even in other formats or in other programs'
+    folders."""
     a, b = row.shape, here.shape
     sizes = (a.hidden_size, a.n_layers, a.vocab_size) == (b.hidden_size, b.n_layers, b.vocab_size)
     return sizes and abs(row.parameters - here.parameters) < 0.05 * row.parameters

@@ -1,4 +1,5 @@
-"""How fast this machine reads memory, which bounds how fast a model writes."""
+"""This module measures the memory bandwidth, because the bandwidth limits the speed at which a model
+writes."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,15 +9,16 @@ import numpy as np
 
 from .cpu import physical_cores
 
-_BYTES = 64 << 20  # that each thread copies: more than caches hold
+_BYTES = 64 << 20  # bytes that each thread copies; this is more than the processor's caches hold
 _ROUNDS = 3
 
 
 @cache
 def memory_bandwidth() -> float:
-    """Bytes per second that all cores read and write together, the best of a few rounds: a tenth of a second.
-    By the time that each core works on it, so other programs hardly change it. On Apple Silicon the GPU reads
-    at least as fast."""
+    """Return the bytes per second that all cores together read and write, the best of a few rounds.
+
+    The measurement takes a tenth of a second. It divides by each thread's processor time, so other programs
+    hardly change the result. On Apple Silicon the GPU reads memory at least as fast."""
     cores = physical_cores()
     buffers = [(np.ones(_BYTES, np.uint8), np.empty(_BYTES, np.uint8)) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as pool:

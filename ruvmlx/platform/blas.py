@@ -1,11 +1,11 @@
-"""A fast BLAS under MLX on Linux, from pip alone.
+"""This module makes MLX use a fast BLAS (a library for matrix products) on Linux. It needs only pip packages.
 
-MLX's Linux wheel calls a reference BLAS: 4-8 GFLOP/s on two cores. `preload` puts a small C library
-(neon/src/blas_shim.c) into the global symbol scope before MLX is first loaded; libmlx.so then binds its
-`cblas_sgemm` to it, and it forwards to the OpenBLAS of PyPI's scipy-openblas32: 250-430 GFLOP/s on the same
-cores (512 x 512 x 512, float32; issue 2). macOS has Accelerate and needs nothing.
+MLX's Linux wheel calls a reference BLAS: 4-8 GFLOP/s on two cores. `preload` loads a small C library, the
+shim (neon/src/blas_shim.c), into the global symbol scope before the first import of MLX. libmlx.so then binds
+`cblas_sgemm` to the shim. The shim calls OpenBLAS from the PyPI package scipy-openblas32: 250-430 GFLOP/s on
+the same cores (512 x 512 x 512, float32; issue 2). macOS has the fast library Accelerate and needs no shim.
 
-Only `ruvmlx.platform.mx` calls `preload`; everything else imports MLX from there.
+Only `ruvmlx.platform.mx` calls `preload`; all other modules import MLX from `ruvmlx.platform.mx`.
 """
 
 import ctypes
@@ -23,27 +23,27 @@ SHIM_ENV = "RUVMLX_BLAS_SHIM"  # another path of the C library; "off" keeps the 
 
 @dataclass
 class Blas:
-    """The library that MLX's CPU matrix products run on."""
+    """The library that computes MLX's matrix products on the CPU."""
 
     name: str  # "openblas 0.3.34", "accelerate", "reference"
-    detail: str = ""  # the kernels that OpenBLAS chose, or why OpenBLAS is not used
+    detail: str = ""  # the kernels that OpenBLAS chose, or the reason why MLX does not use OpenBLAS
     shim: ctypes.CDLL | None = None
-    most: int = 1  # threads on an idle machine
-    fixed: bool = False  # the user set the number of threads
+    most: int = 1  # the number of threads on an idle machine
+    fixed: bool = False  # True if the user set the number of threads
 
     @property
     def fast(self) -> bool:
         return self.name != "reference"
 
     def calls(self) -> int:
-        """Matrix products that went through the shim since the process started."""
+        """Return the number of matrix products that the shim has passed on since the start of the process."""
         return self.shim.rvm_blas_calls() if self.shim else 0
 
     def threads(self) -> int:
         return self.shim.rvm_blas_get_threads() if self.shim else 0
 
     def set_threads(self, n: int) -> None:
-        """Use n threads from now on, whatever else runs on the machine."""
+        """Use n threads from now on, even if other processes keep cores busy."""
         self.fixed = True
         if self.shim:
             self.shim.rvm_blas_set_threads(n)
@@ -51,8 +51,9 @@ class Blas:
     def adapt(self, others: float) -> None:
         """Use fewer threads while other processes keep `others` cores busy.
 
-        OpenBLAS's threads wait for each other by spinning. On two cores shared with three busy processes, the
-        starter model decodes at 0.9 tok/s with two threads and at 14 with one; on idle cores at 57 and 43.
+        OpenBLAS's threads wait for each other in busy loops. On two cores with three other busy processes,
+        the starter model decodes 0.9 tokens/s with two threads and 14 with one thread; on idle cores 57 and
+        43.
         """
         if self.shim and not self.fixed:
             n = max(1, min(self.most, round((os.cpu_count() or 1) - others)))
@@ -62,7 +63,8 @@ class Blas:
 
 @functools.cache
 def preload() -> Blas:
-    """Load the BLAS, once. After the first import of mlx.core it is too late; `detail` then says so."""
+    """Load the BLAS once per process. If mlx.core was imported before, return the reference BLAS with this
+    reason in `detail`."""
     if sys.platform == "darwin":
         return Blas("accelerate")
     if sys.platform != "linux":
@@ -80,7 +82,7 @@ def preload() -> Blas:
 
 
 def shim_path() -> Path:
-    """The built C library: RUVMLX_BLAS_SHIM, or ruvmlx/_lib in any folder of the installed package."""
+    """Return the path of the shim: RUVMLX_BLAS_SHIM, or a file in ruvmlx/_lib of the installed package."""
     override = os.environ.get(SHIM_ENV)
     if override:
         return Path(override)
@@ -90,14 +92,14 @@ def shim_path() -> Path:
 
 
 def openblas_path() -> Path | None:
-    """libscipy_openblas.so of the installed package, found without running the package's code."""
+    """Return the path of libscipy_openblas.so, or None. The search does not run the code of the package."""
     spec = importlib.util.find_spec("scipy_openblas32")
     folders = (spec.submodule_search_locations or []) if spec else []
     return next((path for f in folders for path in sorted(Path(f).glob("lib/libscipy_openblas*.so"))), None)
 
 
 def _load(path: Path, openblas: Path) -> Blas:
-    """Initialise the shim privately; make its symbols global only when that succeeds."""
+    """Load and initialise the shim. The shim's symbols become global only if the initialisation succeeds."""
     try:
         shim = ctypes.CDLL(str(path))
         shim.rvm_blas_config.restype = ctypes.c_char_p
@@ -115,7 +117,7 @@ def _load(path: Path, openblas: Path) -> Blas:
 
 
 def _names(config: str) -> tuple[str, str]:
-    """OpenBLAS's own description -> (name with version, kernel set):
+    """Return (name with version, kernel set) from OpenBLAS's description of itself, for example
     "OpenBLAS 0.3.34.481.3 DYNAMIC_ARCH NO_AFFINITY SkylakeX MAX_THREADS=64"."""
     words = config.split()
     version = ".".join(words[1].split(".")[:3])

@@ -1,11 +1,11 @@
-"""A child process that answers requests within limits of time and memory.
+"""This module runs a child process that answers requests within limits of time and memory.
 
 A library that reads a file or a text of unknown origin can panic, abort, compute for hours or take all
-memory. This process can catch none of these. So the library runs in a child, and each request to the child
-has limits. This process only waits for the answer, outside Python's lock: signals and other threads go on.
+memory. The parent process can catch none of these. So the library runs in a child process, and each request
+has limits. The parent waits for the answer without Python's global lock, so signals and other threads run on.
 
-The child half is `answer_requests`. A request and an answer are JSON, each behind its length in four bytes.
-The child writes nothing to the terminal.
+The child runs `answer_requests`. A request and an answer are JSON; four bytes before the JSON give its
+length. The child writes nothing to the terminal.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from weakref import WeakSet, finalize
 from .. import errors
 from ..errors import RuvmlxError, error_line
 
-WAIT = 12  # times as long by the clock as in processor time: the machine may be busy
+WAIT = 12  # limit of clock time / limit of processor time; it is high because the machine can be busy
 POLL = 0.1  # s
 LARGEST_ANSWER = 1 << 28  # bytes
 
 
 class ProcessEnded(Exception):
-    """The child died or reached a limit, or what it ran failed, and the text says how."""
+    """The child died, or reached a limit, or its code failed. If the code failed, the text has the error."""
 
 
 class ProcessStopped(ProcessEnded):
@@ -41,14 +41,15 @@ class ProcessStopped(ProcessEnded):
 
 
 class BoundedProcess:
-    """A child that runs `python -m module args`. It starts with the first request, and again after an end.
+    """A child process that runs `python -m module args`. The first request starts the child. If the child has
+    ended, the next request starts a new child.
 
-    Requests may come from any thread; they wait for each other.
+    Any thread can send requests. The child answers one request at a time.
     """
 
     def __init__(self, module: str, *args: str, opening: float = 0.0):
-        """opening: seconds of processor time that the first request to a child may take beyond its own."""
-        # -P: not the modules of the user's working folder.
+        """opening: seconds of processor time that a child can use, beside the request's limit, to start."""
+        # With -P Python does not import modules from the user's working folder.
         self._command = [sys.executable or "python3", "-P", "-m", module, *args]
         self._opening = opening
         self._lock = threading.Lock()
@@ -56,15 +57,15 @@ class BoundedProcess:
         self._is_stopped = False
 
     def ask(self, request: Any, seconds: float, memory: int) -> Any:
-        """The child's answer to a request.
+        """Send a request to the child and return the child's answer.
 
-        seconds: of processor time. memory: bytes that the child may take since its start, all requests
-        together. Raises ProcessEnded, or the RuvmlxError that the child raised. If the system ended a child
-        that has answered before, a new child gets the request.
+        seconds: the limit of processor time. memory: the limit in bytes of the memory that the child
+        allocates after its start, for all requests together. Raises ProcessEnded, or the RuvmlxError that the
+        child raised. If the system ended a child that has answered before, a new child gets the request.
         """
         with self._lock:
             self._is_stopped = False
-            _working.add(self)  # before the child starts, which takes a while: a signal may come meanwhile
+            _working.add(self)  # before the child starts, because a signal can arrive during the start
             try:
                 is_used = self._child is not None and self._child.owner == os.getpid()
                 try:
@@ -74,9 +75,9 @@ class BoundedProcess:
                         raise
                     self.close()
                     said = self._answer(request, seconds, memory)
-                if "failed" in said:  # a library that has panicked may be in any state
+                if "failed" in said:  # the library in the child can be in a bad state, so the child must end
                     raise ProcessEnded(said["failed"])
-            except BaseException as error:  # also Ctrl+C: the next request would get this one's answer
+            except BaseException as error:  # also Ctrl+C: a live child would answer the next request wrongly
                 self.close()
                 if self._is_stopped and isinstance(error, ProcessEnded):
                     raise ProcessStopped from None
@@ -95,22 +96,22 @@ class BoundedProcess:
         return self._child.answer({"request": request, "seconds": seconds, "memory": memory})
 
     def stop(self) -> None:
-        """End the request that is being answered; it raises ProcessStopped. From any thread."""
+        """End the current request; its `ask` raises ProcessStopped. Any thread can call this method."""
         self._is_stopped = True
         if (child := self._child) is not None:
             child.kill()
 
     def close(self) -> None:
-        """End the child, if there is one."""
+        """End the child process if it runs."""
         child, self._child = self._child, None
         if child is not None:
             child.close()
 
 
 def stop_requests() -> None:
-    """End every child that works on a request now: whoever waits for its answer gets ProcessStopped.
+    """End every child that works on a request; the waiting calls of `ask` raise ProcessStopped.
 
-    For Ctrl+C and signals that end this process; from any thread."""
+    The handlers of Ctrl+C and of ending signals call this function. Any thread can call it."""
     for process in list(_working):
         process.stop()
 
@@ -120,8 +121,10 @@ ending = threading.Event()  # set while this process ends: every request gets Pr
 
 
 class _Child:
-    """One process, with the socket to it, and one over which nothing is sent: it tells the child of this
-    process's end. owner: the id of the process that started it."""
+    """One child process and two sockets. The first socket carries requests and answers. The second socket
+    carries no data: it closes when this process ends, and the child then ends too.
+
+    owner: the id of the process that started the child."""
 
     def __init__(self, command: list[str]):
         self.owner = os.getpid()
@@ -153,7 +156,7 @@ class _Child:
             raise ProcessEnded from None
 
     def was_too_slow(self) -> bool:
-        """After a failed request: did the limit of time end it?"""
+        """Return True if the limit of processor time ended the child. Call this after a failed request."""
         try:
             return self._process.wait(timeout=1) == -signal.SIGPROF
         except subprocess.TimeoutExpired:
@@ -166,7 +169,7 @@ class _Child:
             try:
                 part = self._socket.recv(min(size - len(data), 1 << 20))
             except TimeoutError:
-                # macOS limits no address space.
+                # macOS does not enforce a limit of the address space, so this process measures the memory.
                 if time.monotonic() > until or (sys.platform == "darwin" and self._resident() > memory):
                     raise ProcessEnded from None
                 continue
@@ -176,7 +179,7 @@ class _Child:
         return bytes(data)
 
     def _resident(self) -> int:
-        """Bytes of memory that the child holds."""
+        """Return the bytes of physical memory that the child uses."""
         command = ["ps", "-o", "rss=", "-p", str(self._process.pid)]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         return int(found.stdout.strip() or 0) * 1024
@@ -185,7 +188,7 @@ class _Child:
 def _end(owner: int, process: subprocess.Popen, *connections: socket.socket) -> None:
     for connection in connections:
         connection.close()
-    if owner == os.getpid():  # a forked process has no such child
+    if owner == os.getpid():  # only the process that started the child can wait for it, no fork of it
         process.kill()
         process.wait()
 
@@ -209,13 +212,16 @@ def answer_requests(answer: Callable[[Any], Any]) -> None:
             signal.setitimer(signal.ITIMER_PROF, 0)
             data = json.dumps(said).encode()
             _write(connection, len(data).to_bytes(4, "big") + data)
-    os._exit(0)  # no destructor of a broken library runs
+    os._exit(0)  # exit at once, so that no destructor of a broken library runs
 
 
 def _end_with_parent(life: int) -> None:
-    """On Linux the end of the parent ends this process from now on, whatever library runs: SIGIO comes when
-    the socket closes. It would also come for data, at any time, so nothing is ever sent here. A parent that
-    has ended before sends no SIGIO and is found by reading. Elsewhere only the limit of time ends it."""
+    """Make the kernel end this process when the parent ends. This works on Linux only.
+
+    The kernel sends SIGIO when the socket `life` closes, and SIGIO ends this process, even inside a library's
+    code. Data on the socket would also cause SIGIO, so the parent sends no data on it. If the parent has
+    ended before this call, the kernel sends no SIGIO; `select` finds this case. On other systems only the
+    limit of time ends this process."""
     if sys.platform != "linux":
         return
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
@@ -234,7 +240,7 @@ def _answer_request(answer: Callable[[Any], Any], request: Any) -> dict[str, Any
 
 
 def _address_space() -> int:
-    """Bytes, on Linux."""
+    """Return the size of this process's address space in bytes on Linux, 0 on other systems."""
     if sys.platform != "linux":
         return 0
     return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")

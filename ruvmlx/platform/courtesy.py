@@ -1,4 +1,5 @@
-"""Whether work that nobody waits for should wait: on the battery, in heat, beside busy programs."""
+"""This module decides if background work must wait: on battery power, on a hot machine, or if other programs
+keep all cores busy."""
 
 import os
 import time
@@ -7,14 +8,14 @@ from collections.abc import Callable
 from .sensors import Sensors
 
 HOT = 90.0  # degrees Celsius of the processor's hottest sensor
-HEAT = ("serious", "critical")  # of sensors.HEAT
-LOOK_EVERY = 10.0  # seconds, while the work goes on
+HEAT = ("serious", "critical")  # the states of sensors.HEAT at which work must wait
+LOOK_EVERY = 10.0  # seconds between two readings of the sensors while the work runs
 ON_BATTERY, IS_HOT = "the machine runs on its battery", "the machine is hot"
 IS_BUSY = "other programs keep all cores busy"
 
 
 class Courtesy:
-    """load: the machine's load averages, the first one of the last minute."""
+    """The rules for background work. load: a function that returns the load averages, first of one minute."""
 
     def __init__(
         self,
@@ -27,7 +28,7 @@ class Courtesy:
         self._looked_at = time.monotonic()
 
     def reason_to_wait(self) -> str:
-        """Why work should not begin now; "" if it may."""
+        """Return the reason why work must not begin now, or "" if the work can begin."""
         if reason := self._reason():
             return reason
         return IS_BUSY if self._load()[0] >= self._cores else ""

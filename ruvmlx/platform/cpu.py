@@ -1,4 +1,4 @@
-"""CPU cores and memory that this process may use."""
+"""This module finds the CPU cores and the memory that this process can use."""
 
 import ctypes
 import math
@@ -8,32 +8,33 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-SPARE = 0.95  # share of the free memory that a model may take
-GPU_SHARE = 0.75  # share of unified memory that Metal gives one process, about
+SPARE = 0.95  # the share of the free memory that one model can use
+GPU_SHARE = 0.75  # the approximate share of unified memory that Metal gives to one process
 
 
 def usable_cpus() -> set[int]:
-    """CPUs that this process may run on."""
+    """Return the numbers of the CPUs on which the system can run this process."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may use, within a container's CPU quota."""
+    """Return the number of physical cores that this process can use, at most the container's CPU quota."""
     cores = {_siblings(cpu) for cpu in usable_cpus()}
     return max(1, min(len(cores), _quota()))
 
 
 def total_memory() -> int:
-    """Bytes of RAM; a container's limit where it is lower."""
+    """Return the bytes of RAM, or the container's memory limit if the limit is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read("/sys/fs/cgroup/memory.max")
     return min(total, int(limit)) if limit.isdigit() else total
 
 
 def available_memory() -> int:
-    """Bytes that this process can still allocate, swap included; total memory if the system does not tell."""
+    """Return the bytes that this process can still allocate, with swap. If the system does not report this
+    number, return the total memory."""
     total = total_memory()
     if sys.platform == "darwin":
         return total * _darwin_level() // 100
@@ -43,18 +44,20 @@ def available_memory() -> int:
 
 
 def has_metal() -> bool:
-    """Is this a Mac whose GPU shares the CPU's memory?"""
+    """Return True on a Mac with Apple Silicon, whose GPU and CPU share one memory."""
     return sys.platform == "darwin" and os.uname().machine == "arm64"
 
 
 def memory_limit(metal: bool) -> int:
-    """Bytes that one model may take. macOS frees memory itself, up to the GPU's share; other systems kill a
-    process that takes too much."""
+    """Return the bytes that one model can use. macOS moves other programs' memory away, up to the GPU's share
+    of the RAM, so the limit there does not depend on the free memory. Other systems kill a process that takes
+    more memory than is free."""
     return int(total_memory() * GPU_SHARE) if metal else int(available_memory() * SPARE)
 
 
 def _cgroup_room(total: int) -> int:
-    """Bytes left below the container's limit; its file cache counts as free."""
+    """Return the bytes that the container can still allocate. The container's file cache is free memory
+    here."""
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if not (limit.isdigit() and used.isdigit()):
         return total
@@ -63,7 +66,7 @@ def _cgroup_room(total: int) -> int:
 
 
 def _darwin_level() -> int:
-    """kern.memorystatus_level: percent of memory that is available."""
+    """Return macOS's kern.memorystatus_level, the percentage of memory that is available."""
     level, size = ctypes.c_int(100), ctypes.c_size_t(4)
     ctypes.CDLL(None).sysctlbyname(
         b"kern.memorystatus_level", ctypes.byref(level), ctypes.byref(size), None, 0
@@ -71,7 +74,8 @@ def _darwin_level() -> int:
     return level.value
 
 
-BusySample = tuple[float, float, float]  # seconds: wall, busy time of all CPUs, CPU time of this process
+# seconds of clock time, busy seconds of all CPUs, seconds of CPU time of this process
+BusySample = tuple[float, float, float]
 
 
 def busy_sample() -> BusySample:
@@ -79,10 +83,11 @@ def busy_sample() -> BusySample:
 
 
 class OtherLoad:
-    """Cores kept busy by other processes: the machine's busy time less our own, since the last measurement.
+    """A measurement of the number of cores that other processes keep busy: the busy time of all cores minus
+    the CPU time of this process, divided by the clock time, since the last measurement.
 
-    Linux only (/proc/stat); 0 elsewhere. A measurement is reused for PERIOD seconds, because the kernel
-    counts in steps of 10 ms.
+    It works on Linux only (/proc/stat) and gives 0 on other systems. A result stays valid for PERIOD seconds,
+    because the kernel counts in steps of 10 ms.
     """
 
     PERIOD = 0.25
@@ -100,7 +105,8 @@ class OtherLoad:
 
 
 def _busy_seconds() -> float:
-    """First line of /proc/stat: cpu user nice system idle iowait irq softirq steal ..., in clock ticks."""
+    """Return the busy seconds of all CPUs from the first line of /proc/stat: "cpu user nice system idle
+    iowait irq softirq steal ...", in clock ticks."""
     fields = _read("/proc/stat").partition("\n")[0].split()[1:9]
     if len(fields) < 8:
         return time.process_time()
@@ -109,12 +115,13 @@ def _busy_seconds() -> float:
 
 
 def _siblings(cpu: int) -> str:
-    """An identifier that the hyper-threads of one core share."""
+    """Return a text that is the same for all hyper-threads of one physical core."""
     return _read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _quota() -> int:
-    """CPUs that the cgroup allows, rounded up: cpu.max holds "<quota> <period>" or "max <period>" in us."""
+    """Return the number of CPUs that the Linux cgroup allows, rounded up. The file cpu.max has the text
+    "<quota> <period>" or "max <period>" in microseconds."""
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
     return math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else 1 << 16
 

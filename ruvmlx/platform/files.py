@@ -1,4 +1,5 @@
-"""Files that only the user can read, and files that may be anything."""
+"""This module reads files of unknown origin safely, and writes files so that a crash leaves no broken
+file."""
 
 import ctypes
 import errno
@@ -14,18 +15,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-ENDING = ".new"  # of the name of a file that is being written
-IDLE_SECONDS = 3600.0  # after its last write, such a file belongs to no process any more
-# What a file system without hard links says to `os.link`.
+ENDING = ".new"  # the end of the name of a temporary file, into which a process writes
+IDLE_SECONDS = 3600.0  # seconds after the last write until a temporary file is abandoned
+# The error codes of `os.link` on a file system without hard links.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_NAME_LENGTH = 50  # characters of the target's name in the name of the new file: names have a limit
-_SWAP = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
-_HERE = -100  # AT_FDCWD of Linux
+_NAME_LENGTH = 50  # characters of the target's name in the temporary name, because file names have a maximum
+_SWAP = 2  # the flag RENAME_EXCHANGE of Linux, and the flag RENAME_SWAP of macOS
+_HERE = -100  # the constant AT_FDCWD of Linux, which stands for the working folder
 
 
 def open_ordinary(path: Path) -> BinaryIO:
-    """A file opened for reading. OSError for a pipe or a device, which may be endless, and for a folder."""
-    # NONBLOCK: a pipe that nobody writes into would wait for ever.
+    """Open a file for reading. Raises OSError for a pipe or a device, which can be endless, and for a
+    folder."""
+    # O_NONBLOCK, because the opening of a pipe without a writer would wait for ever.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -34,7 +36,8 @@ def open_ordinary(path: Path) -> BinaryIO:
 
 
 def read_ordinary(path: Path, limit: int) -> bytes:
-    """All bytes of a file; OSError as `open_ordinary`, and if there are more than `limit`."""
+    """Return all bytes of a file. Raises OSError as `open_ordinary`, and if the file has more than `limit`
+    bytes."""
     with open_ordinary(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -47,10 +50,11 @@ def read_ordinary(path: Path, limit: int) -> bytes:
 
 @contextmanager
 def file_beside(path: Path) -> Iterator[Path]:
-    """A new, empty file in the folder of `path`, under a name that no other process uses.
+    """Create a temporary empty file in the folder of `path`, under a name that no other process uses.
 
-    In the end it is removed, with the files that SQLite puts beside a database; rename it before, or link it.
-    The files of killed processes that wanted to write `path` are removed first. Raises OSError.
+    The end of the `with` block removes the file and the files that SQLite makes beside a database, so the
+    caller must rename or link the file before. The function first removes the temporary files that killed
+    processes left for `path`. Raises OSError.
     """
     remove_abandoned(path.parent, path.name)
     handle, name = tempfile.mkstemp(ENDING, f".{path.name[:_NAME_LENGTH]}.{os.getpid()}.", path.parent)
@@ -65,7 +69,8 @@ def file_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_beside(folder: Path) -> Iterator[Path]:
-    """As `file_beside`, a new, empty folder; what is left of it in the end is removed. Raises OSError."""
+    """Create a temporary empty folder beside `folder`. The end of the `with` block removes the folder if it
+    still has its temporary name. Raises OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder.parent, folder.name)
     prefix = f".{folder.name[:_NAME_LENGTH]}.{os.getpid()}."
@@ -78,8 +83,8 @@ def folder_beside(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file written beside its target and then renamed: a full disk leaves the old one intact, and a power
-    failure afterwards the new one. Raises OSError."""
+    """Open a temporary file that replaces `path` at the end of the `with` block. If the disk is full, the old
+    file stays intact. After the block, the new file survives a power failure. Raises OSError."""
     with file_beside(path) as fresh:
         with open(fresh, "wb") as file:
             yield file
@@ -90,7 +95,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def publish(fresh: Path, path: Path) -> None:
-    """Give a new file its name, durably, unless that name is taken: FileExistsError. Raises OSError."""
+    """Give the temporary file `fresh` the name `path`, so that the name survives a power failure. Raises
+    FileExistsError if a file with this name exists, and OSError."""
     try:
         os.link(fresh, path)
     except OSError as error:
@@ -103,7 +109,7 @@ def publish(fresh: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable. Raises OSError."""
+    """Write a folder's renames to the disk, so that they survive a power failure. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -115,7 +121,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_abandoned(folder: Path, name: str = "") -> None:
-    """Remove what killed processes left of `file_beside` and `folder_beside`. name: only for this target."""
+    """Remove the temporary files and folders of killed processes. name: the target's name; "" for all
+    targets."""
     wanted = glob.escape(name[:_NAME_LENGTH]) if name else "*"
     for path in folder.glob(f".{wanted}.*.*{ENDING}*"):
         with suppress(OSError):
@@ -135,7 +142,7 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # of another user
+    except OSError:  # the process runs, but belongs to another user
         return True
     return True
 
@@ -144,11 +151,11 @@ def _is_running(process: int) -> bool:
 
 
 def swap(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders in one step; False where the system cannot."""
+    """Exchange the names of two files or folders in one step. Return False if the system cannot do this."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         if sys.platform == "darwin":
             return libc.renamex_np(os.fsencode(one), os.fsencode(other), _SWAP) == 0
         return libc.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _SWAP) == 0
-    except AttributeError:  # an older C library
+    except AttributeError:  # an older C library does not have the function
         return False

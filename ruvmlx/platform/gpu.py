@@ -1,7 +1,7 @@
-"""The GPU of this machine.
+"""This module describes the GPU of this machine and launches kernels on the GPU.
 
-All queries about the GPU and all kernel launches go through the object `gpu`, so that tests can replace it by
-a simulated device and run the whole GPU path on a machine without a GPU.
+All queries about the GPU and all kernel launches use the object `gpu`. Tests replace `gpu` by a simulated
+device, and so run all GPU code on a machine without a GPU.
 """
 
 import platform
@@ -18,7 +18,7 @@ _MACOS = Path("/System/Library/CoreServices/SystemVersion.plist")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-Template = int | mx.Dtype  # value of a kernel's template parameter
+Template = int | mx.Dtype  # the value of a template parameter of a kernel
 
 
 class LaunchableKernel(Protocol):
@@ -36,7 +36,7 @@ class LaunchableKernel(Protocol):
 class GPU:
     """MLX's GPU: its kind, name and versions, and kernel launches.
 
-    given_up: the GPU failed; this process uses the CPU from then on, for training too.
+    given_up: True if the GPU has failed; this process then uses the CPU for replies and for training.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class GPU:
 
     @property
     def kind(self) -> str:
-        """ "metal" or "cuda"; "" without a usable GPU."""
+        """Return "metal" or "cuda", or "" if this process has no usable GPU."""
         if self.given_up or not GPU_ALLOWED:
             return ""
         if mx.metal.is_available():
@@ -53,17 +53,18 @@ class GPU:
 
     @property
     def device(self) -> mx.Device:
-        """MLX's device; valid only if `kind` is not empty."""
+        """Return MLX's GPU device. The device is valid only if `kind` is not empty."""
         return mx.Device(mx.gpu)
 
     @property
     def name(self) -> str:
-        """ "Apple M3 Pro"."""
+        """Return the name of the GPU, such as "Apple M3 Pro"."""
         return str(mx.device_info(self.device).get("device_name", "an unnamed GPU"))
 
     @property
     def system(self) -> str:
-        """The version of the GPU's compiler: the macOS build with Metal, the NVIDIA driver with CUDA."""
+        """Return the version of the system's kernel compiler: the macOS build for Metal, the NVIDIA driver
+        for CUDA."""
         return _macos_build() if self.kind == "metal" else _driver_version()
 
     def run(
@@ -74,12 +75,14 @@ class GPU:
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
-        """Launch one kernel, lazily; see `Kernel.__call__` in backends/mlx/kernels/source.py."""
+        """Add one kernel launch to MLX's lazy graph; see `Kernel.__call__` in
+        backends/mlx/kernels/source.py."""
         return kernel.launch(inputs, shapes, groups, templates)
 
     def seconds(self, make: Callable[[], Sequence[mx.array]]) -> float:
-        """Seconds that the device takes to evaluate the arrays of `make`. The time to build their graph in
-        Python is not counted: in a reply it overlaps with the device's work on the previous token."""
+        """Return the seconds that the device takes to evaluate the arrays of `make`. The result leaves out
+        the time in which Python builds the graph, because in a reply Python builds the graph while the device
+        works on the previous token."""
         arrays = make()
         started = time.perf_counter()
         mx.eval(*arrays)
@@ -90,7 +93,8 @@ gpu = GPU()
 
 
 def _macos_build() -> str:
-    """ "macOS 15.5 24F74"; without the build if that cannot be read."""
+    """Return the macOS version and build, such as "macOS 15.5 24F74"; without the build if it is not
+    readable."""
     try:
         build = plistlib.loads(_MACOS.read_bytes()).get("ProductBuildVersion", "")
     except (OSError, ValueError, ExpatError):
@@ -99,7 +103,7 @@ def _macos_build() -> str:
 
 
 def _driver_version() -> str:
-    """The Linux kernel's version and the first line of the driver's version file."""
+    """Return the Linux kernel's version and the first line of the NVIDIA driver's version file."""
     try:
         driver = _DRIVER.read_text().splitlines()[0]
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Memory that this process uses, and memory that it may use."""
+"""This module measures the memory that this process uses."""
 
 import ctypes
 import os
@@ -7,16 +7,16 @@ import sys
 from dataclasses import dataclass
 
 _STATUS = "/proc/self/status"
-_FOOTPRINT = 72  # offset of ri_phys_footprint in struct rusage_info_v0 (macOS, <sys/resource.h>)
+_FOOTPRINT = 72  # the byte offset of ri_phys_footprint in struct rusage_info_v0 (macOS, <sys/resource.h>)
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """In bytes. model: weights and working memory of the backend; kv: caches of the chats in memory;
-    adapters: loaded adapters with their statistics.
+    """The memory of this process in bytes. model: the weights and the working memory of the backend. kv: the
+    KV caches in memory. adapters: the loaded adapters with their statistics.
 
-    resident: the whole process, now; peak: its maximum since the start. budget: RAM that the process may use,
-    a container's limit if there is one; kv_budget: limit of the KV caches, 0: none.
+    resident: the memory of the whole process now. peak: the maximum of `resident` since the start. budget:
+    the RAM, or the container's limit if it is lower. kv_budget: the limit of the KV caches; 0 for no limit.
     """
 
     model: int
@@ -29,23 +29,24 @@ class MemoryUse:
 
     @property
     def rest(self) -> int:
-        """Everything else: Python, libraries, the screen."""
+        """Return the bytes of all other purposes: Python, libraries, the user interface."""
         return max(0, self.resident - self.model - self.kv - self.adapters)
 
 
 def resident() -> int:
-    """Bytes of memory that the process uses now. On macOS the footprint that Activity Monitor shows, which
-    includes GPU buffers."""
+    """Return the bytes of memory that the process uses now. On macOS this is the footprint that Activity
+    Monitor shows; the footprint includes GPU buffers."""
     return _darwin_footprint() if sys.platform == "darwin" else _status("VmRSS")
 
 
 def peak() -> int:
-    """Maximum of `resident` since the process started."""
+    """Return the maximum of `resident` since the process started."""
     return _status("VmHWM") if sys.platform != "darwin" else max(_maxrss(), _darwin_footprint())
 
 
 def _status(field: str) -> int:
-    """A field of /proc/self/status in bytes. Not getrusage: its peak includes the program before exec."""
+    """Return a field of /proc/self/status in bytes. The function does not call getrusage, because the peak of
+    getrusage includes the program that ran in this process before exec."""
     try:
         with open(_STATUS, encoding="ascii") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field))

@@ -1,9 +1,9 @@
-"""mlx-lm's modules without mlx-lm's start-up cost.
+"""This module imports mlx-lm's modules without mlx-lm's start-up cost.
 
-`import mlx_lm` imports transformers, which takes two seconds; its model files need none of that. A package
-object stands in for it and runs the real __init__ only when one of the package's own names is used. So
-`mlx_lm.models.llama` costs 50 ms, and a plain `import mlx_lm` later in the same process finds the real
-package with the same submodules.
+`import mlx_lm` imports transformers, which takes two seconds. The model files of mlx-lm do not need
+transformers. So this module registers a lazy package object as `mlx_lm`. The lazy object runs mlx-lm's real
+`__init__` only when a program uses a name of the package itself. The import of `mlx_lm.models.llama` then
+takes 50 ms, and a later `import mlx_lm` in the same process finds the real package with the same submodules.
 """
 
 import builtins
@@ -20,28 +20,28 @@ from . import mx  # noqa: F401  platform.mx must import MLX first
 
 _lock = threading.RLock()
 
-# What mlx_lm.utils imports for tokenizers and downloads: module as written there -> names.
+# The imports of mlx_lm.utils that serve only tokenizers and downloads: module name -> imported names.
 _NOT_FOR_LOADING = {
-    "tokenizer_utils": ("TokenizerWrapper", "load"),  # imports transformers: a second
+    "tokenizer_utils": ("TokenizerWrapper", "load"),  # it imports transformers, which takes a second
     "huggingface_hub": ("snapshot_download",),
 }
 
 
 class _LazyPackage(ModuleType):
-    """A package whose __init__ runs at the first use of a name that it does not have yet."""
+    """A package whose __init__ runs when a program first uses a name that the package does not have yet."""
 
     def __getattr__(self, name: str):
         if name.startswith("__") and name != "__version__" and name != "__all__":
             raise AttributeError(name)  # names that inspect and warnings look up on every module
         with _lock:
             if type(self) is _LazyPackage:
-                self.__class__ = ModuleType  # type: ignore[assignment]  # its __init__ runs once
+                self.__class__ = ModuleType  # type: ignore[assignment]  # so __init__ runs only once
                 self.__dict__["__loader__"].exec_module(self)
         return getattr(self, name)
 
 
 def load(submodule: str) -> ModuleType:
-    """`load("models.llama")` -> the module mlx_lm.models.llama."""
+    """Return a submodule of mlx_lm: `load("models.llama")` returns mlx_lm.models.llama."""
     with _lock:
         _package()
         return importlib.import_module(f"mlx_lm.{submodule}")
@@ -49,10 +49,10 @@ def load(submodule: str) -> ModuleType:
 
 @functools.cache
 def utils() -> ModuleType:
-    """A copy of the module mlx_lm.utils that loads models, but neither tokenizers nor downloads.
+    """Return a copy of the module mlx_lm.utils that can load models, but not tokenizers, and cannot download.
 
-    It is executed with an import statement that leaves those out, and with it 0.8 of 0.9 seconds.
-    mlx_lm.utils itself is imported only if that copy cannot be executed.
+    The copy runs with an `__import__` that skips the imports for tokenizers and downloads. This saves 0.8 of
+    0.9 seconds. If the copy fails, the function returns the real mlx_lm.utils.
     """
     with _lock:
         _package()
@@ -63,20 +63,20 @@ def utils() -> ModuleType:
         copy.__dict__["__builtins__"] = {**vars(builtins), "__import__": _import_for_loading}
         try:
             spec.loader.exec_module(copy)
-        except Exception:  # noqa: BLE001 - another version, which uses these names while it is imported
+        except Exception:  # noqa: BLE001 - another version of mlx-lm can use the skipped names at its import
             return load("utils")
         return copy
 
 
 def _import_for_loading(name: str, *how: Any) -> Any:
-    """The import statement of `utils`: None for each name that loading does without."""
+    """Do the imports of the copy of mlx_lm.utils. Each skipped name gets the value None."""
     if name in _NOT_FOR_LOADING:
         return SimpleNamespace(**dict.fromkeys(_NOT_FOR_LOADING[name]))
     return builtins.__import__(name, *how)
 
 
 def _package() -> None:
-    """Put the lazy package in place, unless mlx-lm was imported already."""
+    """Register the lazy package in sys.modules if mlx-lm was not imported before."""
     if "mlx_lm" not in sys.modules:
         spec = importlib.util.find_spec("mlx_lm")
         if spec is None:

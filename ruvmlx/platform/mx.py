@@ -1,8 +1,8 @@
-"""Imports MLX after a fast BLAS is loaded. All other modules import MLX from here.
+"""This module loads a fast BLAS and then imports MLX. All other modules import MLX from this module.
 
     from ruvmlx.platform.mx import mx, nn
 
-`BLAS`: the library of the CPU's matrix products. RUVMLX_GPU=off: as if this machine had no GPU.
+`BLAS` is the library for matrix products on the CPU. With RUVMLX_GPU=off, ruvmlx does not use the GPU.
 """
 
 import os
@@ -11,7 +11,7 @@ from .blas import preload
 
 BLAS = preload()
 
-import mlx.core as mx  # noqa: E402  after the BLAS: libmlx binds its symbols once
+import mlx.core as mx  # noqa: E402  after the BLAS, because libmlx binds its symbols only once
 from mlx import nn  # noqa: E402
 
 GPU_ALLOWED = os.environ.get("RUVMLX_GPU") != "off"

@@ -1,4 +1,5 @@
-"""A process that ends soon after the one that started it, however that one ended."""
+"""This module ends the current process soon after the end of its parent process, for any reason of that
+end."""
 
 import os
 import threading
@@ -8,7 +9,8 @@ POLL = 0.5  # seconds
 
 
 def end_with_parent() -> None:
-    """From now on end this process when its parent has ended. Whatever it does then is lost."""
+    """Start a thread that ends this process when its parent has ended. Unfinished work of this process is
+    lost."""
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 

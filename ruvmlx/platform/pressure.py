@@ -1,16 +1,17 @@
-"""Memory pressure: how close this machine is to running out of memory."""
+"""This module measures the memory pressure: the share of the machine's memory that is in use."""
 
 import ctypes
 import sys
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
-# kern.memorystatus_vm_pressure_level: 1 normal, 2 warning, 4 critical
+# The keys are the values of macOS's kern.memorystatus_vm_pressure_level: 1 normal, 2 warning, 4 critical.
 _DARWIN_LEVELS = {1: 0.0, 2: 0.85, 4: 0.95}
 
 
 def memory_pressure() -> float:
-    """Memory pressure from 0 (plenty left) to 1 (nothing left); 0 if the system does not tell."""
+    """Return the memory pressure from 0 (all memory is free) to 1 (no memory is free). Return 0 if the system
+    does not report the pressure."""
     if sys.platform == "darwin":
         return _darwin()
     try:

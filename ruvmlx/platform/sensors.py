@@ -1,8 +1,8 @@
-"""Temperature and power of the machine, where they can be read without special rights.
+"""This module reads the temperature and the power of the machine without administrator rights.
 
-Linux: the processor's sensors (hwmon, thermal zones), RAPL counters where this user may read them, a
-discharging battery. macOS: the thermal state (NSProcessInfo) and the battery; degrees, and watts on mains
-power, need administrator rights.
+On Linux it reads the processor's sensors (hwmon, thermal zones), the RAPL energy counters if the user has the
+right to read them, and a discharging battery. On macOS it reads the thermal state (NSProcessInfo) and the
+battery. On macOS a program needs administrator rights to read degrees, and watts on mains power.
 """
 
 import ctypes
@@ -21,13 +21,14 @@ SYS = Path("/sys")
 HEAT = ("nominal", "fair", "serious", "critical")  # NSProcessInfoThermalState
 _PROCESSORS = re.compile("coretemp|k10temp|zenpower|cpu_?thermal|soc_?thermal")
 _ZONES = re.compile("cpu|soc|pkg", re.IGNORECASE)
-_MAX_SPAN_SECONDS, _MIN_SPAN_SECONDS = 60.0, 0.1  # seconds: longest and shortest span for a mean
+_MAX_SPAN_SECONDS, _MIN_SPAN_SECONDS = 60.0, 0.1  # the longest and shortest time over which power is averaged
 
 
 @dataclass(frozen=True)
 class SensorReading:
-    """celsius: the processor's hottest sensor; heat: one of HEAT; watts: power of the part that `drawn_by`
-    names. None and "": not available on this platform."""
+    """One reading of the sensors. celsius: the temperature of the processor's hottest sensor. heat: one of
+    HEAT. watts: the power of the part that `drawn_by` names. None and "" mean that the machine does not
+    report the value."""
 
     celsius: float | None = None
     heat: str = ""
@@ -36,7 +37,7 @@ class SensorReading:
 
 
 def ioreg() -> Any:
-    """A list with the battery's properties as plist; empty without a battery."""
+    """Return a list with the battery's properties on macOS; the list is empty without a battery."""
     command = ["/usr/sbin/ioreg", "-r", "-n", "AppleSmartBattery", "-a"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=5, check=False)
@@ -46,8 +47,8 @@ def ioreg() -> Any:
 
 
 class Sensors:
-    """The machine's sensors. `read` takes up to a tenth of a second: do not call it in the thread that draws
-    the screen."""
+    """The machine's sensors. Do not call `read` in the thread that draws the screen, because `read` takes up
+    to a tenth of a second."""
 
     def __init__(self, root: Path = SYS, platform: str = sys.platform, battery: Callable[[], Any] = ioreg):
         self._root, self._darwin, self._battery = root, platform == "darwin", battery
@@ -64,13 +65,13 @@ class Sensors:
         return SensorReading(self._celsius(), "", watts, drawn_by if watts else "")
 
     def is_on_battery(self) -> bool:
-        """Does a battery discharge?"""
+        """Return True if a battery of the machine discharges."""
         if self._darwin:
             return bool(battery_watts(self._battery()))
         return any(True for _ in self._discharging())
 
     def heat(self) -> tuple[float | None, str]:
-        """(degrees of the processor, one of HEAT), as in SensorReading."""
+        """Return (celsius, heat), the fields of SensorReading."""
         return (None, thermal_state()) if self._darwin else (self._celsius(), "")
 
     # Linux --------------------------------------------------------------------------------------
@@ -85,11 +86,12 @@ class Sensors:
         return max(found, default=None)
 
     def _joules(self) -> tuple[float, list[int | None]]:
-        """(time.monotonic(), microjoules of each package or None)"""
+        """Return (time.monotonic(), the microjoules or None of each processor package)."""
         return time.monotonic(), [counter.read() for counter in self._counters]
 
     def _processor_watts(self) -> float | None:
-        """Mean power since the last reading, or over _BRIEF seconds if that is long ago."""
+        """Return the mean power since the last reading. If the last reading is too old or too new, wait
+        _MIN_SPAN_SECONDS and return the mean power of this time."""
         if not self._counters:
             return None
         if not _MIN_SPAN_SECONDS <= time.monotonic() - self._last[0] <= _MAX_SPAN_SECONDS:
@@ -100,14 +102,14 @@ class Sensors:
         return spent / (self._last[0] - then)
 
     def _discharging(self) -> Iterator[Path]:
-        """The batteries of the machine that discharge. One of a mouse or a keyboard does not count."""
+        """Yield the discharging batteries of the machine, without the batteries of mice and keyboards."""
         for supply in sorted(self._root.glob("class/power_supply/*")):
             is_battery = _text(supply / "type") == "Battery" and _text(supply / "scope") != "Device"
             if is_battery and _text(supply / "status") == "Discharging":
                 yield supply
 
     def _battery_watts(self) -> float | None:
-        """Power of a discharging battery, from uW, or from uA and uV."""
+        """Return the watts of the first discharging battery, from the files in uW, or in uA and uV."""
         for supply in self._discharging():
             power, current, voltage = (_number(supply / f"{x}_now") for x in ("power", "current", "voltage"))
             if power is None and current is not None and voltage is not None:
@@ -117,17 +119,17 @@ class Sensors:
 
 
 class Counter:
-    """RAPL's energy_uj of one package; it wraps to 0 after max_energy_range_uj."""
+    """The RAPL energy counter of one processor package. It begins again at 0 after max_energy_range_uj."""
 
     def __init__(self, path: Path):
         self._path = path
 
     def read(self) -> int | None:
-        """Microjoules; None if this user may not read the counter."""
+        """Return the counter in microjoules, or None if the user has no right to read the counter."""
         return _number(self._path / "energy_uj")
 
     def since(self, before: int) -> float:
-        """Joules since the count `before`, in microjoules."""
+        """Return the joules since an earlier value of the counter. before: that value in microjoules."""
         now, around = self.read(), _number(self._path / "max_energy_range_uj")
         if now is None:
             return 0.0
@@ -135,8 +137,7 @@ class Counter:
 
 
 def packages(folder: Path) -> Sequence[Counter]:
-    """The RAPL counters that this user may read, one for each package; counters of parts of a package are
-    left out."""
+    """Return the readable RAPL counters of processor packages, without the counters of parts of a package."""
     found = [Counter(path) for path in sorted(folder.glob("*:*")) if path.name.count(":") == 1]
     return [counter for counter in found if counter.read() is not None]
 
@@ -159,25 +160,25 @@ def _text(path: Path) -> str:
 
 
 def thermal_state() -> str:
-    """[[NSProcessInfo processInfo] thermalState] as one of HEAT; "" if it is not available."""
+    """Return [[NSProcessInfo processInfo] thermalState] as one of HEAT, or "" if it is not available."""
     state = _process_info(b"thermalState", ctypes.c_long)
     return HEAT[state] if state is not None and 0 <= state < len(HEAT) else ""
 
 
 def low_power_mode() -> bool | None:
-    """[[NSProcessInfo processInfo] isLowPowerModeEnabled]; None if it is not available."""
+    """Return [[NSProcessInfo processInfo] isLowPowerModeEnabled], or None if it is not available."""
     return _process_info(b"isLowPowerModeEnabled", ctypes.c_bool)
 
 
 def _process_info(question: bytes, kind: type) -> Any:
-    """[[NSProcessInfo processInfo] QUESTION], whose C type is `kind`; None if it is not available."""
+    """Return [[NSProcessInfo processInfo] question], or None if it is not available. kind: its C type."""
     try:
         ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
         objc = ctypes.CDLL("/usr/lib/libobjc.dylib")
         pointer = ctypes.c_void_p
         named = ctypes.CFUNCTYPE(pointer, ctypes.c_char_p)
         class_, selector = (named((name, objc)) for name in ("objc_getClass", "sel_registerName"))
-        # objc_msgSend is declared once for each signature that it is called with.
+        # ctypes needs one declaration of objc_msgSend for each signature.
         asked = ctypes.CFUNCTYPE(pointer, pointer, pointer)(("objc_msgSend", objc))
         answered = ctypes.CFUNCTYPE(kind, pointer, pointer)(("objc_msgSend", objc))
         return answered(asked(class_(b"NSProcessInfo"), selector(b"processInfo")), selector(question))
@@ -186,7 +187,8 @@ def _process_info(question: bytes, kind: type) -> Any:
 
 
 def battery_watts(found: Any) -> float | None:
-    """Watts from the battery, by ioreg's data; None while it does not discharge."""
+    """Return the watts that the battery delivers, or None if it does not discharge. found: the data of
+    ioreg."""
     try:
         battery = found[0]
         current, voltage = battery["Amperage"], battery["Voltage"]  # mA, negative while discharging; mV

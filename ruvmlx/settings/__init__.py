@@ -1,8 +1,9 @@
-"""The settings: which there are, what each allows, and where a run's values come from.
+"""This package defines the settings, checks their values, and reads the values from flags, environment and
+files.
 
-The package may import only `platform`, `tiers`, `text` and `errors`; what a value means belongs to the part
-that uses it. Start with `table.py`, the list of all settings, then read `sources.py` (flags, environment,
-files) and `settings_file.py`, which changes the user's file.
+The package imports only `platform`, `tiers`, `text` and `errors`; the code that uses a setting explains the
+meaning of its values. Start with `table.py`, the list of all settings, then read `sources.py` (flags,
+environment, files) and `settings_file.py`, which changes the user's file.
 """
 
 from .sources import (

@@ -1,4 +1,5 @@
-"""The rules of one setting: its type, the values that it allows, and their description in words."""
+"""This module defines the rules of one setting: its type, its allowed values and their description in
+words."""
 
 import math
 import re
@@ -10,14 +11,16 @@ KINDS = {int: "a whole number", float: "a number", str: "a text"}
 
 @dataclass(frozen=True)
 class SettingSpec:
-    """What one setting accepts.
+    """The rules for the values of one setting.
 
-    kind: str, int, float, or bool, which is written as on and off. choices, pattern: texts that are allowed;
-    expected: the pattern in words. least, most: bounds of a number. over: the value `least` is not allowed;
-    under: the value `most` is not allowed. word: a text that is allowed instead of a number. nothing: a text
-    that stands for no text. unset: what applies without a value, in words. flag: the flag's name where it is
-    not the setting's own. sampling: a field of `sampling.Sampling` has the same name. witnessed: changes go
-    into the witness log. public: values identify nobody, so reports may contain them.
+    kind: str, int, float, or bool; the user writes a bool as "on" or "off". choices, pattern: the allowed
+    texts. expected: the pattern in words. least, most: bounds of a number. over: True if the value `least` is
+    not allowed. under: True if the value `most` is not allowed. word: a text that the user can write instead
+    of a number. nothing: a text that stands for the empty text. unset: a description of the behaviour without
+    a value. flag: the name of the command line flag if it differs from the setting's name. sampling: True if
+    `sampling.Sampling` has a field of the same name. witnessed: True if the program records changes in the
+    witness log, a log that later changes cannot falsify unnoticed. public: True if the values identify no
+    person, so reports can contain the values.
     """
 
     kind: type
@@ -38,7 +41,8 @@ class SettingSpec:
     public: bool = False
 
     def parse(self, value: Any) -> Any:
-        """The value in the setting's type; ValueError, with what was expected, if it is not allowed."""
+        """Return the value in the setting's type. Raises ValueError, with the allowed values, for another
+        value."""
         if self.kind is bool:
             return self._switch(value)
         if self.word and value == self.word:
@@ -65,7 +69,7 @@ class SettingSpec:
         return bool(value == "on")
 
     def allows(self, value: Any) -> bool:
-        """Is a value of the setting's type in its bounds?"""
+        """Return True if the setting allows this value, which must have the setting's type."""
         if self.choices:
             return str(value) in self.choices
         if self.pattern is not None:
@@ -91,7 +95,7 @@ class SettingSpec:
 
     @property
     def allowed(self) -> str:
-        """The allowed values in words."""
+        """Return the allowed values in words."""
         if self.kind is bool:
             return "on or off"
         if self.choices:

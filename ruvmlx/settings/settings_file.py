@@ -1,4 +1,5 @@
-"""Changes one value in the user's file of settings; its other lines, comments too, stay as they are."""
+"""This module changes one value in the user's settings file. All other lines of the file, and its comments,
+stay unchanged."""
 
 import re
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from .table import parse, spec_of, written
 
 
 def remove(name: str) -> Path | None:
-    """Remove one value from the user file, so that the default applies; returns the file, None if the file
-    has no such value."""
+    """Remove one value from the user's settings file, so that the default applies. Return the path of the
+    file, or None if the file does not have the value."""
     spec_of(name)
     path = user_file()
     if name not in read_file(path):
@@ -24,9 +25,9 @@ def remove(name: str) -> Path | None:
 
 
 def save(name: str, value: str) -> Path:
-    """Set one value in the user file; its other lines, comments too, stay as they are."""
+    """Set one value in the user's settings file and return the path of the file."""
     line = f"{name} = {_toml(written(parse(name, value, 'the command line')))}\n"
-    read_file(user_file())  # refuse to overwrite a file that cannot be read
+    read_file(user_file())  # it raises UsageError for an unreadable file, so that no overwrite follows
     path = user_file()
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     _write(path, _replace_line(lines, name, line))
@@ -49,7 +50,7 @@ def _sets(line: str, name: str) -> bool:
 
 
 def _replace_line(lines: list[str], name: str, line: str) -> list[str]:
-    """The lines with one setting in place of its old one, or at the end."""
+    """Return the lines with `line` in the place of the old line of this setting, or at the end."""
     at = [i for i, old in enumerate(lines) if _sets(old, name)]
     if at:
         return [*lines[: at[0]], line, *lines[at[0] + 1 :]]

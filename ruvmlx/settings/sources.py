@@ -1,6 +1,8 @@
-"""Where the values of settings come from: flag > RUVMLX_* environment > project toml > user toml > default.
+"""This module reads the values of the settings from their sources.
 
-The project file is `ruvmlx.toml` in the working folder, the user file `config.toml` in the data folder.
+The first source that has a value decides: the flag, the environment variable RUVMLX_*, the project file, the
+user file, then the default. The project file is `ruvmlx.toml` in the working folder. The user file is
+`config.toml` in the data folder.
 """
 
 import os
@@ -16,51 +18,52 @@ from ..errors import UsageError
 from ..platform import files
 from .table import SPECS, Settings, parse, spec_of
 
-MAX_FILE_BYTES = 1 << 20  # bytes of a file of settings
+MAX_FILE_BYTES = 1 << 20  # the maximum size of a settings file
 
 
 def home() -> Path:
-    """The folder that holds all of the user's data."""
+    """Return the folder with all of the user's data."""
     moved = os.environ.get("RUVMLX_HOME")
     folder = Path(moved).expanduser() if moved else platformdirs.user_data_path("ruvmlx", appauthor=False)
     return folder.absolute()
 
 
 def user_file() -> Path:
-    """The settings that hold everywhere."""
+    """Return the path of the user file, whose settings apply in every working folder."""
     return home() / "config.toml"
 
 
 def project_file() -> Path:
-    """The settings that hold in the working folder."""
+    """Return the path of the project file, whose settings apply only in its own folder."""
     return Path("ruvmlx.toml")
 
 
 def store_file() -> Path:
-    """The database of chats, ratings and adapters."""
+    """Return the path of the database of chats, ratings and adapters."""
     return home() / "ruvmlx.db"
 
 
 def variable(name: str) -> str:
-    """The setting's environment variable."""
+    """Return the name of the setting's environment variable."""
     return f"RUVMLX_{name.upper()}"
 
 
 def load(flags: Mapping[str, Any] | None = None) -> Settings:
-    """The settings in force. Flags that are None were not given; UsageError for a value not allowed."""
+    """Return the settings from all sources. A flag that is None is not set. Raises UsageError for a bad
+    value."""
     return Settings(**{name: found.value for name, found in resolve(flags).items()})
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A value and where it came from."""
+    """A setting's value and the name of the source that decided the value."""
 
     value: Any
     origin: str
 
 
 def resolve(flags: Mapping[str, Any] | None = None) -> dict[str, Resolved]:
-    """Every setting's value, with the source that decided it."""
+    """Return every setting's value with its source."""
     project, user = read_file(project_file()), read_file(user_file())
     sources: list[tuple[str, Mapping[str, Any]]] = [
         ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
@@ -84,7 +87,8 @@ def _environment() -> dict[str, str]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The values in a file of settings, {} without one. UsageError for a file that cannot be read."""
+    """Return the values in a settings file, or {} if the file does not exist. Raises UsageError if the file
+    cannot be read."""
     try:
         values = tomllib.loads(files.read_ordinary(path, MAX_FILE_BYTES).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # opening the store reports an unusable folder

@@ -1,6 +1,6 @@
-"""`Settings`, the one list of settings.
+"""This module defines `Settings`, the list of all settings.
 
-Flags, environment variables, files, `config show` and the reference page all derive from its fields.
+Flags, environment variables, settings files, `config show` and the reference page all derive from its fields.
 """
 
 import re
@@ -29,7 +29,8 @@ def _setting(kind: type, default: Any, doc: str, **rules: Any) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting of one run. `load` makes one; None is the model's own value, or the engine's."""
+    """The values of all settings for one run of the program. `sources.load` makes this object. None means
+    that the model or the engine chooses the value."""
 
     model: str | None = _setting(
         str,
@@ -269,7 +270,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        """UsageError for a value that its setting does not allow."""
+        """Raise UsageError if a value is not allowed."""
         for name, spec in SPECS.items():
             value = getattr(self, name)
             if value is not None:
@@ -277,12 +278,13 @@ class Settings:
 
     @property
     def adapter_name(self) -> str | None:
-        """The adapter's name; None when the user said "none"."""
+        """Return the adapter's name, or None if the setting `adapter` is "none"."""
         return None if self.adapter == "none" else self.adapter
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What the user chose of the sampling; None where it is the model's own."""
+        """Return the user's sampling values. A value is None if the user has not set it; the model's value
+        then applies."""
         return {name: getattr(self, name) for name in SAMPLING}
 
 
@@ -291,7 +293,8 @@ SAMPLING = tuple(name for name, spec in SPECS.items() if spec.sampling)
 
 
 def parse(name: str, value: Any, origin: str) -> Any:
-    """A value in the setting's type; UsageError for a value not allowed, or an unknown name."""
+    """Return a value in the setting's type. Raises UsageError for a value that is not allowed, or an unknown
+    setting. origin: the source, for the error's text."""
     return _checked(name, spec_of(name), value, f" (from {origin})")
 
 
@@ -311,5 +314,5 @@ def spec_of(name: str, where: str = "") -> SettingSpec:
 
 
 def written(value: Any) -> Any:
-    """A value as files, flags and JSON have it: True is "on"."""
+    """Return a value as settings files, flags and JSON write it: True becomes "on"."""
     return ("off", "on")[value] if isinstance(value, bool) else value
