@@ -187,7 +187,7 @@ class Learning:
         """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).
 
         Return True if the action was recorded: only if `implicit_feedback` is on, and for replies of this
-            model.
+        model.
         """
         if self.learner is None:
             return False

@@ -1,10 +1,10 @@
 """This module computes the peak number of bytes of a request's sequences before the prompt is read.
 
 The peak is at one of two moments: when the last chunk of the prompt is read (its pages are still f16), or at
-    the end of the reply. At both moments a demotion (a change to a lower precision) is in progress, so the
-    old page and the new page exist together. Several replies to one prompt share the prompt's pages. A reply
-    that has ended keeps its pages in the tiers (precisions) that they had at its end. So a shared page can
-    exist once in each tier that it passes.
+the end of the reply. At both moments a demotion (a change to a lower precision) is in progress, so the old
+page and the new page exist together. Several replies to one prompt share the prompt's pages. A reply that has
+ended keeps its pages in the tiers (precisions) that they had at its end. So a shared page can exist once in
+each tier that it passes.
 
 tests/kv/test_need.py compares these numbers with caches that grow page by page.
 """

@@ -1,8 +1,9 @@
-"""The user's data in one SQLite file: chats, replies, ratings, preferences, adapters, the witness log.
+"""This package keeps the user's data in one SQLite file: chats, replies, ratings, preferences, adapters, and
+the witness log.
 
-The package reads and writes tables. It may import `platform`, `tiers`, `text` and `errors`, but nothing that
+The package reads and writes tables. It imports `platform`, `tiers`, `text` and `errors`, but no package that
 computes with a model. Start with `store.py`: `Store` opens the file and lists the parts (store.chats,
-store.replies, ..), each of which owns a few tables; `schema.py` has the tables.
+store.replies, ..). Each part owns a few tables. `schema.py` has the tables.
 """
 
 from .adapters import NamedRow

@@ -1,4 +1,4 @@
-"""Whole adapters, with all their versions: list, copy, import and delete them."""
+"""This module lists, copies, imports and deletes whole adapters, with all their versions."""
 
 from dataclasses import dataclass
 
@@ -23,13 +23,13 @@ class NamedRow:
 
     name: str
     fingerprint: str
-    model: str  # the model's name in its newest reply; "" if it has none
+    model: str  # the model's name in its newest reply; "" if the model has no reply
     version: int  # the version in use
     bytes: int  # the size of all its weights in the store
 
 
 class Adapters:
-    """Named adapters. An adapter exists once it has a version."""
+    """This class manages named adapters. An adapter exists once it has a version."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Adapters:
         return version
 
     def copy(self, fingerprint: str, name: str, new: str) -> None:
-        """Commit a copy of the version in use, with its number, its ancestors, its ratings and its
+        """Commit a copy of the version in use. The copy keeps the version's number, ancestors, ratings and
         preferences.
 
         Raises UsageError if the new name is taken, and NotFound if the adapter has no version in use.
@@ -106,7 +106,8 @@ class Adapters:
                 self._db.execute(f"DELETE FROM {table} WHERE fingerprint = ? AND name = ?", fingerprint, name)
             self._ratings.delete(fingerprint, name)
             self._preferences.delete(fingerprint, name)
-            # A new adapter with this name starts at version 1 again. It must not find traces of the old one.
+            # A new adapter with this name starts at version 1 again. It must not find the old adapter's
+            # traces.
             self._traces.delete_of_adapter(fingerprint, name)
             self._witness.record("remove", {"model": fingerprint, "adapter": name, "version": row.version})
         self._db.truncate_log()

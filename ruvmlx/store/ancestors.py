@@ -1,22 +1,23 @@
-"""SQL for a version and its ancestors. The parts that walk an adapter's tree of versions share it."""
+"""This module has the SQL for a version and its ancestors. Several parts of the store use this SQL."""
 
 from .database import Database
 
-# A common table expression `ancestors(version, step)`: a version, then its parents down to version 0. ?1:
-# fingerprint; ?2: adapter name; ?3: the first version (the head); ?4: the maximum number of steps.
+# A common table expression `ancestors(version, step)`: a version, then its parents down to version 0.
+# Arguments: ?1: fingerprint of the model; ?2: adapter name; ?3: the first version (the head); ?4: the maximum
+# number of steps.
 WITH_ANCESTORS = (
     "WITH RECURSIVE ancestors(version, step) AS (SELECT ?3, 1 UNION ALL"
     " SELECT a.parent, ancestors.step + 1 FROM ancestors JOIN adapters a"
     " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = ancestors.version"
-    " WHERE a.parent < a.version AND ancestors.step < ?4) "  # a damaged store may have a circle
+    " WHERE a.parent < a.version AND ancestors.step < ?4) "  # a damaged store can have a circle
 )
 ALL_STEPS = 1 << 62
 
 
 def enforce(db: Database, table: str, subject: str, fingerprint: str, name: str, head: int) -> None:
-    """Put the rows that led to a version in force, and no other rows. Call inside a transaction.
+    """Mark the rows that led to a version as in force, and all other rows as not. Call inside a transaction.
 
-    subject: the SQL columns that name what a row is about; of the rows with equal subjects, only the newest
+    subject: the SQL columns of the thing that a row rates; of the rows with equal subjects, only the newest
         is in force
     """
     db.execute(

@@ -1,6 +1,7 @@
-"""Anchors of the deep loop (EWC): a base LoRA and its Fisher information at the end of a task.
+"""This module stores the anchors of the deep loop (EWC, elastic weight consolidation). An anchor is a base
+LoRA and its Fisher information at the end of a task.
 
-The base of an anchor is kept as long as the anchor.
+The base LoRA of an anchor is kept as long as the anchor.
 """
 
 import time
@@ -50,10 +51,10 @@ class Anchors:
     ) -> int:
         """Add an anchor and return its id. Call inside a transaction.
 
-        If there are more than `limit` anchors, those that an undo took out of use are deleted. After that,
-        the oldest anchor is merged into the next one until `limit` are left.
+        If there are more than `limit` anchors, the anchors that an undo took out of use are deleted. After
+        that, the oldest anchor is merged into the next anchor until `limit` anchors are left.
 
-        merge: a function of two Fishers (earlier, later) that returns the merged one
+        merge: a function of two Fisher matrices (earlier, later) that returns the merged matrix
         """
         id_ = self._db.insert(
             "anchors",

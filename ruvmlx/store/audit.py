@@ -1,5 +1,5 @@
-"""Compares the tables with the witness log. The hash chain protects the log; this check protects the
-tables."""
+"""This module compares the tables with the witness log (audit_log.py). The hash chain protects the log; this
+check protects the tables."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from .audit_log import WitnessRow, digest
 from .store import Store
 from .versions import unpack_state
 
-_MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version in use
+_MOVES = ("version", "undo", "rollback", "save")  # kinds of log rows that put a version in use
 _VERSION_FACTS = ("parent", "base", "kl", "norm")
 _PREFERENCE_FACTS = ("better", "worse", "kind", "strength", "weight")
 _SLACK = 60.0  # seconds: the maximum time between a row and its row of the log, written in one transaction
@@ -24,7 +24,7 @@ Key = tuple[Any, ...]
 
 def disagreement(store: Store) -> str:
     """Return the first version, base, rating, preference, head, KV policy or route that differs from the log
-    or is missing; "" if all agree. The weights of old versions may be missing."""
+    or is missing. Return "" if all agree. Missing weights of old versions are no difference."""
     with store.snapshot():
         try:
             logged = _Logged.read(store.witness.rows())
@@ -35,10 +35,12 @@ def disagreement(store: Store) -> str:
 
 @dataclass
 class _Logged:
-    """What the tables must contain, according to the log. Keys begin with the model and the adapter."""
+    """The contents that the tables must have, according to the log. Keys begin with the model and the
+    adapter."""
 
     versions: dict[Key, Body] = field(default_factory=dict)
-    times: dict[Key, tuple[float, float]] = field(default_factory=dict)  # of versions: (earliest, latest)
+    # (earliest, latest) time of each version
+    times: dict[Key, tuple[float, float]] = field(default_factory=dict)
     bases: dict[Key, Body] = field(default_factory=dict)
     ratings: dict[Key, Body] = field(default_factory=dict)
     preferences: dict[Key, Body] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class _Logged:
         for row in rows:
             now = row.time / 1e9
             logged._add(row.kind, row.body)
-            # the machine may have slept in between, or its clock may have been set back
+            # the machine can have slept in between, or its clock can have been set back
             if row.kind == "version":
                 logged.times[_key(row.body, "version")] = min(before, now) - _SLACK, now + _SLACK
             before = now
@@ -71,7 +73,7 @@ class _Logged:
                 self.ratings[_key(body, "id")] = body
             case "preference":
                 self.preferences[_key(body, "id")] = body
-            case "kv_choice":  # a body from before a tier was added has no length for this tier
+            case "kv_choice":  # an old body has no length for a tier that was added later
                 lengths = fill_lengths([body[name] for name in LENGTHS if name in body])
                 self.policies[body["model"], body["backend"]] = tuple(lengths)
             case "route":
@@ -84,7 +86,7 @@ class _Logged:
             self.heads[_adapter(body)] = body["version"]
 
     def _copy_times(self, body: Body) -> None:
-        """Give a copied adapter the times of its source. The source may no longer exist."""
+        """Give a copied adapter the times of its source. The source can be deleted already."""
         for key in [key for key in self.times if key[:2] == _adapter(body)]:
             source = self.times.get((body["model"], body["from"], key[2]))
             self.times[key] = source or (-math.inf, math.inf)
@@ -141,11 +143,11 @@ def _bases(store: Store, logged: _Logged) -> str:
 
 
 def _are_as_written(weights: Any, written: str | None, are_needed: bool = False) -> bool:
-    """Do the weights equal what was written?
+    """Return True if the weights equal the weights that were written.
 
-    weights: (state, whether it is packed)
+    weights: (state, True if the state is packed)
     written: the digest in the log
-    are_needed: whether the weights belong to the version in use
+    are_needed: True if the weights belong to the version in use
     """
     try:
         state = unpack_state(*weights)
@@ -182,7 +184,7 @@ def _preferences(store: Store, logged: _Logged) -> str:
 
 
 def _heads(store: Store, logged: _Logged) -> str:
-    """Check that every head is the version that was put in use last."""
+    """Return "" if every head is the version that was put in use last; else the first difference."""
     missing = dict(logged.heads)
     for model, name, version in store.db.rows("SELECT fingerprint, name, version FROM adapter_heads"):
         if missing.pop((model, name), None) != version:
@@ -194,7 +196,7 @@ def _heads(store: Store, logged: _Logged) -> str:
 
 
 def _policies(store: Store, logged: _Logged) -> str:
-    """Check that every KV policy in force is the one that was chosen last."""
+    """Return "" if every KV policy in use is the policy that was chosen last; else the first difference."""
     sql = f"SELECT fingerprint, backend, {', '.join(LENGTHS)} FROM kv_choices"
     for fingerprint, backend, *lengths in store.db.rows(sql):
         if logged.policies.get((fingerprint, backend)) != tuple(lengths):
@@ -203,7 +205,7 @@ def _policies(store: Store, logged: _Logged) -> str:
 
 
 def _routes(store: Store, logged: _Logged) -> str:
-    """Check that the router's choices and cells are as they were written."""
+    """Return "" if the router's choices and cells are as they were written; else the first difference."""
     for reply_id, arm, probability in store.db.rows("SELECT reply_id, arm, probability FROM routes"):
         if logged.routes.get(reply_id) != (arm, probability):
             return f"the route of reply {reply_id} is not what was written"

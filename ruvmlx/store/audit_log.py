@@ -1,11 +1,12 @@
-"""The witness log: an append-only hash chain of the adapters' events. Every later change of a row is visible.
+"""This module is the witness log: an append-only hash chain of the adapters' events. Every later change of a
+row is visible.
 
     hash[n] = sha256(JSON [seq, time, kind, body, hash[n - 1]])        hash[0] = 64 zeros
 
 A row is written in the same transaction as the event that it records, so neither exists without the other.
 Bodies hold ids, numbers and digests, never words of a chat. The chain shows damage and edits. But a person
-who can write the file can build a completely new log. To detect that, keep a copy of the last hash in another
-place (`ruvmlx doctor` prints it).
+who can write the file can build a completely new log. To detect a new log, keep a copy of the last hash in
+another place (`ruvmlx doctor` prints this hash).
 """
 
 import hashlib
@@ -22,18 +23,18 @@ from ..errors import CorruptFile
 from .database import Database, columns
 
 GENESIS = "0" * 64
-_PAGE = 1000  # rows that `walk` holds at a time
+_PAGE = 1000  # the number of rows that `walk` holds at a time
 _TRIGGERS = 3  # the number of triggers that reject every statement except an append
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The result of a check."""
+    """The result of a check of the chain."""
 
     rows: int
     head: str  # the hash of the last valid row
     broken: int | None = None  # the number of the first invalid row
-    why: str = ""  # what is wrong with that row
+    why: str = ""  # the error in that row
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class WitnessRow:
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which rows of the log to read.
+    """A filter that selects rows of the log.
 
-    kinds: the kinds of rows; (): all
-    since: the first time (ns since 1970)
-    until: the time after the last one (ns since 1970)
+    kinds: the kinds of rows; (): all kinds
+    since: the time of the first row (ns since 1970)
+    until: a time after the last row (ns since 1970)
     """
 
     kinds: Sequence[str] = ()
@@ -85,7 +86,7 @@ class Witness:
         self._db.insert("witness", seq=seq, time=at, kind=kind, body=text, previous=previous, hash=digest_)
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Commit a row about something outside the store, for example a setting."""
+        """Commit a row about an event outside the store, for example a setting."""
         with self._db.transaction():
             self.record(kind, body)
 
@@ -103,8 +104,7 @@ class Witness:
         return [_row(row) for row in reversed(self._db.rows(sql, *values, limit))]
 
     def walk(self, wanted: LogFilter) -> Iterator[WitnessRow]:
-        """Yield all rows that the filter selects, oldest first. Only a page of them is in memory at a
-        time."""
+        """Yield all rows that the filter selects, oldest first. Only _PAGE rows are in memory at a time."""
         (where, values), after = wanted.where, 0
         sql = f"SELECT {columns(WitnessRow)} FROM witness WHERE {where} AND seq > ? ORDER BY seq LIMIT ?"
         while rows := self._db.rows(sql, *values, after, _PAGE):
@@ -118,13 +118,13 @@ class Witness:
         return {row["kind"]: row["n"] for row in self._db.rows(sql, *values)}
 
     def number(self, beginning: str) -> int | None:
-        """Return the number of the row whose hash has this beginning; None if there is none."""
+        """Return the number of the row whose hash has this beginning. Return None if there is no such row."""
         sql = "SELECT seq FROM witness WHERE substr(hash, 1, ?) = ? ORDER BY seq LIMIT 1"
         found = self._db.value(sql, len(beginning), beginning)
         return None if found is None else int(found)
 
     def check(self) -> Chain:
-        """Compute every hash again: about 4 us per row."""
+        """Compute every hash again and return the result. This takes about 4 us per row."""
         sql = "SELECT seq, time, kind, body, previous, hash FROM witness ORDER BY seq"
         with self._db.snapshot():
             rows, why = self._db.rows(sql), self._missing_rows() or self._missing_triggers()
@@ -139,8 +139,8 @@ class Witness:
         return (row["seq"], row["hash"]) if row else (0, GENESIS)
 
     def _missing_rows(self) -> str:
-        """Return a text if rows at the end are missing. They leave no gap, but SQLite remembers the largest
-        number that it gave."""
+        """Return a text if rows at the end are missing, else "". Such rows leave no gap in the numbers, but
+        SQLite remembers the largest number that it gave."""
         given = self._db.value("SELECT seq FROM sqlite_sequence WHERE name = 'witness'") or 0
         last, _ = self._last()
         return "" if given == last else f"{given} rows were written, {last} are there"
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def digest(data: bytes) -> str:
-    """Return the SHA-256 in hex. A body holds this instead of weights."""
+    """Return the SHA-256 in hex. A body holds this digest instead of weights."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -193,10 +193,10 @@ def _check_rows(rows: Iterable[sqlite3.Row]) -> Chain:
 
 
 def _wrong(row: sqlite3.Row, expected: int, previous: str) -> str:
-    """Return what is wrong with a row; "" if nothing is.
+    """Return a text about the error in a row. Return "" if the row is valid.
 
     expected: the number that the row must have
-    previous: the hash of the row before
+    previous: the hash of the previous row
     """
     if row["seq"] != expected:
         return f"the row after {expected - 1} is {row['seq']}"

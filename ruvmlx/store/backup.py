@@ -1,7 +1,7 @@
-"""Makes a complete copy of the store, even while other processes write, and restores one.
+"""This module makes a complete copy of the store, even while other processes write, and restores a copy.
 
-SQLite's backup copies the state of one moment. The copy is checked before it gets its name: the tables, the
-whole file, and every version, rating and preference against the witness log.
+SQLite's backup copies the state of one moment. The module checks the copy before the copy gets its name: the
+tables, the whole file, and every version, rating and preference against the witness log.
 """
 
 import os
@@ -27,7 +27,7 @@ _MAGIC = b"SQLite format 3\0"
 
 @dataclass(frozen=True)
 class BackupFacts:
-    """What a copy of the store holds. bytes: the size of the file."""
+    """The contents of a copy of the store. bytes: the size of the file."""
 
     file: str
     bytes: int
@@ -40,10 +40,11 @@ class BackupFacts:
 
 
 def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
-    """Copy the store to a new file, or replace an existing backup. A failure leaves an existing file as it
-    was.
+    """Copy the store to a new file, or replace an existing backup. If this fails, an existing file does not
+    change.
 
-    Raises NotFound without a store, UsageError if the file exists, and CorruptFile if the copy is damaged.
+    Raises NotFound if there is no store, UsageError if the file exists, and CorruptFile if the copy is
+    damaged.
     """
     if not store.exists():
         raise NotFound(f"there is nothing to back up: {store} does not exist.")
@@ -61,12 +62,12 @@ def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
 
 
 def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
-    """Use a backup as the store. Returns what it holds, and where the old store is now: the database, or its
-    log if there was only a log.
+    """Use a backup as the store. Returns the contents of the backup, and the new path of the old store: the
+    database, or its log if there was only a log.
 
-    No process may use the data folder. A failure leaves the store as it was. Raises NotFound if there is no
-    such file, CorruptFile if the file is not a valid backup, and StoreBusy while another process uses the
-    store.
+    No other process can use the data folder meanwhile. If this fails, the store does not change. Raises
+    NotFound if there is no such file, CorruptFile if the file is not a valid backup, and StoreBusy while
+    another process uses the store.
     """
     if not file.is_file():
         raise NotFound(f"there is no file {file}.")
@@ -96,7 +97,7 @@ def _check_ordinary(store: Path) -> None:
 
 
 def _check_target(file: Path, store: Path, replace: bool) -> None:
-    """Raise UsageError unless the file may be written. Only a backup may be replaced."""
+    """Raise UsageError unless the file can be written. Only an existing backup can be replaced."""
     if file.name.endswith(_LOGS):
         raise UsageError(f"{file.name} ends like the log of a database; choose another name.")
     if not file.parent.is_dir():
@@ -137,7 +138,7 @@ def _copy_database(source: Path, target: Path) -> dict[str, int]:
             raise CorruptFile(f"{source} is not a store of this ruvmlx (format {version}).")
         old.backup(new)
         new.execute("PRAGMA journal_mode = DELETE")  # the copy must be one file
-        # Check the tables first: SQLite's own check runs expressions of tables that the file brings.
+        # Check the tables first, because SQLite's own check runs SQL expressions that the file defines.
         damage = difference(new, version) or _damage(new)
     if damage:
         raise CorruptFile(f"{source} is damaged: {damage}. Nothing was written.")
@@ -173,14 +174,14 @@ def _check_copy(copy: Path, source: Path) -> dict[str, int]:
 
 @contextmanager
 def _readable_errors(source: Path) -> Iterator[None]:
-    """Raise SQLite's errors as one line: about the disk, or about the file that is copied."""
+    """Raise SQLite's errors as one line: about the disk, or about the file to copy."""
     try:
         yield
     except sqlite3.OperationalError as error:
         if is_locked(error):
             raise StoreBusy(f"{source} is locked by another process; try again.") from None
         raise StoreError(f"cannot copy {source}: {error}. Check the disk; nothing was changed.") from None
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a damaged schema may hold any bytes
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a damaged schema can hold any bytes
         raise CorruptFile(f"{source} cannot be copied as a store: {one_line(str(error))}.") from None
 
 
@@ -202,7 +203,7 @@ def _text(data: bytes) -> str:
 
 @contextmanager
 def _opened_source(source: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database to copy. Its disk may be full or read-only."""
+    """Open the database to copy. Its disk can be full or read-only."""
     with _open_database(source, "?mode=ro") as connection:
         try:
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -230,14 +231,14 @@ def _lock_store(store: Path) -> Iterator[None]:
         return
     with _open_database(store, "") as connection:
         try:
-            # fails while another process has it open
+            # this fails while another process has the store open
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             if not is_locked(error):
                 raise StoreError(f"cannot write {store}: {error}. Check the disk.") from None
             raise _in_use(store) from None
-        except sqlite3.DatabaseError:  # the store is damaged: perhaps the reason for the restore
+        except sqlite3.DatabaseError:  # a damaged store can be the reason for the restore
             connection.close()
         yield
 
@@ -247,9 +248,9 @@ def _in_use(store: Path) -> StoreBusy:
 
 
 def _exchange(store: Path, fresh: Path) -> Path | None:
-    """Put the new file in place of the store. Returns where the old store is now.
+    """Put the new file in place of the store. Returns the new path of the old store.
 
-    SQLite would replay a log that it finds beside the new file, so the logs are moved first.
+    SQLite would replay a log that it finds beside the new file. So the logs are moved first.
     """
     found = [ending for ending in ("", "-wal", "-journal") if os.path.lexists(f"{store}{ending}")]
     kept = _free_name(store)
@@ -273,7 +274,7 @@ def _exchange(store: Path, fresh: Path) -> Path | None:
 
 
 def _take_back(store: Path, kept: Path, found: list[str]) -> None:
-    """Undo what `_exchange` has done, as far as the disk allows. A log goes back only to its own store."""
+    """Undo the work of `_exchange`, as far as the disk allows. A log goes back only to its own store."""
     if "" not in found and store.exists():
         return
     for ending in found:
@@ -294,7 +295,7 @@ def _free_name(store: Path) -> Path:
 
 
 def _name_again(file: Path, name: Path) -> None:
-    """Give a file a second name. Where the file system has no links, copy the file."""
+    """Give a file a second name. If the file system has no links, copy the file."""
     try:
         os.link(file, name)
     except OSError as error:
@@ -304,7 +305,7 @@ def _name_again(file: Path, name: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove all that a folder holds. Does nothing if the folder does not exist."""
+    """Remove all contents of a folder. Do nothing if the folder does not exist."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,7 +1,8 @@
-"""The base LoRAs of each adapter, and the consolidations that tried to make one.
+"""This module stores the base LoRAs of each adapter, and the consolidations (trainings) that tried to make
+one.
 
-A base is written once. Versions that later ratings make refer to it by its id. Id 0 means that there is no
-base.
+A base LoRA is written once. Later versions of the adapter refer to it by its id. Id 0 means that there is no
+base LoRA.
 """
 
 import json
@@ -16,11 +17,11 @@ from .database import Database, columns
 
 @dataclass(frozen=True)
 class Attempt:
-    """One consolidation."""
+    """The result of one consolidation."""
 
     parent: int
-    version: int | None  # the version that it made; None: the result was refused
-    report: dict[str, Any]  # its measurements
+    version: int | None  # the version that the consolidation made; None: the result was refused
+    report: dict[str, Any]  # the measurements of the consolidation
 
 
 class Bases:

@@ -1,4 +1,4 @@
-"""Saved chats: create, find, name, fork, soft-delete and delete them."""
+"""This module stores chats: create, find, name, fork, soft-delete and delete them."""
 
 import math
 import time
@@ -13,11 +13,13 @@ from .messages import ERASING, MessageRow, Messages
 from .replies import Replies
 from .search_index import SearchIndex
 
-FILLING = -1.0  # instead of a time of deletion: a process is still writing the chat's messages
+# this value in place of a time of deletion means that a process is still writing the chat's messages
+FILLING = -1.0
 _FILLING_SLICE = 0.05  # seconds: the length of a transaction that writes messages, and of the pause after it
-_FILLING_SECONDS = 3600.0  # seconds after its last message: then the process that wrote the chat was killed
+# Seconds after a chat's last message. After this time, the process that wrote the chat was killed.
+_FILLING_SECONDS = 3600.0
 TITLE = 200  # the maximum number of characters in a title
-_SLICE = 50  # messages that one transaction erases: about 30 ms
+_SLICE = 50  # the number of messages that one transaction erases: about 30 ms
 _LONGEST_PAUSE = 0.1  # the maximum number of seconds between two such transactions
 _SELECT = (
     "SELECT s.id, s.title, s.system, s.model, s.updated, s.created, s.pinned,"
@@ -33,8 +35,8 @@ class SessionRow:
     turns: the number of messages of all branches
     updated, created: seconds since 1970
     pinned: 1 for a chat that lists show first
-    summary: what the model reads in place of the messages up to `summarized_to`; None: nothing
-    folder: the name under which lists show it; "" for none
+    summary: the text that the model reads instead of the messages up to `summarized_to`; None: no summary
+    folder: the name of the group in which lists show the chat; "": no group
     """
 
     id: str
@@ -128,7 +130,7 @@ class Chats:
 
     def find(self, beginning: str) -> str:
         """Return the id of a chat from a unique beginning of the id, or from "last". Raises NotFound if there
-        is none."""
+        is no such chat."""
         if beginning == "last":
             found = [row.id for row in self.all()[:1]]
         else:
@@ -146,8 +148,8 @@ class Chats:
         return [SessionRow(**row) for row in rows]
 
     def beginning_with(self, messages: Sequence[MessageRow]) -> str | None:
-        """Return the id of a chat, not soft-deleted, whose oldest messages have these roles and texts. None
-        if there is none."""
+        """Return the id of a chat whose oldest messages have these roles and texts. Soft-deleted chats are
+        not searched. Return None if there is no such chat."""
         if not messages:
             return None
         wanted = [(message.role, message.content) for message in messages]
@@ -167,7 +169,8 @@ class Chats:
         return {row["id"] for row in self._db.rows("SELECT id FROM sessions")}
 
     def _ids_beginning_with(self, beginning: str, where: str) -> list[str]:
-        """Return a list of the one id with this beginning, or []. Raises NotFound if there are several."""
+        """Return a list with the id that has this beginning, or []. Raises NotFound if several ids have
+        it."""
         found = self._db.rows(
             f"SELECT id FROM sessions WHERE substr(id, 1, ?1) = ?2 AND {where} LIMIT 2",
             len(beginning),
@@ -180,23 +183,23 @@ class Chats:
     # -- changing ------------------------------------------------------------------------------------
 
     def set_system(self, session_id: str, system: str | None) -> None:
-        """Change the system prompt. None removes it."""
+        """Change the system prompt. None removes the system prompt."""
         self._set(session_id, "system", system)
 
     def set_title(self, session_id: str, title: str) -> None:
         self._set(session_id, "title", " ".join(title.split())[:TITLE])
 
     def pin(self, session_id: str, pinned: bool = True) -> None:
-        """Show a chat first in lists, or no longer."""
+        """Show a chat first in lists (pinned=True), or at its usual place."""
         self._set(session_id, "pinned", int(pinned))
 
     def set_folder(self, session_id: str, folder: str) -> None:
-        """Show a chat under this name in lists; "" for none."""
+        """Show a chat in the group with this name in lists; "": in no group."""
         self._set(session_id, "folder", " ".join(folder.split())[:TITLE])
 
     def set_summary(self, session_id: str, summary: str | None, to: int | None) -> None:
-        """Let the model read `summary` in place of the messages up to the one with the id `to`; None: read
-        them again."""
+        """Store a summary. The model reads it instead of the messages up to the message `to`. None: the model
+        reads the messages again."""
         with self._db.transaction():
             self._set(session_id, "summary", summary)
             self._set(session_id, "summarized_to", to)
@@ -223,7 +226,7 @@ class Chats:
             self._set(session_id, "deleted", when)
 
     def soft_deleted(self) -> list[SessionRow]:
-        """Return the chats that `restore` can show again; the last deleted one comes first."""
+        """Return the chats that `restore` can show again, the last deleted chat first."""
         rows = self._db.rows(_SELECT + "WHERE s.deleted > ? ORDER BY s.deleted DESC", ERASING)
         return [SessionRow(**row) for row in rows]
 
@@ -256,10 +259,10 @@ class Chats:
 
     def delete(self, *session_ids: str, seconds: float = math.inf) -> bool:
         """Delete chats and their replies for good. Replies that another chat (a fork) shows stay. Returns
-        whether the deleted words are gone from all files (`Database.truncate_log`).
+        True if the deleted words are gone from all files (`Database.truncate_log`).
 
-        A reply with a rating or a preference keeps that, but loses its words and notes. The witness log keeps
-        the id and the length of every reply.
+        A reply with a rating or a preference keeps its rating or preference, but loses its words and notes.
+        The witness log keeps the id and the length of every reply.
 
         One transaction hides all the chats. Then many short transactions erase them, so other processes can
         write in between. If the process is killed, the next start finds the chats with `soft_deleted_before`.

@@ -1,15 +1,16 @@
-"""Checkpoints of the background loop's training and of the deep loop's measurement, so that they can be
-resumed."""
+"""This module stores checkpoints of the background loop's training and of the deep loop's measurement, so
+that both can be resumed."""
 
 from collections.abc import Callable
 
 from .database import Database
 
-WRITTEN = 4 << 20  # bytes of one written piece
+WRITTEN = 4 << 20  # the number of bytes in one written piece
 
 
 class Checkpoints:
-    """The tables `trainings` and `measurements`. Each adapter (fingerprint, name) has at most one of each."""
+    """The tables `trainings` and `measurements`. Each adapter (fingerprint, name) has at most one row in
+    each."""
 
     def __init__(self, db: Database):
         self._db = db
@@ -28,8 +29,8 @@ class Checkpoints:
     ) -> None:
         """Replace the earlier checkpoint in one transaction; None deletes it.
 
-        pause: called after every few megabytes. It may raise an exception to stop; the earlier checkpoint
-            stays then.
+        pause: a function that is called after every few megabytes. If it raises an exception, the write stops
+            and the earlier checkpoint stays.
         """
         with self._db.transaction():
             self._db.execute("DELETE FROM trainings WHERE fingerprint = ? AND name = ?", fingerprint, name)

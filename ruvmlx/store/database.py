@@ -1,7 +1,7 @@
-"""One SQLite file that is durable at every commit.
+"""This module opens one SQLite file that is durable at every commit.
 
-WAL with synchronous=FULL (and F_FULLFSYNC on macOS): when a call that writes returns, the data is on the
-disk.
+It uses WAL with synchronous=FULL (and F_FULLFSYNC on macOS). So when a call that writes returns, the data is
+on the disk.
 """
 
 import os
@@ -22,20 +22,21 @@ from ..errors import CorruptFile, StoreBusy, StoreError, UsageError
 from .schema import VERSION, migrate
 from .soundness import difference
 
-_BUSY_SECONDS = 5.0  # seconds: how long one other process may keep the write lock
-_WAIT_SECONDS = 60.0  # seconds: how long many other processes may pass the lock to each other
+_BUSY_SECONDS = 5.0  # seconds: the maximum time for which one other process can keep the write lock
+# seconds: the maximum time for which many other processes can pass the lock to each other
+_WAIT_SECONDS = 60.0
 _REMEDY = (
     "Use a backup: `ruvmlx restore FILE`. Or start afresh: move it away, with the files -wal and -shm beside "
     "it, and keep them all if you want to recover chats."
 )
-_PAUSE_SECONDS = 0.001, 0.004  # seconds between two tries, chosen at random
+_PAUSE_SECONDS = 0.001, 0.004  # the minimum and maximum seconds between two tries; the pause is random
 
 
 class Database:
-    """The connection, for the thread that opened it. The columns of a row are read by name."""
+    """A database is a connection for the thread that opened it. The columns of a row are read by name."""
 
     def __init__(self, path: Path, reading: bool = False):
-        """reading: nothing will be written, so a disk that is full or read-only is no error."""
+        """reading: True: only reads follow, so a disk that is full or read-only causes no error."""
         self.path = path
         try:
             self._connection = self._open()
@@ -74,7 +75,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit everything that the block writes, or nothing. Takes the write lock at once. Inside another
+        """Commit everything that the block writes, or nothing. Take the write lock at once. Inside another
         transaction, the block is a part of that transaction."""
         if self.in_transaction:
             yield
@@ -90,11 +91,11 @@ class Database:
                 raise
 
     def _begin_writing(self) -> None:
-        """Take the write lock. Raises an error if one process keeps the lock, or if many pass it to each
-        other for too long.
+        """Take the write lock. Raises an error if one process keeps the lock, or if many processes pass the
+        lock to each other for too long.
 
-        SQLite's own pauses grow to 100 ms. With many waiting processes, one that has waited long would then
-        lose to processes that come later.
+        SQLite's own pauses grow to 100 ms. Then a process that has waited long would lose against processes
+        that come later.
         """
         began = changed = time.monotonic()
         commits = self._commits_of_others(0)
@@ -108,8 +109,8 @@ class Database:
             self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
 
     def _has_begun(self, is_last_try: bool) -> bool:
-        """Try once to begin. Returns False if another process has the lock; on the last try, raises the
-        error."""
+        """Try once to begin a transaction. Returns False if another process has the lock. On the last try,
+        raises the error instead."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as e:
@@ -119,8 +120,8 @@ class Database:
         return True
 
     def _commits_of_others(self, known: int) -> int:
-        """Return a number that changes when another process commits; `known` if the number cannot be read
-        now."""
+        """Return a number that changes when another process commits. Return `known` if the number cannot be
+        read now."""
         try:
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.OperationalError as e:
@@ -179,7 +180,8 @@ class Database:
 
     @property
     def changes(self) -> int:
-        """The number of rows that this connection has written since it was opened, by triggers too."""
+        """Return the number of rows that this connection has written since it was opened, also by
+        triggers."""
         return self._connection.total_changes
 
     def open_blob(self, table: str, column: str, rowid: int) -> sqlite3.Blob:
@@ -191,7 +193,7 @@ class Database:
     def truncate_log(self) -> bool:
         """Move the write-ahead log into the file, so that the log keeps no copy of deleted data.
 
-        Returns False while another process still reads the log. Then a later call does it, or the last
+        Returns False while another process still reads the log. Then a later call moves the log, or the last
         process that closes the file.
         """
         with _readable_errors(self.path):
@@ -199,15 +201,15 @@ class Database:
         return not blocked
 
     def integrity(self) -> str:
-        """Return "ok", or the first difference from what this program writes, or what SQLite finds
-        damaged."""
+        """Return "ok", or else the first difference from the data that this program writes, or the damage
+        that SQLite finds."""
         with _readable_errors(self.path):
             return difference(self._connection, VERSION) or str(self.value("PRAGMA quick_check"))
 
 
 def columns(row_class: type, table: str = "") -> str:
-    """Return the fields of a row class as a list of columns for SELECT. table: an alias to put before each
-    column."""
+    """Return the fields of a row class as a list of columns for SELECT. table: an alias that stands before
+    each column."""
     prefix = f"{table}." if table else ""
     return ", ".join(prefix + field.name for field in fields(row_class))
 
@@ -223,7 +225,7 @@ def from_vector(vector: np.ndarray | None) -> bytes | None:
 
 
 def _make_private(path: Path) -> None:
-    """Create the file if it does not exist. No other user may read it or its log."""
+    """Create the file if it does not exist. Take read access to the file and its log from all other users."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600)
     if not path.is_file():
@@ -238,7 +240,7 @@ def _make_private(path: Path) -> None:
 
 
 def _read_only(path: Path) -> sqlite3.Connection | None:
-    """Open a file of today's format without writing anything. Returns None if that is not possible."""
+    """Open a file of the current format without writing. Returns None if this is not possible."""
     connection = open_unchanged(path)
     if connection is None or connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
         return connection
@@ -248,13 +250,13 @@ def _read_only(path: Path) -> sqlite3.Connection | None:
 
 def open_unchanged(path: Path) -> sqlite3.Connection | None:
     """Open a database of any format for reading only, even if its disk is full or read-only. Returns None if
-    that is not possible."""
+    this is not possible."""
     if not path.is_file():
         return None
     log = Path(f"{path}-wal")
     is_whole = not log.exists() or not log.stat().st_size
-    # Two ways without shared memory, which would need a file: locked for this process alone, or, if the log
-    # is empty, as a file that never changes.
+    # Shared memory would need a file. Two ways need none: lock the file for this process alone, or, if the
+    # log is empty, open it as a file that never changes.
     for options, pragma in (("", "locking_mode = EXCLUSIVE"), ("?mode=ro", "query_only = ON"), (
         "?mode=ro&immutable=1", "query_only = ON"
     )):  # fmt: skip
@@ -275,7 +277,7 @@ def open_unchanged(path: Path) -> sqlite3.Connection | None:
 
 
 def is_locked(error: sqlite3.Error) -> bool:
-    """Is the database locked by another process?"""
+    """Return True if another process has locked the database."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 

@@ -1,5 +1,5 @@
-"""Results of the deep loop: the newest report, and the ratings that the loop removed from the rating
-index."""
+"""This module stores the results of the deep loop: the newest report, and the ratings that the loop removed
+from the rating index."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from .database import Database, columns
 
 @dataclass(frozen=True)
 class DeepRun:
-    """A finished run.
+    """A finished run of the deep loop.
 
     version: the version in use at the end of the run
     created: seconds since 1970

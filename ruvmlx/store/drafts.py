@@ -1,4 +1,5 @@
-"""Drafts: replies that are being written. After a crash, the written part of a draft becomes a reply."""
+"""This module stores drafts: unfinished replies. After a crash, the written part of a draft becomes a
+reply."""
 
 import json
 import os
@@ -8,7 +9,7 @@ from dataclasses import asdict, replace
 from .database import Database
 from .replies import Replies, ReplyRow
 
-_TOKEN = uuid.uuid4().hex[:8]  # in a container, every start may have the same process number
+_TOKEN = uuid.uuid4().hex[:8]  # in a container, every start can have the same process number
 
 
 class Drafts:
@@ -61,7 +62,8 @@ def _own_process() -> str:
 
 
 def _is_alive(process: str) -> bool:
-    """Does the process still run? A process with our number but another token is an earlier one."""
+    """Return True if the process still runs. A process with our number and another token is an earlier
+    process."""
     number, _, token = process.partition(":")
     if int(number) == os.getpid():
         return token == _TOKEN

@@ -1,4 +1,5 @@
-"""How replies used the KV cache, and measurements of its tier policies. Only numbers, no words of a chat."""
+"""This module stores how replies used the KV cache, and measurements of tier policies. It stores only
+numbers, no words of a chat."""
 
 import json
 import time
@@ -9,10 +10,10 @@ from ..tiers import LENGTHS, TIERS
 from .audit_log import Witness
 from .database import Database
 
-KEEP_OBSERVATIONS = 2000  # the number of newest replies that are kept, of all models together
-KEEP_MEASURED = 32  # the number of newest replies that are kept, of one model on one backend
+KEEP_OBSERVATIONS = 2000  # the number of newest replies of all models together whose observations are kept
+KEEP_MEASURED = 32  # the number of newest replies of one model on one backend whose measurements are kept
 
-# Fields of the row classes with one column for each tier. A new tier needs new columns (schema.py).
+# These fields of the row classes have one column for each tier. A new tier needs new columns (schema.py).
 _BY_TIER = {"lengths": LENGTHS, "tier_bytes": tuple(f"{tier.name}_bytes" for tier in TIERS)}
 Row = TypeVar("Row")
 
@@ -24,9 +25,9 @@ class KVObservation:
     reply_id: str
     fingerprint: str
     backend: str
-    lengths: tuple[int, ...]  # tokens: the lengths of the policy that was asked for, as in TierPolicy
+    lengths: tuple[int, ...]  # tokens: the lengths of the requested policy, as in TierPolicy
     tokens: int
-    tier_bytes: tuple[int, ...]  # by tier
+    tier_bytes: tuple[int, ...]  # bytes by tier
     us_per_token: float  # microseconds of decoding for one token; 0: no token was decoded
     pressure: float  # memory pressure, 0 to 1
     level: int  # the level to which memory pressure had tightened the policy
@@ -39,10 +40,10 @@ class KVMeasured:
     reply_id: str
     lengths: tuple[int, ...]
     blocks: int
-    total: float  # the sum of the blocks' KL (nats per token)
-    squares: float  # sum of the squares of the blocks' KL
+    total: float  # the sum of the KL divergences of the blocks (nats per token)
+    squares: float  # the sum of the squares of the blocks' KL divergences
     us: float  # microseconds for one decoded token at the end of the reply
-    us_f16: float  # the same with the f16 cache, measured in turns with it
+    us_f16: float  # the same with the f16 cache; the two caches are measured in turns
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class KVRecords:
         self._db, self._witness = db, witness
 
     def observe(self, seen: KVObservation) -> None:
-        """Add an observation. If the policy differs from the last reply's, write it to the witness log. Call
-        inside a transaction."""
+        """Add an observation. If its policy differs from the policy of the last reply, write it to the
+        witness log. Call inside a transaction."""
         last = self._db.row(
             f"SELECT {', '.join(LENGTHS)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT 1",
@@ -161,7 +162,7 @@ def _lengths_by_name(lengths: tuple[int, ...]) -> dict[str, int]:
 
 
 def _columns(row_class: type) -> str:
-    """Return the columns of a row class, for SELECT."""
+    """Return the columns of a row class as a list for SELECT."""
     return ", ".join(name for field in fields(row_class) for name in _BY_TIER.get(field.name, (field.name,)))
 
 
@@ -174,7 +175,7 @@ def _to_columns(row: Any) -> dict[str, Any]:
 
 
 def _read(row_class: type[Row], values: dict[str, Any]) -> Row:
-    """Return the row from its values by column; the reverse of `_to_columns`."""
+    """Return the row from its values by column. This is the reverse of `_to_columns`."""
     for field in _BY_TIER.keys() & row_class.__annotations__.keys():
         values[field] = tuple(values.pop(name) for name in _BY_TIER[field])
     return row_class(**values)

@@ -1,4 +1,4 @@
-"""The messages of a chat, in all its branches."""
+"""This module stores the messages of a chat, in all its branches."""
 
 import math
 import time
@@ -12,9 +12,9 @@ from .database import Database, to_vector
 from .search_index import SearchIndex
 from .tree import Tree
 
-ERASING = 0.0  # in `sessions.deleted`: the chat is being erased and cannot be restored
-HEAD = -1  # instead of a message's id: the last message of the current branch
-_READ = 5  # times as many messages are read as different texts are wanted
+ERASING = 0.0  # this value of `sessions.deleted` means that the chat is being erased and cannot be restored
+HEAD = -1  # this value in place of a message's id means the last message of the current branch
+_READ = 5  # the number of messages that are read for each text that is wanted, because texts repeat
 _TITLE = 60  # the number of characters of the first message's first line that become the chat's title
 
 
@@ -22,11 +22,11 @@ _TITLE = 60  # the number of characters of the first message's first line that b
 class MessageRow:
     """One message.
 
-    rating, finish_reason: of the message's reply; None for a user's message
+    rating, finish_reason: the values of the message's reply; None for a user's message
     created: seconds since 1970
-    branch: the position among its siblings, from 1
-    branches: the number of siblings, with itself
-    calls: JSON, the calls of tools that a reply makes, or the call whose result this is; "" for none
+    branch: the position of the message among its siblings, from 1
+    branches: the number of siblings, with the message itself
+    calls: tool calls as JSON: the calls of a reply, or the call that a tool's result answers; "": no calls
     """
 
     role: str
@@ -44,7 +44,7 @@ class MessageRow:
 
 @dataclass(frozen=True)
 class Question:
-    """A user's message.
+    """A user's message, with its hidden state.
 
     state: [D] float32, the message's pooled hidden state in one model (sona/embedding.py); None: that model
         has not read the message
@@ -56,7 +56,7 @@ class Question:
 
 
 class Messages:
-    """Each chat's messages form a tree (tree.py). `sessions.head` is the last message of the current
+    """The messages of each chat form a tree (tree.py). `sessions.head` is the last message of the current
     branch."""
 
     def __init__(self, db: Database, index: SearchIndex):
@@ -110,7 +110,7 @@ class Messages:
         ]
 
     def first_texts(self, limit: int = 200) -> list[str]:
-        """The first message of each chat, newest first; each text once."""
+        """Return the first message of each chat, newest first. Equal texts appear once."""
         rows = self._db.rows(
             "SELECT m.content FROM messages m JOIN sessions s ON s.id = m.session_id"
             " WHERE m.role = 'user' AND m.parent IS NULL AND s.deleted IS NULL"
@@ -123,13 +123,14 @@ class Messages:
 
     def add_user(self, session_id: str, content: str, after: int | None = HEAD) -> int:
         """Add a user's message and return its id. The message becomes the end of the current branch. A chat
-        without a title gets its title from this message. Raises NotFound if the chat does not exist, or if it
-        has no message `after`.
+        without a title gets its title from this message. Raises NotFound if the chat or the message `after`
+        does not exist.
 
-        after: the id of the message before it; None: the new message is a first one
+        after: the id of the message before the new message; None: the new message is a first message
         """
         now = time.time()
-        line = next((line for line in content.splitlines() if line.strip()), "")  # files may follow
+        # file contents can follow the question
+        line = next((line for line in content.splitlines() if line.strip()), "")
         title = " ".join(line.split())[:_TITLE]
         with self._db.transaction():
             message = self.append(session_id, "user", content, None, now, after)
@@ -137,7 +138,7 @@ class Messages:
         return message
 
     def add_result(self, session_id: str, content: str, calls: str) -> int:
-        """Add the result of a tool's call, after the last message. Returns its id."""
+        """Add the result of a tool call after the last message. Returns the id of the new message."""
         with self._db.transaction():
             return self.append(session_id, "tool", content, None, time.time(), calls=calls)
 
@@ -151,8 +152,8 @@ class Messages:
         after: int | None = HEAD,
         calls: str = "",
     ) -> int:
-        """Add a message after another one, as in `add_user`, and make it the head. Returns its id. Call
-        inside a transaction. Another process may have moved the head since the question was read."""
+        """Add a message after another message, as in `add_user`, and make it the head. Returns its id. Call
+        inside a transaction. Another process can have moved the head since the question was read."""
         chat = self._db.row("SELECT head, deleted FROM sessions WHERE id = ?", session_id)
         if chat is None or chat["deleted"] == ERASING:
             raise NotFound(f"the chat {session_id!r} was deleted meanwhile.")
@@ -183,8 +184,8 @@ class Messages:
     ) -> None:
         """Fill an empty chat. Parents come before children. The messages get new ids.
 
-        seconds: the approximate length of one transaction; after each, other processes can use the lock for
-            the same time
+        seconds: the approximate length of one transaction; after each transaction, other processes can use
+            the lock for the same time
         """
         new: dict[int | None, int | None] = {None: None}
         rest, is_done = iter(messages), False
@@ -269,7 +270,7 @@ class Messages:
         return (row["session_id"], row["id"]) if row else None
 
     def is_in_deleted_chat(self, reply_id: str) -> bool:
-        """Do only soft-deleted chats show this reply?"""
+        """Return True if only soft-deleted chats show this reply."""
         rows = self._db.rows(
             "SELECT s.deleted FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.reply_id = ?",
             reply_id,
@@ -280,7 +281,7 @@ class Messages:
         """Show another sibling of a message and return its id. The new branch ends with the newest message
         below the sibling.
 
-        step: how many places further; after the last sibling comes the first
+        step: the number of places to move; the first sibling follows the last one
         """
         tree = _tree(self.all(session_id))
         siblings = tree.siblings(message_id)
@@ -301,8 +302,8 @@ class Messages:
         """Delete a chat's newest messages, at most `count`. Returns the ids of the replies that no chat shows
         any more, or None if there was no message. Call inside a transaction.
 
-        Children are newer than their parents, so ON DELETE CASCADE has nothing to do. Its nesting would end
-        at 1,000 levels.
+        The newest messages go first. So a deleted message has no children, and ON DELETE CASCADE has nothing
+        to do. A cascade fails at 1,000 levels.
         """
         rows = self._db.rows(
             "SELECT id, reply_id FROM messages WHERE session_id = ? ORDER BY id DESC LIMIT ?",

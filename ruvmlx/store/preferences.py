@@ -1,7 +1,8 @@
-"""Preferences: which of two replies to one question the user finds better. Each preference made one version.
+"""This module stores preferences: the user finds one of two replies to one question better. Each preference
+made one version of an adapter.
 
-A preference is in force if its version is the head or an ancestor of the head. A later preference between the
-same two replies, if that one is in force, replaces it.
+A preference is in force if its version is the head (the version in use) or an ancestor of the head. A later
+preference in force between the same two replies replaces the earlier preference.
 """
 
 import time
@@ -13,7 +14,7 @@ from .database import Database, columns
 from .ratings import RatedReply
 from .replies import ReplyWords
 
-_PAIR = "min(better, worse), max(better, worse)"  # the same for both orders of two replies
+_PAIR = "min(better, worse), max(better, worse)"  # this value is the same for both orders of two replies
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class PreferenceRow:
 
     better, worse: the ids of the replies
     kind: "compare", "regenerated" or "edit"
-    strength: 1 for a choice that the user made when asked, or by writing; less for a choice that is inferred
-        from what the user did
-    weight: w of the better reply minus w of the worse one (sona/objective.py)
+    strength: 1 for a choice that the user made when asked, or by writing; less than 1 for a choice that
+        follows from an action of the user
+    weight: the weight w of the better reply minus the w of the worse reply (sona/objective.py)
     """
 
     better: str
@@ -52,7 +53,7 @@ class Preferences:
         self._db, self._witness = db, witness
 
     def add(self, fingerprint: str, name: str, version: int, row: PreferenceRow) -> None:
-        """Add the preference that made a version. It replaces an earlier one between the same two replies.
+        """Add the preference that made a version. It replaces an earlier preference between the same replies.
 
         Call inside a transaction.
         """
@@ -80,7 +81,8 @@ class Preferences:
         self._witness.record("preference", facts | vars(row))
 
     def enforce(self, fingerprint: str, name: str, head: int) -> None:
-        """Put the preferences that led to a version in force, and no others. Call inside a transaction."""
+        """Mark the preferences that led to a version as in force, and no others. Call inside a
+        transaction."""
         enforce(self._db, "preferences", _PAIR, fingerprint, name, head)
 
     # -- reading -------------------------------------------------------------------------------------
@@ -127,8 +129,8 @@ class Preferences:
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
         """Return both replies of the newest preferences in force, as rated replies, oldest first.
 
-        A reply of several preferences appears once, with the newest of them. Replies without tokens are left
-        out. Replies with a rating in force are left out too, because a rating says more about one reply.
+        A reply of several preferences appears once, with its newest preference. Replies without tokens are
+        left out. Replies with a rating in force are left out too, because a rating says more about one reply.
         """
         rows = self._db.rows(
             "WITH said(id, reply_id, rating, version, reward) AS ("
@@ -178,7 +180,8 @@ class Preferences:
     def of_chat(self, session_id: str) -> list[tuple[str, str, str]]:
         """Return (better reply, worse reply, kind) of the preferences in force between replies of a chat.
 
-        They are of all adapters. Each appears once, although a saved adapter has copies.
+        The preferences of all adapters are included. Each one appears once, although a saved adapter has
+        copies.
         """
         shown = "(SELECT reply_id FROM messages WHERE session_id = ?1)"
         rows = self._db.rows(

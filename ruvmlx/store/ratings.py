@@ -1,7 +1,8 @@
-"""Ratings of replies. Each rating made one version of an adapter.
+"""This module stores ratings of replies. Each rating made one version of an adapter.
 
-A rating is in force if its version is the head or an ancestor of the head. A later rating of the same reply,
-if that one is in force, replaces it. Undo and rollback move the head; then `enforce` updates the ratings.
+A rating is in force if its version is the head (the version in use) or an ancestor of the head. A later
+rating in force of the same reply replaces the earlier rating. Undo and rollback move the head; then `enforce`
+updates the ratings.
 """
 
 import time
@@ -30,10 +31,11 @@ class RatingRow:
 
 @dataclass(frozen=True)
 class RatedReply:
-    """A rating in force, with the reply's tokens (little-endian int32) and pooled question (float32).
+    """A rating in force, with the reply's tokens (little-endian int32) and its question's pooled hidden state
+    (float32).
 
-    reward: the reward from a preference, -1 to 1; None: it is a rating, whose reward depends on the other
-        ratings
+    reward: the reward from a preference, -1 to 1; None: the row is a rating, whose reward depends on the
+        other ratings
     """
 
     reply_id: str
@@ -93,7 +95,7 @@ class Ratings:
         self._witness.record("rating", {"model": fingerprint, "adapter": name, "version": version, **facts})
 
     def enforce(self, fingerprint: str, name: str, head: int) -> None:
-        """Put the ratings that led to a version in force, and no others. Call inside a transaction."""
+        """Mark the ratings that led to a version as in force, and no others. Call inside a transaction."""
         enforce(self._db, "ratings", "reply_id", fingerprint, name, head)
 
     # -- reading -------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class Ratings:
         return [RatingRow(**dict(row) | {"query": to_vector(row["query"])}) for row in rows]
 
     def weights(self, fingerprint: str, name: str) -> list[tuple[int, float]]:
-        """Return (version that it made, weight) of the ratings in force, oldest first."""
+        """Return (version that the rating made, weight) of the ratings in force, oldest first."""
         rows = self._db.rows(
             "SELECT version, weight FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
             " ORDER BY id",
@@ -122,8 +124,8 @@ class Ratings:
         return [(version, weight) for version, weight in rows]
 
     def labels(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
-        """Return (reply id, rating, version that it made) of the ratings in force that teach, oldest first.
-        Ratings for wrong facts teach nothing and are left out."""
+        """Return (reply id, rating, version that the rating made) of the ratings in force that teach, oldest
+        first. Ratings for wrong facts teach nothing and are left out."""
         rows = self._db.rows(
             "SELECT reply_id, rating, version FROM ratings t WHERE fingerprint = ? AND adapter = ?"
             f" AND in_force AND {_TEACHES} ORDER BY id",
@@ -133,8 +135,8 @@ class Ratings:
         return [(row["reply_id"], row["rating"], row["version"]) for row in rows]
 
     def notes(self, fingerprint: str, name: str) -> list[tuple[str, str, str, int]]:
-        """Return (reply id, rating, note, version that it made) of the bad ratings in force that have a note,
-        oldest first."""
+        """Return (reply id, rating, note, version that the rating made) of the bad ratings in force that have
+        a note, oldest first."""
         rows = self._db.rows(
             "SELECT reply_id, rating, note, version FROM ratings WHERE fingerprint = ? AND adapter = ?"
             f" AND in_force AND note != '' AND rating IN {BAD} ORDER BY id",
@@ -144,7 +146,7 @@ class Ratings:
         return [(row["reply_id"], row["rating"], row["note"], row["version"]) for row in rows]
 
     def of_reply(self, fingerprint: str, name: str, reply_id: str) -> tuple[str, str, int] | None:
-        """Return (rating, note, version that it made) of a reply's rating in force; None if there is none."""
+        """Return (rating, note, version that the rating made) of a reply's rating in force, or None."""
         rows = self._db.rows(
             "SELECT rating, note, version FROM ratings INDEXED BY ratings_by_reply"
             " WHERE reply_id = ? AND fingerprint = ? AND adapter = ? AND in_force",

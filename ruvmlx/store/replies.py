@@ -1,4 +1,4 @@
-"""Generated replies."""
+"""This module stores generated replies."""
 
 import time
 from collections.abc import Sequence
@@ -28,17 +28,18 @@ class ReplyRow:
     adapter_version: int
     prompt_ids: list[int]
     sampled_ids: list[int]  # every sampled token, with the token that ends the reply
-    prompt: str  # the user's message that it answers
+    prompt: str  # the user's message that the reply answers
     text: str
     finish_reason: str
     query: np.ndarray | None  # [D] float32, the pooled hidden state of the question (sona/embedding.py)
-    # the sum over the rated tokens, with the adapter; None: it was sampled without an adapter
+    # the sum of the logprobs of the rated tokens, with the adapter; None: the reply was sampled without one
     logprob: float | None = None
     examples: tuple[str, ...] = ()  # the ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # the time per token, divided by the usual time on this machine
-    thought: int = 0  # the number of first sampled tokens that are a thought; ratings do not move these
-    # The text's features for the taste model (sona/taste_features.py). Empty: ratings of this reply teach
-    # nothing.
+    # the number of leading sampled tokens that are the model's thinking; ratings teach nothing about them
+    thought: int = 0
+    # The features of the text for the taste model (sona/taste_features.py). Empty: ratings of this reply
+    # teach nothing.
     features: bytes | None = None
     beside: str | None = None  # the id of the reply that was shown instead (best of n)
     # the id of the reply that the user rewrote to this one; None: the model wrote it
@@ -47,24 +48,24 @@ class ReplyRow:
 
     @property
     def context_ids(self) -> list[int]:
-        """Return the tokens before those that a rating moves."""
+        """Return the tokens before the tokens that a rating teaches."""
         return self.prompt_ids + self.sampled_ids[: self.thought]
 
     @property
     def rated_ids(self) -> list[int]:
-        """Return the tokens that a rating moves."""
+        """Return the tokens that a rating teaches."""
         return self.sampled_ids[self.thought :]
 
     @property
     def teaches(self) -> bool:
-        """Do ratings of this reply teach anything? They do not if the reply only repeated itself and was
-        ended, and if it calls a tool or reads a tool's result."""
+        """Return True if ratings of this reply teach something. They teach nothing if the reply only repeated
+        itself and was ended, or if it calls a tool or reads a tool's result."""
         return self.features is None or len(self.features) > 0
 
     @classmethod
     def of(cls, *facts: object, **values: Any) -> "ReplyRow":
-        """Return the row with these values. Each other field is read by its name from the first of `facts`
-        that has such an attribute, or keeps its default."""
+        """Return the row with these values. The value of each other field comes from the first of `facts`
+        that has an attribute with the field's name. If there is none, the field keeps its default."""
         names = [field.name for field in fields(cls)]
         for fact in facts:
             values = {name: getattr(fact, name) for name in names if hasattr(fact, name)} | values
@@ -73,7 +74,8 @@ class ReplyRow:
 
 @dataclass(frozen=True)
 class ReplyWords:
-    """A reply as the taste model reads it. prompt and text are empty if the reply was deleted."""
+    """The columns of a reply that the taste model reads. prompt and text are empty if the reply was
+    deleted."""
 
     id: str
     features: bytes | None
@@ -84,7 +86,7 @@ class ReplyWords:
 
 @dataclass(frozen=True)
 class TenantReply:
-    """A reply as a list shows it. prompt: the question. created: seconds since 1970."""
+    """A reply in the form in which a list shows it. prompt: the question. created: seconds since 1970."""
 
     id: str
     prompt: str
@@ -124,8 +126,9 @@ class Replies:
 
         beside: the id of a message of the chat; the reply becomes its sibling
         question: the id of the message that the reply follows
-        shown, calls: the message's text without calls of tools, and those as JSON; None: all is text
-        Without `beside` and `question`, the reply follows the current branch.
+        shown, calls: the message's text without tool calls, and the calls as JSON; None: the whole text is
+            shown
+        If `beside` and `question` are None, the reply follows the current branch.
         """
         now = time.time()
         with self._db.transaction():
@@ -145,8 +148,8 @@ class Replies:
                 self._routes.add(route)
 
     def get(self, reply_id: str) -> ReplyRow:
-        """Return a reply by its id, by a unique beginning of the id, or by "last". Raises NotFound if none or
-        several match."""
+        """Return a reply by its id, by a unique beginning of the id, or by "last". Raises NotFound if no
+        reply or several replies match."""
         select = f"SELECT {columns(ReplyRow)} FROM replies "
         if reply_id == "last":
             rows = self._db.rows(select + "ORDER BY seq DESC LIMIT 1")
@@ -163,7 +166,7 @@ class Replies:
         return _from_columns(ReplyRow(**rows[0]))
 
     def newest(self, tenant: str, limit: int) -> list[TenantReply]:
-        """Return a tenant's newest replies that still have words, the newest first."""
+        """Return the newest replies of a tenant that still have words, newest first."""
         rows = self._db.rows(
             "SELECT r.id, r.prompt, r.text, r.created, (SELECT rating FROM ratings WHERE reply_id = r.id"
             " AND in_force ORDER BY id DESC LIMIT 1) AS rating FROM replies r"
@@ -211,7 +214,7 @@ class Replies:
             self._db.execute("UPDATE replies SET query = ? WHERE id = ?", from_vector(query), reply_id)
 
     def query(self, reply_id: str) -> np.ndarray | None:
-        """Return the question's pooled hidden state [D], float32; None if it was never computed."""
+        """Return the question's pooled hidden state [D] as float32; None if it was never computed."""
         return to_vector(self._db.value("SELECT query FROM replies WHERE id = ?", reply_id))
 
     def questions(self, session_id: str) -> list[tuple[str, bytes]]:
@@ -225,8 +228,8 @@ class Replies:
 
     def erase(self, *reply_ids: str) -> None:
         """Delete replies. A reply with a rating or a preference loses only its words, tokens and notes. Other
-        replies whose prompts showed one of these as an example, or went on from one as a response, lose
-        their prompts. Call inside a transaction."""
+        replies lose their prompts if these show a deleted reply as an example or continue a deleted response.
+        Call inside a transaction."""
         after = self._went_on_from(reply_ids)
         for reply_id in reply_ids:
             self._erase(reply_id)
@@ -242,7 +245,8 @@ class Replies:
         self._db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply_id)
 
     def _went_on_from(self, reply_ids: Sequence[str]) -> set[str]:
-        """Responses whose prompts have the words of these, at any distance."""
+        """Return the ids of the responses that continue these responses, directly or through other
+        responses."""
         found, new = set[str](), set(reply_ids)
         while new:
             select = "SELECT id FROM responses WHERE previous = ?"

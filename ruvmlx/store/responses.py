@@ -1,4 +1,4 @@
-"""Responses that a program goes on from: what each request sent, and what it was answered."""
+"""This module stores responses of the Responses API that a later request can continue: input and answer."""
 
 import time
 from dataclasses import dataclass
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from ..errors import NotFound, UsageError
 from .database import Database
 
-KEEP_RESPONSES, KEEP_BYTES = 10_000, 256_000_000  # the newest ones stay
-MOST_LINKS = 1_000  # responses of one conversation
+# the maximum number and bytes of stored responses; the newest stay
+KEEP_RESPONSES, KEEP_BYTES = 10_000, 256_000_000
+MOST_LINKS = 1_000  # the maximum number of responses in one conversation
 
 
 @dataclass(frozen=True)
 class ResponseRow:
-    """One response. id: of its reply. previous: the response that its request went on from. input, answer:
-    JSON, without what came before. tenant: as in `ReplyRow`."""
+    """One response. id: the id of its reply. previous: the id of the response that its request continued.
+    input, answer: JSON of this request only, without the earlier conversation. tenant: as in `ReplyRow`."""
 
     id: str
     previous: str | None
@@ -29,8 +30,8 @@ class Responses:
         self._db = db
 
     def add(self, row: ResponseRow) -> None:
-        """Commit a response; the oldest ones beyond KEEP_RESPONSES or KEEP_BYTES go. Nothing is committed if
-        its reply is gone."""
+        """Commit a response. Delete the oldest responses beyond KEEP_RESPONSES or KEEP_BYTES. Commit nothing
+        if its reply was deleted."""
         with self._db.transaction():
             if self._db.row("SELECT 1 FROM replies WHERE id = ?", row.id) is None:
                 return
@@ -47,7 +48,7 @@ class Responses:
             self._trim()
 
     def get(self, response_id: str, tenant: str) -> ResponseRow:
-        """NotFound if there is none, or it is another tenant's."""
+        """Return a response. Raises NotFound if there is none, or if it belongs to another tenant."""
         rows = self._db.rows(
             "SELECT id, previous, tenant, input, answer FROM responses WHERE id = ? AND tenant = ?",
             response_id,
@@ -58,8 +59,8 @@ class Responses:
         return ResponseRow(**rows[0])
 
     def conversation(self, response_id: str, tenant: str, most_bytes: int) -> list[ResponseRow]:
-        """A response and all that it went on from, the first one first. NotFound if one of them is gone,
-        UsageError if they have more bytes or links than are allowed."""
+        """Return a response and all responses that it continued, the first one first. Raises NotFound if one
+        of them is deleted, and UsageError if they have too many bytes or links."""
         found: list[ResponseRow] = []
         left, wanted = most_bytes, response_id
         while True:

@@ -1,4 +1,5 @@
-"""The router's choice for each reply, and the router's trained cell. Only numbers, no words of a chat."""
+"""This module stores the router's choice (its arm) for each reply, and the router's trained cell. It stores
+only numbers, no words of a chat."""
 
 import json
 import sqlite3
@@ -16,15 +17,15 @@ KEEP_ROUTES = 2000  # the number of newest choices that are kept, of all adapter
 
 @dataclass(frozen=True)
 class RouteRow:
-    """One choice. `best` is written only to the witness log."""
+    """One choice of the router. `best` is written only to the witness log."""
 
     reply_id: str
     fingerprint: str
     name: str  # the name of the adapter
     arm: str
     probability: float
-    turns: np.ndarray  # [T, I] float32, the inputs of the router
-    best: dict[str, float]  # {arm: the probability that it is the best one}
+    turns: np.ndarray  # [T, I] float32: the router's inputs, I numbers for each of T turns
+    best: dict[str, float]  # {arm: the probability that this arm is the best}
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ class Routes:
         return {row["arm"]: row["chosen"] for row in rows}
 
     def rated_mark(self, fingerprint: str, name: str) -> tuple[int, int]:
-        """Return (count, sum of rating ids) of the rated choices. This changes when a choice gains or loses a
-        rating."""
+        """Return (count, sum of rating ids) of the rated choices. These numbers change when a choice gains or
+        loses a rating."""
         row = self._db.row(
             "SELECT count(*) AS rated, coalesce(sum(t.id), 0) AS ids FROM routes o"
             " JOIN ratings t ON t.reply_id = o.reply_id"
@@ -127,7 +128,7 @@ class Routes:
         return (row["state"], json.loads(row["report"])) if row else (None, {})
 
     def put_cell(self, fingerprint: str, name: str, state: bytes | None, report: dict[str, Any]) -> None:
-        """Commit a training: its report, and the updates to use from now on."""
+        """Commit the report of a training, and the low-rank updates to use from now on."""
         with self._db.transaction():
             self._db.replace(
                 "router_cells",

@@ -1,6 +1,6 @@
-"""The tables of the store, and the steps that bring an older file to the newest format.
+"""This module has the tables of the store, and the steps that bring an older file to the newest format.
 
-A new column is a new step at the end of _STEPS. A step that was released never changes.
+A new column is a new step at the end of _STEPS. A released step never changes.
 """
 
 import sqlite3
@@ -228,7 +228,7 @@ _STEPS = (
     _V12,
     _V13,
     _V14,
-)  # from each version to the next
+)  # each step brings a file from one version to the next
 
 
 def statements(version: int, before: int = 0) -> list[str]:
@@ -237,7 +237,7 @@ def statements(version: int, before: int = 0) -> list[str]:
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring the file to VERSION. Raises StoreError for a file of a newer ruvmlx and does not change that
+    """Bring the file to VERSION. If a newer ruvmlx wrote the file, raise StoreError and do not change the
     file."""
     found = db.execute("PRAGMA user_version").fetchone()[0]
     if found > VERSION:

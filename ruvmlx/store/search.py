@@ -1,11 +1,11 @@
-"""Full-text search in all chats."""
+"""This module does full-text search in all chats."""
 
 from dataclasses import dataclass
 
 from .chats import Chats, SessionRow
 from .database import Database
 
-_INDEXED = 3  # characters: the index holds trigrams
+_INDEXED = 3  # characters: the minimum length of an indexed word, because the index holds trigrams
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class Search:
         self._db, self._chats = db, chats
 
     def newest(self, words: str, session_id: str | None = None) -> ChatHit | None:
-        """Return the newest message that contains every word, of one chat or of all; None if there is
-        none."""
+        """Return the newest message that contains every word, in one chat or in all chats. Return None if
+        there is none."""
         found = self._in_messages(words.split(), 1, session_id) if words.split() else []
         return found[0] if found else None
 
     def find(self, words: str, limit: int = 100) -> list[ChatHit]:
         """Return the titles, then the messages of every branch, that contain every word; newest first.
 
-        A word may be a part of a longer word, in upper or lower case. The index finds words of three or more
-        characters. A shorter word is compared with every message.
+        A word can be a part of a longer word, in upper or lower case. The index finds words of three or more
+        characters. The search compares a shorter word with every message.
         """
         terms = words.split()
         if not terms:
@@ -62,7 +62,7 @@ class Search:
         return [ChatHit(chats[r["session_id"]], r["id"], r["role"], r["content"]) for r in found]
 
     def _in_titles(self, terms: list[str]) -> list[ChatHit]:
-        """Search the titles and the system prompts."""
+        """Return the chats whose title or system prompt contains every term."""
         rows = self._db.rows(
             "SELECT id FROM sessions s WHERE deleted IS NULL"
             + " AND title || ' ' || coalesce(system, '') LIKE ? ESCAPE '\\'" * len(terms),

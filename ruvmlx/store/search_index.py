@@ -1,9 +1,9 @@
-"""The full-text index of all messages, and how deleted words leave the index.
+"""This module cleans the full-text index of all messages, so that deleted words leave the index.
 
-FTS5 only marks deleted words. The words leave the file when the parts of the index are merged into one. That
-takes seconds in a large store (1 s at 30,000 messages). So the merge runs in steps of some milliseconds, one
-transaction each, and other processes can write in between. The table `index_cleaning` records what is left to
-do, so the next start continues after a kill.
+FTS5 only marks deleted words. The words leave the file when the parts of the index are merged into one part.
+This takes seconds in a large store (1 s at 30,000 messages). So the merge runs in steps of some milliseconds,
+one transaction each, and other processes can write in between. The table `index_cleaning` records the
+remaining work, so the next start continues after a kill.
 """
 
 import math
@@ -11,12 +11,12 @@ import time
 
 from .database import Database
 
-_PAGES = 64  # pages of the index that one step writes: about 10 ms
+_PAGES = 64  # the number of index pages that one step writes: about 10 ms
 _LONGEST_PAUSE = 0.05  # the maximum number of seconds between two steps
 
 
 class SearchIndex:
-    """Cleans `messages_text`. Triggers fill that index (schema.py)."""
+    """This class cleans `messages_text`. Triggers fill this index (schema.py)."""
 
     def __init__(self, db: Database):
         self._db = db
@@ -27,15 +27,15 @@ class SearchIndex:
         self._set(deleted=1)
 
     def is_clean(self) -> bool:
-        """Have all deleted words left the index?"""
+        """Return True if all deleted words have left the index."""
         row = self._db.row("SELECT deleted, merging FROM index_cleaning")
         return row is None or not (row["deleted"] or row["merging"])
 
     def clean(self, seconds: float = math.inf) -> bool:
-        """Remove deleted words, for about this many seconds. Returns True when none is left.
+        """Remove deleted words, for about this many seconds. Returns True if no deleted word is left.
 
-        After each step it waits as long as the step took. SQLite gives the lock to the first process that
-        asks, and waiting processes ask again only after a pause.
+        After each step the loop waits as long as the step took, because SQLite gives the lock to the first
+        process that asks, and waiting processes ask again only after a pause.
         """
         end = time.monotonic() + seconds
         while not self.is_clean():
@@ -54,11 +54,11 @@ class SearchIndex:
                     self._set(merging=0)
             elif self._db.value("SELECT deleted FROM index_cleaning"):
                 self._set(deleted=0, merging=1)
-                self._merge(-_PAGES)  # negative: from now on, merge all parts into one
+                self._merge(-_PAGES)  # negative: merge all parts into one from now on
 
     def _merge(self, pages: int) -> bool:
-        """Merge some pages. Returns whether there was anything to merge: fewer than two changes mean no.
-        (FTS5's documentation, 6.8)"""
+        """Merge some pages. Returns True if there was work: FTS5 then makes two or more changes (FTS5's
+        documentation, 6.8)."""
         before = self._db.changes
         self._db.execute("INSERT INTO messages_text(messages_text, rank) VALUES ('merge', ?)", pages)
         return self._db.changes - before >= 2

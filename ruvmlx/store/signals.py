@@ -1,4 +1,5 @@
-"""Signals about replies: ratings, and what the user did with a reply (the trajectory buffer)."""
+"""This module stores signals about replies: ratings, and the user's actions on a reply (the trajectory
+buffer)."""
 
 import time
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class SignalRow:
 
 @dataclass(frozen=True)
 class SignalGroup:
-    """Signals of one kind about replies of one model size and context length. Means over the group."""
+    """The means over the signals of one kind about replies of one model size and context length."""
 
     kind: str
     tier: int
@@ -66,8 +67,8 @@ class Signals:
         return [SignalRow(**row) for row in rows]
 
     def groups(self, fingerprint: str) -> list[SignalGroup]:
-        """Means of the signals about a model's replies, by kind, model size and context length. Of several
-        signals of a kind about one reply, the newest counts."""
+        """Return means of the signals about a model's replies, by kind, model size and context length. If
+        there are several signals of a kind about one reply, only the newest counts."""
         context = (
             "CASE WHEN context_tokens < 512 THEN 'under 512' WHEN context_tokens < 2048"
             " THEN '512 to 2047' ELSE '2048 and more' END"

@@ -1,8 +1,7 @@
-"""Checks that the tables and values of an unknown database are those that this program writes.
+"""This module checks that an unknown database has only tables and values that this program writes.
 
-SQLite's own check reads pages and indexes. It does not object to foreign triggers, views, checks and
-generated columns, which would run with the next statement. It does not object to values of a wrong type
-either.
+SQLite's own check reads pages and indexes. It accepts foreign triggers, views, checks and generated columns,
+which would run with the next statement. It also accepts values of a wrong type.
 """
 
 import re
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from ..text import one_line
 from .schema import statements
 
-ANSWER_LENGTH = 200  # characters
+ANSWER_LENGTH = 200  # the maximum number of characters of an answer
 YEAR_10000 = 253_402_300_800  # seconds since 1970
 _TYPES = {"INTEGER": "'integer'", "REAL": "'real'", "TEXT": "'text'", "BLOB": "'blob'"}
 _TIMES = ("created", "updated", "deleted")
@@ -45,7 +44,7 @@ def _own_schema(version: int) -> dict[tuple[str, str], str]:
 
 
 def _schema(db: sqlite3.Connection) -> dict[tuple[str, str], str]:
-    """Return {(type, name): the SQL that made it}."""
+    """Return {(type, name): the SQL that made the table, index or trigger}."""
     made = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema")
     return {(str(kind), str(name)): f"{table} {_words(name, sql)}" for kind, name, table, sql in made}
 
@@ -56,8 +55,8 @@ def _words(name: object, sql: object) -> str:
 
 
 def _odd_values(db: sqlite3.Connection, table: str) -> str:
-    """Return a value whose type differs from its column's, or a number that this program never writes; "" if
-    there is none."""
+    """Return a text if a value has another type than its column, or is a number that this program never
+    writes. Return "" if there is no such value."""
     wrong = list(_conditions(db, table))
     if wrong and db.execute(f'SELECT 1 FROM "{table}" WHERE {" OR ".join(wrong)} LIMIT 1').fetchone():
         return _short(f"table {table} holds a value of another type or size than its columns")
@@ -65,7 +64,7 @@ def _odd_values(db: sqlite3.Connection, table: str) -> str:
 
 
 def _conditions(db: sqlite3.Connection, table: str) -> Iterator[str]:
-    """Yield SQL conditions that no row may fulfil. table: one of this program's own tables."""
+    """Yield SQL conditions that no valid row fulfils. table: one of this program's own tables."""
     for _, name, kind, *_ in db.execute(f'PRAGMA table_info("{table}")').fetchall():
         if kind in _TYPES:
             yield f"typeof({name}) NOT IN ({_TYPES[kind]}, 'null')"

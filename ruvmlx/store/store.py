@@ -1,7 +1,7 @@
-"""The store: one open database and its parts.
+"""This module holds the store: one open database and its parts.
 
 A part is a plain class that reads and writes a few tables. Its constructor takes the database and the parts
-that it needs; `Store.__init__` creates those first.
+that it needs. `Store.__init__` creates those parts first.
 
 To add a column: add a migration step in schema.py, and a field to the row class in the file of the part.
 """
@@ -34,14 +34,14 @@ from .versions import Versions
 
 
 class Store:
-    """Opens the file at `path`, or creates it. Use a Store only in the thread that opened it.
+    """A store opens the file at `path`, or creates it. Use a store only in the thread that opened it.
 
     Raises StoreError if the file cannot be written or has a newer format, and CorruptFile if it is not a
     database.
     """
 
     def __init__(self, path: Path, reading: bool = False):
-        """reading: only reads will follow. They work on a disk that is full or read-only."""
+        """reading: True: only reads follow. Reads work on a disk that is full or read-only."""
         self.path = path
         self.db = db = Database(path, reading)
         self.witness = Witness(db)
@@ -82,6 +82,6 @@ class Store:
         return self.db.snapshot()
 
     def integrity(self) -> str:
-        """Return "ok", or the first difference from what this program writes, or what SQLite finds
-        damaged."""
+        """Return "ok", or else the first difference from the data that this program writes, or the damage
+        that SQLite finds."""
         return self.db.integrity()

@@ -1,4 +1,5 @@
-"""The traces of the newest replies. A later rating takes its gradient from them (sona/trace.py)."""
+"""This module stores the traces of the newest replies. A later rating takes its gradient from a trace
+(sona/trace.py)."""
 
 from .database import Database
 

@@ -1,6 +1,7 @@
-"""The messages of a chat as a tree: an edited question or a regenerated reply starts a new branch.
+"""This module shows the messages of a chat as a tree: an edited question or a regenerated reply starts a new
+branch.
 
-Nothing is overwritten. The conversation is one path, from a first message to the chat's head. The other
+No message is overwritten. The conversation is one path, from a first message to the chat's head. The other
 branches stay.
 """
 
@@ -10,7 +11,7 @@ from typing import Protocol
 
 
 class Node(Protocol):
-    """A message; parent: the id of the message before it; None: it is a first message."""
+    """A message. parent: the id of the previous message; None: the message is a first message."""
 
     @property
     def id(self) -> int: ...
@@ -43,8 +44,8 @@ class Tree:
         """Return the ids that can be shown in place of a message: the replies to every version of the same
         question.
 
-        A version of the question that has no reply is in the list itself. of: the id of a reply or a
-        question.
+        If a version of the question has no reply, the list has the id of this version itself. of: the id of a
+        reply or a question.
         """
         question = self._question(of)
         if question is None:
@@ -62,7 +63,7 @@ class Tree:
         return newest
 
     def _question(self, of: int) -> Node | None:
-        """Return the message itself if it is the user's, else the user's message before it."""
+        """Return the message itself if the user wrote it, else the user's message before it."""
         node = self._nodes[of]
         if node.role == "user" or node.parent is None:
             return node if node.role == "user" else None

@@ -1,7 +1,7 @@
-"""Versions of adapters.
+"""This module stores versions of adapters.
 
-The versions of an adapter form a tree: each has a parent. The head is the version in use. Undo and rollback
-    move the head. A rating and the version that it made are written in one transaction.
+The versions of an adapter form a tree: each version has a parent. The head is the version in use. Undo and
+rollback move the head. A rating and the version that it made are written in one transaction.
 """
 
 import time
@@ -17,15 +17,19 @@ from .database import Database, columns
 from .preferences import Preferences
 from .ratings import Ratings
 
-KEEP_PLAIN = 64  # the newest versions, and the head's nearest ancestors, whose weights are not compressed
-# older versions whose weights are compressed: about 80 KB each for the starter model, 3 ms to compress
+# the number of newest versions, and of the head's nearest ancestors, whose weights stay uncompressed
+KEEP_PLAIN = 64
+# the number of older versions with compressed weights: about 80 KB each for the starter model, 3 ms to
+# compress
 KEEP_PACKED = 10_000
-PACKED_AT_ONCE = 4  # versions compressed per rating; after an undo there is more than one to compress
-KEEP_COPIED = 8  # the nearest ancestors of a copied version whose weights are copied too
+# the maximum number of versions compressed per rating; after an undo there can be more than one to compress
+PACKED_AT_ONCE = 4
+KEEP_COPIED = 8  # the number of nearest ancestors of a copied version whose weights are copied too
 
 
 class HeadMoved(Exception):
-    """Another process added a version first. Start again from its weights."""
+    """This error means that another process added a version first. Start again from the weights of that
+    version."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class VersionRow:
 
     version: int
     parent: int
-    base: int  # the id of its base LoRA; 0: none
+    base: int  # the id of its base LoRA; 0: no base LoRA
     state: bytes  # the MicroLoRA
     kl: float  # nats per token on the reference text
     norm: float
@@ -96,13 +100,13 @@ class Versions:
         return [row["version"] for row in rows]
 
     def base_of(self, fingerprint: str, name: str, version: int) -> int:
-        """Return the id of a version's base; 0: none. It is known even if the version's weights were
+        """Return the id of a version's base LoRA; 0: none. The id is known even if the weights were
         deleted."""
         sql = "SELECT base FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?"
         return self._db.value(sql, fingerprint, name, version) or 0
 
     def is_ancestor(self, fingerprint: str, name: str, version: int, head: int) -> bool:
-        """Is the version the head or one of its ancestors?"""
+        """Return True if the version is the head or one of its ancestors."""
         sql = WITH_ANCESTORS + "SELECT 1 FROM ancestors WHERE version = ?5"
         return self._db.row(sql, fingerprint, name, head, ALL_STEPS, version) is not None
 
@@ -122,10 +126,10 @@ class Versions:
         return [row["version"] for row in rows]
 
     def newest_before(self, fingerprint: str, name: str, head: int, when: float) -> int:
-        """Return the version that was in use at a time, among the head and its ancestors; 0: none.
+        """Return the version that was in use at a time, among the head and its ancestors; 0: no version.
 
-        This is the version before the first one that was made at that time or later. The clock may have been
-        set back, so a later version may have an earlier time.
+        This is the version before the first version that was made at that time or later. If the clock was set
+        back, a later version can have an earlier time.
 
         when: seconds since 1970
         """
@@ -221,8 +225,8 @@ class Versions:
         self._db.replace("adapter_heads", fingerprint=fingerprint, name=name, version=version)
 
     def _pack_old_weights(self, fingerprint: str, name: str, head: int) -> None:
-        """Compress the weights of older versions and delete those of the oldest. The newest versions and the
-        head's nearest ancestors are not changed."""
+        """Compress the weights of older versions, and delete the weights of the oldest versions. The newest
+        versions and the head's nearest ancestors are not changed."""
         of = fingerprint, name, head, KEEP_PLAIN
         old = " version <= ?3 - ?5 AND version NOT IN (SELECT version FROM ancestors)"
         kept = " fingerprint = ?1 AND name = ?2 AND state IS NOT NULL AND"
