@@ -1,6 +1,7 @@
-"""The command line: one function for each verb, one file for each group of verbs.
+"""This package is the command line: a function for each verb, which is a command of `ruvmlx`, and a file for
+each group of verbs.
 
-Nothing heavy is imported here: `ruvmlx --help` answers in a fraction of a second.
+This file imports no large module, so `ruvmlx --help` answers in a fraction of a second.
 """
 
 import sys
@@ -18,7 +19,8 @@ from .output import run_plainly
 
 
 class Verbs(click.Group):
-    """Imports the file that has a verb, for that verb alone; help and completion list verbs from a table."""
+    """This group imports the file of a verb only when the verb is called. Help and completion list the verbs
+    from a table."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands and cmd_name in FILES:
@@ -46,7 +48,7 @@ class Verbs(click.Group):
         formatter.write_text("`ruvmlx VERB --help` has examples and all options of a verb.")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Verbs from the table; options as everywhere."""
+        """Complete verbs from the table, and options as click does."""
         verbs = [
             CompletionItem(verb, help=PAGES[verb].short) for verb in FILES if verb.startswith(incomplete)
         ]
@@ -63,7 +65,7 @@ _OWN_FILE = (
     "adapters bench chat completion connect doctor embed "
     "generate learn log perplexity prove rate serve sessions"
 )
-FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # verb -> file
+FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # maps each verb to its file
     "backup": "backup",
     "restore": "backup",
     "config": "settings",
@@ -79,8 +81,8 @@ FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # verb -> file
 
 
 def run() -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line, and return the exit code."""
     end_on_signals()
-    if len(sys.argv) > 1:  # import its file here: where Ctrl-C meets click, click prints an empty line
+    if len(sys.argv) > 1:  # import the verb here: if Ctrl-C interrupts click, click prints an empty line
         cli.get_command(click.Context(cli), sys.argv[1])
     return run_plainly(cli)

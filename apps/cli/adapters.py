@@ -1,4 +1,5 @@
-"""`adapters`: what was learned, kept under names."""
+"""`adapters`: lists, copies, exports and deletes adapters, each of which keeps what was learned
+under a name."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ def adapters() -> None:
 
 
 class _Open:
-    """The chosen model and adapter, and the store; no weights are loaded."""
+    """The chosen model and adapter, and the store. This class loads no weights."""
 
     def __init__(self, flags: dict[str, Any]):
         from ruvmlx.store import Store
@@ -38,7 +39,7 @@ class _Open:
         self.name = settings.adapter_name
 
     def chosen(self) -> str:
-        """The adapter's name; UsageError with --adapter none."""
+        """Return the adapter's name. Raise UsageError for --adapter none."""
         if self.name is None:
             raise UsageError(
                 "--adapter none is the original model, which has learned nothing; name an adapter."
@@ -46,7 +47,8 @@ class _Open:
         return self.name
 
     def change(self):
-        """The base, layer and micro LoRA of the version in use, as one BaseLoRA."""
+        """Return the base LoRA, the layer LoRA and the micro LoRA of the version in use, joined to one
+        BaseLoRA."""
         from ruvmlx.lora import MicroLoRA
         from ruvmlx.lora.interchange import combine_adapter
         from ruvmlx.lora.layer_lora import combine_loras, unpack_layers
@@ -74,7 +76,7 @@ def _facts(store: Any, row: Any) -> dict[str, Any]:
 
 
 def _rank(store: Any, row: Any) -> int:
-    """The largest rank of a layer in the version in use."""
+    """Return the largest rank of all layers in the version in use."""
     from ruvmlx.lora.base_lora import BaseLoRA
     from ruvmlx.lora.micro_lora import stored_rank
 
@@ -237,7 +239,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     if config.parse("adapter", name, "the command line") == "none":
         raise UsageError("none is no adapter; give another name.")
     settings = resolve(flags)
-    change = load(folder, load_model(settings.model).shape)  # refuses a wrong folder early
+    change = load(folder, load_model(settings.model).shape)  # raises an error early if the folder is wrong
     with open_runtime(replace(settings, adapter=name)) as runtime:
         adopted = import_adapter(runtime.store, runtime.learning.require_learner(), change, name)
     if adopted.kl > KL_CAP:

@@ -33,7 +33,7 @@ def mcp(server: str, api_key: str | None) -> None:
 
 
 def agent_server(server: str, key: str | None) -> "MCPServer":
-    """The MCP server. RuvmlxError where the package is missing."""
+    """Return the MCP server. Raise RuvmlxError if the package mcp is missing."""
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
@@ -70,7 +70,7 @@ def agent_server(server: str, key: str | None) -> "MCPServer":
 
 
 def _ask(server: str, key: str | None, path: str, body: Any = None, method: str | None = None) -> Any:
-    """The server's answer; ToolError, which the agent reads, if it refuses."""
+    """Return the server's answer. If the server refuses, raise ToolError, which the agent reads."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     try:

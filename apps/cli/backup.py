@@ -1,4 +1,4 @@
-"""`backup` and `restore`: a copy of all chats, ratings and adapters, and the way back."""
+"""`backup` and `restore`: copy all chats, ratings and adapters to a file, and read them back."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -50,7 +50,7 @@ def restore(file: Path, as_json: bool) -> None:
 
 
 def _held(facts) -> str:
-    """ "3 chats, 12 ratings and 1 adapter"."""
+    """Return the contents in words, such as "3 chats, 12 ratings and 1 adapter"."""
     words = [count(facts.chats, "chat"), count(facts.ratings, "rating"), count(facts.adapters, "adapter")]
     return f"{', '.join(words[:-1])} and {words[-1]}"
 

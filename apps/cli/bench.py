@@ -1,4 +1,5 @@
-"""`ruvmlx bench`: measures this machine against the design's targets, its own limits and other runtimes."""
+"""`bench`: measures this machine, and compares it with the design's targets, the machine's own limits and
+other runtimes."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -136,7 +137,7 @@ def _parse_peers(vs: str) -> list[str]:
 
 
 def _cores() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

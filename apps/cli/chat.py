@@ -1,4 +1,4 @@
-"""`chat`: with a model of its own, or on a running server."""
+"""`chat`: opens the chat app with a model in this process, or with the model of a running server."""
 
 import sys
 from dataclasses import replace
@@ -17,7 +17,8 @@ from .verb import Verb
 if TYPE_CHECKING:
     from ruvmlx.settings import Settings
 
-# What the client of a server decides: the chat and how it looks. The server has decided everything else.
+# Options that also apply with --server: the choice of the chat and its look. The server sets all other
+# options.
 _THE_CLIENTS = {"server", "api_key", "continue_", "session", "find", "system", "theme", "motion"}
 
 
@@ -90,7 +91,7 @@ def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | Non
 
 
 def _refuse_flags(context: click.Context) -> None:
-    """UsageError for a flag that a server has decided, or that needs no server."""
+    """Raise UsageError for a flag that only the server can set, or that has no meaning with a server."""
     given = [
         parameter
         for parameter in context.command.params
@@ -105,7 +106,7 @@ def _refuse_flags(context: click.Context) -> None:
 
 
 def _attach(url: str, key: str | None, settings: "Settings", session: str, find: str | None) -> int:
-    """Chat on a server."""
+    """Chat with the model of a running server."""
     from ..attach.client import attach, is_here
     from ..server.keys import saved_keys
 

@@ -1,4 +1,4 @@
-"""The configuration of each client that `connect` knows."""
+"""This module makes the configuration of each program that `connect` supports."""
 
 import json
 import os
@@ -9,15 +9,16 @@ from typing import Any
 
 from ruvmlx.errors import UsageError
 
-PART = 4  # a reply may take this part of the context
-MAX_REPLY_TOKENS = 32_000  # tokens of a reply that clients ask for by themselves
-CLAUDE_LEAST = 100_000  # tokens: the smallest window that Claude Code takes
-MARGIN = 0.95  # of what there is room for: clients count tokens of another model
+PART = 4  # a reply may take 1 / PART of the context
+MAX_REPLY_TOKENS = 32_000  # tokens of a reply that clients request by default
+CLAUDE_LEAST = 100_000  # the smallest context window in tokens that Claude Code accepts
+MARGIN = 0.95  # share of the prompt that is used: clients count tokens of another model
 
 
 @dataclass(frozen=True)
 class Served:
-    """A running server. url: without /v1. context: tokens of prompt and reply together."""
+    """A running server. url: the address without /v1. context: the maximum of prompt and reply together, in
+    tokens."""
 
     url: str
     key: str
@@ -26,19 +27,19 @@ class Served:
 
     @property
     def reply(self) -> int:
-        """Tokens of a reply."""
+        """The maximum number of tokens of a reply."""
         return max(1, min(MAX_REPLY_TOKENS, self.context // PART))
 
     @property
     def prompt(self) -> int:
-        """Tokens of a prompt at which a client should shorten the conversation."""
+        """The number of prompt tokens at which a client should shorten the conversation."""
         return int(MARGIN * (self.context - self.reply))
 
 
 @dataclass(frozen=True)
 class ClientFile:
-    """path: the file that `text` belongs into; None: none. use: what to do next. merge: (what the file
-    has) -> the file with the configuration."""
+    """path: the client's configuration file; None: the client has no file. use: the user's next step. merge:
+    takes the old content of the file and returns it with the new configuration."""
 
     path: Path | None
     text: str
@@ -51,17 +52,18 @@ class ClientFile:
 
 
 def names() -> list[str]:
-    """The clients that are known."""
+    """Return the names of the supported clients."""
     return list(_CLIENTS)
 
 
 def client_of(name: str, served: Served) -> ClientFile:
-    """The configuration of a client for this server."""
+    """Return the configuration of a client for this server."""
     return _CLIENTS[name](served)
 
 
 def _claude(served: Served) -> ClientFile:
-    """Claude Code takes no window below CLAUDE_LEAST, but a share of it at which it makes a summary."""
+    """Claude Code accepts no window below CLAUDE_LEAST. For a smaller context, set the share of the window at
+    which Claude Code makes a summary."""
     window = max(CLAUDE_LEAST, served.context)
     share = 100 * served.prompt // (window - min(served.reply, 20_000))
     variables = {
@@ -80,7 +82,7 @@ def _claude(served: Served) -> ClientFile:
 
 
 def _codex(served: Served) -> ClientFile:
-    """A profile has a file of its own, so the user's own settings stay as they are."""
+    """Return a profile, which has a file of its own. So the user's own settings stay the same."""
     text = f"""\
 model = {json.dumps(served.model)}
 model_provider = "ruvmlx"
@@ -184,7 +186,7 @@ def _json_client(path: Path, wanted: Mapping[str, Any], use: str) -> ClientFile:
 
 
 def _merge_settings(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Both; where both have a value, the wanted one."""
+    """Merge both settings. If both have a value, take the value of `wanted`."""
     joined = dict(found)
     for name, value in wanted.items():
         own = joined.get(name)

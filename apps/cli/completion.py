@@ -12,7 +12,7 @@ from .text_output import hint, say, short_path
 from .verb import VerbGroup
 
 SHELLS = ("bash", "zsh", "fish")
-ANSWER = "_RUVMLX_COMPLETE"  # the variable with which click is asked for completions
+ANSWER = "_RUVMLX_COMPLETE"  # environment variable with which the shell asks click for completions
 _shell = click.option("--shell", type=click.Choice(SHELLS), help="The shell; yours ($SHELL) by default.")
 
 
@@ -75,7 +75,8 @@ def _current_shell() -> str:
 
 
 def place(shell: str) -> Path:
-    """The file's path: where the shell, or its completion package, looks for a user's own completions."""
+    """Return the path of the completion file: the shell, or its completion package, looks there for files of
+    the user."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     if shell == "bash":
         own = os.environ.get("BASH_COMPLETION_USER_DIR") or str(data / "bash-completion")
@@ -87,9 +88,10 @@ def place(shell: str) -> Path:
 
 
 def line_to_add(shell: str) -> str:
-    """What the shell's start-up file needs; "" for fish, which finds the file by itself."""
+    """Return the line that the shell's start-up file needs. Return "" for fish, which finds the completion
+    file by itself."""
     path = str(place(shell))
-    if shell == "bash":  # not every bash has the package bash-completion, which would find it
+    if shell == "bash":  # some systems have no package bash-completion, which would find the file
         return f'source "{path}"'
     if shell == "zsh":
         return f'fpath=("{Path(path).parent}" $fpath) && autoload -Uz compinit && compinit'
@@ -101,7 +103,7 @@ def _startup(shell: str) -> str:
 
 
 def script(shell: str) -> str:
-    """The shell's completion file, as click makes it."""
+    """Return the shell's completion file, which click makes."""
     from click.shell_completion import get_completion_class
 
     from . import cli
@@ -113,7 +115,7 @@ def script(shell: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Beside the target, then renamed: a shell that starts now never reads half a file."""
+    """Write a new file, then rename it to the target, so that a shell never reads an incomplete file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.new")

@@ -1,7 +1,7 @@
-"""What the shell completes beyond verbs and options: models, adapters, chats and settings.
+"""This module returns the values that the shell can complete: names of models, adapters, chats and settings.
 
-A shell waits for each answer, so nothing heavy is imported: files are listed and the store's tables are read
-with sqlite3 alone, read-only. Whatever fails completes nothing.
+A shell waits for each answer, so this module imports no large module. It lists files, and it reads the
+store's tables with sqlite3 alone, read-only. If an error occurs, the shell gets no values.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from ruvmlx import settings
 from ruvmlx.text import one_line
 
-_BUSY = 0.1  # seconds to wait for another process that writes
+_BUSY = 0.1  # seconds to wait for another process that writes to the store
 _CHATS = (
     "SELECT id, title FROM sessions WHERE deleted IS {}"
     " AND (id LIKE ? ESCAPE '\\' OR title LIKE ? ESCAPE '\\')"
@@ -26,7 +26,8 @@ _CHATS = (
 
 
 def rows(sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Rows of the store, [] if there is none. The store's own code checks and upgrades it; this reads it."""
+    """Return rows of the store, or [] if there is no store. The function reads the file without the store's
+    own code, which would check and upgrade it."""
     path = settings.store_file()
     if not path.exists():
         return []
@@ -43,7 +44,7 @@ def complete_adapters(_: click.Context, __: click.Parameter, incomplete: str) ->
 
 
 def complete_models(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of fetched models; for a path, files."""
+    """Complete the names of fetched models. If the user types a path, complete files."""
     if incomplete.startswith((".", "/", "~")):
         return [CompletionItem(incomplete, type="file")]
     return _beginning(["starter", *cached_names()], incomplete)
@@ -54,7 +55,8 @@ def complete_fetched(_: click.Context, __: click.Parameter, incomplete: str) -> 
 
 
 def cached_names() -> list[str]:
-    """owner/name of the repositories in the Hugging Face cache, as its folders are called."""
+    """Return owner/name of each repository in the Hugging Face cache. The names come from the cache's
+    folders."""
     default = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(default) / "hub")
     with contextlib.suppress(OSError):
@@ -63,7 +65,8 @@ def cached_names() -> list[str]:
 
 
 def complete_chats(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids of chats, newest first. What is typed may also be a part of the title, which is shown beside."""
+    """Complete ids of chats, the newest first. The typed text may also be a part of a chat's title, which the
+    shell shows beside the id."""
     last = [CompletionItem("last", help="the chat used last")] if "last".startswith(incomplete) else []
     return [*last, *_chats("NULL", incomplete)]
 
@@ -90,7 +93,7 @@ def complete_setting_names(_: click.Context, __: click.Parameter, incomplete: st
 def complete_setting_values(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Values of the setting that was named before, as far as there is a list of them."""
+    """Complete the values of the setting that was typed before, if this setting has a list of values."""
     name = context.params.get("name")
     if name == "adapter":
         return complete_adapters(context, _, incomplete)
@@ -104,7 +107,7 @@ def complete_setting_values(
 
 
 def complete_replies(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """`last`, and ids of the newest replies."""
+    """Complete `last` and the ids of the newest replies."""
     found = rows("SELECT id, text FROM replies ORDER BY seq DESC LIMIT 20")
     items = [("last", "the newest reply"), *((id_, one_line(text)[:60]) for id_, text in found)]
     return [CompletionItem(id_, help=said or None) for id_, said in items if id_.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""`connect`: the configuration with which another program uses a running `ruvmlx serve`."""
+"""`connect`: prints or writes the configuration with which another program uses a running `ruvmlx serve`."""
 
 from typing import Any
 
@@ -48,7 +48,8 @@ def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
 
 
 def served(server: str, api_key: str | None, name: str | None) -> Served:
-    """The server's model; RuvmlxError if nothing answers, or if it has no model of this name."""
+    """Return the server's model. Raise RuvmlxError if the server does not answer, or if it has no model of
+    this name."""
     form = {"anthropic-version": "2023-06-01"}
     models: list[dict[str, Any]] = answer_of(server, "/v1/models", api_key, headers=form)["data"]
     found = next((model for model in models if name in (None, model["id"])), None)

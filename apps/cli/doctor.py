@@ -1,4 +1,4 @@
-"""`doctor`: checks this installation, and writes a report about it for others."""
+"""`doctor`: checks this installation. It can also write a report for other people."""
 
 import shlex
 import stat
@@ -30,7 +30,7 @@ def _library() -> str:
     kernels: dict[str, list[str]] = {}
     for name, impl in sorted(found.items()):
         kernels.setdefault(impl, []).append(name)
-    few = 3  # kernels that are named
+    few = 3  # a group of more kernels is shown as a number
     return "; ".join(
         f"{impl}: {', '.join(names) if len(names) <= few else count(len(names), 'kernel')}"
         for impl, names in kernels.items()
@@ -41,13 +41,13 @@ def _backend() -> str:
     from ruvmlx.backends.select import describe
 
     choice = describe(settings.load().backend)
-    named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" contains the name
+    named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" already contains the name
     return f"{choice.kernels if named else f'{choice.name} on {choice.kernels}'}: {choice.why}"
 
 
 def _gpu_kernels() -> str:
-    """Check the kernels again, with the shapes of the model in use, or the starter's if it cannot be
-    opened."""
+    """Check the GPU kernels again with the shapes of the model in use. If this model cannot be opened, use
+    the shapes of the starter model."""
     from ruvmlx.platform.gpu import gpu
 
     if not gpu.kind:
@@ -71,7 +71,7 @@ def _shapes() -> Any:
 
     try:
         return shapes_of(load_model(settings.load().model))
-    except RuvmlxError:  # another check reports it
+    except RuvmlxError:  # another check reports this error
         return STARTER
 
 
@@ -86,7 +86,7 @@ def _store() -> str:
 
 
 def _privacy() -> str:
-    """Who can look into the data folder?"""
+    """Raise RuvmlxError if other users can read the data folder."""
     home = settings.home()
     mode = stat.S_IMODE(home.stat().st_mode) if home.exists() else 0o700
     if mode & 0o077:
@@ -97,7 +97,7 @@ def _privacy() -> str:
 
 
 def _deleted_chats() -> str:
-    """Erase the deleted chats that are due, as every start does."""
+    """Erase the deleted chats whose time is over, as each start of ruvmlx does."""
     from ruvmlx.chats import soft_delete
     from ruvmlx.store import Store
 
@@ -122,7 +122,7 @@ def _memory() -> str:
 
     try:
         return fit_words(settings.load().model)
-    except RuvmlxError:  # another check reports it
+    except RuvmlxError:  # another check reports this error
         return "not known without the model"
 
 
@@ -224,7 +224,7 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
 
 
 def _writable(file: Path) -> None:
-    """Refuse a wrong path before minutes are spent."""
+    """Raise UsageError for a wrong path before the measurement takes minutes."""
     if not file.absolute().parent.is_dir():
         raise UsageError(
             f"--report {file}: there is no folder {file.parent}; name a file in an existing one."
@@ -257,10 +257,10 @@ def _export_metal(folder: Path, as_json: bool) -> None:
 
 
 def _checked(name: str, check: Callable[[], str]) -> dict[str, Any]:
-    """Run one check. Any exception is its result, so that it does not hide the other checks."""
+    """Run one check. An exception becomes the result of the check, so that the other checks still run."""
     try:
         return {"name": name, "ok": True, "detail": check()}
-    except Exception as e:  # noqa: BLE001 - see above
+    except Exception as e:  # noqa: BLE001 - see the docstring
         return {"name": name, "ok": False, "detail": " ".join(str(e).split()) or type(e).__name__, "error": e}
 
 

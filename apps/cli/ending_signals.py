@@ -1,7 +1,7 @@
-"""SIGTERM and SIGHUP end a verb in order and soon.
+"""This module lets SIGTERM and SIGHUP end a verb in order and soon.
 
-The verb unwinds as after Ctrl-C: temporary folders are removed, child processes end. A library that computes
-for long cannot delay this: after GRACE the process ends as it is. The store is safe at every moment.
+The verb unwinds as after Ctrl-C: it removes temporary folders and ends child processes. If a long computation
+in a library delays the end, the process exits after GRACE seconds. The store is safe at every moment.
 """
 
 import os
@@ -12,13 +12,12 @@ import time
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-GRACE = 1.2  # seconds
+GRACE = 1.2  # seconds until the process exits
 
 
 def end_on_signals() -> None:
-    """Take the signals from now on; ignored ones (nohup) stay ignored. Call it in the main thread.
-
-    The chat and the server replace the handlers by their own."""
+    """Handle these signals from now on. Signals that are ignored (nohup) stay ignored. Call this function in
+    the main thread. The chat and the server later replace the handlers."""
     taken = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
     if not taken:
         return
@@ -26,13 +25,14 @@ def end_on_signals() -> None:
     os.set_blocking(wake, False)
     for number in taken:
         signal.signal(number, _unwind)
-    # Python calls a handler only between two instructions; its C half writes the number here at once.
+    # Python runs a handler only between two instructions. Its C part writes the signal's number to this file
+    # at once.
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threading.Thread(target=_end_in_time, args=(heard,), daemon=True).start()
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
     if (children := sys.modules.get("ruvmlx.platform.bounded_process")) is not None:
         children.ending.set()
         children.stop_requests()

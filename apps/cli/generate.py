@@ -1,4 +1,4 @@
-"""`generate`."""
+"""`generate`: writes one reply, or the replies to a file of prompts."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationResponse
     from ruvmlx.models.config.model import Message
 
-MAX_STDIN_BYTES = 8 << 20  # bytes of standard input; no context is that long
+MAX_STDIN_BYTES = 8 << 20  # maximum bytes of standard input; no context is so long
 
 
 @click.command(cls=Verb)
@@ -98,11 +98,11 @@ def generate(
 
 
 def _piped_text() -> str:
-    """The text of a pipe or a file on standard input, and an empty line; "" for anything else, which may have
-    no end."""
+    """Return the text of a pipe or file on standard input, with an empty line after it. Return "" for any
+    other input, which may have no end."""
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # closed, or not a file
+    except (AttributeError, OSError, ValueError):  # standard input is closed or is not a file
         return ""
     if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
         return ""
@@ -149,7 +149,7 @@ def _print_reply(chunks: "Iterator[Chunk]", quiet: bool) -> "GenerationResponse"
 
 
 def _report(runtime: Any, response: "GenerationResponse") -> dict[str, Any]:
-    """The fields that docs/scripts.md lists, for --json."""
+    """Return the fields for --json, which docs/scripts.md lists."""
     from ruvmlx.platform import memory
 
     report = {

@@ -1,6 +1,7 @@
-"""What `--help` says beyond the options: one line, and two or more examples, for each verb.
+"""This module has the help texts of each verb besides its options: one line, and two or more examples.
 
-The one place of examples. tests/cli/test_help.py checks that each verb has them and that each parses.
+A verb is a command of `ruvmlx`. All examples are in this module. tests/cli/test_help.py checks that each verb
+has examples and that each example can be parsed.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ EXIT_CODES = (
 
 @dataclass(frozen=True)
 class HelpPage:
-    """short: one line, in lists of verbs. examples: (words after `ruvmlx`, what they do)."""
+    """short: one line for the lists of verbs. examples: pairs (the words after `ruvmlx`, the effect of the
+    command)."""
 
     short: str
     examples: tuple[tuple[str, str], ...]

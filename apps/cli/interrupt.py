@@ -1,4 +1,4 @@
-"""Ctrl-C during long work."""
+"""This module handles Ctrl-C during long work."""
 
 import signal
 import threading
@@ -11,9 +11,7 @@ from ruvmlx.platform.bounded_process import stop_requests
 @contextmanager
 def ctrl_c_sets(cancel: threading.Event) -> Iterator[None]:
     """In the block, the first Ctrl-C sets `cancel`, so that the work stops in order and its result is kept.
-
-    The second Ctrl-C raises KeyboardInterrupt. Call in the main thread only.
-    """
+    The second Ctrl-C raises KeyboardInterrupt. Call this function in the main thread only."""
 
     def stop(signum: int, frame: object) -> None:
         cancel.set()

@@ -1,4 +1,4 @@
-"""`learn`: what was learned from ratings, and the ways back."""
+"""`learn`: shows what was learned from ratings, and takes it back."""
 
 import threading
 from dataclasses import asdict
@@ -35,11 +35,11 @@ ROUTER_WORDS = {
     "on": "It chooses for each reply.",
     "off": "Every reply uses what was learned; `ruvmlx config set router on` lets it choose.",
 }
-ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # then perhaps "+examples"
+ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # the router's choices; "+examples" may follow
 
 
 def _history(flags: dict[str, Any]):
-    """The history of the chosen model's adapter; no weights are loaded."""
+    """Return the history of the chosen model's adapter. This call loads no weights."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
@@ -55,7 +55,7 @@ def _history(flags: dict[str, Any]):
 
 
 def _taste(history: Any) -> dict[str, Any]:
-    """What the ratings say of this user's taste."""
+    """Return what the ratings show about this user's taste."""
     from ruvmlx.sona.user_taste import UserTaste
 
     known = UserTaste(history).status
@@ -180,7 +180,7 @@ def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -
 
 
 def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
-    """The deep loop promotes and refuses nothing, so those fields are None."""
+    """Run the deep loop, which records what was learned. It promotes no weights, so these fields are None."""
     from .training_line import training_line
 
     with training_line("replies") as line:
@@ -293,7 +293,7 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
 
 
 def _router(flags: dict[str, Any]):
-    """The router of the chosen model's adapter; no weights are loaded."""
+    """Return the router of the chosen model's adapter. This call loads no weights."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.sona.optional.router import Router
     from ruvmlx.store import Store
@@ -329,7 +329,7 @@ def _arm_words(arm: str) -> str:
 
 
 def _tier_history(flags: dict[str, Any]):
-    """The measured KV policies of the chosen model; no weights are loaded."""
+    """Return the measured KV cache policies of the chosen model. This call loads no weights."""
     from ruvmlx.backends.select import asked_policy, describe
     from ruvmlx.kv_tuning.tier_measurement import TierHistory
     from ruvmlx.store import Store
@@ -341,7 +341,7 @@ def _tier_history(flags: dict[str, Any]):
 
 
 def _kv_facts(status: Any) -> dict[str, Any]:
-    """Lengths are in tokens; None means all tokens."""
+    """Return the facts about the KV cache's tiers. Lengths are in tokens; None means all tokens."""
     known = status.report or {}
     return {
         "backend": status.backend,

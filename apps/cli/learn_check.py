@@ -1,4 +1,4 @@
-"""`learn check`: what was learned, seen in replies to the same questions."""
+"""`learn check`: shows the effect of what was learned on the replies to the same questions."""
 
 from pathlib import Path
 from typing import Any

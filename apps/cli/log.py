@@ -1,4 +1,5 @@
-"""`log`: shows, checks and exports the witness log, the record of requests, ratings and adapters."""
+"""`log`: shows, checks and exports the witness log, which records requests, ratings and adapters in a chain
+of hashes."""
 
 import json
 import re
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from ruvmlx.store.audit_log import LogFilter, WitnessRow
 
 F = TypeVar("F", bound=Callable[..., Any])
-MOST_ROWS = 10_000  # that `show` prints; `export` has no limit
+MOST_ROWS = 10_000  # maximum number of rows that `show` prints; `export` has no limit
 _NS = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{32,}")
-_SHORT = 12  # letters of a long hexadecimal number in a table
+_SHORT = 12  # number of digits of a long hexadecimal number in a table
 _COLUMNS = (
     TableColumn("ROW", right=True),
     TableColumn("TIME"),
@@ -38,7 +39,7 @@ _COLUMNS = (
 
 
 def filter_options(function: F) -> F:
-    """--kind, --since and --until."""
+    """Add the options --kind, --since and --until to a verb."""
     day = click.DateTime(DATES)
     for option in (
         click.option("--until", type=day, metavar="DATE", help="Only rows from before this time."),
@@ -68,14 +69,15 @@ def _filter(kinds: tuple[str, ...], since: datetime | None, until: datetime | No
 
 
 def _facts(row: "WitnessRow") -> dict[str, Any]:
-    """A row for JSON. The time is exact: the hash was computed from it."""
+    """Return a row for JSON. The time is exact because the hash was computed from it."""
     seconds, ns = divmod(row.time, _NS)
     at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ns:09}Z"
     return {"n": row.seq, "time": at, "kind": row.kind, "detail": row.body, "hash": row.hash}
 
 
 def _detail(body: dict[str, Any]) -> str:
-    """ "adapter=default version=3"; what is not known is left out, and long numbers are shortened."""
+    """Return the fields as text: "adapter=default version=3". Fields without a value are left out, and long
+    numbers are shortened."""
     return " ".join(f"{name}={_short(value)}" for name, value in body.items() if value is not None)
 
 

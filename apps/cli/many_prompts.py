@@ -1,7 +1,8 @@
-"""`generate --prompts`: a reply to each line of a file, several at a time, written in the file's order.
+"""`generate --prompts`: answers each line of a file, several lines at a time, and writes the replies in the
+file's order.
 
-The scheduler of the runtime batches them (engine/scheduler.py), so each reply is as one alone, and is stored
-and can be rated like any other.
+The scheduler of the runtime batches the requests (engine/scheduler.py). Each reply is the same as without a
+batch. The store keeps each reply, and the user can rate it.
 """
 
 import threading
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
     from ruvmlx.runtime import Runtime
 
-AHEAD = 64  # prompts that are being answered, or wait for the line of an earlier one
-COMMON = ("raw", "stop", "ignore_eos", "logprobs")  # flags that hold for every prompt
+AHEAD = 64  # maximum number of prompts in progress, or finished but waiting for an earlier one
+COMMON = ("raw", "stop", "ignore_eos", "logprobs")  # flags that apply to every prompt
 Write = Callable[[dict[str, Any]], None]
 RequestOf = Callable[[PromptLine], "GenerationRequest"]
 
@@ -41,7 +42,7 @@ RequestOf = Callable[[PromptLine], "GenerationRequest"]
 def answer_file(
     prompts: str, out: Path | None, settings: Settings, seed: int | None, as_json: bool, flags: dict[str, Any]
 ) -> None:
-    """Answer the prompts of a file. The results go to a file, or as lines to standard output."""
+    """Answer the prompts of a file. Write the results to a file, or as lines to standard output."""
     if as_json and out is None:
         raise UsageError("--json with --prompts needs --out; without it, the results are JSON lines already.")
     target: AbstractContextManager[BinaryIO | None] = result_file(out) if out else nullcontext()
@@ -79,8 +80,9 @@ def _answer_lines(
 
 
 def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **common: Any) -> RequestOf:
-    """A function from a line to its request; UsageError if the line asks for what there is not. common:
-    fields of all requests. seed: of the first line; each later one has the next."""
+    """Return a function that makes the request for a line. The function raises UsageError if the line names
+    an adapter that does not exist. common: fields of all requests. seed: the seed of the first line; line n
+    has seed + n - 1."""
     from ruvmlx.engine.types import GenerationRequest
 
     known = {row.name for row in runtime.adapters()} | {"default"}
@@ -109,7 +111,7 @@ def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **co
 
 
 class _Answer:
-    """A sink of the scheduler: what became of one line."""
+    """This class receives the reply to one line from the scheduler."""
 
     def __init__(self, line: PromptLine):
         self.line = line
@@ -127,7 +129,7 @@ class _Answer:
         return bool(self.error) or self.response is not None
 
     def facts(self) -> dict[str, Any]:
-        """The line of results."""
+        """Return the line for the file of results."""
         if self.response is None:
             return {"id": self.line.id, "line": self.line.number, "error": self.error}
         found = self.response
@@ -156,9 +158,10 @@ def answer_all(
     cancel: threading.Event,
     progress: Callable[[int], None],
 ) -> None:
-    """Answer lines, at most AHEAD of them at a time, and write their results in order. progress(lines done).
+    """Answer lines, at most AHEAD of them at a time, and write their results in order. progress: called with
+    the number of finished lines.
 
-    Interrupted when `cancel` is set: what is not written is answered by the next run.
+    Raise Interrupted when `cancel` is set. The next run answers all lines that have no written result.
     """
     pending = deque[_Answer]()
     try:

@@ -65,7 +65,7 @@ def pull(name: str, as_json: bool) -> None:
 
 
 def _show_model(facts: dict[str, Any], fit: "Fit", more: Iterable[tuple[str, str]] = ()) -> None:
-    """A model's facts for people: rounded, with units."""
+    """Print a model's facts for people: rounded numbers with units."""
     of = f"{parameters(facts['parameters'])} parameters of {facts['bits']:.1f} bits"
     table_of_facts([
         ("model", facts["name"]),
@@ -129,7 +129,7 @@ def _offer_row(offer: "ModelOffer") -> tuple[str, ...]:
 
 
 def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
-    """How a model fits this machine with the backend that would run it."""
+    """Return how a model fits into this machine's memory, with the backend that would run it."""
     from ruvmlx.backends.select import describe, for_model
     from ruvmlx.memory.load_plan import Fit
     from ruvmlx.models.config.header_facts import Facts
@@ -139,7 +139,8 @@ def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
 
 
 def fit_words(name: str | None) -> str:
-    """How a model fits this machine, in one line; `show --memory` shows what an open one takes."""
+    """Return in one line how a model fits into this machine's memory. `show --memory` measures an
+    open model."""
     from ruvmlx.models.load import load_model
 
     return _fit(load_model(name)).words()
@@ -206,7 +207,7 @@ def _show_memory(name: str, as_json: bool) -> None:
 
 
 def _config_facts(shape: "ModelShape") -> dict[str, Any]:
-    """The shape's fields, and those that scripts know from the version before."""
+    """Return the fields of the shape, and older names of fields that scripts still use."""
     from ruvmlx.models.config.model import ModelConfig
     from ruvmlx.models.config.rope_scaling import LinearRope
 

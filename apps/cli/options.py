@@ -1,4 +1,4 @@
-"""Flags that several verbs share, and the runtime that they describe."""
+"""This module defines the flags that several verbs share, and opens the model that the flags describe."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from ruvmlx.models.config.model import Model
     from ruvmlx.runtime import Runtime
 
-COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # settings whose values are looked up
+COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # the shell can complete these values
 F = TypeVar("F", bound=Callable[..., Any])
 
-DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  # as flags take them
-BUILT_IN = ("default", "none")  # adapters that are never new
-SERVER = "http://127.0.0.1:8642"  # where `serve` listens unless told otherwise
+DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  # date formats of flags
+BUILT_IN = ("default", "none")  # names of adapters that always exist
+SERVER = "http://127.0.0.1:8642"  # default address of `serve`
 MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
 REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples", "speculate")
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:
-    """The flag of a setting: its name, type and help text come from the list of settings."""
+    """Return the flag of a setting. Its name, type and help text come from the list of settings."""
     spec = config.SPECS[name]
     flags = spec.flag.split() or [f"--{name.replace('_', '-')}"]
     said, shown = help or f"{spec.doc[0].upper()}{spec.doc[1:]}.", COMPLETED.get(name)
@@ -41,7 +41,7 @@ def _click_type(spec: SettingSpec) -> click.ParamType:
     if spec.kind is bool or spec.choices:
         return click.Choice(spec.choices or ("on", "off"))
     if spec.word:
-        return click.STRING  # `SettingSpec.parse` checks it
+        return click.STRING  # `SettingSpec.parse` checks the value
     if spec.kind is int:
         if spec.least is None:
             return click.INT
@@ -50,7 +50,7 @@ def _click_type(spec: SettingSpec) -> click.ParamType:
 
 
 def setting_options(*names: str) -> Callable[[F], F]:
-    """The flags of several settings, in this order."""
+    """Return a decorator that adds the flags of several settings in this order."""
 
     def decorate(function: F) -> F:
         for name in reversed(names):
@@ -65,8 +65,8 @@ sampling_options = setting_options(*REPLY_SETTINGS)
 
 
 def resolve(flags: dict[str, Any]) -> Settings:
-    """The settings in force: flags, else environment, files, defaults. Those of the working folder's file are
-    named on stderr: a folder from elsewhere may bring one."""
+    """Return the settings that apply: flags first, then environment, files and defaults. A settings file in
+    the working folder may come from another person, so stderr names the settings that this file changes."""
     found = config.resolve({name: value for name, value in flags.items() if name in config.SPECS})
     file = str(config.project_file())
     if here := [name for name, one in found.items() if one.origin == file]:
@@ -75,7 +75,7 @@ def resolve(flags: dict[str, Any]) -> Settings:
 
 
 def load_model(name: str | None) -> "Model":
-    """Load a model by its name; fetch it if it is missing, with progress on the terminal."""
+    """Load a model by its name. If the model is missing, fetch it and show the progress on the terminal."""
     from ruvmlx.models.load import load_model as load
 
     from ..progress import watching
@@ -85,14 +85,15 @@ def load_model(name: str | None) -> "Model":
 
 
 def unknown_adapter(name: str, known: Sequence[str]) -> str:
-    """One sentence, or two with a similar name."""
+    """Return one sentence, or two sentences if a known adapter has a similar name."""
     return f"there is no adapter {name!r}.{did_you_mean(name, (*known, *BUILT_IN))}"
 
 
 def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Model, Backend]":
-    """A model and its backend, for verbs that need no store. context: tokens to make room for.
+    """Return a model and its backend, for verbs that need no store. context: the number of tokens to plan
+    memory for.
 
-    NotEnoughMemory is raised before weights are fetched or read.
+    Raise NotEnoughMemory before weights are fetched or read.
     """
     from ruvmlx.backends.select import describe, open_backend
     from ruvmlx.memory.load_plan import Planning
@@ -108,7 +109,7 @@ def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Mode
 
 
 def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
-    """Load everything, which takes seconds. Without a watch, the terminal shows the progress."""
+    """Open the runtime, which takes seconds. Without a watch, the terminal shows the progress."""
     if watch is None:
         from ..progress import watching
 
@@ -122,7 +123,7 @@ def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
 
 
 def _note_mistyped_adapter(runtime: "Runtime", name: str | None) -> None:
-    """Say so if the adapter has learned nothing and has nearly the name of one that has."""
+    """Print a note if the adapter has learned nothing and another adapter, which has, has a similar name."""
     known = [row.name for row in runtime.adapters()]
     if name and name not in (*known, *BUILT_IN) and (meant := did_you_mean(name, known)):
         log(f"note: adapter {name!r} has learned nothing: replies are the original model's.{meant}")

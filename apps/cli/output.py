@@ -1,4 +1,5 @@
-"""A verb's output: data on stdout, all else on stderr, errors as one line with the right exit code."""
+"""This module prints a verb's output: data to stdout, all other text to stderr. An error is one line and sets
+the exit code."""
 
 import json
 import os
@@ -16,7 +17,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on one line. Characters that a terminal must not get are escaped."""
+    """Print one JSON value on one line. Characters that could control the terminal are escaped."""
     text = json.dumps(value, default=_plain, ensure_ascii=False)
     click.echo(SUSPECT.sub(lambda c: json.dumps(c[0])[1:-1], text))
 
@@ -30,7 +31,7 @@ def _plain(value: Any) -> Any:
 
 
 def show(text: str) -> None:
-    """Print a line for people, sanitised: text that it quotes cannot control the terminal."""
+    """Print a line for people. Characters that could control the terminal are removed."""
     click.echo(sanitize(text))
 
 
@@ -40,7 +41,7 @@ def log(text: str) -> None:
 
 
 def run_plainly(command: click.Command) -> int:
-    """Run a click command and return the exit code; every failure prints one line."""
+    """Run a click command and return the exit code. Each failure prints one line."""
     try:
         _check_arguments()
         return command.main(prog_name="ruvmlx", standalone_mode=False) or 0
@@ -59,7 +60,7 @@ def run_plainly(command: click.Command) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted.", 130)
     except BrokenPipeError:
-        # The reader (head, less) has closed the pipe: nothing more can be printed.
+        # The reader of the pipe (head, less) has closed it, so the program can print nothing more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as e:
@@ -74,8 +75,8 @@ def run_plainly(command: click.Command) -> int:
 
 
 def _check_arguments() -> None:
-    """Refuse arguments that are not UTF-8: they arrive as lone surrogates, which cannot be stored or
-    printed."""
+    """Raise UsageError for arguments that are not UTF-8. Python reads them as lone surrogates, which cannot
+    be stored or printed."""
     for argument in sys.argv[1:]:
         if any("\ud800" <= c <= "\udfff" for c in argument):
             raise click.UsageError(f"an argument is not UTF-8 text: {argument!a}.")

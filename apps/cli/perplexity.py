@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ruvmlx.backends.base import Backend
     from ruvmlx.engine.perplexity import Perplexity
 
-MAX_TEXT_BYTES = 16 << 20  # bytes: its tokens take 150 times as much memory
+MAX_TEXT_BYTES = 16 << 20  # maximum bytes of the text: its tokens take 150 times as much memory
 
 
 @click.command(cls=Verb)
@@ -87,7 +87,7 @@ def _read(file: str) -> str:
 
 
 class _Progress:
-    """A line on stderr every five seconds, for people only."""
+    """This class prints the progress to stderr every five seconds, if stderr is a terminal."""
 
     def __init__(self, total: int):
         self._total, self._next = total, time.monotonic() + 5

@@ -1,4 +1,4 @@
-"""The prompts of `generate --prompts`: a JSON object on each line.
+"""This module reads the prompts of `generate --prompts`. Each line of the file is a JSON object.
 
 {"id": "a", "prompt": "...", "adapter": "work"}
 {"id": "b", "messages": [{"role": "user", "content": "..."}], "max_tokens": 40}
@@ -17,7 +17,7 @@ from ruvmlx.platform.files import open_ordinary
 from ruvmlx.sampling import NO_SAMPLING, ReplyOptions, Sampling
 from ruvmlx.text import one_line
 
-MAX_LINE_BYTES = 8 << 20  # no context is that long
+MAX_LINE_BYTES = 8 << 20  # maximum bytes of a line; no context is so long
 NUMBERS = {field.name for field in fields(Sampling)} - {"logit_bias"}
 WHOLE = {name for name, kind in ReplyOptions.__annotations__.items() if kind is int}
 FIELDS = {"id", "prompt", "messages", *NUMBERS, *NO_SAMPLING}
@@ -25,7 +25,8 @@ FIELDS = {"id", "prompt", "messages", *NUMBERS, *NO_SAMPLING}
 
 @dataclass(frozen=True)
 class PromptLine:
-    """A line of the file of prompts. error: why it cannot be answered; "" if it may be."""
+    """A line of the file of prompts. error: the reason why it cannot be answered; "": the line has
+    no error."""
 
     number: int
     id: str | int | None
@@ -35,7 +36,8 @@ class PromptLine:
 
 @contextmanager
 def opened_prompts(name: str, out: Path | None) -> Iterator[BinaryIO]:
-    """The file of prompts; - is standard input. UsageError if it cannot be read, or also gets the results."""
+    """Open the file of prompts; - is standard input. Raise UsageError if the file cannot be read, or if it is
+    also the file for the results."""
     if name == "-":
         if sys.stdin is None:
             raise UsageError("standard input is closed; name a file of prompts.")
@@ -52,7 +54,8 @@ def opened_prompts(name: str, out: Path | None) -> Iterator[BinaryIO]:
 
 
 def count_prompts(file: BinaryIO) -> int:
-    """The number of lines to answer, from where the file stands; 0 if it cannot be read twice."""
+    """Return the number of prompts from the file's present position on. Return 0 if the file cannot be read
+    twice."""
     if not file.seekable():
         return 0
     start = file.tell()
@@ -62,7 +65,7 @@ def count_prompts(file: BinaryIO) -> int:
 
 
 def prompt_lines(file: BinaryIO) -> Iterator[PromptLine]:
-    """The lines of a file of prompts; empty ones are skipped."""
+    """Yield the lines of a file of prompts. Empty lines are skipped."""
     number = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -89,7 +92,7 @@ def _parse_line(raw: bytes, number: int) -> PromptLine:
 
 
 def _fault(given: Mapping[str, Any]) -> str:
-    """What is wrong with a line's fields; "" for nothing."""
+    """Return what is wrong with the fields of a line; "": nothing is wrong."""
     if unknown := sorted(given.keys() - FIELDS):
         return f"no field {one_line(unknown[0])!r}; there are: {', '.join(sorted(FIELDS))}."
     if ("prompt" in given) == ("messages" in given):

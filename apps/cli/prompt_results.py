@@ -1,9 +1,10 @@
-"""The results of `generate --prompts`: a line for each prompt, in the same order.
+"""This module writes the results of `generate --prompts`: a line for each prompt, in the order of the
+prompts.
 
     {"id": "a", "reply_id": ..., "text": ..., "finish_reason": ...}
     {"id": "b", "line": 2, "error": "..."}
 
-So a run that was killed goes on where its results end.
+If a run was killed, the next run continues after the last result.
 """
 
 import fcntl
@@ -21,12 +22,13 @@ from ruvmlx.text import one_line
 from .prompt_lines import PromptLine
 from .text_output import count
 
-BEGINNING = b'{"id": '  # of each line of results
+BEGINNING = b'{"id": '  # beginning of each line of results
 
 
 @dataclass
 class Tally:
-    """What was done. kept: results of an earlier run. failed: also among those."""
+    """This class counts results. kept: results of an earlier run. failed: errors, also among the kept
+    results."""
 
     kept: int = 0
     answered: int = 0
@@ -43,8 +45,8 @@ class Tally:
 
 @contextmanager
 def result_file(path: Path) -> Iterator[BinaryIO]:
-    """The file of results, for this process alone; it is created, or continued. UsageError if it cannot be
-    written."""
+    """Open the file of results for this process alone. Create the file, or continue it. Raise UsageError if
+    it cannot be written."""
     name = one_line(str(path))
     with ExitStack() as opened:
         try:
@@ -59,14 +61,14 @@ def result_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_line(file: BinaryIO, facts: Mapping[str, Any]) -> None:
-    """Append one result; a kill after this loses nothing of it."""
+    """Append one result. If the process is killed later, this result is safe."""
     file.write(json.dumps(facts).encode() + b"\n")
     file.flush()
 
 
 def skip_answered(file: BinaryIO, name: str, lines: Iterator[PromptLine], tally: Tally) -> None:
-    """Go to the end of the results of an earlier run, and past the lines that they answer. A last line that
-    a kill cut off is removed. UsageError, and the file is as it was, if these are no results of these
+    """Go to the end of the earlier results in the file, and skip the prompts that they answer. Remove an
+    incomplete last line. Raise UsageError, and do not change the file, if its lines are not results of these
     prompts."""
     end = 0
     while raw := file.readline():

@@ -1,4 +1,5 @@
-"""`prove`: does rating help? A simulated user rates the real model, which then answers unseen prompts."""
+"""`prove`: measures whether ratings help. A simulated user rates the replies of the real model. The model
+then answers prompts that it did not see during training."""
 
 import importlib.util
 import time
@@ -21,7 +22,7 @@ from .output import json_option, log, print_json, show
 from .text_output import count
 from .verb import Verb
 
-KEPT_REPLIES = "prove-replies.db"  # in the data folder: the untouched model's replies
+KEPT_REPLIES = "prove-replies.db"  # file in the data folder with the replies of the untouched model
 
 
 @click.command(cls=Verb)
@@ -117,7 +118,7 @@ def prove(as_json: bool, **flags: Any) -> None:
     if not reach:
         log("the original model never meets this taste in 64 samples: ratings cannot teach it.")
     for seed in range(flags["seeds"]):
-        bench.base_replies(setting, seed)  # kept: the other processes only read them
+        bench.base_replies(setting, seed)  # computed and stored here; the other processes only read them
     parts = [trial.TrialPart(setting, arm, seed, log) for seed in range(flags["seeds"])]
     found = dict(workers(flags, bench).results(trial.run_part, parts))
     points = report.join_trials([found[seed] for seed in range(flags["seeds"])])
@@ -143,7 +144,8 @@ def prove(as_json: bool, **flags: Any) -> None:
 
 
 def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
-    """Print what thumbs do. --ratings: presses; without --max-tokens and --temp the chat's own settings."""
+    """Print the effect of thumbs. --ratings: the number of thumbs. Without --max-tokens and --temp, the
+    chat's own settings apply."""
     from ..prove import as_chat
 
     source = click.get_current_context().get_parameter_source
@@ -174,7 +176,8 @@ _NOT_DRAWN = ("user", "scorer", "as_chat", "shuffle", "flip", "reverse", "oracle
 
 
 def _drawn(flags: dict[str, Any], as_json: bool) -> None:
-    """Run drawn users and print what they gain; with --report, run nothing and write the report."""
+    """Run simulated users whose tastes are drawn at random, and print the gain of each. With --report, run
+    nothing and write the report of earlier runs."""
     from ..prove import as_chat, drawn_report, drawn_suite, drawn_trial, drawn_users
 
     file = Path(flags["suite"]) if flags["suite"] else None
@@ -209,7 +212,7 @@ def _drawn(flags: dict[str, Any], as_json: bool) -> None:
 
 
 def _machine(bench: Any) -> str:
-    """The processor, the backend and the day."""
+    """Return the processor, the backend and the date in words."""
     from ..bench.machine import hardware
 
     known = hardware(0)
@@ -231,7 +234,8 @@ def _drawn_report(file: Path | None, report: Path) -> None:
 
 
 def _suite(flags: dict[str, Any]) -> None:
-    """Run the trials that the file lacks; with --report, run nothing and write the report."""
+    """Run the trials whose results the file does not have. With --report, run nothing and write the
+    report."""
     from ..prove import suite
 
     results = Path(flags["suite"])
@@ -272,7 +276,7 @@ def _arm(flags: dict[str, Any]):
 
 
 def _lines(path: str | None, own: str) -> list[str]:
-    """The prompts of a file, or our own."""
+    """Return the prompts of a file. Without a file, return ruvmlx's own prompts."""
     from ruvmlx.chats.chat_file import read_limited
 
     from ..prove import prompts
@@ -302,7 +306,7 @@ def _scorer(user: str | None, file: str | None):
 
 
 def _own_scorer(given: str):
-    """Load FILE.py:function; each of its answers is checked."""
+    """Load the function of FILE.py:function. Each star count that it returns is checked."""
     path, _, name = given.rpartition(":")
     if not path or not Path(path).is_file():
         raise UsageError(f"no scorer {given!r}; give a Python file and a function: taste.py:score.")
@@ -334,7 +338,8 @@ def _checked(function, given: str):
 
 
 def open_bench(settings: Settings, say, measured=None):
-    """The model with what all trials share. measured: facts of the model, if another process has them."""
+    """Open the model and the data that all trials share. measured: facts about the model, if another process
+    has measured them."""
     from ..prove.trial import Bench
 
     model, backend = load_and_open(settings)
@@ -344,8 +349,8 @@ def open_bench(settings: Settings, say, measured=None):
 
 
 def workers(flags: dict[str, Any], bench: Any) -> Any:
-    """The processes for independent trials. On a GPU, with a scorer of the user's own, or with a model of
-    which two do not fit into memory, it is this process alone."""
+    """Return the processes for independent trials. It is this process alone on a GPU, with a scorer of the
+    user's own, or if two copies of the model do not fit into memory."""
     from ruvmlx.platform import cpu
 
     from ..prove.processes import Workers

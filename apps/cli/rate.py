@@ -1,4 +1,4 @@
-"""`rate`: rate a reply, or say which of two is better."""
+"""`rate`: rates a reply, or stores which of two replies is better."""
 
 from typing import Any
 

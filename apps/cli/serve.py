@@ -1,4 +1,4 @@
-"""`serve`: other programs ask the model over HTTP."""
+"""`serve`: starts the server, which other programs use over HTTP."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,8 @@ def serve(
 
 
 def _keys(host: str, given: Sequence[str]) -> list[str]:
-    """The keys in force: those given, else those saved, else a new one where others can connect."""
+    """Return the valid API keys: the given keys, or else the saved keys, or else a new key. A server for this
+    machine alone needs no key."""
     from ..server.access import is_loopback
     from ..server.keys import check_key
 
@@ -101,7 +102,8 @@ def _keys(host: str, given: Sequence[str]) -> list[str]:
 
 
 def _own_adapters(keys: Sequence[str], in_use: str | None) -> dict[str, str]:
-    """By key, the adapters that belong to these keys. UsageError if all others would use one, too."""
+    """Return, by key, the adapters that belong to one key alone. Raise UsageError if such an adapter would
+    also serve the other keys."""
     from ..server.keys import key_file, own_adapters
 
     own = {key: adapter for key, adapter in own_adapters().items() if key in keys} if keys else {}
@@ -111,7 +113,7 @@ def _own_adapters(keys: Sequence[str], in_use: str | None) -> dict[str, str]:
 
 
 def _chat_keys() -> list[str]:
-    """The keys in the data folder, which `chat --server` finds there; a new one if there is none."""
+    """Return the keys in the data folder, where `chat --server` finds them. If there are none, make a key."""
     from ..server.keys import new_key, saved_keys
 
     return saved_keys() or [new_key()]
@@ -167,14 +169,15 @@ async def _serve(
 
 
 def _longest(settings: "Settings", flags: dict[str, Any]) -> int | None:
-    """The longest reply to a request that names none: the setting if somebody set it, else what fits."""
+    """Return the longest reply in tokens for requests without a limit: the setting if the user set it. Return
+    None for all free tokens of the context."""
     return None if config.resolve(flags)["max_tokens"].origin == "default" else settings.max_tokens
 
 
 @contextlib.contextmanager
 def _signals(models: "ModelPool", server: "WebServer"):
-    """In the block, Ctrl-C, SIGTERM, SIGHUP and `ruvmlx stop` end all in order; a second one does not wait
-    for connections. SIGHUP stays ignored under nohup."""
+    """In the block, Ctrl-C, SIGTERM, SIGHUP and `ruvmlx stop` end the server in order. A second signal does
+    not wait for open connections. Under nohup, the server ignores SIGHUP."""
 
     def stop() -> None:
         server.force_exit = server.should_exit
@@ -198,14 +201,14 @@ def _signals(models: "ModelPool", server: "WebServer"):
 
 
 def _url(host: str, sock: socket.socket) -> str:
-    """The address that clients on this machine use."""
+    """Return the address for clients on this machine."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{sock.getsockname()[1]}/v1"
 
 
 def _announce(serving: "Serving", url: str, access: "Access", as_json: bool) -> None:
-    """Print what a client needs, when the model is ready. The page's address has a key of the chat app only
-    in a terminal: elsewhere it would be kept in a log."""
+    """Print the address and the key when the model is ready. The page's address has a key of the chat app
+    only if the output is a terminal, because other outputs may be kept in a log."""
     keys = access.keys
     model, adapter = serving.model_name, serving.runtime.adapter_label
     if as_json:

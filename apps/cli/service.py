@@ -1,4 +1,5 @@
-"""`serve --install` and `--uninstall`: the file with which launchd or systemd starts the server at login."""
+"""`serve --install` and `--uninstall`: write or remove the file with which launchd or systemd starts the
+server at login."""
 
 import os
 import plistlib
@@ -21,7 +22,8 @@ SECRET = "RUVMLX_API_KEY"
 
 @dataclass(frozen=True)
 class Service:
-    """One file, and what the user runs to start and to stop what it describes."""
+    """The file that describes the service, and the commands with which the user starts and stops the
+    service."""
 
     path: Path
     text: str
@@ -30,7 +32,7 @@ class Service:
 
 
 def command_of(context: click.Context) -> list[str]:
-    """The command line again, with the flags that were given on it but those of this file."""
+    """Return the present command line again, without the flags --install and --uninstall."""
     words = [sys.executable, "-m", "ruvmlx", "serve"]
     for param in context.command.params:
         name = param.name or ""
@@ -41,7 +43,7 @@ def command_of(context: click.Context) -> list[str]:
 
 
 def _flag(option: click.Option, value: object) -> list[str]:
-    """An option as words of a command line."""
+    """Return an option as words of a command line."""
     name = max(option.opts, key=len)
     if option.is_flag:
         return [name if value else max(option.secondary_opts, key=len)]
@@ -50,7 +52,8 @@ def _flag(option: click.Option, value: object) -> list[str]:
 
 
 def service(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Service:
-    """The service of this system. words: its command. folder: in which it runs."""
+    """Return the service file for this system. words: the command of the service. folder: its
+    working folder."""
     kept = {name: value for name, value in sorted(environment.items()) if name.startswith("RUVMLX_")}
     kept.pop(SECRET, None)
     if sys.platform == "darwin":
@@ -68,7 +71,7 @@ def _launchd(words: Sequence[str], environment: Mapping[str, str], folder: Path)
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ProcessType": "Interactive",
-        "StandardOutPath": "/dev/null",  # what is printed at the start has the API key
+        "StandardOutPath": "/dev/null",  # the first lines of the output contain the API key
         "StandardErrorPath": str(Path.home() / "Library" / "Logs" / f"{LABEL}.log"),
     }
     domain = f"gui/{os.getuid()}"
@@ -86,9 +89,9 @@ def _systemd(words: Sequence[str], environment: Mapping[str, str], folder: Path)
         "[Service]",
         "ExecStart=" + " ".join(_quote(word) for word in words),
         *(f"Environment={_quote(f'{name}={value}', dollar='$')}" for name, value in environment.items()),
-        # A path is taken as it is, without quotes.
+        # systemd reads a path as it is, without quotes.
         "WorkingDirectory=" + str(folder).replace("%", "%%"),
-        "StandardOutput=null",  # what is printed at the start has the API key
+        "StandardOutput=null",  # the first lines of the output contain the API key
         "Restart=on-failure",
         "",
         "[Install]",
@@ -102,7 +105,7 @@ def _systemd(words: Sequence[str], environment: Mapping[str, str], folder: Path)
 
 
 def _quote(word: str, dollar: str = "$$") -> str:
-    """A word as systemd reads it. dollar: how a dollar sign is written there."""
+    """Return a word in systemd's notation. dollar: the notation of a dollar sign at this place."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", dollar)
     return f'"{escaped}"'
 

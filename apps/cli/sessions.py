@@ -1,4 +1,4 @@
-"""`sessions`: saved chats."""
+"""`sessions`: lists, searches, exports and deletes saved chats."""
 
 import json
 import shlex
@@ -136,7 +136,7 @@ def search_sessions(
 
 
 def _found_words(hit: Any, wanted: str) -> str:
-    """Where the words are, and what stands around them."""
+    """Return the place of the words, and the text around them."""
     return "in the title" if hit.message_id is None else f"{hit.role}: {excerpt(hit.content, wanted.split())}"
 
 
@@ -224,7 +224,7 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
 def _import_each(
     store: Any, files: Sequence[Path], failures: list[RuvmlxError], count: Callable[[], None]
 ) -> Iterator[Any]:
-    """The result of each file. What fails is collected, and the others go on."""
+    """Yield the result of each file. If a file fails, keep its error and go on with the next file."""
     from ruvmlx.chats.chat_file import import_once, read_bytes, read_limited
 
     for file in files:
@@ -239,7 +239,7 @@ def _import_each(
 
 @contextmanager
 def _watching_many(total: int) -> Iterator[Callable[[], None]]:
-    """A function that counts a file as done; the progress of many is shown."""
+    """Yield a function that counts a file as done. If there are several files, show the progress."""
     from ruvmlx.progress import Count
 
     from ..progress import watching
@@ -273,7 +273,7 @@ def rename_session(session_id: str, title: str) -> None:
 
 
 def _change(session_id: str, change: Callable[[Any, str], None], done: str) -> None:
-    """Change a chat; say what was done, and how lists show the chat now."""
+    """Change a chat. Print the change and the chat's row of the list."""
     chats = _store().chats
     session_id = chats.find(session_id)
     change(chats, session_id)
@@ -334,7 +334,7 @@ def remove_session(session_id: str, now: bool) -> None:
 
 
 def _find_chat(store: Any, beginning: str, deleted_too: bool) -> str:
-    """A chat's id. deleted_too: also one that was deleted and can still be restored."""
+    """Return a chat's id. deleted_too: True if the chat may be a deleted chat that can still be restored."""
     try:
         return store.chats.find(beginning)
     except NotFound:

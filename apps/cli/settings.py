@@ -37,14 +37,15 @@ def show_settings(origin: bool, as_json: bool) -> None:
 
 
 def effective(name: str, found: settings.Resolved) -> str:
-    """The value that applies; in brackets if nothing was chosen and the program or the model decides."""
+    """Return the value that applies. Brackets mean that the user chose no value, and the program or the model
+    decides."""
     if found.value in (None, ""):
         spec = settings.SPECS[name]
         return f"({spec.unset or 'none'})" if found.value is None else spec.nothing or "(none)"
     return str(settings.written(found.value))
 
 
-@config.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value
+@config.command("set", context_settings={"ignore_unknown_options": True})  # so that -1 is a value and not an option
 @click.argument("name", shell_complete=complete_setting_names)
 @click.argument("value", shell_complete=complete_setting_values)
 def set_setting(name: str, value: str) -> None:
@@ -69,7 +70,7 @@ def unset_setting(name: str) -> None:
 
 
 def _warn_of_another(name: str) -> None:
-    """Say it if a variable or a file of the working folder overrides what was saved."""
+    """Print a note if an environment variable or a file of the working folder overrides the saved value."""
     found = settings.resolve()[name]
     if found.origin != str(settings.user_file()):
         log(f"note: {found.origin} says {name} = {effective(name, found)}, which overrides it here.")
@@ -83,7 +84,7 @@ def note_setting(name: str, value: str) -> None:
         return
     try:
         Store(settings.store_file()).witness.note("setting", {"name": name, "value": value})
-    except RuvmlxError as e:  # the setting is saved already
+    except RuvmlxError as e:  # the setting itself was saved before
         log(f"note: the witness log could not be written: {e}")
 
 

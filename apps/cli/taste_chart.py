@@ -1,4 +1,4 @@
-"""A chart of predicted against given stars, for the terminal and as SVG."""
+"""This module draws a chart of predicted and given stars, for the terminal and as SVG."""
 
 from collections import Counter
 
@@ -8,13 +8,14 @@ from ..charts import Axis, scatter
 from .text_output import count
 
 TITLE = "Stars that were predicted before each rating, against those that were given"
-FELT = 0.05  # stars: less is no difference
-STEP = 0.5  # stars in one row
+FELT = 0.05  # a difference below so many stars counts as none
+STEP = 0.5  # stars for each row
 ROWS = [5 - STEP * i for i in range(9)]
 
 
 def plot(record: TasteRecord) -> list[str]:
-    """Counts of ratings: a column for the stars given, a row for the stars predicted."""
+    """Return the lines of a chart with numbers of ratings. It has a column for each number of given stars and
+    a row for each number of predicted stars."""
     columns = sorted({1.0, 2.0, 3.0, 4.0, 5.0, *(r.given for r in record.ratings)})
     counts = Counter((_row(r.predicted), r.given) for r in record.ratings)
     width = max(4, 1 + max((len(str(n)) for n in counts.values()), default=0))
@@ -28,12 +29,12 @@ def plot(record: TasteRecord) -> list[str]:
 
 
 def _row(predicted: float) -> float:
-    """The nearest row."""
+    """Return the nearest row."""
     return min(ROWS, key=lambda row: abs(row - predicted))
 
 
 def summary(record: TasteRecord) -> str:
-    """What the chart shows, in words."""
+    """Return the meaning of the chart in words."""
     if record.error is None or record.usual_error is None:
         return "No ratings yet."
     gain = record.usual_error - record.error

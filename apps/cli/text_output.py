@@ -1,7 +1,8 @@
-"""Text for people: sentences, tables and hints that fit the terminal.
+"""This module prints text for people: sentences, tables and hints that fit the terminal.
 
-On a terminal, text is wrapped at its width and has colours, unless NO_COLOR is set. Elsewhere a sentence or a
-row is one line of any length, so that grep and cut work; COLUMNS sets a width there, too.
+On a terminal, text is wrapped at the terminal's width and has colours, unless NO_COLOR is set. In a file or
+pipe, a sentence or a row is one line of any length, so that grep and cut work. COLUMNS sets a width in both
+cases.
 """
 
 import io
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-UNLIMITED = 2000  # columns, where no terminal sets a limit
+UNLIMITED = 2000  # width in columns if no terminal sets a limit
 _COMMAND = r"`[^`\n]+`"
 _TRAILING = re.compile(r"[ \t]+((?:\x1b\[0m)?)[ \t]*$", re.MULTILINE)  # spaces at the ends of lines
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -30,8 +31,9 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of a table. right: numbers. cut: shorten its cells to one line, so that the others fit. keep:
-    never narrower than its text. style: as rich names it."""
+    """A column of a table. right: True to align numbers to the right. cut: True to shorten a cell to one
+    line, so that the other columns fit. keep: True if the column is never narrower than its text. style: a
+    style name of rich."""
 
     name: str
     right: bool = False
@@ -41,17 +43,17 @@ class TableColumn:
 
 
 def say(text: str, style: str = "") -> None:
-    """Print sentences; a command in backticks stands out."""
+    """Print sentences. A command in backticks has its own colour."""
     _print(_text(text, style))
 
 
 def hint(text: str) -> None:
-    """Print what the reader may do next."""
+    """Print a proposal for the user's next step."""
     _print(_text(text, "dim"))
 
 
 def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under their columns' names. A cell may not contain a line end."""
+    """Print rows under the names of their columns. A cell must not contain a line end."""
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -64,7 +66,7 @@ def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Print one fact a line: its name, and its value, which is wrapped beside the name."""
+    """Print one fact on each line: its name, and its value, which is wrapped beside the name."""
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
@@ -84,7 +86,8 @@ def count(number: int, name: str, plural: str = "") -> str:
 
 
 def ago(then: float) -> str:
-    """How long ago a time was, seconds since 1970: "2 minutes ago"; after two weeks its date."""
+    """Return in words how long ago a time was: "2 minutes ago". After two weeks, return the date. then: a
+    Unix time."""
     passed = time.time() - then
     if passed < _MINUTE:
         return "just now"
@@ -99,7 +102,7 @@ def ago(then: float) -> str:
 
 
 def short_path(path: str | Path) -> str:
-    """A path with ~ for the home folder."""
+    """Return a path with ~ in place of the home folder."""
     home, text = str(Path.home()), str(path)
     return "~" + text[len(home) :] if home != "/" and text.startswith(home + os.sep) else text
 
@@ -114,7 +117,8 @@ def _cell(text: str, column: TableColumn) -> "Text":
 
 
 def _text(text: str, style: str = "") -> "Text":
-    """Sanitised: what it quotes cannot control the terminal. A long word, such as a path, stays whole."""
+    """Return the text without characters that could control the terminal. A long word, such as a path, is not
+    broken."""
     from rich.text import Text
 
     shown = Text(sanitize(text), style=style, overflow="ignore")
@@ -123,7 +127,7 @@ def _text(text: str, style: str = "") -> "Text":
 
 
 def _print(shown: "RenderableType") -> None:
-    """Render and write through click, which knows closed and redirected outputs."""
+    """Render the text and write it through click, which handles closed and redirected outputs."""
     from rich.console import Console
     from rich.text import Text
 
@@ -143,7 +147,7 @@ def _print(shown: "RenderableType") -> None:
 
 
 def _colour() -> bool:
-    """Colours only on a terminal that has them, and never against NO_COLOR (no-color.org)."""
+    """Return True if the output is a terminal with colours and NO_COLOR is not set (no-color.org)."""
     dumb = os.environ.get("TERM") in ("dumb", "")
     return _is_terminal() and not os.environ.get("NO_COLOR") and not dumb
 
@@ -153,7 +157,7 @@ def _is_terminal() -> bool:
 
 
 def width() -> int:
-    """Columns to write in."""
+    """Return the width for the text in columns."""
     asked = os.environ.get("COLUMNS", "")
     if asked.isdecimal() and int(asked) > 0:
         return max(20, int(asked))

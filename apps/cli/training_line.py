@@ -1,4 +1,4 @@
-"""Progress of training on one line of stderr, from the first moment on."""
+"""This module shows the progress of training on one line of stderr, from the first moment on."""
 
 import math
 import sys
@@ -15,15 +15,16 @@ TESTING = "Testing the result on ratings that it did not see"
 
 
 class TrainingLine:
-    """what: the unit that is counted, "steps"."""
+    """what: the name of the counted unit, such as "steps"."""
 
     def __init__(self, line: TerminalLine, what: str):
         self._line, self._what = line, what
-        self._began: tuple[float, int] | None = None  # time of the first step that was seen, and its number
+        self._began: tuple[float, int] | None = None  # time and number of the first step that was reported
         line.show_at_once(f"{PREPARING} …")
 
     def step(self, done: int, total: int, loss: float | None = None) -> None:
-        """`done` of `total` are finished. loss: NaN before the first step; None where there is none."""
+        """Show that `done` of `total` units are finished. loss: NaN before the first step; None if there is
+        no loss."""
         now = time.monotonic()
         since, first = self._began = self._began or (now, done)
         rate = (done - first) / (now - since) if done > first and now > since else 0.0
@@ -35,7 +36,8 @@ class TrainingLine:
 
 @contextmanager
 def training_line(what: str) -> Iterator[TrainingLine | None]:
-    """None without a terminal. The line is gone afterwards."""
+    """In the block, show the line. Yield None if stderr is no terminal. After the block, the line is
+    erased."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,5 @@
-"""Verbs with help for people: grouped options, examples and exit codes, from one table (help_pages.py)."""
+"""This module defines verbs (commands of `ruvmlx`) whose help has grouped options, examples and exit codes.
+The texts are in help_pages.py."""
 
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ _REPLY = (*REPLY_SETTINGS, "seed", "stop", "raw", "ignore_eos", "logprobs")
 _SERVER = ("host", "port", "api_key", "allow_host", "allow_origin", "server", "install", "uninstall")
 _DRAWN = ("drawn", "held_out", "rater", "as_chat", "thumbs", "questions")
 _FLAWED = ("shuffle", "flip", "reverse", "oracle")
-GROUPS = {  # heading -> names of options; all others are in the first group
+GROUPS = {  # maps a heading to names of options; the first group has all other options
     "Options": (),
     "Server": _SERVER,
     "Other kinds of trial": _DRAWN,
@@ -23,7 +24,7 @@ GROUPS = {  # heading -> names of options; all others are in the first group
 
 
 def page_of(context: click.Context) -> HelpPage | None:
-    """The page of a verb by its path below `ruvmlx`."""
+    """Return the help page of a verb by its path after `ruvmlx`."""
     return PAGES.get(context.command_path.partition(" ")[2])
 
 
@@ -40,7 +41,7 @@ class Verb(click.Command):
 
 
 class VerbGroup(click.Group):
-    """A verb with verbs of its own: `@group.command` makes a Verb."""
+    """A verb that has verbs of its own. `@group.command` makes a Verb."""
 
     command_class = Verb
 
@@ -60,7 +61,7 @@ class VerbGroup(click.Group):
 
 
 def option_groups(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """(heading, [(flag, help)]) of the groups that have options."""
+    """Return (heading, [(flag, help)]) for each group that has options."""
     found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in GROUPS}
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
@@ -76,7 +77,7 @@ def _group(option: click.Option) -> str:
 
 
 def write_examples(page: HelpPage | None, formatter: click.HelpFormatter) -> None:
-    """Examples, each with what it does, and the exit codes."""
+    """Write the examples, each with its effect, and the exit codes."""
     if page:
         with formatter.section("Examples"):
             formatter.write_dl([(f"ruvmlx {words}", does) for words, does in page.examples], col_max=44)
