@@ -1,1 +1,2 @@
-"""`ruvmlx bench`: measured speeds, beside this machine's limits and other runtimes on it."""
+"""`ruvmlx bench`: measures speeds, and compares them with this machine's limits and with other runtimes on
+it."""

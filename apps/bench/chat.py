@@ -1,4 +1,5 @@
-"""The chat suite: runs the app on a pseudo-terminal and measures keys, the growing reply, Esc and memory."""
+"""The chat suite runs the chat app on a pseudo-terminal. It measures the delay of keys, of a growing reply
+and of Esc, and the growth of memory."""
 
 import json
 import random
@@ -21,14 +22,14 @@ from .chatter import ChatterSettings
 from .pseudo_terminal import PseudoTerminal, Typist
 from .rows import Row, at_most, left_out, measured
 
-RATE = 300.0  # tokens a second of the paced source
-KEY, STOP = 50.0, 200.0  # ms: the design's limits for a key's echo, and for Esc
-FRAME = 1e3 / 30  # ms: how much the lag may grow from a reply's beginning to its end
-FLAT = 10.0  # MB: how much memory may grow from a fifth of the turns to the last
+RATE = 300.0  # tokens a second of a paced reply, which is written in advance
+KEY, STOP = 50.0, 200.0  # ms: the design's limits for the echo of a key, and for Esc
+FRAME = 1e3 / 30  # ms: the limit for the growth of the lag from a reply's first quarter to its last
+FLAT = 10.0  # MB: the limit for the growth of memory from a fifth of the turns to the last turn
 ANSWERED = 60.0  # seconds in which the chat must accept a message
-TYPING = 0.08  # seconds between keys
-RATINGS_DUE = 16  # so many make training due
-ATTEMPTS = 3  # for each key or Esc: a reply may end too soon
+TYPING = 0.08  # mean seconds between two keys
+RATINGS_DUE = 16  # number of ratings after which training is due
+ATTEMPTS = 3  # attempts for each key or Esc, because a reply may end too soon
 TOO_SHORT = "the model's replies are too short"
 STORY = "Write a long story about a ship and the sea."
 
@@ -37,8 +38,9 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Size:
-    """replies: paced replies of `tokens` tokens each. keys: typed while the model replies; trained: typed
-    while it trains. stops: presses of Esc in a reply. turns: of the chat whose memory is measured."""
+    """replies: number of paced replies, each of `tokens` tokens. keys: number of keys that are typed while
+    the model replies. trained: number of keys that are typed while the model trains. stops: number of times
+    that Esc is pressed in a reply. turns: number of turns of the chat whose memory is measured."""
 
     replies: int
     tokens: int
@@ -51,12 +53,12 @@ class Size:
 SIZES = {
     "quick": Size(1, 900, 40, 0, 8, 0),
     "whole": Size(2, 2000, 100, 40, 30, 0),
-    "alone": Size(5, 2000, 300, 100, 100, 500),  # minutes
+    "alone": Size(5, 2000, 300, 100, 100, 500),  # takes minutes
 }
 
 
 class BenchChat:
-    """A running chat app, its terminal, and the events that it writes (chatter.py)."""
+    """A running chat app, its terminal, and the events that the app writes (chatter.py)."""
 
     def __init__(self, source: ChatterSettings):
         self._scratch = tempfile.TemporaryDirectory(prefix="ruvmlx-bench-")
@@ -77,10 +79,10 @@ class BenchChat:
         self._scratch.cleanup()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """The events with this key, so far."""
+        """Return all events so far that have this key."""
         while (place := self._file.tell(), line := self._file.readline())[1].endswith("\n"):
             self._events.append(json.loads(line))
-        self._file.seek(place)  # leave a line that is still being written
+        self._file.seek(place)  # the app has not finished this line; read the line again later
         return [event for event in self._events if kind in event]
 
     @property
@@ -89,7 +91,7 @@ class BenchChat:
         return changes[-1]["phase"] if changes else ""
 
     def until(self, phase: str, seconds: float = 120) -> float:
-        """Wait for this phase; return when it began (time.monotonic())."""
+        """Wait for this phase. Return the time.monotonic() at which it began."""
         deadline = time.monotonic() + seconds
         while self.phase != phase:
             if time.monotonic() > deadline or self.terminal.process.poll() is not None:
@@ -100,7 +102,7 @@ class BenchChat:
         return self.events("phase")[-1]["at"]
 
     def ask(self, text: str) -> None:
-        """Send a message and wait until the reply begins."""
+        """Send a message, and wait until the reply begins."""
         before, deadline = len(self.events("phase")), time.monotonic() + ANSWERED
         self.terminal.send(f"{text}\r")
         while len(self.events("phase")) == before:
@@ -117,7 +119,8 @@ class BenchChat:
 
 
 def run(model: str, backend: str, threads: int, how: str, log: Log) -> list[Row]:
-    """All rows. how: a key of SIZES. Chats are in scratch folders; the user's are never touched."""
+    """Return all rows of the suite. how: a key of SIZES. The chats are in temporary folders; the suite never
+    touches the user's chats."""
     size, rng = SIZES[how], random.Random(0)
 
     def source(tokens: int, **more: Any) -> ChatterSettings:
@@ -147,7 +150,7 @@ def _keys(doing: str, took: Sequence[float], condition: str) -> list[Row]:
     ]
 
 
-# A reply at an even pace
+# Measure a reply that comes at an even pace.
 
 
 def _paced_rows(source: ChatterSettings, size: Size) -> list[Row]:
@@ -156,7 +159,7 @@ def _paced_rows(source: ChatterSettings, size: Size) -> list[Row]:
         for _ in range(size.replies):
             chat.ask("Go on.")
             took += _type_while(chat, typist)
-        chat.terminal.quiet(0.5)  # until the last words are drawn
+        chat.terminal.quiet(0.5)  # wait until the last words are drawn
         given = chat.events("given")
         first, last, rate = _lags(given, chat.terminal.arrived)
     condition = f"{rate:.0f} tok/s, keys between"
@@ -173,7 +176,8 @@ def _paced_rows(source: ChatterSettings, size: Size) -> list[Row]:
 
 
 def _type_while(chat: BenchChat, typist: Typist, most: int = 1 << 30) -> list[float]:
-    """Type until the reply ends, at most `most` keys. Return ms for each, without a key after the end."""
+    """Type until the reply ends, at most `most` keys. Return the delay of each key in ms. Leave out a key
+    that came after the end of the reply."""
     before = len(typist.took)
     while chat.phase == "replying" and len(typist.took) - before < most:
         typist.type(TYPING)
@@ -193,7 +197,8 @@ def _lag_row(name: str, lags: Sequence[float], condition: str) -> Row:
 def _lags(
     given: Sequence[dict[str, Any]], arrived: Sequence[tuple[float, bytes]]
 ) -> tuple[list[float], list[float], float]:
-    """ms from giving a token to drawing it, in the replies' first and last quarters; and tokens a second."""
+    """Return the ms from the creation of a token to its appearance on the screen, for the first and the last
+    quarter of the replies. Return also the tokens a second."""
     drawn = _drawn(arrived)
     first, last, rates = list[float](), list[float](), list[float]()
     for reply in given:
@@ -206,17 +211,18 @@ def _lags(
 
 
 def _drawn(arrived: Sequence[tuple[float, bytes]]) -> list[float]:
-    """When each of the words w00000, w00001, ... was on the screen: when it or a later word was drawn."""
+    """Return the times at which the words w00000, w00001, ... appeared on the screen. A word also counts as
+    drawn when a later word is drawn."""
     times: list[float] = []
     tail = b""
     for at, data in arrived:
-        tail = tail[-5:] + data  # a word may be cut in two
+        tail = tail[-5:] + data  # two pieces of output may share a word
         newest = max(map(int, re.findall(rb"w(\d{5})", tail)), default=-1)
         times += [at] * (newest + 1 - len(times))
     return times
 
 
-# The model's own replies
+# Measure the replies of the model.
 
 
 def _replying(source: ChatterSettings, keys: int) -> list[Row]:
@@ -230,7 +236,8 @@ def _replying(source: ChatterSettings, keys: int) -> list[Row]:
 
 
 def _stop_rows(source: ChatterSettings, stops: int, rng: random.Random) -> list[Row]:
-    """ms from Esc until the app is idle. Esc is pressed at a random moment of a reply's first second."""
+    """Measure the ms from Esc until the app is idle. Esc is pressed at a random moment of a reply's first
+    second."""
     took: list[float] = []
     with BenchChat(source) as chat:
         for _ in range(ATTEMPTS * stops):
@@ -246,7 +253,7 @@ def _stop_rows(source: ChatterSettings, stops: int, rng: random.Random) -> list[
 
 
 def _stop(chat: BenchChat, after: float) -> list[float]:
-    """ms until idle; empty if the reply ended before Esc."""
+    """Return the ms from Esc until the app is idle. Return an empty list if the reply ended before Esc."""
     chat.ask(STORY)
     chat.terminal.watch(after)
     took = []
@@ -259,7 +266,8 @@ def _stop(chat: BenchChat, after: float) -> list[float]:
 
 
 def _training(source: ChatterSettings, keys: int) -> list[Row]:
-    """Type one key while the background loop trains, again and again; it resumes after each."""
+    """Type one key while the background loop trains, again and again. After each key, the training
+    resumes."""
     if not keys:
         return [left_out("key while it trains", "ms", "not in a quick run", KEY)]
     with BenchChat(source) as chat:
@@ -271,11 +279,12 @@ def _training(source: ChatterSettings, keys: int) -> list[Row]:
     return _keys("it trains", typist.took, "training in the background; each key interrupts it")
 
 
-# Memory
+# Measure the memory.
 
 
 def _memory(what: str, source: ChatterSettings, turns: int, log: Log) -> list[Row]:
-    """How much the process grows after a fifth of the turns, when one-time allocations are done."""
+    """Measure the growth of the process's memory after a fifth of the turns. One-time allocations are done by
+    then."""
     name = f"memory, {what}: growth"
     if not turns:
         return [left_out(name, "MB", "`bench chat` measures it", FLAT)]

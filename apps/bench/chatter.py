@@ -1,8 +1,9 @@
-"""The chat app for the chat suite: `python -m ruvmlx.apps.bench.chatter SETTINGS`, on a terminal.
+"""This module runs the chat app for the chat suite: `python -m ruvmlx.apps.bench.chatter SETTINGS`, on a
+terminal.
 
-Unlike the user's app, it writes to `events`, one JSON value a line, when its phase changes, when it gave each
-paced token, and the bytes of the KV cache. It can start to learn after less than a second, and trains without
-end.
+Unlike the user's app, this app writes to the file `events`, one JSON value on each line: its phases, the
+times of the paced tokens, and the bytes of the KV cache. It can start to learn after less than a second, and
+its training never ends.
 """
 
 import itertools
@@ -26,10 +27,11 @@ from ..chat import run_chat
 Tell = Callable[[dict[str, Any]], None]
 
 QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice float?", "Name three birds."]
-REPLY_TOKENS = 8  # of each rated reply
-ENDLESS = 100_000  # steps of training
+REPLY_TOKENS = 8  # tokens of each rated reply
+ENDLESS = 100_000  # number of training steps; the training never reaches it
 
-# A Markdown document with all constructs that models write. Each {} becomes one token, a numbered word.
+# A Markdown document with all constructs that models write. Each {} becomes one token, which is a numbered
+# word.
 _SENTENCE = [*["{} "] * 14, "**{}** ", "`{}` ", "{}, ", *["{} "] * 8, "*{}*.\n\n"]
 _ITEM = ["- {} ", *["{} "] * 6, "{}\n"]
 _LINES = [*["    {} = ", "{}(", "{})  # ", "{}\n"] * 6, "```\n\n"]
@@ -40,8 +42,9 @@ BLOCKS = ["## {} ", "{}\n\n", *_SENTENCE * 2, *_ITEM * 4, "\n", *_CODE, *_SENTEN
 
 @dataclass(frozen=True)
 class ChatterSettings:
-    """rate: tokens a second of a paced source; 0: the model itself replies. tokens: of each reply at most.
-    ratings: given before the chat opens, so that training is due. idle_after: seconds."""
+    """rate: tokens a second of paced replies, which are written in advance; 0: the model writes the replies.
+    tokens: the longest reply. ratings: number of ratings before the chat opens, so that training is due.
+    idle_after: seconds without a key after which the app trains."""
 
     model: str
     backend: str
@@ -54,7 +57,7 @@ class ChatterSettings:
 
 
 def pieces(first: int, count: int) -> Iterator[str]:
-    """`count` tokens of a Markdown document; the words w00007, w00008, ... number them."""
+    """Yield `count` tokens of a Markdown document. Each token has a numbered word, such as w00007."""
     number = itertools.count(first)
     blocks = itertools.cycle(BLOCKS)
     for _ in range(count):
@@ -65,8 +68,9 @@ def pieces(first: int, count: int) -> Iterator[str]:
 
 
 class PacedReplies:
-    """Takes the place of the writer's `generate`: replies are written in advance and come at an even pace.
-    They are stored like the model's, without a trace: nothing is learned from them."""
+    """This class replaces the writer's `generate`. Its replies are written in advance and come at an even
+    pace. The store keeps them like replies of the model, but without a trace, so nothing is learned from
+    them."""
 
     def __init__(self, runtime: Runtime, rate: float, tell: Tell):
         self._prepared = runtime.writer.prepare_request
@@ -99,7 +103,7 @@ class PacedReplies:
 
 @dataclass(frozen=True)
 class PacedRun:
-    """The part of an engine's Run that the archive stores."""
+    """The part of an engine's Run that the archive of replies needs."""
 
     request: GenerationRequest
     drawn: tuple[int, ...] = ()
@@ -140,7 +144,7 @@ def _report_cache_bytes(runtime: Runtime, tell: Tell) -> None:
 
 
 def _rate_replies(runtime: Runtime, ratings: int) -> None:
-    """Write short replies; rate them down and up in turn."""
+    """Write short replies, and rate them down and up in turn."""
     for i in range(ratings):
         chat = runtime.chats.new_chat()
         for _ in runtime.chats.say(

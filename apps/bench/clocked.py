@@ -1,4 +1,4 @@
-"""Clocks of decode steps."""
+"""This module measures the time of decode steps."""
 
 import itertools
 import time
@@ -10,7 +10,7 @@ from ruvmlx.backends.base import Backend
 
 
 class Clocked:
-    """A backend that adds up the seconds of its decode steps."""
+    """A backend that adds up the time of its decode steps in `seconds`."""
 
     def __init__(self, backend: Backend):
         self._backend, self.seconds = backend, 0.0
@@ -28,6 +28,6 @@ class Clocked:
 
 
 def steps(times: Sequence[float]) -> tuple[float, list[float]]:
-    """Points in time -> the first step, and the others."""
+    """Return the duration of the first step, and the durations of the other steps. times: points in time."""
     first, *others = (after - before for before, after in itertools.pairwise(times))
     return first, others

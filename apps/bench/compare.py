@@ -1,9 +1,10 @@
-"""Compares two reports: what became faster or slower by more than chance.
+"""This module compares two reports. It finds rows that became faster or slower by more than chance.
 
-If a row has a reference (the machine's own speed in the same turns), samples are divided by it, because a
-slow hour of the machine slows both. A permutation test compares the medians of the logarithms, exactly if
-there are few samples. A difference counts if it is significant (with Holm's correction over all rows) and
-larger than WORTH, or than ALONE without a reference."""
+If a row has a reference (the machine's own speed in the same turns), the samples are divided by the
+reference, because a slow hour of the machine slows both. A permutation test compares the medians of the
+logarithms. The test is exact if there are few samples. A difference counts if it is significant (with Holm's
+correction over all rows) and larger than WORTH; for rows without a reference, it must be larger than ALONE.
+"""
 
 import itertools
 import json
@@ -20,14 +21,15 @@ from ruvmlx.errors import UsageError
 from .rows import ALONE, WORTH, verdict
 
 LEVEL = 0.05
-EXACT = 20_000  # try all permutations up to this many
+EXACT = 20_000  # maximum number of permutations for an exact test
 _DRAWN = 20_000
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """ratio: new median / old median, of the samples (divided by the reference, if any). p: the p-value,
-    uncorrected. verdict: "faster", "slower", "same", or why there is none."""
+    """ratio: the new median / the old median of the samples, which are divided by the reference if there is
+    one. p: the p-value without correction. verdict: "faster", "slower", "same", or the reason why there is no
+    verdict."""
 
     name: str
     unit: str
@@ -51,7 +53,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[RowChange]:
-    """The change of each row that both reports have, in the new report's order."""
+    """Return the change of each row that both reports have, in the order of the new report."""
     before = {row["name"]: row for row in old["rows"]}
     pairs = [(before[row["name"]], row) for row in new["rows"] if row["name"] in before]
     tests = [_test_rows(a, b) for a, b in pairs]
@@ -62,14 +64,14 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[RowChange]:
 
 
 def verdicts(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(name, old verdict, new verdict) of each row that has a value and a target in both reports."""
+    """Return (name, old verdict, new verdict) of each row that has a value and a target in both reports."""
     before = {row["name"]: verdict(row) for row in old["rows"]}
     pairs = [(row["name"], before.get(row["name"], ""), verdict(row)) for row in new["rows"]]
     return [(name, was, now) for name, was, now in pairs if was and now]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Differences in machine and settings, which may explain a change better than the code."""
+    """Return the differences of machine and settings. They may explain a change better than the code does."""
     found = []
     for part in ("machine", "settings"):
         a, b = old.get(part, {}), new.get(part, {})
@@ -109,7 +111,8 @@ def _logs(row: dict[str, Any], other: dict[str, Any]) -> np.ndarray:
 
 
 def permutation(x: np.ndarray, y: np.ndarray) -> float:
-    """The p-value: how often a random split into groups of these sizes has medians at least as far apart."""
+    """Return the p-value: the share of random splits into groups of these sizes whose medians differ at least
+    as much."""
     every, n = np.concatenate([x, y]), len(x)
     seen = abs(np.median(y) - np.median(x)) - 1e-12
     exact = math.comb(len(every), n) <= EXACT
@@ -125,7 +128,8 @@ def _draws(every: np.ndarray, n: int) -> np.ndarray:
 
 
 def _median_distances(every: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """For each row of indices, the distance between the medians of the chosen samples and of the others."""
+    """Return, for each row of indices, the distance between the median of the chosen samples and the median
+    of the others."""
     rest = np.ones((len(chosen), len(every)), bool)
     np.put_along_axis(rest, chosen, False, axis=1)
     others = np.broadcast_to(every, rest.shape)[rest].reshape(len(chosen), -1)
@@ -133,7 +137,8 @@ def _median_distances(every: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def _significant(p: Sequence[float | None]) -> list[bool]:
-    """Holm 1979: compare the k-th smallest of m p-values, from k = 0, with LEVEL / (m - k)."""
+    """Return for each p-value whether it is significant. Holm 1979: compare the k-th smallest of m p-values,
+    from k = 0, with LEVEL / (m - k)."""
     order = sorted((x, i) for i, x in enumerate(p) if x is not None)
     found = [False] * len(p)
     for k, (x, i) in enumerate(order):

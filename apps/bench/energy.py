@@ -1,7 +1,9 @@
-"""Energy of a token, from the package counters of Linux (RAPL), if the user may read them.
+"""This module measures the energy of a token with the package counters of Linux (RAPL), if the user may read
+them.
 
-macOS gives power only to administrators (powermetrics). There, and in virtual machines, the row says why it
-is empty."""
+macOS gives the power only to administrators (powermetrics). On macOS and in virtual machines, the row gives
+the reason why it has no value.
+"""
 
 import time
 from collections.abc import Callable
@@ -16,7 +18,8 @@ NAME = "energy of a decoded token"
 
 
 def row(decode: Callable[[], int], turns: int, folder: Path = COUNTERS) -> Row:
-    """decode: decodes some tokens and returns how many. Energy of other programs is counted, too."""
+    """Return the row of energy. decode: decodes some tokens and returns their number. The energy of other
+    programs is included."""
     readable = packages(folder)
     if not readable:
         return left_out(NAME, "J", "no energy counter that this user may read")

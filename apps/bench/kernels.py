@@ -1,9 +1,10 @@
-"""The kernel suite: every kernel in every implementation that this machine runs, on one thread, called from
+"""The kernel suite measures every kernel in every implementation that this machine runs, on one thread, from
 Python.
 
-Each row also has the error against the kernel's NumPy twin, and the limit: the time in which one thread only
-reads the call's bytes, or only forms its products. Decoder kernels have Mistral-7B's sizes, learning kernels
-the starter model's."""
+Each row also has the error relative to the kernel's NumPy twin, and the limit: the time in which one thread
+only reads the call's bytes, or only computes its products. Decoder kernels have Mistral-7B's sizes; learning
+kernels have the starter model's sizes.
+"""
 
 import copy
 import itertools
@@ -25,20 +26,19 @@ from .rows import Row, measured
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
 CONTEXT = 256
-VOCAB, WIDTH, RANK = 49152, 576, 2  # of the starter model
+VOCAB, WIDTH, RANK = 49152, 576, 2  # sizes of the starter model
 TOGETHER = 8  # tokens of a batch
-GROUPS = 8  # groups of calls; a group's mean is a sample
-SLOW = "scalar"  # the C twin, which is left out: it takes too long
+GROUPS = 8  # groups of calls; the mean time of a group is a sample
+SLOW = "scalar"  # the scalar C code, which is not measured: it takes too long
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True)
 class BenchKernel:
-    """read(native(implementation)) and twin() return the same numbers; reset undoes what native changed.
-
-    nbytes: bytes that a call touches; from memory if `streamed`, else from wherever the last call left them.
-    products: multiplications of two small integers. target: microseconds."""
+    """read(native(implementation)) and twin() return the same numbers. reset: undoes the changes that native
+    made. nbytes: the bytes that a call reads and writes; they come from main memory if `streamed`, else
+    possibly from a cache. products: number of multiplications of two small integers. target: microseconds."""
 
     name: str
     native: Callable[[str], Any]
@@ -52,7 +52,7 @@ class BenchKernel:
     read: Callable[[Any], Array] = np.array
 
     def limit(self, limits: Limits) -> float:
-        """The least time of a call on this machine, in seconds."""
+        """Return the shortest possible time of a call on this machine, in seconds."""
         bytes_ = reading(BLOCK) * self.nbytes / BLOCK if self.streamed else reading(self.nbytes)
         return max(bytes_, self.products / limits.products_1)
 
@@ -86,7 +86,7 @@ def _row(kernel: BenchKernel, impl: str, limit: float, first: bool) -> Row:
 
 
 def distance(kernel: BenchKernel, impl: str) -> float:
-    """The largest error of a call, divided by the twin's largest number."""
+    """Return the largest error of a call, divided by the twin's largest number."""
     kernel.reset()
     found = kernel.read(kernel.native(impl)).astype(np.float64)
     kernel.reset()
@@ -96,8 +96,8 @@ def distance(kernel: BenchKernel, impl: str) -> float:
 
 
 def _groups(call: Callable[[], object]) -> list[tuple[float, float]]:
-    """(mean seconds of a call, mean seconds of fixed arithmetic) for each group; a fifth of a second in
-    all."""
+    """Return (mean seconds of a call, mean seconds of fixed arithmetic) for each group. All groups take a
+    fifth of a second."""
     call()
     started = time.perf_counter()
     call()
@@ -134,7 +134,7 @@ def kernels() -> list[BenchKernel]:
 
 
 def _for_each(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
-    """The kernel, to be run in each of these implementations."""
+    """Return the kernel with these implementations."""
     return BenchKernel(**{**vars(kernel), "implementations": tuple(names)})
 
 
@@ -143,7 +143,7 @@ def _turns(tokens: int) -> Array:
 
 
 def _attention(make) -> BenchKernel:
-    """One new token attends to 256 tokens, in all heads of a layer."""
+    """Measure the attention of one new token to 256 tokens, in all heads of a layer."""
     turn, group = _turns(CONTEXT + 1), HEADS // KV_HEADS
     kv = [(make(CONTEXT, HEAD_DIM), make(CONTEXT, HEAD_DIM)) for _ in range(KV_HEADS)]
     caches = [layers.PagedKV(HEAD_DIM) for _ in kv]
@@ -160,7 +160,8 @@ def _attention(make) -> BenchKernel:
 
 
 def _append(make) -> BenchKernel:
-    """Append the second token's keys and values to a page as float16, in all heads of a layer."""
+    """Measure the kernel that appends the second token's keys and values to a page as float16, in all heads
+    of a layer."""
     turn, k, v, q = _turns(2), make(2, HEAD_DIM), make(2, HEAD_DIM), make(1, 1, HEAD_DIM)
     caches = [layers.PagedKV(HEAD_DIM) for _ in range(KV_HEADS)]
     for cache in caches:
@@ -182,7 +183,8 @@ def _append(make) -> BenchKernel:
 
 
 def _migration(make) -> BenchKernel:
-    """Demote a page of 64 tokens from f16 to 8 bits, in all heads of a layer. Twin: the scalar C code."""
+    """Convert a KV page of 64 tokens from f16 (hot) to 8 bits (warm), in all heads of a layer. Twin: the
+    scalar C code."""
     hot, warm = (KV_HEADS * head_page_bytes(tier, HEAD_DIM) for tier in (HOT, WARM))
     page, target = matmul.aligned_bytes(hot), matmul.aligned_bytes(warm)
     page.view(np.float16)[:] = make(hot // 2)
@@ -197,7 +199,7 @@ def _migration(make) -> BenchKernel:
 
 
 def _layers(make) -> list[BenchKernel]:
-    """The other operations of a decoder layer, and LoRA's forward."""
+    """Return the other operations of a decoder layer, and the forward pass of LoRA."""
     turn, heads = _turns(1), make(1, HEADS + KV_HEADS, HEAD_DIM)
     x, weight, gate, up = make(1, HIDDEN), make(HIDDEN), make(1, 14336), make(1, 14336)
     y, wide, a, b = make(1, 768), make(1, 768), make(768, 8), make(8, 768)
@@ -230,7 +232,8 @@ def _layers(make) -> list[BenchKernel]:
 
 
 def _lora_overhead(make, tokens: int) -> BenchKernel:
-    """What adapters add to a layer and the head: seven matrices 768 of rank 8, and MicroLoRA of rank 2."""
+    """Return the work that adapters add to a layer and the head: seven matrices 768 of rank 8, and MicroLoRA
+    of rank 2."""
     x, ys = make(tokens, 768), [make(tokens, 768) for _ in range(7)]
     a, b = make(768, 8), make(8, 768)
     h, logits, head_a, head_b = make(tokens, WIDTH), make(tokens, VOCAB), make(WIDTH, RANK), make(RANK, VOCAB)
@@ -263,7 +266,7 @@ def _lora_overhead(make, tokens: int) -> BenchKernel:
 
 
 def _learning(make) -> list[BenchKernel]:
-    """The kernels of a rating and of a token's trace."""
+    """Return the kernels of a rating and of a token's trace, the record from which a rating learns."""
     pair = [(make(*s), np.zeros(s, np.float32), make(*s)) for s in ((768, 2), (2, 768))]
     start = [w.copy() for w, _, _ in pair]
     a, b, h, z = make(WIDTH, RANK), make(RANK, VOCAB), make(WIDTH), make(VOCAB)
@@ -317,7 +320,8 @@ def _learning(make) -> list[BenchKernel]:
 
 
 def _rating(make) -> list[BenchKernel]:
-    """The kernels of a rating's update (ruvmlx/sona/instant.py). Their sizes are the same for all models."""
+    """Return the kernels of a rating's update (ruvmlx/sona/instant.py). Their sizes are the same for all
+    models."""
     tokens, along = 2048, 256
     n = tokens + along
     held, (g, f), precision = np.abs(make(3, RANK, n)), make(2, RANK, n), np.abs(make(n))
@@ -327,7 +331,7 @@ def _rating(make) -> list[BenchKernel]:
         EvidenceSolverRef(precision, features),
     )
     rule = Rule(Push(1.0, 12.0, 0.0), Push(1.5, 12.0, 1.0), 0.05)
-    groups = [(48, 0.0), (48, 0.1), (80, 0.9)]  # contexts in answers, in prose
+    groups = [(48, 0.0), (48, 0.1), (80, 0.9)]  # (contexts, share of the prose): answers, prose, prose
     p, u = np.exp(make(176, tokens + 1)), make(176, RANK)
     p /= p.sum(axis=1, keepdims=True)
     rest, block, b = make(RANK, tokens + 1) / 1e4, make(RANK, tokens + 1), make(RANK, VOCAB)
@@ -357,7 +361,8 @@ def _rating(make) -> list[BenchKernel]:
 
 
 def _products(rng: np.random.Generator) -> list[BenchKernel]:
-    """4-bit matrices, more than caches hold, times one token in turn; and a 4-bit matrix times 256 tokens."""
+    """Return two products: 4-bit matrices, too large for caches, times one token; and a 4-bit matrix times
+    256 tokens."""
     rows, cols = 1536, 576
     weight = rng.integers(0, 2**32, (rows, cols // 8), dtype=np.uint32)
     scales = rng.normal(0, 0.1, (rows, cols // 32)).astype(np.float16)
@@ -382,7 +387,7 @@ def _products(rng: np.random.Generator) -> list[BenchKernel]:
 
 
 def _copies(matrix: matmul.Matrix) -> list[matmul.Matrix]:
-    """As many copies as fill BLOCK bytes."""
+    """Return so many copies that they fill BLOCK bytes."""
     copies = [copy.copy(matrix) for _ in range(BLOCK // matrix.memory.nbytes)]
     for w in copies:
         w.memory = matmul.aligned_bytes(matrix.memory.nbytes)

@@ -1,5 +1,5 @@
-"""The KV cache suite: tiers against f16 in bytes, peak memory and speed, beside llama.cpp's caches; and chats
-resumed from disk."""
+"""The KV cache suite compares the cache's tiers with an f16 cache in bytes, peak memory and speed, and with
+llama.cpp's caches. It also measures chats that are resumed from disk."""
 
 import statistics
 import tempfile
@@ -16,19 +16,20 @@ from .rows import Row, at_most, measured, rounded
 from .stage import OnStage, take_turns
 
 SHORT = 256
-DECODED = 32  # tokens a turn; two turns include one demotion
-READ_AGAIN = 4  # turns at most: each takes seconds
+DECODED = 32  # tokens a turn; two turns include one conversion of a page to fewer bits
+READ_AGAIN = 4  # maximum number of turns, because each takes seconds
 USUAL, TIGHT_LENGTHS = TIERED.lengths, (64,) * len(TIERED.lengths)
 COST = 0.4, 0.004  # limits for the usual tiers: % of perplexity, nats of KL
-LEAVING = 300  # ms that the end of a chat may take
-TARGET_SPEED_RATIO = 2.5  # times llama.cpp's speed, in a long context
-FAR = 4096  # tokens: from here on, the design limits the share of f16's bytes
+LEAVING = 300  # ms: the limit for the end of a chat
+TARGET_SPEED_RATIO = 2.5  # target: so many times llama.cpp's speed, in a long context
+FAR = 4096  # tokens: from this length on, the design limits the share of f16's bytes
 
 
 def run(
     ours: Mapping[str, OnStage], peers: Peers, long: int, rounds: int, log: Callable[[str], None]
 ) -> list[Row]:
-    """All rows of the suite. ours: "tiered" and "f16". long: tokens of the long context."""
+    """Return all rows of the suite. ours: the players "tiered" and "f16". long: tokens of the long
+    context."""
     rows = _memory(ours, long, log)
     for lengths, tokens in ((USUAL, long), (TIGHT_LENGTHS, long // 2)):
         rows += _quality(ours["tiered"], tokens, lengths)
@@ -46,7 +47,7 @@ def run(
 
 
 def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]) -> list[Row]:
-    """The cache's bytes after a prompt, and the peak memory of reading it, above the memory before."""
+    """Measure the cache's bytes after a prompt, and the growth of memory to its peak during the prefill."""
     peaks = {}
     for kv, player in ours.items():
         player.call("forget_peak")
@@ -68,7 +69,8 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
 
 def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
     """Return the rows on quality: perplexity and KL of a tiered cache compared with f16, on Python's
-    reference manual. lengths: of the tiers; only the usual ones have a target."""
+    reference manual. lengths: the ages in tokens at which the tiers end; only the usual lengths have a
+    target."""
     found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, *lengths)
     named = ", ".join(f"{name} {age}" for name, age in zip(LENGTHS, lengths, strict=True))
     policy, note = f"{named}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"
@@ -86,8 +88,8 @@ def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
 
 
 def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
-    """Time to the first token of a closed chat: its cache from disk, or all tokens prefilled again. The file
-    is in the system's page cache, as for a chat just closed."""
+    """Measure the time to the first token of a closed chat: with its cache from disk, and with a new prefill
+    of all tokens. The file is in the system's page cache, as after a chat that was just closed."""
     known, whole = prompt(tokens), prompt(tokens + NEW)
     ours.call("fill", known)
     kept, resumed, again = [], [], []
@@ -108,7 +110,7 @@ def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
 
 
 def _speeds(players: Mapping[str, OnStage], context: int, rounds: int) -> dict[str, list[float]]:
-    """Tokens a second of each turn, decoding after `context` tokens."""
+    """Return the tokens a second of each turn, which decodes after `context` tokens."""
     for player in players.values():
         player.call("fill", prompt(context))
     everyone = dict(players)
@@ -117,7 +119,7 @@ def _speeds(players: Mapping[str, OnStage], context: int, rounds: int) -> dict[s
 
 
 def _rows(context: int, rates: Mapping[str, Sequence[float]]) -> list[Row]:
-    """A row for each player, then tiered against f16."""
+    """Return a row for each player, and a row that compares tiered with f16."""
     name = f"decode at {context}"
     return [
         *(measured(f"{name}: {player}", turns, "tok/s") for player, turns in rates.items()),
@@ -133,7 +135,7 @@ def _best(rates: Mapping[str, Sequence[float]]) -> str | None:
 def _against(
     context: int, rates: Mapping[str, Sequence[float]], other: str, target: float, called: str
 ) -> Row:
-    """Tiered / the other, turn by turn."""
+    """Return the row of the ratios tiered / other, turn by turn."""
     ratios = [a / b for a, b in zip(rates["tiered"], rates[other], strict=True)]
     note = "" if other == called else f"its best: {other}"
     return measured(f"decode at {context}: tiered / {called}", ratios, "x", target, note=note)

@@ -1,4 +1,5 @@
-"""The learning suite: what a rating costs, from the key to the disk, on real replies of the real model."""
+"""The learning suite measures the cost of a rating, from the key to the disk, on real replies of the real
+model."""
 
 import statistics
 import tempfile
@@ -29,17 +30,17 @@ from ..prove.users import brevity
 from .rows import Row, at_most, measured, rounded
 
 REPLY_TOKENS = 8
-TRACED = 64  # tokens
+TRACED = 64  # tokens of the reply whose trace is measured
 GROUPS = 8
 QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice float?", "Name three birds."]
 
 
 RATINGS_GIVEN = {"quick": 100, "whole": 1000}
-PROVED = 30, 24  # ratings, held-out prompts
+PROVED = 30, 24  # numbers of ratings and of held-out prompts
 
 
 def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str], None]) -> list[Row]:
-    """Rates fresh replies in a scratch store; the user's adapter is never touched."""
+    """Rate fresh replies in a temporary store. The suite never touches the user's adapter."""
     model_ = load_model(model)
     opened = open_backend(backend, model_, threads)
     with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as scratch:
@@ -61,7 +62,7 @@ def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str]
 
 
 def _proof_rows(model: Any, backend: Any, log: Callable[[str], None]) -> list[Row]:
-    """A short `ruvmlx prove`: one user, few questions. `ruvmlx prove --suite` runs all."""
+    """Run a short `ruvmlx prove` with one user and few questions. `ruvmlx prove --suite` runs all users."""
     ratings, judged = PROVED
     asked = own("train"), own("heldout")[:judged]
     setting = TrialSetup(brevity, *asked, ratings, (10, ratings))
@@ -81,7 +82,7 @@ def _point(point: Point, judged: int) -> Row:
 
 
 def _ratings(runtime: Any, ratings: int) -> list[Row]:
-    """Rate down and up in turn; undo every fifth rating, so that the adapter does not only grow."""
+    """Rate down and up in turn. Undo every fifth rating, so that the adapter does not only grow."""
     results = []
     for i in range(ratings):
         _reply(runtime, i)
@@ -112,7 +113,8 @@ def _reply(runtime: Any, i: int) -> None:
 
 
 def _trace(runtime: Any) -> list[Row]:
-    """The trace's time as a share of decoding, token by token; and all that learning adds to such a reply."""
+    """Measure the trace's time as a share of decoding, token by token, and the time of all learning work in
+    such a reply."""
     backend, learner = runtime.backend, runtime.learner
     cache, begun = backend.new_cache(), time.perf_counter()
     trace = learner.trace()
@@ -141,7 +143,8 @@ def _trace(runtime: Any) -> list[Row]:
 
 
 def _direction(runtime: Any) -> Row:
-    """The direction in which a rating pushes, from what was prepared of its reply while the user reads."""
+    """Measure the direction of a rating's update. It is computed from data that are prepared while the user
+    reads the reply."""
     learner = runtime.learner
     probe, trace = learner.probe, next(reversed(learner.traces.held.values()))
     stats, before = instant.prepare_stats(trace, probe), instant.stored_evidence(learner.micro, probe)
@@ -150,7 +153,8 @@ def _direction(runtime: Any) -> Row:
 
 
 def _bookkeeping() -> Row:
-    """What a rating updates beside weights and index: the trend, the fading, the pace, the signal's row."""
+    """Measure what a rating updates besides weights and index: the trend, the retention, the pace, and the
+    signal's row."""
     counts, pace = np.arange(len(signal.LABELS)), signal.Pace()
     given = signal.extract("reply", "up", counts, None, 1.1, 1, 200)
 
@@ -163,8 +167,9 @@ def _bookkeeping() -> Row:
 
 
 def _square_update() -> list[Row]:
-    """The design's own figure: a rank-2 update of a 768 x 768 matrix, momentum and checks included; and what
-    momentum takes of it. Ratings use neither: they compute weights from all evidence (sona/instant.py)."""
+    """Measure the design's own figure: a rank-2 update of a 768 x 768 matrix with momentum and checks, and
+    the time of the momentum. Ratings use neither, because they compute weights from all evidence
+    (sona/instant.py)."""
     rng = np.random.default_rng(0)
 
     def array(*shape: int) -> np.ndarray:
@@ -182,7 +187,7 @@ def _square_update() -> list[Row]:
 
 
 def _extraction() -> Row:
-    """Time to turn a rating into a reward, relative to this user's earlier ratings."""
+    """Measure the time to turn a rating into a reward, relative to this user's earlier ratings."""
     counts = np.arange(len(signal.LABELS))
     query = np.ones(576, np.float32)
     times = _timed(
@@ -192,7 +197,8 @@ def _extraction() -> Row:
 
 
 def _bank(hidden_size: int) -> list[Row]:
-    """A full bank of made-up questions: 200 topics, some frequent, a few intents in each, and noise."""
+    """Measure a full bank of invented questions: 200 topics, some of them frequent, several intents for each
+    topic, and noise."""
     width = min(hidden_size, embedding.DIMENSIONS)
     rng = np.random.default_rng(0)
     topic, intent = (_unit(rng.normal(size=(count, width))) for count in (200, 3000))
@@ -219,7 +225,7 @@ def _bank(hidden_size: int) -> list[Row]:
 
 
 def _recall(bank: ReasoningBank, vectors: np.ndarray) -> float:
-    """The share of the 8 truly nearest entries that a lookup finds."""
+    """Return the share of the 8 nearest entries that a lookup finds."""
     shares = []
     for query in vectors[CAPACITY : CAPACITY + 100]:
         true = np.sort(vectors[:CAPACITY] @ query)[-8]
@@ -228,7 +234,8 @@ def _recall(bank: ReasoningBank, vectors: np.ndarray) -> float:
 
 
 def _question(runtime: Any) -> Row:
-    """Time to read a question for the bank: before a reply with --examples, else while the user reads."""
+    """Measure the time to read a question for the bank. With --examples this happens before a reply, else
+    while the user reads."""
     read = embedding.read_question
     times = [
         t / 1e3
@@ -238,8 +245,8 @@ def _question(runtime: Any) -> Row:
 
 
 def _taste() -> list[Row]:
-    """Time the taste model with 1,000 ratings. Replies of 30 to 200 words are generated; the stars follow the
-    sum of four of their measures."""
+    """Measure the taste model with 1,000 ratings. The replies are random texts of 30 to 200 words; the stars
+    follow the sum of four of their measures."""
     rng = np.random.default_rng(0)
     words = np.array(["".join(rng.choice(list("aeionrstlm"), n)) for n in rng.integers(2, 11, 3000)])
     texts = [
@@ -264,7 +271,7 @@ def _taste() -> list[Row]:
 
 
 def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:
-    """Microseconds of each call."""
+    """Return the microseconds of each call."""
     found = []
     for i in range(times):
         started = time.perf_counter()
@@ -276,7 +283,7 @@ def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:
 def _median(
     name: str, values: Sequence[float], unit: str, target: float | None = None, note: str = ""
 ) -> Row:
-    """A row from all values; its samples are the medians of consecutive parts."""
+    """Return a row from all values. Its samples are the medians of consecutive parts."""
     parts = np.array_split(np.asarray(values), min(GROUPS, len(values)))
     samples = [float(np.median(part)) for part in parts]
     return measured(name, samples, unit, target, note=note, better="lower")

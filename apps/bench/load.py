@@ -1,5 +1,4 @@
-"""The load suite: how long a model takes to load and to give its first token, and how much memory it
-takes."""
+"""The load suite measures the time to load a model, the time to its first token, and its memory."""
 
 import shutil
 import statistics
@@ -16,24 +15,24 @@ from .rows import Row, at_most, left_out, measured
 from .stage import OnStage, take_turns
 
 LOADS = 3
-CONTEXT = 256  # tokens that llama.cpp has room for
-TARGET_SPEED_RATIO = 1.2  # times llama.cpp's speed, where memory is the limit
+CONTEXT = 256  # tokens of llama.cpp's context
+TARGET_SPEED_RATIO = 1.2  # target: so many times llama.cpp's speed, if memory is the limit
 LARGE = "7B-shaped random model, 4 bits"
-ROOM = 2.5  # memory in model sizes: the system's copy of the file counts, too; a peer needs one more
+ROOM = 2.5  # needed memory / model size: the system's copy of the file is included; llama.cpp needs one more
 
 
 def run(
     model: str, backend: str, threads: int, large: bool, wanted: Sequence[str], log: Callable[[str], None]
 ) -> list[Row]:
-    """large: also a random model of Mistral-7B's shape (4.1 GB of disk, 10 GB of memory), beside llama.cpp if
-    that is wanted."""
+    """Return all rows of the suite. large: True to measure also a random model of Mistral-7B's shape (4.1 GB
+    of disk, 10 GB of memory), and llama.cpp if it is in `wanted`."""
     rows = _rows(
         "this model", lambda: OnStage("ruvmlx", model=model, backend=backend, threads=threads), LOADS
     )
     log("load: measured")
     if not large:
         return [*rows, left_out(f"{LARGE}: load", "s", "not in a quick run", 30)]
-    beside = [name for name in wanted if name == "llama.cpp"]  # mlx-lm would need the weights once more
+    beside = [name for name in wanted if name == "llama.cpp"]  # mlx-lm would need another copy of the weights
     with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as folder:
         size = random_model.nbytes("mistral-7b")
         room = (ROOM + len(beside)) * size

@@ -1,4 +1,4 @@
-"""The machine: its hardware, its limits, and whether it kept its speed."""
+"""This module describes the machine: its hardware, its limits, and whether its speed was constant."""
 
 import contextlib
 import functools
@@ -22,18 +22,19 @@ import numpy as np
 from ruvmlx.kernels import matmul, micro
 from ruvmlx.platform.cpu import physical_cores, total_memory
 
-BLOCK = 256 << 20  # bytes: more than any last-level cache we expect
+BLOCK = 256 << 20  # bytes: more than the last-level cache of any usual processor
 DRIFT = 0.05
 _PACKAGES = ("ruvmlx", "mlx", "mlx-lm", "numpy", "llama-cpp-python")
 
 
 def facts(threads: int) -> dict[str, Any]:
-    """What figures depend on besides the code. No name of a person, host or path is in it."""
+    """Return the facts besides the code on which figures depend. They have no name of a person, host
+    or path."""
     return hardware(threads) | {"matmul": matmul.implementations()[0]}
 
 
 def hardware(threads: int) -> dict[str, Any]:
-    """The facts that need no C library."""
+    """Return the facts that need no C library."""
     return {
         "chip": _chip(),
         "cpu": platform.machine(),
@@ -55,7 +56,7 @@ def _chip() -> str:
 
 
 def _power() -> str:
-    """ "mains", "battery", or "unknown"."""
+    """Return "mains", "battery" or "unknown"."""
     if sys.platform == "darwin":
         said = output("pmset", "-g", "batt")
         return "battery" if "Battery Power" in said else "mains" if "AC Power" in said else "unknown"
@@ -86,20 +87,21 @@ def _text(path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """memory: bytes a second that all threads together read from memory. products, products_1: products of
-    two small integers a second, on all threads and on one (see matmul.peak)."""
+    """memory: bytes a second that all threads together read from main memory. products, products_1: products
+    of two small integers a second, on all threads and on one thread (see matmul.peak)."""
 
     memory: float
     products: float
     products_1: float
 
     def or_more(self, other: "Limits") -> "Limits":
-        """The larger of each limit: a speed that was reached once is possible."""
+        """Return the larger value of each limit, because a speed that was reached once is possible."""
         return Limits(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 def limits(threads: int) -> Limits:
-    """The best of several tries: a limit is what the machine can do, not what it did on average."""
+    """Return the best of several tries, because a limit is the best speed of the machine and not the mean
+    speed."""
     parts = [filled_block(BLOCK // threads) for _ in range(threads)]
     nbytes = sum(part.nbytes for part in parts)
     with ThreadPoolExecutor(threads) as pool:
@@ -112,8 +114,8 @@ def limits(threads: int) -> Limits:
 
 @functools.cache
 def reading(nbytes: int) -> float:
-    """Seconds in which one thread reads the same `nbytes` again: from the caches if they fit, else from
-    memory."""
+    """Return the seconds in which one thread reads the same `nbytes` again: from the caches if they fit into
+    them, else from main memory."""
     block = filled_block(max(8, nbytes))
     return min(_best(functools.partial(read, block), 5 if nbytes > 1 << 24 else 100) for read in READS)
 
@@ -128,21 +130,22 @@ def _bits(block: np.ndarray) -> np.uint64:
     return np.bitwise_or.reduce(block.view(np.uint64))
 
 
-# Which loop reads fastest depends on the processor.
+# The fastest of these loops depends on the processor.
 READS: tuple[Callable[[np.ndarray], object], ...] = (micro.all_finite, _bits, np.max)
 
 
 def fastest(parts: Sequence[np.ndarray], pool: ThreadPoolExecutor) -> Callable[[np.ndarray], object]:
-    """The loop of READS that reads these parts fastest, a thread each."""
+    """Return the loop of READS that reads these parts fastest, one part on each thread."""
     return min(READS, key=lambda read: _best(functools.partial(_each, pool, read, parts), 3))
 
 
 def filled_block(nbytes: int) -> np.ndarray:
-    """Ones [nbytes / 4] float32 in large pages, as the weights are: with small ones reading is slower."""
+    """Return ones [nbytes / 4] float32 in large pages, which the weights use, too. Small pages are slower to
+    read."""
     nbytes = nbytes // 8 * 8
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # the kernel may not support large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     block = np.frombuffer(memory, np.float32)
     block[:] = 1
@@ -169,8 +172,8 @@ def _seconds(run: Callable[[], object]) -> float:
 
 @dataclass
 class Thermometer:
-    """Repeats one small piece of work through a run: a hot or busy machine does it slower. The work is
-    arithmetic, because its speed follows the clock rate."""
+    """This class repeats a small piece of work during a run. A hot or busy machine does this work slower. The
+    work is arithmetic, because its speed follows the clock rate."""
 
     readings: list[float] = field(default_factory=list)
 
@@ -179,7 +182,8 @@ class Thermometer:
 
     @property
     def drift(self) -> float:
-        """How much slower the slower half of the run was than its beginning; 0 with fewer than 2 readings."""
+        """The slowdown of the run: the median of the later readings / the first reading - 1. It is 0 with
+        fewer than 2 readings."""
         if len(self.readings) < 2:
             return 0.0
         first, *rest = self.readings
@@ -191,5 +195,5 @@ class Thermometer:
 
 
 def environment() -> dict[str, str]:
-    """RUVMLX_* variables, which may change what is measured."""
+    """Return the variables RUVMLX_*, which may change the results."""
     return {k: v for k, v in sorted(os.environ.items()) if k.startswith("RUVMLX_") and k != "RUVMLX_HOME"}

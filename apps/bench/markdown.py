@@ -1,4 +1,4 @@
-"""A report as Markdown, to be kept beside the code: every row of one run."""
+"""This module writes a report as Markdown, with every row of one run, to keep it beside the code."""
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -12,7 +12,7 @@ _HEAD = ("| what | median | ± | target | met | of limit | |", "|---|---|---|---
 
 
 def lines(report: Mapping[str, Any], command: str) -> Iterator[str]:
-    """command: the command that made the report."""
+    """Yield the lines of the report. command: the command that made the report."""
     yield from (
         "# What ruvmlx does on one machine",
         "",

@@ -1,5 +1,5 @@
-"""The model suite: time to first token, prefill and decode, in turns with other runtimes and the machine's
-limits."""
+"""The model suite measures time to first token, prefill and decode. Other runtimes and the machine's limits
+are measured in the same turns."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +11,19 @@ from .peers import NAMES, Peers
 from .rows import Row, at_most, left_out, measured
 from .stage import OnStage, take_turns
 
-DECODED = 24  # tokens a turn
+DECODED = 24  # tokens that are decoded in a turn
 PROMPT = 256
 NEW = 16  # tokens of a question after a cached prefix
-REPLY = 200  # tokens of each of several replies
-STREAMED = 32 << 20  # bytes: weights that no core's own caches hold, so reading them limits decoding
-TARGET_SPEED_RATIOS = {"prefill": 2.5, 256: 1.8}  # times llama.cpp's speed
+REPLY = 200  # tokens of each reply in `best_of`
+STREAMED = 32 << 20  # bytes: larger weights do not fit into caches, so reading them limits decoding
+TARGET_SPEED_RATIOS = {"prefill": 2.5, 256: 1.8}  # targets: so many times llama.cpp's speed
 LONG_CONTEXT_RATIO = 1.5
 
 Turns = Mapping[str, Sequence[float]]
 
 
 def prompt(n: int) -> list[int]:
-    """n token ids, the same on every call; ids under 256 exist in every vocabulary."""
+    """Return n token ids, the same on every call. Ids under 256 exist in every vocabulary."""
     return [(i * 7919 + 13) % 200 + 50 for i in range(n)]
 
 
@@ -37,8 +37,8 @@ def run(
     rounds: int,
     log: Callable[[str], None],
 ) -> list[Row]:
-    """All rows of the suite. memory, products: players that only read as many bytes as the weights have, or
-    only multiply, in the same turns. contexts: tokens before decoding."""
+    """Return all rows of the suite. memory, products: players that, in the same turns, only read as many
+    bytes as the weights have, or only multiply. contexts: the numbers of tokens before decoding."""
     rows = _reading(ours, products, peers, limits, rounds)
     log("prefill and time to the first token: measured")
     for context in contexts:
@@ -84,7 +84,7 @@ def _first(known: int, fresh: int, turns: Turns) -> list[Row]:
 
 
 def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
-    """The limit: one 8-bit product for each weight and token, and nothing else."""
+    """Return the rows of prefill. The limit is the time of one 8-bit product for each weight and token."""
     limit = {"ours": limits.products / ours.facts["parameters"]}
     rates = {name: [PROMPT / s for s in seconds] for name, seconds in turns.items()}
     name, reference = f"prefill {PROMPT}", [1 / s for s in turns["products"]]
@@ -93,8 +93,8 @@ def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
 
 
 def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: int) -> list[Row]:
-    """The limit: reading weights and cache once for each token, as fast as `memory` read in the same
-    turns."""
+    """Return the rows of decoding. The limit is the time to read weights and cache once for each token, at
+    the speed of the player `memory` in the same turns."""
     with peers.on_stage(context + 2 * DECODED, caches=context > PROMPT) as others:
         players = {"ours": ours, "memory": memory} | others
         for name, player in players.items():
@@ -116,7 +116,7 @@ def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: 
 
 
 def decode_turn(player: OnStage) -> float:
-    """Median seconds a token of one turn."""
+    """Return the median seconds per token of one turn."""
     return statistics.median(player.call("decode", prompt(DECODED)))
 
 
@@ -127,7 +127,8 @@ def _speeds(
     reference: Sequence[float] = (),
     target: float | None = None,
 ) -> list[Row]:
-    """A row for each player; ours with the limit, the target and the memory's speed in the same turns."""
+    """Return a row for each player. The row of ruvmlx also has the limit, the target and the memory's speed
+    in the same turns."""
     rows = []
     for player, turns in rates.items():
         own: dict[str, Any] = {"limit": limits.get(player)}
@@ -138,8 +139,8 @@ def _speeds(
 
 
 def ratios(name: str, rates: Turns, target: float) -> list[Row]:
-    """Ours / each peer's best setting, turn by turn. The note names that setting: it changes from run to
-    run."""
+    """Return the ratios of ruvmlx's speed to the best setting of each peer, turn by turn. The note names this
+    setting, because it may differ from run to run."""
     rows = []
     for kind in NAMES:
         others = {
@@ -154,8 +155,8 @@ def ratios(name: str, rates: Turns, target: float) -> list[Row]:
 
 
 def best_of(ours: OnStage, rounds: int) -> Row:
-    """Time to write four replies in one batch, divided by the time to write one. Both include reading the
-    prompt, and both are measured in every round. The note lists the median time of each part."""
+    """Measure the time to write four replies in one batch, divided by the time to write one. Both include the
+    prefill, and both are measured in every round. The note lists the median time of each part."""
     name = f"best of 4, {REPLY} tokens at {PROMPT}: / one reply"
     if ours.facts["max_context"] < PROMPT + REPLY:
         return left_out(name, "x", "the model's context is shorter")
@@ -169,7 +170,8 @@ def best_of(ours: OnStage, rounds: int) -> Row:
 
 
 def _parts(turns: Sequence[Mapping[str, float]]) -> str:
-    """Medians of the parts that `best_of` of players.py returns; the rest is drawing, traces and text."""
+    """Return the medians of the parts that `best_of` of players.py measures. The rest is sampling, traces and
+    text."""
     whole, read, decode = (
         1e3 * statistics.median(t[part] for t in turns) for part in ("seconds", "prompt", "decode")
     )
@@ -178,7 +180,8 @@ def _parts(turns: Sequence[Mapping[str, float]]) -> str:
 
 
 def resident(ours: OnStage) -> Row:
-    """The process's memory after it read a context, against the design's limit for its weights."""
+    """Return the process's memory after a prefill, with the design's limit for these weights as the
+    target."""
     held, weights = ours.call("resident"), ours.facts["weights_bytes"]
     note = f"weights {weights / 1e6:.0f} MB"
     return at_most("resident memory", held / 1e6, "MB", 1.1 * weights / 1e6 + 300, note)

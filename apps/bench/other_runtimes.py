@@ -1,4 +1,4 @@
-"""Other runtimes as players: llama.cpp and mlx-lm (players.py)."""
+"""This module runs other runtimes, llama.cpp and mlx-lm, as players (see players.py)."""
 
 import time
 from functools import cache
@@ -12,14 +12,16 @@ from .clocked import steps
 
 @cache
 def _silence() -> Any:
-    """A log function that prints nothing. It is never freed, because llama.cpp goes on calling it."""
+    """Return a log function that prints nothing. Python never frees it, because llama.cpp continues to call
+    it."""
     import llama_cpp as lib
 
     return lib.llama_log_callback(lambda *_: None)
 
 
 class LlamaCpp:
-    """llama.cpp through its C API: llama_decode alone, no sampling, no Python loop over the vocabulary."""
+    """llama.cpp through its C API: only llama_decode, without sampling and without a Python loop over the
+    vocabulary."""
 
     def __init__(
         self,
@@ -32,8 +34,9 @@ class LlamaCpp:
         sequences: int = 1,
         unified: bool = False,
     ):
-        """context: tokens of all sequences together. repack: whether llama.cpp may arrange the weights for
-        its fastest instructions (its default). unified: one buffer for the caches of all sequences."""
+        """context: the tokens of all sequences together. repack: True if llama.cpp may arrange the weights
+        for its fastest instructions (its default). unified: True for one buffer with the caches of all
+        sequences."""
         import llama_cpp as lib
 
         self._lib = lib
@@ -105,14 +108,16 @@ class LlamaCpp:
         return times
 
     def logits(self, i: int) -> np.ndarray:
-        """Of token i of the last batch, [V]; negative: from its end. Valid until the next batch."""
+        """Return the logits [V] of token i of the last batch; V: vocabulary size. A negative i counts from
+        the end. The array is valid until the next batch."""
         logits = self._lib.llama_get_logits_ith(self._context, i)
         return np.ctypeslib.as_array(logits, (self._vocab_size,))
 
     def in_parallel(self, prompts: list[list[int]], n: int) -> dict[str, float]:
-        """Read a prompt for each sequence, then decode n tokens of all of them, one of each in a batch.
+        """Read a prompt for each sequence. Then decode n tokens of each sequence; a batch has one token of
+        each.
 
-        {"rate": tokens per second after the prompts, by the median batch}
+        Return {"rate": tokens per second after the prompts, from the median time of a batch}.
         """
         self._lib.llama_memory_clear(self._memory, True)
         for sequence, tokens in enumerate(prompts):
@@ -128,12 +133,12 @@ class LlamaCpp:
         return {"rate": len(prompts) / float(np.median(times))}
 
     def _run(self, tokens: list[int], position: int, sequence: int = 0) -> None:
-        """Decode a sequence's next tokens; logits of the last one only, as ours."""
+        """Decode the next tokens of a sequence. Compute logits only for the last token, as ruvmlx does."""
         last = len(tokens) - 1
         self._decode([(token, position + i, sequence, i == last) for i, token in enumerate(tokens)])
 
     def _decode(self, entries: list[tuple[int, int, int, bool]]) -> None:
-        """Decode one batch. entries: token, position, sequence, and whether its logits are wanted."""
+        """Decode one batch. entries: token, position, sequence, and True if its logits are needed."""
         batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence, wanted) in enumerate(entries):
@@ -146,9 +151,10 @@ class LlamaCpp:
 
 
 class MlxLm:
-    """mlx-lm's own model and cache, called as its generator calls them, on as many threads as MLX uses."""
+    """mlx-lm's own model and cache. They are called as mlx-lm's generator calls them, on as many threads as
+    MLX uses."""
 
-    PATIENCE = 20.0  # seconds for 256 tokens of prompt; a slower runtime is left out
+    PATIENCE = 20.0  # maximum seconds for 256 prompt tokens; a slower runtime is left out
 
     def __init__(self, model: str, patience: float | None = PATIENCE):
         import mlx.core as mx
@@ -187,7 +193,8 @@ class MlxLm:
         return [self._run([token]) for token in tokens]
 
     def generate(self, tokens: list[int], n: int, kv: str = "") -> tuple[float, list[float]]:
-        """As `Ruvmlx.generate`, by mlx-lm's own loop, which submits a step before it reads the last one."""
+        """Like `Ruvmlx.generate`, with mlx-lm's own loop, which submits a step before it reads the result of
+        the last step."""
         from mlx_lm.generate import generate_step, wired_limit
 
         with wired_limit(self._model):

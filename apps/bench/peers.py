@@ -1,4 +1,5 @@
-"""Other runtimes to compare with: llama.cpp and mlx-lm, on the same weights, in the same turns."""
+"""This module runs the peers, which are other runtimes to compare with: llama.cpp and mlx-lm. They have the
+same weights and take part in the same turns."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +15,20 @@ from ruvmlx.models.load import load_model
 from .stage import OnStage
 
 NAMES = ("llama.cpp", "mlx-lm")
-# llama.cpp is measured with several settings: which one is its fastest differs between processors and builds.
+# llama.cpp is measured with several settings, because its fastest setting depends on the processor and the
+# build.
 LAYOUTS: dict[str, dict[str, Any]] = {"": {}, " without repacking": {"repack": False}}
 CACHES: dict[str, dict[str, Any]] = {
     "": {},
     " flash": {"flash": True},
     " flash q8_0": {"flash": True, "kv": "q8_0"},
 }
-# How it keeps the caches of several sequences: apart, or in one buffer.
+# llama.cpp keeps the caches of several sequences apart, or in one buffer.
 BUFFERS: dict[str, dict[str, Any]] = {"": {}, " unified": {"unified": True}}
 
 
 class Peers:
-    """The peers that were asked for. absent: name -> why it is not measured."""
+    """The peers that the user asked for. absent: name of a peer -> the reason why it is not measured."""
 
     def __init__(self, wanted: Sequence[str], model: str, threads: int, folder: Path):
         self.absent = {name: "not asked for" for name in NAMES if name not in wanted}
@@ -34,8 +36,8 @@ class Peers:
 
     @contextmanager
     def on_stage(self, context: int, caches: bool = False) -> Iterator[dict[str, OnStage]]:
-        """Players with room for `context` tokens. caches: llama.cpp with each of its caches, else with each
-        of its layouts of the weights."""
+        """Yield players with room for `context` tokens. caches: True to run llama.cpp with each of its
+        caches; False to run it with each of its layouts of the weights."""
         room = {"threads": self._threads, "context": context}
         with _left(dict[str, OnStage]()) as players:
             for name, more in (CACHES if caches else LAYOUTS).items():
@@ -45,7 +47,8 @@ class Peers:
 
     @contextmanager
     def in_parallel(self, sequences: int, context: int) -> Iterator[dict[str, OnStage]]:
-        """llama.cpp with room for so many sequences of `context` tokens, with each of its settings."""
+        """Yield llama.cpp with room for so many sequences of `context` tokens, once for each of its
+        settings."""
         room = {"threads": self._threads, "sequences": sequences, "context": sequences * context}
         with _left(dict[str, OnStage]()) as players:
             for layout, how in LAYOUTS.items():
@@ -66,7 +69,7 @@ class Peers:
         try:
             players[kind + suffix] = OnStage(kind, model=model(), **settings)
         except RuvmlxError as e:
-            if not suffix:  # if it only lacks a setting, the other settings are still measured
+            if not suffix:  # if only this setting fails, the other settings are still measured
                 self.absent[kind] = str(e)
 
     def _gguf(self) -> str:
@@ -75,7 +78,8 @@ class Peers:
         return self._model
 
     def _mlx(self) -> str:
-        """mlx-lm reads only folders, so a GGUF file's weights are written as one."""
+        """Return a folder for mlx-lm, which reads only folders. Write the weights of a GGUF file to such a
+        folder."""
         if not self._model.endswith(".gguf"):
             return self._model
         folder = self._folder / "mlx-lm"
@@ -86,7 +90,7 @@ class Peers:
 
 @contextmanager
 def _left(players: dict[str, OnStage]) -> Iterator[dict[str, OnStage]]:
-    """At the end all players leave."""
+    """At the end of the block, all players leave."""
     try:
         yield players
     finally:

@@ -1,7 +1,8 @@
-"""What is measured, behind one interface: our runtime, others (other_runtimes.py), and the machine's limits.
+"""This module defines the players of a benchmark. A player is something that is measured: ruvmlx, another
+runtime (other_runtimes.py), or the machine's limits. All players have the same methods.
 
-Each runs in its own process (worker.py), so that idle threads of one do not slow another. The parent lets
-them take turns.
+Each player runs in its own process (worker.py), so that idle threads of one player do not slow another. The
+parent process lets the players take turns.
 """
 
 import math
@@ -27,30 +28,32 @@ from .serving_player import ServingPlayer
 
 
 class Decoding(Protocol):
-    """Times in seconds, measured around the compute calls alone."""
+    """A player that decodes. The times are in seconds and include only the calls that compute."""
 
     def fill(self, tokens: list[int]) -> float:
-        """Set the context for `decode`."""
+        """Prefill the context for `decode`."""
 
     def decode(self, tokens: list[int]) -> list[float]:
-        """Feed tokens one by one after the context, then trim the cache to it. One time for each token."""
+        """Feed tokens one by one after the context, then trim the cache to the context. Return one time for
+        each token."""
 
     def go_on(self, tokens: list[int]) -> list[float]:
-        """The same without the trim."""
+        """Like `decode`, but without the trim."""
 
 
 class Player(Decoding, Protocol):
     """A player that also reads prompts."""
 
     def prefill(self, tokens: list[int]) -> float:
-        """Read a prompt into an empty cache."""
+        """Prefill a prompt into an empty cache."""
 
     def first(self, tokens: list[int], known: int) -> float:
-        """Time to the first token of a reply, with the prompt's first `known` tokens already in the cache."""
+        """Return the time to the first token of a reply. The prompt's first `known` tokens are already in the
+        cache."""
 
 
 class Ruvmlx:
-    """One of our backends. settings: model, backend, threads, kv ("tiered", "f16")."""
+    """One of ruvmlx's backends. settings: model, backend, threads, kv ("tiered", "f16")."""
 
     def __init__(self, model: str | None, backend: str, threads: int, kv: str | None = None):
         from ruvmlx.backends.select import cache_policy, open_backend
@@ -99,7 +102,7 @@ class Ruvmlx:
         return time.perf_counter() - started
 
     def resume(self, folder: str, tokens: list[int], known: int) -> float:
-        """`first`, with the known tokens' cache loaded from disk."""
+        """Like `first`, but load the cache of the known tokens from disk."""
         started, make = time.perf_counter(), partial(self._backend.new_cache, self._policy)
         found = CacheFolder(Path(folder), 1 << 40).load(_names(tokens), tokens, make)
         assert found is not None and found[0].offset == known
@@ -125,7 +128,8 @@ class Ruvmlx:
         return self._cache.stats().facts()
 
     def generate(self, tokens: list[int], n: int, kv: str) -> tuple[float, list[float]]:
-        """Write n tokens greedily: seconds to the first one, then the seconds of each further one."""
+        """Write n tokens greedily. Return the seconds to the first token, then the seconds of each further
+        token."""
         cache = self._backend.new_cache(self._policy_of(kv))
         times, step, token = [time.perf_counter()], self._backend.prefill(tokens, cache), 0
         for _ in range(n - 1):
@@ -136,9 +140,8 @@ class Ruvmlx:
         return steps([*times, time.perf_counter()])
 
     def best_of(self, tokens: list[int], count: int, n: int) -> dict[str, float]:
-        """Read a prompt and write `count` replies of n tokens each, as one batch: sampled, under an adapter,
-        with their traces, as in a chat. Returns the seconds of the whole, of the prompt, and of the decode
-        steps."""
+        """Read a prompt and write `count` replies of n tokens each, as one batch: with sampling, an adapter
+        and traces, as in a chat. Return the seconds of the whole, of the prompt, and of the decode steps."""
         from ruvmlx.engine.best_of import BestOf, requests_for
         from ruvmlx.engine.scheduler import Scheduler
 
@@ -165,8 +168,8 @@ class Ruvmlx:
         return cache_policy(kv, self._backend)
 
     def quality(self, text: str, tokens: int, *lengths: int) -> dict[str, float]:
-        """Cost of a policy on a text's first tokens, against an f16 cache: perplexity change, KL, share of
-        bytes."""
+        """Return the cost of a cache policy on the first tokens of a text, compared with an f16 cache: the
+        change of perplexity, the KL, and the share of bytes."""
         ids = self._model.tokenizer.encode(text[: 8 * tokens])[:tokens]
         found = perplexity(self._backend, ids, tokens, TierPolicy("tiered", tuple(lengths)))
         assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
@@ -180,7 +183,8 @@ def _names(tokens: list[int]) -> Chain:
 
 
 class MemoryReader:
-    """The machine's limit: `threads` threads read a buffer as large as the weights, once per "token"."""
+    """The machine's memory limit: `threads` threads read a buffer as large as the weights, once for each
+    "token"."""
 
     def __init__(self, nbytes: int, threads: int):
         from concurrent.futures import ThreadPoolExecutor
@@ -212,7 +216,7 @@ class MemoryReader:
 
 
 class Products:
-    """The machine's arithmetic: each call forms the same number of products, on all threads."""
+    """The machine's limit of arithmetic: each call computes the same number of products, on all threads."""
 
     ROUNDS = 50_000
 
@@ -235,15 +239,18 @@ class Products:
 
 
 class Verdicts:
-    """Checks each GPU kernel against its twin, in its own process, which a bad kernel may crash."""
+    """This player checks each GPU kernel against its twin. It has a process of its own, which a bad kernel
+    may crash."""
 
     def __init__(self) -> None:
         self.facts = {"name": "kernels"}
 
     def verdicts(self, head_dim: int, n_heads: int, n_kv_heads: int, dtype: str) -> list[dict[str, Any]]:
-        """Results of the kernels' self-check for such heads, made afresh; none without a GPU.
+        """Run the kernels' self-check for such heads, and return its results. Without a GPU there are no
+        results.
 
-        Each has the fields of `CheckResult`; "message" is a list of lines, so that each is cleaned alone.
+        Each result has the fields of `CheckResult`; "message" is a list of lines, so that each line is
+        cleaned alone.
         """
         from ruvmlx.backends.mlx.check_results import Shapes
         from ruvmlx.backends.mlx.gpu_check import ask

@@ -1,9 +1,10 @@
-"""Computes what M-series chips would do, from this machine's figures and Apple's bandwidths. Nothing is
-measured.
+"""This module computes the expected speed of M-series chips from this machine's figures and Apple's
+bandwidths. It measures nothing.
 
 Decoding a token reads every weight and the cache once. If a run here used a share s of this machine's memory
 bandwidth, a chip with a bandwidth of B bytes a second is expected to decode s B / bytes tokens a second, and
-at most B / bytes. This assumes that the kernels reach the same share there, which nobody has measured."""
+at most B / bytes. This assumes that the kernels reach the same share on the chip, which nobody has measured.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ SEVEN = 4.07e9  # bytes of a 7B model at 4.5 bits
 
 @dataclass(frozen=True)
 class Projected:
-    """Decode speed on one chip, tokens per second, of the measured model and of a 7B model. most: the bound
-    by memory bandwidth; expected: at the measured share of it. bandwidth: bytes per second."""
+    """Decode speeds on one chip in tokens per second, of the measured model and of a 7B model. most: the
+    bound by memory bandwidth. expected: the bound times the measured share. bandwidth: GB per second."""
 
     chip: str
     bandwidth: float
@@ -34,13 +35,14 @@ class Projected:
 
 
 def share(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The share of memory bandwidth that decoding used, at the shortest context."""
+    """Return the share of memory bandwidth that decoding used, at the shortest context."""
     found = [r for r in rows if r["name"].endswith("share of memory bandwidth") and r["value"]]
     return min(found, key=lambda r: int(r["name"].split()[2].rstrip(":")))["value"] if found else None
 
 
 def project_chips(rows: Sequence[Mapping[str, Any]], weights: float) -> list[Projected]:
-    """weights: bytes of the measured model. Empty if decoding was not measured."""
+    """Return the projection for each chip. weights: bytes of the measured model. The list is empty if
+    decoding was not measured."""
     part = share(rows)
     if part is None or not weights:
         return []

@@ -1,4 +1,4 @@
-"""Runs a program on a pseudo-terminal: sends keys, and records the output with its times."""
+"""This module runs a program on a pseudo-terminal. It sends keys, and records the output with its times."""
 
 import fcntl
 import os
@@ -15,15 +15,15 @@ from typing import Any, Self
 
 from ruvmlx.errors import RuvmlxError
 
-SIZE = 100, 30  # columns, rows
-# Letters that no reply contains, one cell wide: an echo differs from all other output.
+SIZE = 100, 30  # columns and rows of the terminal
+# Letters that no reply contains, one cell wide. So the echo of a key differs from all other output.
 LETTERS = "".join(chr(c) for c in range(0x100, 0x180) if c not in (0x149, 0x17F))
-AT_ONCE = 30  # letters in the input, at most
+AT_ONCE = 30  # maximum number of letters in the input line
 _SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|[\]P_^X][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])")
 
 
 class PseudoTerminal:
-    """arrived: (time.monotonic(), bytes) of all output."""
+    """arrived: all output so far, as pairs (time.monotonic(), bytes)."""
 
     def __init__(self, argv: Sequence[str], environment: dict[str, str]):
         self._fd, inside = pty.openpty()
@@ -40,16 +40,17 @@ class PseudoTerminal:
         )
         os.close(inside)
         self.arrived: list[tuple[float, bytes]] = []
-        self._unread = b""  # drawn since the last match
+        self._unread = b""  # output since the last match
 
     def send(self, text: str) -> float:
-        """Type the text; return when (time.monotonic())."""
+        """Type the text. Return the time.monotonic() at which it was sent."""
         at = time.monotonic()
         os.write(self._fd, text.encode())
         return at
 
     def drawn(self, pattern: str, seconds: float = 120) -> float:
-        """Wait until the output since the last match has this pattern; return when it came."""
+        """Wait until the output since the last match contains this pattern. Return the time at which it
+        arrived."""
         wanted, deadline = re.compile(pattern.encode()), time.monotonic() + seconds
         while not (match := wanted.search(plain := _SEQUENCE.sub(b"", self._unread))):
             if time.monotonic() > deadline or not self._read(deadline):
@@ -59,14 +60,14 @@ class PseudoTerminal:
         return self.arrived[-1][0]
 
     def watch(self, seconds: float) -> None:
-        """Record output for so long; `drawn` will not match it."""
+        """Record output for so many seconds. `drawn` will not match this output."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._read(deadline):
             pass
         self._unread = b""
 
     def quiet(self, seconds: float = 0.1, most: float = 3.0) -> None:
-        """Wait until there was no output for so long. `most`: the longest wait, because a cursor may
+        """Wait until there was no output for so many seconds. most: the longest wait, because a cursor may
         blink."""
         deadline = time.monotonic() + most
         while select.select([self._fd], [], [], seconds)[0] and time.monotonic() < deadline:
@@ -75,12 +76,13 @@ class PseudoTerminal:
         self._unread = b""
 
     def _read(self, until: float) -> bool:
-        """Read what there is, or wait for it until then; False if the program has ended."""
+        """Read the available output, or wait for output until the time `until`. Return False if the program
+        has ended."""
         if not select.select([self._fd], [], [], max(0.0, until - time.monotonic()))[0]:
             return True
         try:
             data = os.read(self._fd, 1 << 16)
-        except OSError:  # Linux: the other side has gone
+        except OSError:  # on Linux, this error means that the program has closed the terminal
             data = b""
         self.arrived.append((time.monotonic(), data))
         self._unread = (self._unread + data)[-(1 << 16) :]
@@ -96,13 +98,13 @@ class PseudoTerminal:
 
 
 def _take_terminal() -> None:
-    """Make it the controlling terminal: the program gets SIGHUP when it closes, even if this process is
-    killed."""
+    """Make standard input the controlling terminal. When the terminal closes, the program gets SIGHUP, even
+    if this process was killed."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 class Typist:
-    """Types letters and waits for the echo of each. took: ms from every key to its echo."""
+    """This class types letters and waits for the echo of each letter. took: ms from each key to its echo."""
 
     def __init__(self, terminal: PseudoTerminal, seed: int = 0):
         self._terminal = terminal
@@ -111,8 +113,8 @@ class Typist:
         self.took: list[float] = []
 
     def type(self, pause: float) -> None:
-        """Type a letter after 0.5 to 1.5 times so many seconds, at random: keys must not be in step with
-        frames."""
+        """Type a letter after a random pause of 0.5 to 1.5 times `pause` seconds, so that keys are not in
+        step with frames."""
         self._terminal.watch(pause * (0.5 + self._rng.random()))
         letter = LETTERS[len(self.took) % len(LETTERS)]
         sent = self._terminal.send(letter)
@@ -120,8 +122,8 @@ class Typist:
         self._in_line += 1
 
     def make_room(self, at: int = AT_ONCE) -> None:
-        """Empty the input once it has `at` letters."""
+        """Empty the input line if it has `at` or more letters."""
         if self._in_line >= at:
             self._in_line = 0
-            self._terminal.send("\x15")  # Ctrl+U
+            self._terminal.send("\x15")  # Ctrl+U empties the line
             self._terminal.watch(0.1)

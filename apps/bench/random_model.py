@@ -1,7 +1,8 @@
-"""Makes a random model of a real model's shape, for benchmarks: weights mean nothing, sizes are true.
+"""This module makes a random model with a real model's shape, for benchmarks. The weights have no meaning,
+but the sizes are true.
 
 python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf              # 4.1 GB, some seconds
-python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf Q4_K_M 6     # the first 6 of its layers alone
+python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf Q4_K_M 6     # only its first 6 layers
 """
 
 import sys
@@ -33,14 +34,14 @@ class RandomModelSize:
 SHAPES = {
     "mistral-7b": RandomModelSize(4096, 32, 32, 8, 128, 14336),
     "llama-1b": RandomModelSize(2048, 16, 32, 8, 64, 8192, rope_theta=500000.0),
-    "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),  # next to no arithmetic (host.py)
+    "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),  # almost no arithmetic, to measure the host's own time
 }
 BLOCKS = {row.name: row for row in ROWS}
 TYPES = ("Q4_0", "Q4_K_M")
 
 
 def tensors(shape: RandomModelSize, kind: str = "Q4_0") -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """GGUF name -> (type, shape, bytes)."""
+    """Return GGUF name -> (type, shape, bytes)."""
     d, heads, kv = shape.hidden_size, shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     found: dict[str, tuple[str, tuple[int, ...], int]] = {}
 
@@ -66,7 +67,8 @@ def tensors(shape: RandomModelSize, kind: str = "Q4_0") -> dict[str, tuple[str, 
 
 
 def matrix_type(name: str, kind: str, n_layers: int) -> str:
-    """What llama.cpp's quantiser makes of it: in Q4_K_M the head, and some layers' v and down, are Q6_K."""
+    """Return the type that llama.cpp's quantiser gives a matrix. In Q4_K_M, the head and the v and down
+    matrices of some layers are Q6_K."""
     if kind != "Q4_K_M":
         return kind
     if name == "output.weight":
@@ -79,18 +81,18 @@ def matrix_type(name: str, kind: str, n_layers: int) -> str:
 
 
 def random_blocks(rng: np.random.Generator, kind: str, size: int, fan_in: int) -> bytes:
-    """Blocks whose weights have a variance of about 1 / fan_in, so that activations stay tame."""
+    """Return blocks whose weights have a variance of about 1 / fan_in, so that activations stay small."""
     blocks = rng.integers(0, 256, (size // BLOCKS[kind].nbytes, BLOCKS[kind].nbytes), np.uint8)
-    scale = 1 / (4.6 * np.sqrt(fan_in))  # 4.6: the spread of four random bits
+    scale = 1 / (4.6 * np.sqrt(fan_in))  # 4.6: the standard deviation of four random bits
     if kind == "Q4_0":
         _put(blocks, 0, scale)
     elif kind == "Q4_K":
         _put(blocks, 0, scale / 32)
         _put(blocks, 2, scale / 32 * 7.5)
-        blocks[:, 4:16] = [0xA0] * 8 + [0] * 4  # all scales and lows 32
+        blocks[:, 4:16] = [0xA0] * 8 + [0] * 4  # all scales and minimums are 32
     else:
         blocks[:, 192:208] = 32
-        _put(blocks, 208, scale / 4 / 32)  # six bits spread four times as far
+        _put(blocks, 208, scale / 4 / 32)  # the standard deviation of six bits is four times as large
     return blocks.tobytes()
 
 
@@ -99,7 +101,7 @@ def _put(blocks: np.ndarray, at: int, value: float) -> None:
 
 
 def metadata(shape: RandomModelSize) -> dict[str, Any]:
-    """GGUF metadata. The tokens are single bytes, one merged pair, and names for the rest."""
+    """Return the GGUF metadata. The tokens are single bytes, one merged pair, and names for the other ids."""
     chars = ["<s>", "</s>", *byte_chars(), "th"]
     tokens = chars + [f"<extra {i}>" for i in range(shape.vocab_size - len(chars))]
     types = np.ones(shape.vocab_size, np.int32)
@@ -131,12 +133,13 @@ def metadata(shape: RandomModelSize) -> dict[str, Any]:
 
 
 def nbytes(name: str) -> int:
-    """Bytes of the file without its header."""
+    """Return the bytes of the file without its header."""
     return sum(size for _, _, size in tensors(SHAPES[name]).values())
 
 
 def make(name: str, path: Path, kind: str = "Q4_0", layers: int | None = None) -> Path:
-    """layers: only so many of them, for a comparison of the time per layer."""
+    """Write a random model to `path`. layers: the number of layers, to compare the time per layer; None: all
+    layers."""
     shape, rng = SHAPES[name], np.random.default_rng(0)
     shape = replace(shape, n_layers=layers or shape.n_layers)
     wanted = tensors(shape, kind)

@@ -1,22 +1,22 @@
-"""One row of a report, and the checks of its value."""
+"""This module defines one row of a report, and checks its value."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-FAULT = 1.05  # times the machine's limit: a better value is a wrong measurement, not a fast machine
-WORTH, ALONE = 0.04, 0.15  # how much two runs of the same code may differ: a ratio, a time
+FAULT = 1.05  # a value above so many times the machine's limit is a wrong measurement
+WORTH, ALONE = 0.04, 0.15  # usual differences between two runs of the same code: of a ratio, of a time
 _TIMES = ("us", "ms", "s", "tok/s")
 
 
 @dataclass(frozen=True)
 class Row:
-    """value: the median of the samples, if there are any. limit: the best value that this machine allows, in
-    the same unit. condition: under which the value or the target holds. spread: how far the value may be off,
-    as a fraction of it.
+    """value: the median of the samples, if there are samples. limit: the best value that this machine allows,
+    in the same unit. condition: the condition under which the value or the target holds. spread: the
+    uncertainty of the value, as a fraction of the value.
 
-    reference: the machine's own speed beside each sample; two runs are compared relative to it.
+    reference: the machine's own speed beside each sample. Two runs are compared relative to it.
     """
 
     name: str
@@ -33,7 +33,8 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """None without a target, or if the value is so near to it that the next run may differ."""
+        """None if there is no target, or if the value is so near to the target that the next run may
+        differ."""
         if self.value is None or self.target is None:
             return None
         margin = max(self.spread, ALONE if self.unit in _TIMES else WORTH if self.unit == "x" else 0.0)
@@ -44,14 +45,14 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Share of the limit; 1 is all that the machine can do."""
+        """The share of the limit; 1 is the best that the machine can do."""
         if not self.value or not self.limit:
             return None
         return self.value / self.limit if self.better == "higher" else self.limit / self.value
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As JSON."""
+        """The row as a JSON object."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()} | {
             "met": self.met,
             "share": None if self.share is None else round(self.share, 3),
@@ -60,19 +61,20 @@ class Row:
 
 
 def measured(name: str, samples: Sequence[float], unit: str, target: float | None = None, **more: Any) -> Row:
-    """The median of several samples."""
+    """Return a row with the median of several samples."""
     kept = tuple(rounded(s) for s in samples)
     value = rounded(statistics.median(samples))
     return Row(name, value, unit, target, samples=kept, spread=spread(samples), **more)
 
 
 def at_most(name: str, value: float, unit: str, target: float, note: str = "") -> Row:
-    """A single figure that must not exceed its target."""
+    """Return a row with a single figure that must not exceed its target."""
     return Row(name, rounded(value), unit, target, note=note, better="lower")
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """ "met", "not met", "close" (too near to the target to tell), or "" without a target. row: its facts."""
+    """Return "met", "not met", "close" (too near to the target to decide), or "" without a target. row: the
+    facts of a Row."""
     if row["value"] is None or row["target"] is None:
         return ""
     return {True: "met", False: "not met", None: "close"}[row["met"]]
@@ -83,7 +85,8 @@ def left_out(name: str, unit: str, why: str, target: float | None = None) -> Row
 
 
 def refuse_impossible(row: Row) -> Row:
-    """The row, without its value if that is beyond the machine's limit; the note then says so."""
+    """Return the row. If its value is better than the machine's limit, remove the value and say so in the
+    note."""
     share = row.share
     if share is None or share <= FAULT:
         return row
@@ -94,12 +97,12 @@ def refuse_impossible(row: Row) -> Row:
 
 
 def rounded(x: float, digits: int = 4) -> float:
-    """Rounded to so many significant digits."""
+    """Return x with so many significant digits."""
     return float(f"{x:.{digits}g}")
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half the distance between the quartiles, as a fraction of the median."""
+    """Return half the distance between the quartiles, as a fraction of the median."""
     if len(values) < 4:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4)

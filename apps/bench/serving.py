@@ -1,5 +1,5 @@
-"""The serving suite: requests in parallel, beside llama.cpp, too; different adapters; a long prompt that
-arrives."""
+"""The serving suite measures requests in parallel, also with llama.cpp, requests with different adapters, and
+the arrival of a long prompt."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from .rows import Row, left_out, measured
 from .stage import OnStage, take_turns
 
 COUNTS = (2, 4, 8)
-PROMPT, REPLY = 64, 96  # tokens of each request
-RUNNING, ARRIVING = 128, 4096  # tokens of a running reply's prompt, and of the one that arrives
-EIGHT, BESIDE = 3.0, 1.5  # targets: times one request's rate, times llama.cpp's rate
-ADAPTERS, DELAY = 1.1, 100.0  # targets: times the time of one adapter, ms
+PROMPT, REPLY = 64, 96  # tokens of each request's prompt and reply
+RUNNING, ARRIVING = 128, 4096  # prompt tokens of a running reply, and of the request that arrives
+EIGHT, BESIDE = 3.0, 1.5  # targets: times the rate of one request, times llama.cpp's rate
+ADAPTERS, DELAY = 1.1, 100.0  # targets: times the time with one adapter; ms of delay
 
 
 def run(ours: OnStage, peers: Peers, rounds: int, quick: bool, log: Callable[[str], None]) -> list[Row]:
@@ -30,7 +30,7 @@ def _rate(ours: OnStage, count: int, adapters: int = 1) -> dict[str, float]:
 
 
 def _prompts(count: int) -> list[list[int]]:
-    """Different ones: no part of a cache can be shared."""
+    """Return different prompts, so that no request can use a cache of another request."""
     return [_rotate(prompt(PROMPT), i) for i in range(count)]
 
 
@@ -39,7 +39,7 @@ def _rotate(tokens: list[int], n: int) -> list[int]:
 
 
 def _parallel(ours: OnStage, rounds: int) -> list[Row]:
-    """Total rates, in turns: one request, then several."""
+    """Measure the total rates in turns: first one request, then several requests."""
     turns = [{count: _rate(ours, count) for count in (1, *COUNTS)} for _ in range(rounds)]
     rows = [measured("one request", [turn[1]["rate"] for turn in turns], "tok/s")]
     for count in COUNTS:
@@ -54,8 +54,8 @@ def _parallel(ours: OnStage, rounds: int) -> list[Row]:
 
 
 def _peer_rows(ours: OnStage, peers: Peers, rounds: int) -> list[Row]:
-    """Total rates of the most requests, in turns. Ours draws, records traces and writes text, too; llama.cpp
-    decodes alone."""
+    """Measure the total rates of eight requests, in turns. ruvmlx also samples, records traces and writes
+    text; llama.cpp only decodes."""
     count = COUNTS[-1]
     with peers.in_parallel(count, PROMPT + REPLY + count) as others:
         if not others:
@@ -69,7 +69,7 @@ def _peer_rows(ours: OnStage, peers: Peers, rounds: int) -> list[Row]:
 
 
 def _adapters(ours: OnStage, rounds: int) -> Row:
-    """A token's time under eight adapters / under one, in turns."""
+    """Return the time of a token with eight adapters / with one adapter, in turns."""
     ratios = []
     for _ in range(rounds):
         one, eight = (_rate(ours, 8, adapters)["rate"] for adapters in (1, 8))
@@ -81,7 +81,7 @@ def _arriving(ours: OnStage, rounds: int, tokens: int) -> list[Row]:
     name = f"{tokens} tokens arrive: delay of a running reply"
     if ours.facts["max_context"] < tokens + 4:
         return [left_out(name, "ms", "the model's context is shorter")]
-    # Another prompt in each turn: one that has been read before is in the cache.
+    # Each turn has another prompt, because a prompt that was read before is in the cache.
     turns = [ours.call("arrive", prompt(RUNNING), _rotate(prompt(tokens), 1 + i)) for i in range(rounds)]
     longest = [1e3 * (turn["most"] - turn["plain"]) for turn in turns]
     usual = [1e3 * (turn["median"] - turn["plain"]) for turn in turns]

@@ -1,4 +1,5 @@
-"""Requests in parallel, as `engine/scheduler.py` serves them: the player of the serving suite."""
+"""This module defines the player of the serving suite. It runs requests in parallel with the scheduler of
+`engine/scheduler.py`."""
 
 import time
 from collections.abc import Sequence
@@ -14,11 +15,11 @@ from ruvmlx.sona.trace import Trace
 
 from .clocked import Clocked
 
-MAX_REQUESTS = 8  # requests and adapters
+MAX_REQUESTS = 8  # maximum number of requests, and of adapters
 
 
 class TimedReply:
-    """A sink that keeps the times of its tokens."""
+    """This class receives the tokens of a reply from the scheduler, and keeps their times."""
 
     def __init__(self) -> None:
         self.tokens, self.times, self.over = 0, list[float](), False
@@ -35,8 +36,8 @@ class TimedReply:
 
 
 class ServingPlayer:
-    """One of our backends under a scheduler. Replies are drawn, under an adapter, and their traces are
-    recorded, as in a chat."""
+    """One of ruvmlx's backends with a scheduler. As in a chat, replies are sampled with an adapter, and their
+    traces are recorded."""
 
     def __init__(self, model: str | None, backend: str, threads: int):
         from ruvmlx.backends.select import cache_policy, open_backend
@@ -57,10 +58,10 @@ class ServingPlayer:
         self.facts = {"max_context": shape.max_context, "kernels": self._clocked.kernels}
 
     def in_parallel(self, prompts: list[list[int]], n: int, adapters: int = 1) -> dict[str, float]:
-        """A reply of n tokens to each prompt at the same time, under so many different adapters.
+        """Write a reply of n tokens to each prompt at the same time, with so many different adapters.
 
-        {"rate": tokens per second once every prompt is read, by the median step; "decode": share of the
-        backend's steps in that time}
+        Return {"rate": tokens per second after all prefills, from the median time of a step; "decode": share
+        of this time that the backend's steps take}.
         """
         replies = [self._submit(prompt, n + i, i % adapters) for i, prompt in enumerate(prompts)]
         while any(reply.tokens < 2 for reply in replies):
@@ -74,8 +75,9 @@ class ServingPlayer:
         return {"rate": len(prompts) / float(np.median(np.diff(times))), "decode": decode}
 
     def arrive(self, prompt: list[int], arriving: list[int]) -> dict[str, float]:
-        """Seconds between two tokens of a running reply: in plain steps, at most and by median while a prompt
-        arrives; and until the first token of its own reply."""
+        """Return seconds between two tokens of a running reply: in plain steps; and, while another prompt
+        arrives, the largest and the median. Return also the seconds to the first token of the other prompt's
+        reply."""
         running = self._submit(prompt, 1000, 0)
         while running.tokens < 30:
             self._step([running])

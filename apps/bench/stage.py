@@ -1,4 +1,5 @@
-"""Lets players take turns: A B C, A B C, ... so that a slow minute of the machine hits all alike."""
+"""This module lets players (players.py) take turns: A B C, A B C, ... So a slow minute of the machine affects
+all players alike."""
 
 import json
 import subprocess
@@ -10,7 +11,7 @@ from ruvmlx.errors import RuvmlxError
 
 
 class PlayerError(RuvmlxError):
-    """A player's error. public: its message without text that may quote the user."""
+    """The error of a player. public: the error message without text that may quote the user."""
 
     def __init__(self, message: str, public: str):
         super().__init__(message)
@@ -18,7 +19,7 @@ class PlayerError(RuvmlxError):
 
 
 class OnStage:
-    """A player in its own process."""
+    """A player in its own process. `call` runs one of its methods."""
 
     def __init__(self, kind: str, **settings: Any):
         self._process = subprocess.Popen(
@@ -58,7 +59,8 @@ class OnStage:
 
 
 def take_turns(players: dict[str, OnStage], play: Callable[[OnStage], Any], rounds: int) -> dict[str, list]:
-    """`rounds` results of each player, in turns after one round of warming up."""
+    """Return `rounds` results of each player. The players take turns; an additional first round warms them
+    up."""
     results: dict[str, list] = {name: [] for name in players}
     for i in range(rounds + 1):
         for name, player in players.items():

@@ -1,4 +1,5 @@
-"""Runs suites and collects their rows, facts about the machine, and whether it kept its speed."""
+"""This module runs suites. It collects their rows, facts about the machine, and whether the machine's speed
+was constant."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ CONTEXTS = {"quick": (256,), "whole": (256, 1024, 4096, 8000)}
 LONG = {"quick": 1024, "whole": 4096}
 ROUNDS = {"quick": 8, "whole": 12}
 
-QUICK_SECONDS = {  # of a quick run of the starter on two idle cores, about
+QUICK_SECONDS = {  # approximate seconds of a quick run with the starter model on two idle cores
     "kernels": 4, "model": 10, "kv": 22, "serving": 28, "learning": 33, "load": 4, "chat": 9,
 }  # fmt: skip
 
@@ -31,7 +32,8 @@ Show = Callable[[Sequence[Mapping[str, Any]]], None]
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """model: a folder or a file. wanted: peers. rounds, contexts: None for the usual ones."""
+    """model: the path of a folder or a file. wanted: names of the peers. rounds, contexts: None for the usual
+    values."""
 
     suites: Sequence[str]
     model: str
@@ -48,8 +50,8 @@ class BenchPlan:
 
 
 def run(plan: BenchPlan, say: Log, show: Show = lambda rows: None) -> dict[str, Any]:
-    """The report: rows by suite, machine, limits, drift, seconds. say: takes each line of progress. show:
-    takes the rows of each suite when they are there."""
+    """Return the report: rows by suite, machine, limits, drift, seconds. say: called with each line of
+    progress. show: called with the rows of each finished suite."""
     started, warmth = time.monotonic(), Thermometer()
 
     def log(line: str) -> None:
@@ -90,7 +92,8 @@ def run(plan: BenchPlan, say: Log, show: Show = lambda rows: None) -> dict[str, 
 
 
 def seconds_left(done: Sequence[str], left: Sequence[str], seconds: float) -> float:
-    """Of a quick run, at the pace of this machine: the suites that are done took `seconds`."""
+    """Return the remaining seconds of a quick run, from the speed so far. The suites in `done` took
+    `seconds`."""
     pace = seconds / sum(QUICK_SECONDS[name] for name in done)
     return pace * sum(QUICK_SECONDS[name] for name in left)
 

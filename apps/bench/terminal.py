@@ -1,4 +1,4 @@
-"""A report as text: a table by suite, then decode speed by context as bars."""
+"""This module prints a report as text: a table for each suite, then bars of decode speed by context."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -7,12 +7,12 @@ from typing import Any
 from .compare import RowChange
 from .rows import verdict
 
-WIDTH = 40  # of the longest bar
+WIDTH = 40  # characters of the longest bar
 _SIGNS = {"faster": "+", "slower": "-", "same": "="}
 
 
 def row_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The rows, suite by suite."""
+    """Yield the rows as lines, suite by suite."""
     for suite, of_suite in groupby(rows, lambda row: row["suite"]):
         yield f"{suite}"
         yield from (_row(row) for row in of_suite)
@@ -20,7 +20,7 @@ def row_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def end_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """What is said once all suites are measured."""
+    """Yield the lines that come after all suites."""
     yield from _bars(by_context(report["rows"]))
     yield from footer(report)
 
@@ -51,7 +51,7 @@ def _row(row: Mapping[str, Any]) -> str:
 
 
 def by_context(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Player -> (context, tokens a second) of the model suite."""
+    """Return player -> [(context, tokens a second)] of the model suite."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         at, _, player = row["name"].removeprefix("decode at ").partition(": ")

@@ -1,9 +1,11 @@
-"""One player in a process of its own: a JSON command a line on stdin, a JSON answer a line on stdout.
+"""This module runs one player in a process of its own. stdin has a JSON command on each line, and stdout has
+a JSON answer on each line.
 
 {"kind": "llama.cpp", "settings": {...}}     -> its facts
 ["decode", [1, 2, 3]]                        -> the method's result
-A failure is {"error": its message, "public": the same without text that may quote the user}; the player keeps
-running.
+
+The answer to a failed command is {"error": its message, "public": the message without text that may quote the
+user}. The player continues to run.
 """
 
 import contextlib
@@ -24,7 +26,7 @@ from .players import KINDS
 def main() -> None:
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+    os.dup2(2, 1)  # text that a library prints must not look like an answer
     first = json.loads(sys.stdin.readline())
     made: list[Any] = []
 
@@ -43,12 +45,12 @@ def main() -> None:
 def _try_call(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception as e:  # noqa: BLE001 - the parent leaves this player out, with the reason
+    except Exception as e:  # noqa: BLE001 - the parent leaves this player out and gives the reason
         return {"error": f"{type(e).__name__}: {e}", "public": public_error(e)}
 
 
 def _forget_peak() -> None:
-    """Reset the peak memory: MLX's, and the process's if the system can (Linux)."""
+    """Reset the peak memory of MLX, and that of the process if the system can do so (Linux)."""
     if mx := sys.modules.get("mlx.core"):
         mx.reset_peak_memory()
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
@@ -56,7 +58,8 @@ def _forget_peak() -> None:
 
 
 def _held() -> dict[str, int]:
-    """Bytes that the process and MLX hold, now and at most. MLX counts a GPU's buffers, too."""
+    """Return the bytes that the process and MLX hold now, and their peaks. MLX also counts the buffers of a
+    GPU."""
     held = {"resident": memory.resident(), "peak_resident": memory.peak()}
     if mx := sys.modules.get("mlx.core"):
         held |= {f"mlx_{kind}": getattr(mx, f"get_{kind}_memory")() for kind in ("peak", "active", "cache")}

@@ -1,5 +1,5 @@
-"""`mcp`: an MCP server over standard input and output. An agent rates replies of the running `ruvmlx serve`,
-takes ratings back, and searches the user's chats."""
+"""`mcp`: runs an MCP server over standard input and output. An agent rates replies of the running `ruvmlx
+serve`, takes ratings back, and searches the user's chats."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal

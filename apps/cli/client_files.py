@@ -12,7 +12,7 @@ from ruvmlx.errors import UsageError
 PART = 4  # a reply may take 1 / PART of the context
 MAX_REPLY_TOKENS = 32_000  # tokens of a reply that clients request by default
 CLAUDE_LEAST = 100_000  # the smallest context window in tokens that Claude Code accepts
-MARGIN = 0.95  # share of the prompt that is used: clients count tokens of another model
+MARGIN = 0.95  # share of the room for a prompt: clients count with another model's tokenizer
 
 
 @dataclass(frozen=True)

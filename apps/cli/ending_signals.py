@@ -48,5 +48,5 @@ def _end_in_time(heard: int) -> None:
 
 
 def _exit_code(number: int) -> int:
-    """The exit code that a shell reports for a process ended by this signal."""
+    """Return the exit code that a shell reports for a process that this signal ended."""
     return 128 + number

@@ -10,8 +10,8 @@ from ruvmlx.platform.bounded_process import stop_requests
 
 @contextmanager
 def ctrl_c_sets(cancel: threading.Event) -> Iterator[None]:
-    """In the block, the first Ctrl-C sets `cancel`, so that the work stops in order and its result is kept.
-    The second Ctrl-C raises KeyboardInterrupt. Call this function in the main thread only."""
+    """In the `with` block, the first Ctrl-C sets `cancel`, so that the work stops in order and its result is
+    kept. The second Ctrl-C raises KeyboardInterrupt. Call this function in the main thread only."""
 
     def stop(signum: int, frame: object) -> None:
         cancel.set()

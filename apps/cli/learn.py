@@ -380,7 +380,7 @@ def _show_kv(facts: dict[str, Any]) -> None:
 
 
 def _tiers_in_words(lengths: dict[str, Any]) -> str:
-    """ "the newest 64 tokens in f16, those up to 1,024 in 8 bits, older ones in 4" """
+    """Return such words as "the newest 64 tokens in f16, those up to 1,024 in 8 bits, older ones in 4"."""
     if lengths[LENGTHS[0]] is None:
         return "all tokens in f16"
     said = f"the newest {lengths[LENGTHS[0]]:,} tokens in f16"

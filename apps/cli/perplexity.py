@@ -62,7 +62,7 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
 
 
 def _show(found: "Perplexity", backend: "Backend") -> None:
-    """For people: the perplexity, and what the cache's tiers cost."""
+    """Print the perplexity and the cost of the cache's tiers for people."""
     rows = [
         ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better)"),
         ("cache", f"{found.kv.policy}: {size(found.kv.bytes)}; {size(found.kv.f16_bytes)} if all were f16"),

@@ -47,8 +47,8 @@ def summary(record: TasteRecord) -> str:
 
 
 def svg(record: TasteRecord) -> str:
-    """The chart as SVG: one circle for each combination of given and predicted stars. The circle's area is
-    proportional to the number of ratings."""
+    """Return the chart as SVG, with one circle for each combination of given and predicted stars. The
+    circle's area is proportional to the number of ratings."""
     axis = Axis(0.5, 5.5, (1, 2, 3, 4, 5))
     counts = Counter((r.given, round(min(5.5, max(0.5, r.predicted)), 1)) for r in record.ratings)
     points = [(given, predicted, float(n)) for (given, predicted), n in sorted(counts.items())]

@@ -81,7 +81,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def count(number: int, name: str, plural: str = "") -> str:
-    """ "1 chat", "1,204 chats" """
+    """Return a number with its noun: "1 chat", "1,204 chats"."""
     return f"{number:,} {name if number == 1 else plural or name + 's'}"
 
 

@@ -1,6 +1,7 @@
-"""`ruvmlx serve`: other programs ask the model that learns over HTTP, in OpenAI's form.
+"""`ruvmlx serve` lets other programs use the model over HTTP, in OpenAI's form. The model learns from
+ratings.
 
-web.py takes connections; gate.py checks who asks (access.py); dispatch.py runs one endpoint for one
-request; the endpoints are in files of their own, listed in app.py. serving.py has the model, which
-`ruvmlx/host/host.py` runs.
+web.py accepts connections. gate.py checks each request (access.py). dispatch.py runs one endpoint for one
+request. Each group of endpoints has a file of its own, and app.py lists them. serving.py keeps the state of
+the model, which `ruvmlx/host/host.py` runs.
 """

@@ -16,7 +16,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Gate:
-    """An ASGI application around the router."""
+    """An ASGI application around the router. It passes on only requests that may use the server."""
 
     def __init__(self, app: App, serving: Serving, access: Access, endpoints: Sequence[Endpoint]):
         self._app, self._serving, self._access = app, serving, access

@@ -1,4 +1,5 @@
-"""This module does work while no request runs. It prepares replies for their ratings, and then it learns."""
+"""This module does work while no request runs. It prepares replies for their ratings, which means that it
+computes the data that a rating of the reply needs. Then it learns."""
 
 import asyncio
 import contextlib

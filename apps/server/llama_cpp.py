@@ -136,8 +136,8 @@ async def detokenize(call: Call) -> Answer:
 
 
 async def props(call: Call) -> Answer:
-    """Return the facts about the first model and the default sampling settings. This request
-    opens no model."""
+    """Return the facts about the first model and the default sampling settings. This request opens
+    no model."""
     serving = call.models.first.serving
     runtime = None if serving.unloaded else serving.host.holder.runtime
     about = serving.about

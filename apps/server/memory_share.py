@@ -1,4 +1,5 @@
-"""Which models of a server fit into its memory together, and how much of it their KV caches may take."""
+"""This module decides which models of a server fit into its memory together, and how much memory their KV
+caches may take."""
 
 import time
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ class PooledModel:
 
     name: the name in the request; "" for the server's first model. need: the memory of its plan; None before
     there is a plan. scratch: bytes of working memory that the plan leaves out. users: the number of requests
-    that use the model now. used_at: the `monotonic` time at which the last request ended. is_tended: idle
-    work prepares its replies for ratings."""
+    that use the model now. used_at: the `monotonic` time at which the last request ended. is_tended: True if
+    an `IdleWork` runs for the model.
+    """
 
     name: str
     serving: Serving

@@ -47,7 +47,7 @@ class OllamaError(Struct):
 
 
 class CalledFunction(Struct):
-    """A call of a function."""
+    """The function of a tool call."""
 
     name: str
     arguments: dict[str, Any]
@@ -91,7 +91,7 @@ class OllamaAnswer(Struct, kw_only=True):
 
 
 def ollama_error(error: ApiError) -> dict[str, Any]:
-    """The body of an error as ollama's clients read it."""
+    """Return the body of an error in ollama's form."""
     return {"error": str(error), "param": error.param, "code": error.code}
 
 

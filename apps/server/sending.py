@@ -63,7 +63,7 @@ class Sender:
         await self._whole(error.status, msgspec.json.encode(shape(error)), "application/json")
 
     async def empty(self, headers: Sequence[tuple[str, str]]) -> None:
-        """Send 204 with these headers."""
+        """Send status 204 with these headers and no body."""
         await self._begin(204, [*self._headers, *headers])
         await self._put(b"", more=False)
 
