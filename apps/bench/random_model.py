@@ -34,7 +34,7 @@ class RandomModelSize:
 SHAPES = {
     "mistral-7b": RandomModelSize(4096, 32, 32, 8, 128, 14336),
     "llama-1b": RandomModelSize(2048, 16, 32, 8, 64, 8192, rope_theta=500000.0),
-    "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),  # almost no arithmetic, to measure the host's own time
+    "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),  # almost no arithmetic in a step
 }
 BLOCKS = {row.name: row for row in ROWS}
 TYPES = ("Q4_0", "Q4_K_M")

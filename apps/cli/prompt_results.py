@@ -36,7 +36,7 @@ class Tally:
     generation_tokens: int = 0
 
     def sentence(self, seconds: float) -> str:
-        """Return "3 prompts answered in 2.1 s, 40 tokens/s; 5 were answered before; 1 failed.""""
+        """Return such words as "3 prompts answered in 2.1 s, 40 tokens/s; 5 were done before; 1 failed"."""
         speed = f", {self.generation_tokens / seconds:.0f} tokens/s" if self.answered and seconds else ""
         text = f"{count(self.answered, 'prompt')} answered in {seconds:.1f} s{speed}"
         text += f"; {self.kept:,} were done before" if self.kept else ""
