@@ -1,10 +1,12 @@
-"""The adapter in use: its weights, the base LoRA under them, and the KL probe under that base.
+"""This module holds the adapter in use: its weights, the base LoRA under them, and the KL probe under that
+base. The KL probe (kl_probe.py) measures how far an adapter is from the model without an adapter.
 
-It follows the store: after an undo, a rollback or another process's rating, it loads the stored version. It
-    keeps the backend's LoRA equal to the weights.
+The adapter follows the store: after an undo, a rollback or another process's rating, it loads the stored
+    version. It also keeps the backend's LoRA equal to these weights.
 
-Opening it measures nothing. Ratings need measurements of the model (once) and of a base whose probe is not in
-memory. They are made while the user reads the first reply, or by the first rating.
+Opening the adapter measures nothing. But a rating needs two measurements: of the model (made once, then
+stored), and of the base LoRA if its KL probe is not in memory. The measurements are made while the user reads
+the first reply, or else by the first rating.
 """
 
 from collections import OrderedDict
@@ -33,30 +35,33 @@ _BASES_IN_MEMORY = 3
 
 
 class LayerInstaller(Protocol):
-    """Combines a layer LoRA with the base and keeps its KL probe (optional/layer_adapter.py)."""
+    """The protocol of the part that combines a layer LoRA with the base and keeps the KL probe of the
+    combination (optional/layer_adapter.py)."""
 
     @property
     def nbytes(self) -> int: ...
 
     @property
     def probe(self) -> KLProbe | None:
-        """The last measured KL probe under base and layer LoRA; None: not measured."""
+        """The last measured KL probe under base and layer LoRA; None if no probe was measured."""
 
     def forget_probe(self) -> None:
-        """Discard the probe: the base or the layer LoRA with which it was measured is gone."""
+        """Discard the probe, because the base or the layer LoRA with which the probe was measured is no
+        longer in use."""
 
     def combined_lora(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Both as one LoRA. The same arguments return the same object, because KV caches are tied to it."""
+        """Return the base and the layer LoRA as one LoRA. The same arguments return the same object, because
+        KV caches are tied to the object."""
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Like `combined_lora`, but the combination in use stays in the cache."""
+        """Return the same as `combined_lora`, but keep in the cache the combination that is in use."""
 
     def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
-        """Is `lora` the base, or the newest combination with it?"""
+        """Return True if `lora` is the base, or the newest combination with the base."""
 
 
 class ActiveAdapter:
-    """The adapter in use. Lives in the backend's thread."""
+    """The adapter in use. Only the backend's thread may use this object."""
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, history: AdapterHistory, layers: LayerInstaller
@@ -75,23 +80,24 @@ class ActiveAdapter:
 
     @property
     def knows_model(self) -> bool:
-        """Is the model's own KL probe known? Until then, replies are traced with a blank adapter."""
+        """True if the model's own KL probe is known. Until then, replies are traced with a blank adapter."""
         return self._probe is not None
 
     @property
     def is_measured(self) -> bool:
-        """Is the KL probe in use known: the model's own, or that under the base?"""
+        """True if the KL probe in use is known: the probe under the base, or the model's own if there is no
+        base."""
         return self.knows_model and (self.base is None or self.state.base in self._probed)
 
     def measure(self, pause: Pause | None = None, watch: Watch = QUIET) -> None:
-        """Measure what is not yet measured: the model (once for all time) and the base in use (once per
-        process). This takes seconds.
+        """Measure what is not yet measured: the model (measured once, then stored) and the base in use (once
+        per process). The measurement takes seconds.
 
-        pause: may raise an exception to stop; the next call continues
-        watch: gets the progress of the model's measurement
+        pause: a function that may raise an exception to stop the measurement; the next call continues
+        watch: an object that gets the progress of the model's measurement
         """
         if self._probe is None:
-            self._probe = self._stored_probe()  # another process may have measured it
+            self._probe = self._stored_probe()  # another process may have stored the probe
         if self._probe is None:
             with original_model(self.backend):
                 self._probe = self._measurement.run(pause, watch)
@@ -104,7 +110,8 @@ class ActiveAdapter:
 
     @property
     def frozen_probe(self) -> KLProbe:
-        """The frozen model's KL probe; measured now if it is unknown."""
+        """The KL probe of the frozen model (the model without any adapter). An unknown probe is measured
+        now."""
         if self._probe is None:
             self.measure()
         assert self._probe is not None
@@ -121,12 +128,12 @@ class ActiveAdapter:
 
     @property
     def combined_lora(self) -> BaseLoRA | None:
-        """Base and layer LoRA in use as one LoRA."""
+        """The base and the layer LoRA in use, as one LoRA."""
         return self._layers.combined_lora(self.base, self.layer_lora)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights and of the KL probes."""
+        """The number of bytes of the weights and of the KL probes."""
         bases = sum(base.nbytes for base in self._bases.values())
         probes = sum(probed.probe.nbytes for probed in self._probed.values())
         own = self.state.micro.nbytes + (self.layer_lora.nbytes if self.layer_lora else 0)
@@ -135,7 +142,7 @@ class ActiveAdapter:
 
     @property
     def differs(self) -> bool:
-        """Do the weights in use differ from those of the original model?"""
+        """True if the weights in use differ from the weights of the original model."""
         moves = self.layer_lora is not None and self.layer_lora.moves
         return self.base is not None or self.state.micro.norm > 0 or moves
 
@@ -161,8 +168,8 @@ class ActiveAdapter:
         self.state = state
 
     def load(self, version: int) -> LearnerState:
-        """Return the weights of a stored version (0: the original model). Raises NotFound if they are no
-        longer stored."""
+        """Return the weights of a stored version (0: the original model). Raises NotFound if the store no
+        longer has these weights."""
         config = self._model.shape
         if version == 0:
             blank = np.zeros((config.hidden_size, RANK), np.float32)
@@ -175,19 +182,20 @@ class ActiveAdapter:
     # -- the backend's LoRA --------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Install the current LoRA. Call only between replies: older KV caches become stale."""
+        """Install the current LoRA in the backend. Call this function only between replies, because older KV
+        caches become stale."""
         self._set(self.combined_lora)
 
     def install_base(self) -> None:
-        """Install the current LoRA, unless its base is already installed, perhaps with an older layer
-        LoRA."""
+        """Install the current LoRA, unless its base is already installed. An older layer LoRA beside that
+        base stays."""
         if not self._layers.has_base(self.backend.lora, self.base):
             self.install()
 
     @contextmanager
     def install_for(self, lora: BaseLoRA | None) -> Iterator[None]:
-        """In the block the backend runs with `lora` (None: the original model). After the block it has the
-        current LoRA again."""
+        """Run the backend with `lora` (None: the original model) inside the with-block. At the end of the
+        with-block, install the current LoRA again."""
         self._set(lora)
         try:
             yield
@@ -195,8 +203,8 @@ class ActiveAdapter:
             self.install()
 
     def replay_lora(self, state: LearnerState) -> BaseLoRA | None:
-        """Return the LoRA for a replay of a reply under `state`. The base of `state` must be the base in
-        use."""
+        """Return the LoRA with which the backend reads a reply again under `state`. The base of `state` must
+        be the base in use."""
         return self._layers.combined_once(self.base, state.layer_lora)
 
     def _set(self, lora: BaseLoRA | None) -> None:
@@ -206,13 +214,14 @@ class ActiveAdapter:
     # -- the KL probe --------------------------------------------------------------------------------
 
     def probe_base(self, lora: BaseLoRA, pause: Pause | None = None) -> ProbedBase:
-        """Measure the KL probe under `lora`, which stays in the backend. Call this within `install_for`.
+        """Measure the KL probe under `lora`. `lora` stays in the backend. Call this function within
+        `install_for`.
 
-        pause: called every few tokens; it may raise an exception to stop
+        pause: a function that is called every few tokens; it may raise an exception to stop
         """
         if not {"probabilities", "packed"} <= vars(self.frozen_probe).keys():
             self.backend.set_lora(None)
-            self.frozen_probe.look(pause or (lambda: None))  # this needs the head of the original model
+            self.frozen_probe.look(pause or (lambda: None))  # `look` needs the head of the original model
         self.backend.set_lora(lora)
         context = self._model.shape.max_context
         return ProbedBase(
@@ -221,19 +230,19 @@ class ActiveAdapter:
 
     @property
     def probed_base(self) -> ProbedBase:
-        """The base in use with its KL probe, which is measured now if it is unknown."""
+        """The base in use with its KL probe. An unknown probe is measured now."""
         if self.base is None:
             return ProbedBase(None, self.frozen_probe)
         self.measure()
         return self._probed[self.state.base]
 
     def remember(self, base: int, probed: ProbedBase) -> None:
-        """Keep a base, with its probe, that was measured before it was stored under this id."""
+        """Keep a base and its probe in memory. The base was measured before the store gave it this id."""
         assert probed.lora is not None
         self._bases[base], self._probed[base] = probed.lora, probed
 
     def _load_base(self, base: int) -> BaseLoRA | None:
-        """Return a base LoRA by its id, from memory or from the store. 0: none."""
+        """Return a base LoRA by its id, from memory or from the store. Id 0 means no base."""
         if base == 0:
             return None
         known = self._bases.pop(base, None) or self.history.base(base)
@@ -249,5 +258,5 @@ class ActiveAdapter:
 
 
 def is_blank(adapter: MicroLoRA) -> bool:
-    """Was the adapter made before the model was measured? Then it has no directions yet."""
+    """Return True if the adapter was made before the model was measured. A blank adapter's lora_a is zero."""
     return not adapter.lora_a.any()

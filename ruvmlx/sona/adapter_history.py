@@ -1,6 +1,8 @@
-"""The history of an adapter: ratings in force, the versions that they made, undo and rollback.
+"""This module keeps the history of an adapter: the ratings in force, the versions that they made, undo and
+rollback.
 
-It needs only the store and no weights. So `learn status` and `learn undo` answer without loading a model.
+A rating is in force until the user takes it back or replaces it. The history needs only the store and no
+weights. So `learn status` and `learn undo` answer without loading a model.
 """
 
 from collections.abc import Callable
@@ -17,21 +19,20 @@ from .reason_history import ReasonHistory
 from .unshown import UnshownReplies
 
 MINIMUM = 10  # the number of ratings that the background loop needs
-DUE = 16  # the number of new ratings after which it starts
-STYLE_MINIMUM, STYLE_DUE = 8, 4  # the same for the style loop
-ATTEMPTS = 4  # of a slow loop to commit while ratings keep coming
+DUE = 16  # the number of new ratings after which the background loop starts
+STYLE_MINIMUM, STYLE_DUE = 8, 4  # MINIMUM and DUE of the style loop
+ATTEMPTS = 4  # how often a slow loop tries to commit while new ratings arrive
 
 
 @dataclass(frozen=True)
 class LearnStatus:
     """The status of an adapter.
 
-    updates: ratings and preferences that moved the weights
-    versions: the versions that rollback accepts
-    pending: updates that no consolidation has used for training yet
-    last: the newest attempt to consolidate
-    undone: what `undo` took back: "rating" or "preference"
-    kl, kl_cap: nats per token on the reference text
+    updates: ratings and preferences that moved the weights versions: the adapter versions that `rollback`
+    accepts pending: updates that no consolidation (run of a slow loop) has used for training yet
+    last: the newest attempt to consolidate undone: the kind of feedback that `undo` took back: "rating" or
+    "preference" kl, kl_cap: the KL divergence from the original model and its limit, nats per token on the
+    reference text
     """
 
     ratings: int
@@ -49,10 +50,10 @@ class LearnStatus:
 
 
 class AdapterHistory:
-    """Ratings and versions of one named adapter on one model. The model is known by its fingerprint."""
+    """Ratings and versions of one named adapter on one model. The fingerprint identifies the model."""
 
     def __init__(self, store: Store, fingerprint: str, name: str = "default", trains: bool = True):
-        """trains: whether the background loop can train this model."""
+        """trains: True if the background loop can train this model."""
         self._store, self._key = store, (fingerprint, name)
         self.fingerprint, self.name, self.trains = fingerprint, name, trains
         self.deep, self.pairs = DeepHistory(store, self._key), PairHistory(store, self._key)
@@ -60,50 +61,51 @@ class AdapterHistory:
         self.unshown = UnshownReplies(store, fingerprint)
 
     def version(self) -> int:
-        """Return the version in use; 0 is the original model."""
+        """Return the adapter version in use; 0 is the original model."""
         return self._store.versions.head(*self._key)
 
     def adapter(self, version: int) -> VersionRow:
         return self._store.versions.get(*self._key, version)
 
     def base_of(self, version: int) -> int:
-        """Id of the base LoRA of a version; 0: none."""
+        """Return the id of a version's base LoRA; 0 if the version has no base."""
         return self._store.versions.base_of(*self._key, version)
 
     def base(self, id_: int) -> BaseLoRA:
         return BaseLoRA.from_bytes(self._store.bases.get(*self._key, id_))
 
     def base_report(self, id_: int) -> dict[str, Any]:
-        """The report of the consolidation that made a base."""
+        """Return the report of the consolidation that made a base."""
         return self._store.bases.report(*self._key, id_)
 
     def leads_to(self, version: int, head: int) -> bool:
-        """Is the version the head, or one of its ancestors?"""
+        """Return True if the version is `head` or an ancestor of `head`."""
         return version == 0 or self._store.versions.is_ancestor(*self._key, version, head)
 
     def ratings(self) -> list[RatingRow]:
-        """Ratings in force, the oldest first."""
+        """Return the ratings in force, the oldest first."""
         return self._store.ratings.in_force(*self._key)
 
     def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
-        """(version before, version after) of each rating of the reply on the path to version `head`."""
+        """Return (version before, version after) of each rating of the reply on the path to version
+        `head`."""
         return self._store.ratings.steps_of_reply(*self._key, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
-        """(prompt, reply, rating) of every rating in force."""
+        """Return (prompt, reply, rating) of every rating in force."""
         return self._store.ratings.texts(*self._key)
 
     def labels(self) -> list[tuple[str, str, int]]:
-        """Return (reply id, rating, version that it made) of every rating in force that teaches, the oldest
-        first."""
+        """Return (reply id, rating, version that the rating made) of every rating in force from which ruvmlx
+        learns, the oldest first."""
         return self._store.ratings.labels(*self._key)
 
     def rated_words(self) -> list[ReplyWords]:
-        """The taste model's columns of the rated replies."""
+        """Return the columns of the taste model (taste_columns.py) for the rated replies."""
         return self._store.ratings.words(*self._key)
 
     def unrated_words(self, limit: int) -> list[ReplyWords]:
-        """The taste model's columns of the newest replies without a rating."""
+        """Return the columns of the taste model for the newest replies without a rating."""
         return self._store.replies.unrated_replies(*self._key, limit)
 
     def commit(
@@ -120,7 +122,7 @@ class AdapterHistory:
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
-        """Store the same adapter, scaled down, as a version without a rating. Raises HeadMoved as in
+        """Store the adapter in use, scaled down, as a version without a rating. Raises HeadMoved as in
         `commit`."""
         with self._store.transaction():
             return self._store.versions.add(*self._key, parent, state, kl, norm)
@@ -149,26 +151,27 @@ class AdapterHistory:
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
-        """Record a consolidation that changed nothing, and why."""
+        """Record a consolidation that changed nothing, and the reason for this."""
         with self._store.transaction():
             self._store.bases.add_attempt(*self._key, parent, None, report)
 
     def attempts(self) -> list[Attempt]:
-        """Finished consolidations, the oldest first."""
+        """Return the finished consolidations, the oldest first."""
         return self._store.bases.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
-        """The newest `limit` replies with a rating or preference, for the background loop."""
+        """Return the newest `limit` replies with a rating or preference, for the background loop."""
         found = self._store.ratings.replies(*self._key, limit) + self.pairs.replies(limit)
         return sorted(found, key=lambda row: row.version)[-limit:]
 
     def last_promotion(self) -> int:
-        """The newest promotion among the ancestors of the version in use; 0: none."""
+        """Return the newest promotion among the ancestors of the version in use; 0 if there is no
+        promotion."""
         found = self._store.versions.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
     def is_due(self) -> bool:
-        """Is there work for the background loop: enough new ratings, or a stopped run?"""
+        """Return True if the background loop has work: enough new ratings, or a stopped run."""
         return self.trains and self.missing() == 0
 
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
@@ -187,13 +190,14 @@ class AdapterHistory:
         self._store.checkpoints.put_training(*self._key, state, pause)
 
     def first_rating(self) -> float | None:
-        """Time of the oldest rating in force, seconds since 1970."""
+        """Return the time of the oldest rating in force, seconds since 1970."""
         return self._store.ratings.first_time(*self._key)
 
     # -- undo and rollback ---------------------------------------------------------------------------
 
     def undo(self) -> LearnStatus:
-        """Take back the last rating or preference. After this the adapter is bit for bit what it was before.
+        """Take back the last rating or preference. The adapter's weights are then bit for bit the weights
+        before that feedback.
 
         A later consolidation is undone too. Raises NotFound if there is no rating and no preference.
         """
@@ -206,18 +210,19 @@ class AdapterHistory:
         return replace(self.status(), undone="rating" if version == rated else "preference")
 
     def go_back(self, version: int) -> None:
-        """Use an ancestor again, because later feedback is taken back. Call inside a transaction."""
+        """Use an ancestor version again, because later feedback is taken back. Call this function inside a
+        transaction."""
         self._store.versions.move_head(*self._key, version, "undo")
 
     def rollback(self, version: int) -> LearnStatus:
-        """Use another version; 0 is the original model. Only the feedback that led to this version still
-        counts."""
+        """Use another version; 0 is the original model. Only the feedback that led to this version stays in
+        force."""
         with self._store.transaction():
             self._store.versions.move_head(*self._key, version)
         return self.status()
 
     def rollback_before(self, when: float) -> LearnStatus:
-        """Use what led to today's version and was there before a time, seconds since 1970."""
+        """Use the newest ancestor of the version in use that existed before `when` (seconds since 1970)."""
         with self._store.transaction():
             version = self._store.versions.newest_before(*self._key, self.version(), when)
             self._store.versions.move_head(*self._key, version)
@@ -244,8 +249,8 @@ class AdapterHistory:
 
 
 def signal_groups(history: AdapterHistory) -> list[SignalGroup]:
-    """Return what signals say about the replies of an adapter's model, by kind, model size and context
-    length."""
+    """Return the learning signals about the replies of an adapter's model, grouped by kind, model size and
+    context length."""
     return history._store.signals.groups(history._key[0])
 
 

@@ -1,4 +1,5 @@
-"""Keeps thoughts away from ratings: only tokens of the answer reach the trace."""
+"""This module keeps thoughts out of learning: only tokens of the answer reach the trace. A thought is the
+text that a reasoning model writes before its answer."""
 
 import numpy as np
 
@@ -10,29 +11,29 @@ _Drawn = tuple[np.ndarray, np.ndarray, int]
 
 
 class AnswerTrace:
-    """A recorder (engine/run.py) before a trace. Tokens that may become a tag wait until it is known whether
-    they are one."""
+    """A recorder (engine/run.py) that filters tokens before a trace gets them. Tokens that may be the
+    beginning of a tag wait until it is known whether they are a tag."""
 
     def __init__(self, trace: Trace, counter: ThoughtCounter):
         self._trace, self._counter = trace, counter
         self._waiting: list[_Drawn] = []
 
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """Like Trace.add."""
+        """Record one token; the arguments are those of `Trace.add`."""
         for drawn in self._pop_answer_tokens(hidden, logits, token):
             self._trace.add(*drawn)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """Like Trace.work. Two tokens of one trace must not be added at the same time. So all except the last
-        one are added here."""
+        """Return the work that records one token, as `Trace.work` does. One trace must not add two tokens at
+        the same time. So this function adds all waiting tokens except the last one."""
         decided = self._pop_answer_tokens(hidden, logits, token)
         for drawn in decided[:-1]:
             self._trace.add(*drawn)
         return [work for drawn in decided[-1:] for work in self._trace.work(*drawn)]
 
     def _pop_answer_tokens(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[_Drawn]:
-        """Return the waiting tokens and this one, if they are now known to be part of the answer; else
-        none."""
+        """Return the waiting tokens and this token if they are now known to be part of the answer; else an
+        empty list."""
         in_thought = self._counter.in_thought
         self._counter.add(token)
         if in_thought or self._counter.in_thought:
@@ -46,6 +47,6 @@ class AnswerTrace:
 
     @property
     def thought(self) -> int:
-        """The number of sampled tokens in the thought. 0 if the thought never ended, because then there is no
-        answer to rate."""
+        """The number of sampled tokens in the thought. The number is 0 if the thought never ended, because
+        such a reply has no answer to rate."""
         return 0 if self._counter.in_thought else self._counter.tokens

@@ -1,17 +1,18 @@
-"""The background loop: trains a base LoRA on all ratings together.
+"""The background loop trains a base LoRA on all ratings together.
 
     loss = mean over replies of (-w mean log p - 0.1 [liked] mean log p)
          + 0.5 mean over plain texts of KL(frozen || p)
          + the EWC penalty on changes to weights that earlier tasks depend on, if it is on (optional/ewc.py)
 
-w is the DRO weight (objective.py) at the reply's current log-ratio to the frozen model. It shrinks as the
-reply's probability moves: that is DRO's regulariser. MicroLoRA is active throughout, and folded into the
-base's output head at the end. The result is used only if it passes the promotion test (promotion.py).
+w is the DRO weight (objective.py) at the reply's current log-ratio to the frozen model. w shrinks as the
+reply's probability moves; this is the regulariser of DRO. The MicroLoRA (the small LoRA that each rating
+updates) is active during the training. At the end it is folded into the base's output head. The result is
+used only if it passes the promotion test (promotion.py).
 
-A run consists of optimiser steps, a step of texts, a text of slices. It can be stopped between slices, which
-take some tens of milliseconds on the starter model. The same process resumes after the last whole text and
-keeps the promotion test's measurements; another process resumes after the last saved step.
-tests/sona/pauses.py measures the time between two pauses.
+A run consists of optimiser steps, a step consists of texts, and a text consists of slices. The run can be
+stopped between slices. A slice takes some tens of milliseconds on the starter model. If the same process
+resumes the run, it continues after the last whole text and keeps the promotion test's measurements; another
+process continues after the last saved step. tests/sona/pauses.py measures the time between two pauses.
 """
 
 import math
@@ -53,12 +54,13 @@ SAVE_EVERY = 4  # steps
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """steps: of the optimiser. lr: peak learning rate, after `warmup` steps; it decays to a tenth.
+    """The settings of one training run. steps: the number of optimiser steps. lr: the peak learning rate,
+    which is reached after `warmup` steps and decays to a tenth.
 
-    Mean stars of 60 held-out replies, starter model, after forty ratings by someone who likes short replies
-    (measured with an instant loop weaker than today's): 2.7 from the ratings alone, 3.9 with 8 steps at 5e-4,
-    3.5 with 15 steps at 3e-4; training the upper half of the layers, 3.1 to 3.2 with 15 to 20 steps at 3e-4
-    to 6e-4.
+    A measurement compared settings by the mean stars of 60 held-out replies of the starter model after forty
+    ratings by someone who likes short replies. The mean was 2.7 with the instant loop alone (a weaker one
+    than today's), 3.9 with 8 steps at 5e-4, and 3.5 with 15 steps at 3e-4. With only the upper half of the
+    layers, the mean was 3.1 to 3.2 with 15 to 20 steps at 3e-4 to 6e-4.
     """
 
     steps: int = 12
@@ -68,21 +70,21 @@ class TrainingSettings:
     rank: int = 8
     nll: float = 0.1
     kl: float = 0.5
-    targets: str = BASE_TARGETS  # as the setting `base_targets`
-    depth: float = 1.0  # trained share of the layers, counted from the last
+    targets: str = BASE_TARGETS  # the matrices to train, in the form of the setting `base_targets`
+    depth: float = 1.0  # the share of the layers to train, counted from the last layer
     minimum: int = MINIMUM
-    ewc: float = 0.0  # strength of the penalty; the table in optional/ewc.py shows why it is off
+    ewc: float = 0.0  # strength of the EWC penalty; optional/ewc.py says why 0
 
     def rate(self, step: int) -> float:
         fall = 1 - 0.9 * step / max(1, self.steps)
         return self.lr * min(1.0, (step + 1) / self.warmup) * fall
 
 
-Progress = Callable[[int, int, float], None]  # steps done, steps, loss; NaN before the first step
+Progress = Callable[[int, int, float], None]  # steps done, steps in all, loss (NaN before the first step)
 
 
 class Background:
-    """Consolidation of one learner. Used only in the backend's thread."""
+    """The background loop of one learner. Only the backend's thread may use this object."""
 
     def __init__(self, learner: Learner, model: Model, settings: TrainingSettings | None = None):
         self._learner, self._model = learner, model
@@ -95,12 +97,12 @@ class Background:
         self._anchors: Sequence[Any] = []
         self._standing: dict[Place, Pair] = {}  # pairs of the layers that the run does not train
         self._promotion: PromotionTest | None = None
-        self._gradients = GradientAccumulator()  # of a step, which may have been stopped
-        self._step_key: tuple[int, int] | None = None  # the step and the version that they are for
+        self._gradients = GradientAccumulator()  # gradients of the current, perhaps stopped step
+        self._step_key: tuple[int, int] | None = None  # (step, version) to which `_gradients` belong
 
     @property
     def is_paused(self) -> bool:
-        """Is there a stopped run that can be resumed?"""
+        """True if there is a stopped run that can be resumed."""
         return self._paused is not None
 
     def close(self) -> None:
@@ -118,7 +120,8 @@ class Background:
         self._sizes = GradientSizes()
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train, test, and promote or refuse. Returns a report; the report of a stopped run says so."""
+        """Train a base, test it, and promote or refuse it. Return a report. The report of a stopped run says
+        that the run was stopped."""
         learner, shape, pause = self._learner, self._model.shape, stop_when(cancel)
         if not self._model.is_own:
             return _report(False, missing_features(shape))
@@ -148,7 +151,7 @@ class Background:
         except Stopped:
             if training is None:
                 return _report(False, "stopped before it began")
-            self._paused = training  # `close` saves it; writing it here would take too long
+            self._paused = training  # `close` saves the run; to save it here would take too long
             done = f"stopped after {training.step} of {self.settings.steps} steps; the next run continues it"
             return _report(False, done)
         finally:
@@ -160,7 +163,8 @@ class Background:
     # -- where it starts -----------------------------------------------------------------------------
 
     def _resumable_run(self, pause: Pause = lambda: None) -> Training | None:
-        """The stopped run, if its weights are an ancestor of those in use and the settings are the same."""
+        """Return the stopped run if it began from an ancestor of the version in use, with the same settings,
+        base and anchors; else None."""
         history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
             self._promotion = self._step_key = None
@@ -177,14 +181,15 @@ class Background:
         return None
 
     def _promotion_test(self, buffer: Buffer, pause: Pause) -> PromotionTest:
-        """The stopped promotion test if it has the same ratings, else a new one."""
+        """Return the stopped promotion test if it has the same ratings; else return a new test."""
         if self._promotion is None or self._promotion.buffer != buffer:
             self._promotion = PromotionTest(self._learner, buffer, pause)
         self._promotion.pause = pause
         return self._promotion
 
     def _fresh(self, buffer: Buffer, pause: Pause = lambda: None) -> Training:
-        """Return a run that starts from the base in use. Matrices that it does not change start at zero."""
+        """Return a run that starts from the base in use. Matrices that this base does not change start with a
+        change of zero."""
         state, places = self._learner.state, self._places(buffer, pause)
         facts = {
             "version": state.version,
@@ -196,7 +201,7 @@ class Background:
         return Training(self._start(state.version, places, pause), SCALE, facts=facts)
 
     def _places(self, buffer: Buffer, pause: Pause) -> list[Place]:
-        """The matrices to train."""
+        """Return the places (module, layer) of the matrices to train."""
         found = candidates(self._targets, self._model.shape.n_layers, self.settings.depth)
         if not 0 < self._targets.top < len(found):
             return found
@@ -205,7 +210,8 @@ class Background:
         return self._sizes.strongest(trainer, here, examples, self._targets.top, pause)
 
     def _start(self, seed: int, places: Iterable[Place], pause: Pause) -> dict[Place, Pair]:
-        """Return the pairs of these places at step 0. They depend only on the seed and the base in use."""
+        """Return the pairs of these places at step 0. The pairs depend only on the seed and the base in
+        use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         for module, layer in places:
@@ -217,7 +223,7 @@ class Background:
         return pairs
 
     def _untrained_pairs(self, training: Training) -> dict[Place, Pair]:
-        """Return the pairs of the base in use that the run does not train, with its scale."""
+        """Return the pairs of the base in use that the run does not train, converted to the run's scale."""
         old = self._learner.base
         if old is None:
             return {}
@@ -225,14 +231,14 @@ class Background:
         return {p: (a, b * factor) for p, (a, b) in old.pairs.items() if p not in training.pairs}
 
     def _new_pair(self, module: str, layer: int, rng: np.random.Generator) -> Pair:
-        """lora_a random, lora_b zero: no change yet."""
+        """Return a pair that changes nothing yet: lora_a is random and lora_b is zero."""
         shape = place_shape(self._model.config, module, layer)
         assert shape is not None
         a = rng.normal(0, shape[0] ** -0.5, (shape[0], self.settings.rank)).astype(np.float32)
         return a, np.zeros((self.settings.rank, shape[1]), np.float32)
 
     def _anchor_ids(self) -> list[int]:
-        """Ids of the anchors in the loss; none if the penalty is off."""
+        """Return the ids of the EWC anchors in the loss; an empty list if the penalty is off."""
         return self._learner.anchors.ids() if self.settings.ewc else []
 
     # -- training ------------------------------------------------------------------------------------
@@ -258,7 +264,8 @@ class Background:
                 loss = self._apply(training, pause)
             except NotFinite:
                 self._free()
-                self._learner.history.put_training(None)  # or the next run would resume from it
+                # else the next run would resume from this broken run
+                self._learner.history.put_training(None)
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
                 ) from None
@@ -272,7 +279,7 @@ class Background:
                 progress(training.step, self.settings.steps, loss)
 
     def _opened_trainer(self, pause: Pause) -> Trainer:
-        """The trainer, with the head in use."""
+        """Return the trainer, opened if necessary, with the output head in use."""
         if self._trainer is None:
             self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)
@@ -280,7 +287,7 @@ class Background:
         return self._trainer
 
     def _apply(self, training: Training, pause: Pause) -> float:
-        """Make the step from the gradients that were accumulated; returns the loss."""
+        """Make an optimiser step with the accumulated gradients, and return the loss."""
         given = training, self.settings.rate(training.step), self.settings.clip
         if not self.settings.ewc:
             return self._gradients.apply(*given, pause)
@@ -319,7 +326,8 @@ class Background:
     # -- the end -------------------------------------------------------------------------------------
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
-        """A function: share of the training -> (base with MicroLoRA folded in, remainder as MicroLoRA)."""
+        """Return a function of the share of the training. The function returns the base with the MicroLoRA
+        folded in, and the rest of the MicroLoRA."""
         start = self._start(training.facts["version"], training.pairs, pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
@@ -333,8 +341,9 @@ class Background:
         return at
 
     def _finish(self, training: Training, promotion: PromotionTest) -> dict[str, Any]:
-        """Fold, test, and promote or refuse. A rating that was committed in the meantime is folded in too.
-        While ratings keep coming, it stops after a few attempts; the next run continues."""
+        """Fold the MicroLoRA into the base, test the base, and promote or refuse it. A rating that was
+        committed in the meantime is folded in, too. If such ratings keep coming, the run stops after ATTEMPTS
+        attempts, and the next run continues."""
         learner = self._learner
         for _ in range(ATTEMPTS):
             learner.sync()
@@ -366,16 +375,17 @@ def _between(start: Pair, end: Pair, share: float) -> Pair:
 
 
 def coefficient(example: RatedExample, frozen: float, nll: float, now: float) -> float:
-    """Weight of the reply's mean log-probability; below 0 pushes it down. frozen, now: nats per token."""
+    """Return the weight of the reply's mean log-probability in the loss. A weight below 0 makes the reply
+    less likely. frozen, now: the mean log-probability in the frozen model and now, nats per token."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
-    if w < 0:  # TOPR's taper, as in trace.py: a reply that has become unlikely needs no push
+    if w < 0:  # TOPR's taper (trace.py): a reply that became unlikely needs no push
         drawn = frozen if example.drawn is None else example.drawn
         w *= float(np.exp(min(0.0, now - drawn)))
     return w + (nll if example.reward > 0 else 0.0)
 
 
 class _Weight:
-    """`weigh` times share, as a function that keeps its last result."""
+    """A function that returns `weigh` times `share` and keeps its last result."""
 
     def __init__(self, weigh: Callable[[float], float], share: float):
         self._weigh, self._share, self.last = weigh, share, 0.0

@@ -1,4 +1,5 @@
-"""The KL probe under a base LoRA: the reference text is read again and compared with the frozen model."""
+"""This module measures the KL probe under a base LoRA: the model reads the reference text again with the
+base, and the result is compared with the frozen model."""
 
 from dataclasses import replace
 
@@ -15,11 +16,10 @@ from .kl_probe import ROWS, Drift, KLProbe, log_softmax_rows
 def probe_under(
     frozen: KLProbe, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None
 ) -> KLProbe:
-    """Measure the probe under the base that the backend has now. That base stays installed.
+    """Measure the KL probe under the base LoRA that the backend has now. The base stays installed.
 
     frozen: the frozen model's probe; its `look`, which reads the backend's head, must have been called before
-        the base was installed
-    pause: may raise an exception to stop
+        the base was installed pause: a function that may raise an exception to stop
     """
     pause = pause or (lambda: None)
     answers = frozen.answered_contexts

@@ -1,9 +1,10 @@
-"""Decides which matrices the background loop trains: those that `base_targets` names, or the K of them with
-the largest gradients.
+"""This module decides which matrices the background loop trains. The setting `base_targets` names them, or it
+asks for the K matrices with the largest gradients. The size of a matrix's gradient is
 
     size of a matrix = sum over replies i of ||G_i||^2        G_i [in, out]: gradient of reply i's mean log p
 
-The replies are those of the first step. The weights are those in use (training/trainer.py: squares).
+The replies are the replies of the first training step. The weights are the weights in use
+(training/trainer.py: squares).
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ def candidates(targets: Targets, n_layers: int, depth: float) -> list[Place]:
 
 
 class GradientSizes:
-    """Sizes of gradients by reply. A stopped measurement continues with the next reply."""
+    """The sizes of the matrices' gradients for each reply. A stopped measurement continues with the next
+    reply."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[Place, float]] = {}
@@ -38,7 +40,7 @@ class GradientSizes:
         count: int,
         pause: Pause,
     ) -> list[Place]:
-        """The `count` places of the base with the largest gradients, in the base's order."""
+        """Return the `count` places of the base with the largest gradients, in the base's order."""
         for example in examples:
             if example.reply_id not in self._known:
                 squares = trainer.squares(base, example.text, pause)
@@ -51,7 +53,7 @@ class GradientSizes:
 
 
 def probe_base(config: ModelConfig, base: BaseLoRA | None, places: Sequence[Place]) -> BaseLoRA:
-    """Return the base in use with a pair for each place. A place without a pair gets one that changes
+    """Return the base in use with a pair for each place. A place without a pair gets a pair that changes
     nothing."""
     pairs = dict[Place, Pair]()
     for module, layer in places:

@@ -1,8 +1,8 @@
-"""Calibration: one measurement per model, from the frozen model's hidden states over the reference text and
+"""Calibration measures each model once: it reads the frozen model's hidden states over the reference text and
 over the model's own replies to a few questions.
 
-It computes lora_a, the coordinates of ratings (tokens, and features of tokens), and the contexts on which KL
-to the frozen model is measured (kl_probe.py).
+The calibration computes lora_a, the coordinates in which ratings are added up (coordinates.py), and the
+contexts on which the KL to the frozen model is measured (kl_probe.py).
 """
 
 import time
@@ -23,13 +23,13 @@ from .kl_probe import Drift, Head, KLProbe, spread_rows
 from .reference_replies import ReferenceReplies
 from .reference_text import Reading
 
-ACTIVE = 2048  # tokens that ratings may move: the most frequent ones in plain replies
-FEATURES = 256  # directions in which tokens move together
-PROBES = 1024  # for a wider model, this many random combinations of its dimensions
-# Range of the standard deviations of the prior of tokens' weights.
+ACTIVE = 2048  # the number of tokens that ratings may move: the most frequent tokens in plain replies
+FEATURES = 256  # the number of directions in which tokens move together
+PROBES = 1024  # a wider model's head is read by this many random combinations of its dimensions
+# The largest and the smallest standard deviation of the prior of a token's weight.
 MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
-RIDGE = 0.1  # of lora_a, as a share of the mean square of a state's dimension
-_CONTEXTS = 48, 48, 80  # contexts in answers, in prose with the largest projections, in other prose
+RIDGE = 0.1  # ridge of the regression for lora_a, as a share of a state's mean square
+_CONTEXTS = 48, 48, 80  # numbers of contexts: answers, prose with the largest projections, other prose
 _ROWS = 64  # hidden states per call of the head
 # A model with fewer parameters than SMALL reads all texts and writes all replies. A larger one starts no
 # further text after PATIENCE seconds, if it has read MIN_TEXTS_OF_KIND texts of answers and of prose, and it
@@ -40,7 +40,7 @@ WHAT = "Getting to know the model, once"
 
 @dataclass(frozen=True)
 class Measured:
-    """The model to measure, with its backend and tokenizer. rank: of lora_a."""
+    """The model to measure, with its backend and tokenizer. rank: the rank of lora_a."""
 
     backend: Backend
     tokenizer: Tokenizer
@@ -50,25 +50,25 @@ class Measured:
 
     @classmethod
     def of(cls, model: Model, backend: Backend, rank: int) -> "Measured":
-        """A model in a backend."""
+        """Return the description of a model that runs in a backend."""
         return cls(backend, model.tokenizer, rank, model.shape.max_context, model.parameters)
 
 
 class Measurement:
-    """The measurement of one model's KL probe: about 2,700 tokens of prefill, 1,900 tokens of replies in
-    batches, then the head on all states, and once more on those of prose. It can be stopped at any time and
-    continued."""
+    """The measurement of one model's KL probe. The model reads about 2,700 tokens and writes 1,900 tokens of
+    replies in batches. The output head then reads all hidden states, and the states of prose once more. The
+    measurement can be stopped at any time and continued."""
 
     def __init__(self, model: Measured):
         self._model, self._reading = model, Reading()
         self._replies = ReferenceReplies(model.backend, model.tokenizer, model.max_context)
         self._spent, self._written = 0.0, 0.0  # seconds of reading and of writing so far
         self._survey: Survey | None = None
-        self._rest: Callable[[Pause], KLProbe] | None = None  # the part after the survey
+        self._rest: Callable[[Pause], KLProbe] | None = None  # the work after the survey
 
     def run(self, pause: Pause | None = None, watch: Watch = QUIET) -> KLProbe:
-        """Measure what is missing. `pause` may raise an exception to stop. Raises RuvmlxError for damaged
-        weights."""
+        """Make the measurements that are still missing. `pause` may raise an exception to stop. Raises
+        RuvmlxError for damaged weights."""
         order = _order([bool(question) for question, _ in reference_text.texts()])
         count = Told(watch, WHAT, len(order) + len(reference_text.questions()), "texts")
         count.add(len(self._reading.states) + self._replies.done)
@@ -78,7 +78,7 @@ class Measurement:
                 pause()
             count.add(0)
 
-        # Without either, reading need not stop in between, which is faster.
+        # Without a pause and a watch, the model reads the texts without stops, which is faster.
         waits = pause is not None or watch is not QUIET
         for done, index in enumerate(order):
             if self._is_enough(done):
@@ -154,12 +154,13 @@ class Measurement:
 
 
 def measure(backend: Backend, tokenizer: Tokenizer, rank: int, max_context: int) -> KLProbe:
-    """The KL probe of a model, measured at once."""
+    """Measure the KL probe of a model without stops, and return the probe."""
     return Measurement(Measured(backend, tokenizer, rank, max_context)).run()
 
 
 def _order(is_answer: Sequence[bool]) -> list[int]:
-    """Return the indices of the texts: first MIN_TEXTS_OF_KIND of each kind, then the kinds in turn."""
+    """Return the indices of the texts: first MIN_TEXTS_OF_KIND texts of each kind (answers, prose), then the
+    kinds in turn."""
     kinds = [[i for i, answer in enumerate(is_answer) if answer is kind] for kind in (True, False)]
     head = [i for kind in kinds for i in kind[:MIN_TEXTS_OF_KIND]]
     turns = [
@@ -173,7 +174,7 @@ def _order(is_answer: Sequence[bool]) -> list[int]:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """Results over all states [T, D].
+    """The results of a survey over all hidden states [T, D] (T positions, D dimensions).
 
     frequency: [V], the mean probability of each token
     cost: [V], the mean p (1 - p) of each token
@@ -195,7 +196,7 @@ class Survey:
         self._ending: list[np.ndarray] = []
 
     def run(self, head: Head, pause: Pause) -> Surveyed:
-        """`pause` may raise to stop."""
+        """Run the survey. `pause` may raise an exception to stop; the next call continues."""
         while self._at < len(self.states):
             z = head(self.states[self._at : self._at + _ROWS]).astype(np.float64)
             p = np.exp(z - z.max(axis=1, keepdims=True))
@@ -210,11 +211,12 @@ class Survey:
 
 
 def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (tokens [A], precision [A]): the tokens that ratings may move, and how freely.
+    """Return (tokens [A], precision [A]): the A tokens that ratings may move, and how firmly the prior holds
+    each token.
 
     precision is 1 / sigma^2; sigma is the standard deviation of the prior of a token's weight. Tokens that
     all replies share carry style; rare tokens carry topics. Every reply has the end-of-reply token. So sigma
-    is smaller for tokens that are rarer than this one, and for tokens whose movement costs more KL: those
+    is smaller for tokens that are rarer than this one, and for tokens whose movement costs more KL: tokens
     with a larger variance in plain text.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
@@ -226,11 +228,12 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
 
 
 def states_to_measure(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the states on which KL is measured, and how many of them are in answers, in prose
-    with the largest projections, and in other prose.
+    """Return the indices of the states on which KL is measured, and the numbers of these states in answers,
+    in prose with the largest projections, and in other prose.
 
-    readings: [T, r], projections of all states; the first `answers` are in answers. In prose, projections are
-        near zero except in a few places, where an adapter changes it most. All these places are chosen.
+    readings: [T, r], projections of all states; the first `answers` states are in answers. In prose,
+        projections are near zero except in a few places. There an adapter changes the prose most. All these
+        places are chosen.
     """
     most_read, prose = answers + np.argsort(-np.sum(readings[answers:] ** 2, axis=1)), len(readings) - answers
     loud = np.sort(most_read[: min(_CONTEXTS[1], prose)])
@@ -240,12 +243,12 @@ def states_to_measure(readings: np.ndarray, answers: int) -> tuple[np.ndarray, n
 
 
 def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> np.ndarray:
-    """Return lora_a [D, 2] from states [T, D]. Its two readings: is a state in a reply, and how near is the
-    end of that reply?
+    """Return lora_a [D, 2] from states [T, D]. The two columns read two facts from a state: whether the state
+    is in a reply, and how near the end of that reply is.
 
-    They are ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0 in plain
-    prose, which no rating is about. Over replies the first projection has mean 1, the second has standard
-    deviation 1.
+    The columns are ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0
+    in plain prose, which no rating is about. Over replies the first projection has mean 1, the second has
+    standard deviation 1.
     """
     states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
     weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))
@@ -260,9 +263,9 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
 def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.ndarray:
     """Return the directions [A, k] float32 in which tokens [A] move together.
 
-    They are the principal directions of these tokens' rows in the head, weighted by frequency: words of one
-    kind have similar rows. Each direction has variance 1 over tokens drawn by `frequency` [A], so all cost
-    the same KL.
+    The directions are the principal directions of these tokens' rows in the output head, weighted by
+    frequency, because words of one kind have similar rows. Each direction has variance 1 over tokens drawn by
+    `frequency` [A], so all directions cost the same KL.
     """
     unit = np.eye(width, dtype=np.float32) if width <= PROBES else _combinations(width)
     parts = (unit[i : i + _ROWS] for i in range(0, len(unit), _ROWS))
@@ -275,7 +278,7 @@ def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.
 
 
 def _combinations(width: int) -> np.ndarray:
-    """Return PROBES random directions [PROBES, width], the same on every machine. They keep the products of
-    two rows of the head within about 3% of the rows' lengths."""
+    """Return PROBES random directions [PROBES, width], the same on every machine. The combinations change the
+    product of two rows of the head by about 3% of the rows' lengths."""
     signs = np.random.Generator(np.random.PCG64(1)).integers(0, 2, (PROBES, width), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(PROBES))

@@ -1,5 +1,6 @@
-"""The coordinates in which ratings are added up: one for each movable token, and one for each token
-feature."""
+"""This module defines the coordinates in which ratings are added up: one coordinate for each movable token,
+and one for each token feature. A movable token is a token whose logit ratings may change. A feature is a
+direction in which similar tokens move together."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,13 +14,12 @@ from ..lora import MicroLoRA
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The coordinates of one model.
+    """The coordinates of one model, with A movable tokens and k features.
 
-    tokens: [A], the ids that ratings may move, ascending
+    tokens: [A], the ids of the movable tokens, ascending
     eos: [E], the ids that end a reply
     precision: [A + k], 1 / sigma^2 of the prior of each token's and each feature's weight
-    features: [A, k], directions in which tokens move together
-    rank: of the MicroLoRA
+    features: [A, k], directions in which tokens move together rank: the rank r of the MicroLoRA
     """
 
     tokens: np.ndarray
@@ -34,23 +34,25 @@ class Coordinates:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """The indices in `tokens` of those that end a reply."""
+        """The indices in `tokens` of the tokens that end a reply."""
         return np.flatnonzero(np.isin(self.tokens, self.eos)).astype(np.int32)
 
     @cached_property
     def solver(self) -> EvidenceSolver:
-        """Turns evidence [3, r, A + k] into a block of lora_b [r, A + 1], in the form of `columns`."""
+        """The solver that turns evidence [3, r, A + k] into the columns of lora_b [r, A + 1], in the form of
+        `columns`."""
         features = matmul.Matrix(self.features.astype(np.float16))
         return EvidenceSolver(self.precision, features, self.rank, self.ends)
 
     def columns(self, lora_b: np.ndarray) -> np.ndarray:
-        """Return lora_b's columns of the movable tokens, then a column of zeros: [r, V] -> [r, A + 1]."""
+        """Return lora_b's columns of the movable tokens and a column of zeros: [r, V] -> [r, A + 1] (V:
+        vocabulary size)."""
         block = np.zeros((len(lora_b), self.tokens.size + 1), np.float32)
         block[:, :-1] = lora_b.take(self.tokens, axis=1)
         return block
 
     def covers(self, adapter: MicroLoRA) -> bool:
-        """Does the adapter move only these tokens?"""
+        """Return True if the adapter moves only the movable tokens."""
         b = adapter.lora_b
         return np.count_nonzero(b) == np.count_nonzero(b.take(self.tokens, axis=1))
 
@@ -61,7 +63,7 @@ class Coordinates:
 
 
 def pack_columns(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """[T, V] -> [T, A + 1] float32: the columns of `tokens`, and the sum of all other columns."""
+    """Return the columns of `tokens` and the sum of all other columns: [T, V] -> [T, A + 1] float32."""
     others = np.ones(values.shape[1], bool)
     others[tokens] = False
     return np.column_stack(

@@ -1,12 +1,13 @@
-"""The deep loop: after a task, or after a week, it stores an EWC anchor and tidies the reasoning bank.
+"""After a task, or after a week, the deep loop stores an EWC anchor and tidies the reasoning bank.
 
-It measures how important the base's weights are for the task's liked replies (optional/ewc.py), with one
-gradient per reply. It stores the result as an anchor. After that the background loop penalises changes of
-important weights. It also clusters the bank again: similar patterns are merged, and poor patterns are left
-out of lookups (reasoning_bank.py). All ratings stay.
+An anchor says how important each weight of the base LoRA is for the task's liked replies (optional/ewc.py).
+The deep loop measures this importance with one gradient per reply. With an anchor, the background loop
+penalises changes of important weights. The deep loop also clusters the reasoning bank (rated questions, found
+by similarity) again: it merges similar patterns, and lookups skip poor patterns (reasoning_bank.py). All
+ratings stay.
 
-It can be stopped between slices of a reply. The same process resumes after the last complete reply, another
-process after the last saved reply.
+The loop can be stopped between slices of a reply. The same process resumes after the last complete reply;
+another process resumes after the last saved reply.
 """
 
 import json
@@ -33,7 +34,7 @@ from .task_boundary import boundaries
 from .weight_anchors import Importance
 
 WEEK = 7 * 86400.0  # seconds
-REPLIES = 64  # the maximum number of liked replies that are measured, the newest ones
+REPLIES = 64  # the maximum number of liked replies to measure; only the newest are measured
 MIN_LIKED_REPLIES = 3  # the number of liked replies that an anchor needs
 SAVE_EVERY = 8  # replies
 
@@ -42,7 +43,7 @@ Progress = Callable[[int, int], None]  # replies measured so far, replies in all
 
 @dataclass(frozen=True)
 class Task:
-    """The replies of one task.
+    """The replies of one task. A task is a stretch of ratings about similar things (task_boundary.py).
 
     examples: liked replies, the oldest first
     boundary: the version that began the next task; None: no task has begun since the last anchor
@@ -54,7 +55,8 @@ class Task:
 
 @dataclass
 class FisherRun:
-    """A measurement in progress. facts: its base and replies; it is resumed only if they are the same."""
+    """A measurement of importance that is in progress. facts: the base and the replies that it measures; the
+    run is resumed only if both are the same."""
 
     facts: dict[str, Any]
     fisher: Importance
@@ -64,7 +66,7 @@ class FisherRun:
 
     @classmethod
     def from_bytes(cls, data: bytes, read: Callable[[bytes], Importance]) -> "FisherRun | None":
-        """Return None if the data is damaged: the caller measures again."""
+        """Read a stored run. Return None if the data is damaged; the caller then measures again."""
         try:
             facts, _, fisher = data.partition(b"\n")
             return cls(json.loads(facts), read(fisher))
@@ -73,17 +75,18 @@ class FisherRun:
 
 
 class Deep:
-    """The deep loop of one learner. Used only in the backend's thread."""
+    """The deep loop of one learner. Only the backend's thread may use this object."""
 
     def __init__(self, learner: Learner, model: Model):
         self._learner, self._model = learner, model
         self._paused: FisherRun | None = None
-        self._trainer: Trainer | None = None  # kept while a run is stopped
-        self._seen: tuple[int, list[int]] = (-1, [])  # the history's version, the versions that began a task
+        self._trainer: Trainer | None = None  # the trainer is kept while a run is stopped
+        # (the history's version, the result of `task_starts` for it)
+        self._seen: tuple[int, list[int]] = (-1, [])
 
     @property
     def is_paused(self) -> bool:
-        """Is there a stopped run that can be resumed?"""
+        """True if there is a stopped run that can be resumed."""
         return self._paused is not None
 
     def close(self) -> None:
@@ -102,7 +105,7 @@ class Deep:
     # -- when ----------------------------------------------------------------------------------------
 
     def why_due(self, now: float | None = None) -> str:
-        """Return why it should run; "" if it need not. now: seconds since 1970."""
+        """Return why the deep loop should run now; "" if it need not run. now: seconds since 1970."""
         history = self._learner.history
         ratings, last = history.ratings(), history.deep.last_run()
         version = last.version if last else 0
@@ -116,7 +119,8 @@ class Deep:
         return "a week has passed" if (now or time.time()) - since >= WEEK else ""
 
     def task_starts(self) -> list[int]:
-        """The versions whose ratings began a new task, the oldest first. Computed once per rating."""
+        """Return the versions whose ratings began a new task, the oldest first. The versions are computed
+        once per rating."""
         history, index = self._learner.history, self._learner.rating_index
         if self._seen[0] != (version := history.version()):
             ratings = history.ratings()[-replay.LIMIT :]
@@ -139,9 +143,10 @@ class Deep:
     def run(
         self, progress: Progress | None = None, cancel: threading.Event | None = None, anchor: bool = True
     ) -> dict[str, Any]:
-        """Measure, anchor and tidy. Returns a report; the report of a stopped run says so.
+        """Measure the task, store its anchor and tidy the bank. Return a report. The report of a stopped run
+        says that the run was stopped.
 
-        anchor: False: only tidy
+        anchor: False to tidy the bank only
         """
         learner, started = self._learner, time.perf_counter()
         pause = stop_when(cancel)
@@ -161,7 +166,7 @@ class Deep:
                 self._measure(measuring, task, base, progress, pause)
             report = self._finish(measuring, task, why, pause)
         except Stopped:
-            self._paused = measuring  # `close` saves it; writing it here would take too long
+            self._paused = measuring  # `close` saves the run; to save it here would take too long
             done = f"stopped after {measuring.fisher.examples} of {len(task.examples)} replies"
             return _report(False, done + "; the next run continues it")
         self._paused = None
@@ -169,7 +174,7 @@ class Deep:
         return report | {"seconds": time.perf_counter() - started}
 
     def _task(self, buffer: Buffer) -> Task:
-        """Return the liked replies since the last anchor, up to the newest boundary."""
+        """Return the liked replies since the last anchor, up to the newest task boundary."""
         since = self._learner.anchors.last_version()
         boundary = max((v for v in self.task_starts() if v > since + 1), default=None)
         mine = [e for e in buffer.train if e.version > since and (boundary is None or e.version < boundary)]
@@ -177,7 +182,7 @@ class Deep:
         return Task(liked[-REPLIES:], boundary)
 
     def _objection(self, task: Task, base: BaseLoRA | None) -> str:
-        """Return why nothing can be anchored; "" if something can."""
+        """Return why no anchor can be stored; "" if an anchor can be stored."""
         if base is None or not base.pairs:
             return "nothing has been consolidated yet, so there is nothing to protect"
         if len(task.examples) < MIN_LIKED_REPLIES:
@@ -201,7 +206,7 @@ class Deep:
     def _measure(
         self, measuring: FisherRun, task: Task, base: BaseLoRA, progress: Progress | None, pause: Pause
     ) -> None:
-        """Add the replies that were not measured yet."""
+        """Measure the replies that were not measured yet, and add them to the run."""
         todo, total = task.examples[measuring.fisher.examples :], len(task.examples)
         if not todo:
             return
@@ -238,7 +243,7 @@ class Deep:
 
 
 def _without_head(base: BaseLoRA | None) -> BaseLoRA | None:
-    """The base without the head's change, which is not trained."""
+    """Return the base without its change of the output head, because training does not change the head."""
     if base is None:
         return None
     return BaseLoRA({place: pair for place, pair in base.pairs.items() if place != HEAD}, base.scale)

@@ -1,4 +1,5 @@
-"""The deep loop's rows in the store for one adapter: runs, anchors, pruned ratings, a stopped measurement."""
+"""This module reads and writes the deep loop's rows in the store for one adapter: runs, anchors, pruned
+ratings, and a stopped measurement."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,17 +8,18 @@ from ..store import AnchorRow, DeepRun, Store
 
 
 class DeepHistory:
-    """A part of AdapterHistory. key: (fingerprint of the model, name of the adapter)."""
+    """The part of AdapterHistory that keeps the deep loop's results. key: (fingerprint of the model, name of
+    the adapter)."""
 
     def __init__(self, store: Store, key: tuple[str, str]):
         self._store, self._key = store, key
 
     def anchors(self) -> list[AnchorRow]:
-        """The anchors on the path to the version in use, the oldest first."""
+        """Return the anchors on the path to the version in use, the oldest first."""
         return self._store.anchors.in_use(*self._key)
 
     def last_run(self) -> DeepRun | None:
-        """The newest finished run."""
+        """Return the newest finished run."""
         return self._store.deep_runs.newest(*self._key)
 
     def end_run(
@@ -33,8 +35,8 @@ class DeepHistory:
         """Store a run and, unless `importance` is None, its anchor in one transaction. Returns False, and
         writes nothing, if the base in use is not the measured one (`base`).
 
-        limit: the maximum number of anchors
-        merge: a function of two anchors' importances (earlier, later) that returns one
+        limit: the maximum number of anchors merge: a function that joins the importances of two anchors
+        (earlier, later) into one
         """
         with self._store.transaction():
             if self._store.versions.base_of(*self._key, self._store.versions.head(*self._key)) != base:
@@ -45,11 +47,11 @@ class DeepHistory:
         return True
 
     def pruned_ratings(self) -> dict[str, str]:
-        """Reply id -> rating of the entries that the reasoning bank has pruned."""
+        """Return {reply id: rating} of the entries that the reasoning bank has pruned."""
         return self._store.deep_runs.pruned_ratings(*self._key)
 
     def measurement(self) -> bytes | None:
-        """The stopped measurement; None: there is none."""
+        """Return the stopped measurement; None if there is no stopped measurement."""
         return self._store.checkpoints.measurement(*self._key)
 
     def put_measurement(self, state: bytes) -> None:

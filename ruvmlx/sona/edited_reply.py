@@ -1,4 +1,4 @@
-"""The user's version of a reply, as a new reply. The original stays."""
+"""This module stores a reply that the user rewrote as a new reply. The original reply stays."""
 
 import uuid
 from dataclasses import replace
@@ -12,7 +12,8 @@ from .user_taste import reply_features
 
 
 def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> ReplyRow:
-    """Return the original with another answer; its thought stays.
+    """Return a copy of the original reply with the answer that the user wrote. The thought of the original
+    stays.
 
     Raises UsageError if the answer is empty or unchanged, or if the original has no answer.
 
@@ -47,13 +48,13 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
 
 
 def _as_shown(text: str) -> str:
-    """Return the text as an input line shows it. A reply that the user did not change comes back in this
-    form."""
+    """Return the text in the form in which an input line shows it. If the user changes nothing, the input
+    line returns the reply in this form."""
     return "\n".join(sanitize(text).splitlines()).strip()
 
 
 def _thought_tokens(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
-    """The sampled tokens of the original's thought."""
+    """Return the sampled tokens of the original's thought."""
     counter = thinking.ThoughtCounter(tokenizer, thinking.opened_by(tokenizer, original.prompt_ids))
     for token in original.sampled_ids:
         counter.add(token)
@@ -61,7 +62,7 @@ def _thought_tokens(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
 
 
 def _end(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
-    """Return the token that ends a reply: the one that ended the original, else the one of the chat
+    """Return the token that ends a reply: the token that ended the original, else the end token of the chat
     template."""
     asked = [Message("user", "?"), Message("assistant", "!")]
     for tokens in (original.sampled_ids[-1:], tokenizer.encode_chat(asked, add_generation_prompt=False)):

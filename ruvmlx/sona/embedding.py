@@ -1,19 +1,20 @@
-"""Embeddings: a text becomes a vector, so that similar texts can be found.
+"""This module computes embeddings: it turns a text into a vector, so that similar texts can be found. It has
+two methods.
 
-Questions of the memory (`read_question`): vectors in the store are compared with new ones, so the method must
-not change.
+`read_question` embeds a question for the memory. Stored vectors are compared with new vectors, so this method
+must not change.
 
 The user's message is read alone, without template or conversation. So the same question has the same vector
 in every chat. Its final hidden states are averaged. Later states weigh more, because only they have seen the
-rest of the message (position weights as in SGPT, Muennighoff 2022). Such means share a few large directions
-that say nothing about the topic. Whitening with everyday questions scales these down. On 120 questions in 60
-pairs with the same meaning (starter model), the paraphrase was the nearest for 42% with the plain centred
-mean, for 63% with position weights, and for 92% with whitening as well.
+rest of the message (position weights as in SGPT, Muennighoff 2022). The means of all questions share a few
+large directions that say nothing about the topic. Whitening with everyday questions scales these directions
+down. On 120 questions in 60 pairs with the same meaning (starter model), the paraphrase was the nearest for
+42% with the plain centred mean, for 63% with position weights, and for 92% with whitening as well.
 
-Any text (`vectors`): the whole text is read in windows of equal length, of at most WINDOW tokens, each in its
-own context. Each window is pooled like a question. The vector of the text is the mean of its windows,
-weighted by their tokens. A model that is trained to embed texts reads the whole text in one context instead,
-and the vector is the state of its last token (models/config/embedding_model.py).
+`vectors` embeds any text. The model reads the whole text in windows of equal length, at most WINDOW tokens,
+each window in its own context. Each window is pooled like a question. The vector of the text is the mean of
+its windows, weighted by their tokens. An embedding model reads the whole text in one context instead, and the
+vector is the hidden state of the last token (models/config/embedding_model.py).
 """
 
 import io
@@ -35,30 +36,34 @@ from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
 from ..store import Store
 
-MAX_TOKENS = 128  # tokens: of a longer message, the first and the last half of this many are read
+MAX_TOKENS = 128  # tokens that are read of a message; of a longer one, the first and last half of this number
 MAX_TEXT_TOKENS = 8192  # the maximum number of tokens in a text to embed
-WINDOW = 512  # the maximum number of its tokens that are read in one context
-SLICE = 0.05  # seconds of reading, after which other work may run
-MIN_SLICE_TOKENS = 32  # tokens of a slice
-WHITENED = 32  # leading directions that are scaled down to the next one
-DIMENSIONS = 576  # wider models are projected: 10,000 questions stay below 24 MB
+WINDOW = 512  # the maximum number of tokens of a text that are read in one context
+SLICE = 0.05  # after this many seconds of reading, other work can run
+MIN_SLICE_TOKENS = 32  # the minimum number of tokens in a slice
+WHITENED = 32  # the number of leading directions that are scaled down to the next direction
+DIMENSIONS = 576  # the size of a vector; wider states are projected, so 10,000 questions need < 24 MB
 
 
 def mean_pool(hidden: np.ndarray) -> np.ndarray:
-    """Position-weighted mean: [T, D] -> [D] float32, sum_t t h_t / sum_t t with t from 1."""
+    """Return the position-weighted mean of hidden states: [T, D] -> [D] float32, sum_t t h_t / sum_t t with t
+    from 1."""
     weight = np.arange(1, len(hidden) + 1, dtype=np.float32)
     return (weight @ hidden / weight.sum()).astype(np.float32)
 
 
 def read_question(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray | None:
-    """The pooled state [D] of one message; None if it is empty. One prefill of at most MAX_TOKENS."""
+    """Return the pooled hidden state [D] of one message; None if the message is empty. This is one prefill of
+    at most MAX_TOKENS tokens."""
     states = _states(backend, tokenizer, text)
     return mean_pool(states) if len(states) else None
 
 
 def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Hidden states of a message's own tokens: [T, D]. A beginning-of-text token is read but not counted."""
-    most = 16 * MAX_TOKENS  # characters from each end, so that a pasted book is not tokenized
+    """Return the hidden states [T, D] of a message's own tokens. The model reads a beginning-of-text token
+    first, but its state is left out."""
+    # at most this many characters of each end are tokenized, because a pasted text can be long
+    most = 16 * MAX_TOKENS
     ids = tokenizer.encode(text[:most] + text[most:][-most:], add_bos=False)
     if len(ids) > MAX_TOKENS:
         ids = ids[: MAX_TOKENS // 2] + ids[-MAX_TOKENS // 2 :]
@@ -70,13 +75,15 @@ def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Whitening:
-    """Maps pooled states to unit vectors. The dot product of two vectors is the similarity of two questions.
+    """A map from pooled hidden states to unit vectors. The dot product of two vectors is the similarity of
+    two questions.
 
-    mean: [D]
-    basis: [D, k], the leading directions of everyday questions
-    gain: [k], the factor of each direction, so that its variance becomes that of direction k + 1
+    mean: [D], the mean state of everyday questions
+    basis: [D, k], the leading directions of everyday questions gain: [k], the factor of each direction, which
+    gives the direction the variance of direction k + 1
 
-    Similarity with the starter model: about 0.57 for one meaning, 0.27 for one topic, 0 for other questions.
+    With the starter model, the similarity is about 0.57 for two questions with one meaning, 0.27 for one
+    topic, and 0 for other questions.
     """
 
     mean: np.ndarray
@@ -88,7 +95,8 @@ class Whitening:
         return min(len(self.mean), DIMENSIONS)
 
     def __call__(self, states: np.ndarray) -> np.ndarray:
-        """[..., D] -> [..., dimensions] float32. Each vector has length 1, or 0 for a state like the mean."""
+        """Return the vectors of pooled states: [..., D] -> [..., dimensions] float32. Each vector has length
+        1, or length 0 if the state equals the mean."""
         x = np.asarray(states, np.float32) - self.mean
         x = x - ((x @ self.basis) * (1 - self.gain)) @ self.basis.T
         if x.shape[-1] > DIMENSIONS:
@@ -102,7 +110,8 @@ class Whitening:
 
     @classmethod
     def from_bytes(cls, data: bytes, hidden_size: int) -> "Whitening | None":
-        """Return None if the data is damaged or has another shape: the caller measures again."""
+        """Read a stored whitening. Return None if the data is damaged or has another shape; the caller then
+        measures again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 mean, basis, gain = f["mean"], f["basis"], f["gain"]
@@ -117,15 +126,15 @@ class Whitening:
 
 
 class ReadQuestions:
-    """The states of the everyday questions (questions.json, about 330 tokens) that the model has read so
-    far."""
+    """The hidden states of the everyday questions (questions.json, about 330 tokens) that the model has read
+    so far."""
 
     def __init__(self) -> None:
         self._states: list[np.ndarray] = []
 
     def read(self, backend: Backend, tokenizer: Tokenizer, pause: Pause | None = None) -> np.ndarray:
-        """Return the hidden states [T, D] of all of them. `pause` may raise an exception to stop; the next
-        call continues."""
+        """Read the remaining everyday questions and return the hidden states [T, D] of all. `pause` may raise
+        an exception to stop; the next call continues."""
         text = resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8")
         for question in json.loads(text)[len(self._states) :]:
             if pause is not None:
@@ -138,10 +147,10 @@ def whitening_of(
     store: Store, model: Model, backend: Backend,
     read: ReadQuestions | None = None, pause: Pause | None = None,
 ) -> Whitening:  # fmt: skip
-    """Return the model's whitening, from the store, or measured and stored, which takes seconds.
+    """Return the model's whitening from the store. If the store has none, measure it, which takes seconds,
+    and store it.
 
-    read: the questions that were read before
-    pause: may raise an exception to stop
+    read: the questions that were read before pause: a function that may raise an exception to stop
     """
     stored = store.model_data.whitening(model.fingerprint)
     known = Whitening.from_bytes(stored, model.shape.hidden_size) if stored else None
@@ -153,8 +162,8 @@ def whitening_of(
 
 
 def text_ids(model: Model, text: str) -> list[int]:
-    """Return the ids of a text to embed. Raises UsageError if it is empty, or longer than MAX_TEXT_TOKENS or
-    the context of an embedding model."""
+    """Return the token ids of a text to embed. Raises UsageError if the text is empty, or longer than
+    MAX_TEXT_TOKENS or than the context of an embedding model."""
     end = [id for token, id in model.tokenizer.special_tokens.items() if model.embeds and token == END]
     most = min(MAX_TEXT_TOKENS, model.context - len(end)) if model.embeds else MAX_TEXT_TOKENS
     ids = model.tokenizer.encode(text, add_bos=False, most=most)
@@ -166,7 +175,7 @@ def text_ids(model: Model, text: str) -> list[int]:
 
 
 def method_of(model: Model) -> str:
-    """Say how this model embeds texts."""
+    """Return the name of the method by which this model embeds texts."""
     if model.embeds:
         return f"last token's state, by {model.name}, which is trained for it"
     return f"mean of the states, whitened, by {model.name}, which is a chat model"
@@ -191,14 +200,15 @@ def vectors(
 
 
 class TextReader:
-    """Reads whole texts with the untouched model, in slices."""
+    """A reader of whole texts. It uses the model without any adapter, and it reads in slices."""
 
     def __init__(self, backend: Backend, bos: int | None):
         self._backend, self._bos = backend, [] if bos is None else [bos]
-        self._spent, self._pace = 0.0, 0.0  # seconds of this slice; tokens per second
+        self._spent, self._pace = 0.0, 0.0  # seconds of this slice so far; tokens per second
 
     def mean_pool_windows(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
-        """ids [T] -> [D]: the mean of the windows' pooled states, weighted by their tokens."""
+        """Return the mean of the windows' pooled states, weighted by their numbers of tokens: ids [T] ->
+        [D]."""
         count = -(-len(ids) // WINDOW)
         ends = [len(ids) * i // count for i in range(count + 1)]
         total = np.zeros(1, np.float32)
@@ -208,7 +218,7 @@ class TextReader:
         return total / np.float32(len(ids))
 
     def states(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
-        """Hidden states [T, D] of tokens that are read in one context."""
+        """Return the hidden states [T, D] of tokens that are read in one context."""
         window, states = [*self._bos, *ids], []
         cache, done = self._backend.new_cache(), 0
         while done < len(window):
@@ -225,7 +235,8 @@ class TextReader:
 
     def _size(self, left: int) -> int:
         """Return the number of tokens to read in the next call: enough to fill the slice, at least
-        MIN_SLICE_TOKENS. No call is left with fewer than MIN_SLICE_TOKENS."""
+        MIN_SLICE_TOKENS. If fewer than MIN_SLICE_TOKENS tokens would be left for another call, this call
+        reads them, too."""
         size = max(
             MIN_SLICE_TOKENS, int(self._pace * (SLICE - self._spent)) // MIN_SLICE_TOKENS * MIN_SLICE_TOKENS
         )
@@ -248,7 +259,7 @@ def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) ->
 
 
 def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:
-    """Read the everyday questions with the model: about 330 tokens of prefill."""
+    """Read the everyday questions with the model (about 330 tokens of prefill) and return the whitening."""
     return whitening(ReadQuestions().read(backend, tokenizer))
 
 
@@ -268,7 +279,7 @@ def whitening(states: np.ndarray) -> Whitening:
 
 @cache
 def _projection(width: int) -> np.ndarray:
-    """Return a random projection [width, DIMENSIONS], the same on every machine. It changes cosines by about
-    0.042."""
+    """Return a random projection [width, DIMENSIONS], the same on every machine. The projection changes the
+    cosine of two vectors by about 0.042."""
     signs = np.random.Generator(np.random.PCG64(0)).integers(0, 2, (width, DIMENSIONS), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(DIMENSIONS))

@@ -1,7 +1,8 @@
-"""Rated replies as training examples for other tools.
+"""This module exports rated replies as training examples for other tools, in one of three formats.
 
-kto: prompt, completion, label. sft: liked replies as chats. dpo: pairs of a better and a worse reply to the
-    same prompt: the preferences, and each liked reply with a disliked one.
+kto: a prompt, a completion and a label per rated reply. sft: liked replies as chats.
+dpo: pairs of a better and a worse reply to the same prompt. The pairs are the preferences, and each liked
+    reply with a disliked one.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,8 @@ def _sft(scored: list[tuple[str, str, float]]) -> Iterator[dict]:
 
 
 def _dpo(scored: list[tuple[str, str, float]], pairs: list[tuple[str, str, str]]) -> Iterator[dict]:
-    """Yield the preferences. For prompts without one, yield each liked reply with each disliked one."""
+    """Yield the preferences. For prompts without a preference, yield each liked reply with each disliked
+    reply."""
     for prompt, chosen, rejected in pairs:
         yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     compared = {prompt for prompt, _, _ in pairs}

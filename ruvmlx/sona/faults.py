@@ -1,7 +1,8 @@
-"""Faults of replies that learning must not add: empty replies, loops, other scripts, no end, less variety.
+"""This module counts faults of replies that learning must not add: empty replies, loops, other scripts, no
+end, less variety.
 
-The model with the adapter answers questions that no user rated. Its faults are compared with those of the
-original model's replies to the same questions.
+The model with the adapter answers questions that no user rated. The faults of its replies are compared with
+the faults of the original model's replies to the same questions.
 """
 
 import itertools
@@ -23,10 +24,10 @@ from .sampled_replies import BegunReply, SampledReply, sampled_replies
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-CHANCE = 2  # this many more replies without an end may be chance: one standard deviation of 24 replies
-MIN_VARIETY = 0.92  # of the original model's variety
-_FOREIGN = 0.2  # the share of a reply's letters in scripts that the original reply does not use
-_REPEATED = 0.5  # the share of a short reply's grams that are repetitions
+CHANCE = 2  # this many more endless replies can be chance: one standard deviation in 24 replies
+MIN_VARIETY = 0.92  # the minimum variety, as a share of the original model's variety
+_FOREIGN = 0.2  # a reply is foreign if more than this share of its letters is in other scripts
+_REPEATED = 0.5  # a short reply is a loop if more than this share of its token groups repeat
 
 
 @cache
@@ -42,8 +43,8 @@ class Faults:
     empty: replies without text
     loops: replies that loop
     foreign: replies in another script
-    endless: replies that do not end within MAX_REPLY_TOKENS
-    variety: distinct-2, divided by the original model's
+    endless: replies that do not end within MAX_REPLY_TOKENS variety: the distinct-2 of the replies, divided
+    by the distinct-2 of the original model's replies
     """
 
     empty: int = 0
@@ -68,7 +69,7 @@ class Faults:
         )
 
     def worse_than(self, untouched: "Faults") -> str:
-        """Return what is worse, for people; "" if nothing is."""
+        """Return in words which fault has become worse; "" if no fault has."""
         for name, words in (
             ("empty", "empty replies"), ("loops", "replies that repeat themselves"),
             ("foreign", "replies in another script"),
@@ -86,8 +87,8 @@ class Faults:
 def sample(
     backend: Backend, tokenizer: Tokenizer, adapter: HeadAdapter | None, pause: Pause
 ) -> list[SampledReply]:
-    """Return replies to the questions, with the backend's base LoRA and this adapter. The random noise is
-    always the same."""
+    """Return sampled replies to the questions, with the backend's base LoRA and this adapter. The random seed
+    is always the same."""
     begun = []
     for question in questions():
         pause()
@@ -97,14 +98,15 @@ def sample(
 
 
 def is_loop(ids: Sequence[int]) -> bool:
-    """Does the reply end in a loop, or repeat itself in half of its tokens?"""
+    """Return True if the reply ends in a loop, or if more than half of its token groups are repetitions."""
     grams = Counter(tuple(ids[i : i + GRAM]) for i in range(len(ids) - GRAM + 1))
     total = sum(grams.values())
     return Repetition(ids).is_loop or (total > GRAM and 1 - len(grams) / total > _REPEATED)
 
 
 def is_foreign(text: str, untouched: str) -> bool:
-    """Are many of the text's letters in scripts that the original reply does not use?"""
+    """Return True if many of the text's letters are in scripts that the original model's reply does not
+    use."""
     own, usual = scripts(text), scripts(untouched)
     return sum(n for script, n in own.items() if script not in usual) > _FOREIGN * max(1, own.total())
 
@@ -116,13 +118,14 @@ def scripts(text: str) -> Counter[str]:
 
 
 def variety(new: Sequence[Sequence[int]], old: Sequence[Sequence[int]]) -> float:
-    """Return the distinct-2 of new replies divided by that of old ones (Li et al. 2016). Longer texts repeat
-    more. So each pair of replies is cut to the length of the shorter one."""
+    """Return the distinct-2 (Li et al. 2016) of the new replies divided by the distinct-2 of the old replies.
+    Longer texts repeat more. So each pair of replies is cut to the length of the shorter one."""
     cut = [(a[: len(b)], b[: len(a)]) for a, b in zip(new, old, strict=True)]
     return _distinct_2([a for a, _ in cut]) / _distinct_2([b for _, b in cut])
 
 
 def _distinct_2(replies: Sequence[Sequence[int]]) -> float:
-    """Return the share of different pairs among all pairs of neighbouring tokens; 1 if there are none."""
+    """Return the distinct-2 of some replies: the share of different pairs among all pairs of neighbouring
+    tokens; 1 if there are no pairs."""
     pairs = [pair for ids in replies for pair in itertools.pairwise(ids)]
     return len(set(pairs)) / len(pairs) if pairs else 1.0

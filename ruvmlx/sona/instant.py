@@ -1,9 +1,10 @@
-"""The instant loop: each rating updates the output head at once.
+"""The instant loop updates the output head at once after each rating.
 
-A rating says that a reply was good or bad, not why. Changes that several ratings agree on are taste; the rest
-is the topic of the replies. So lora_b is computed from all ratings so far, weighted by their agreement. For
-the tokens that ratings may move it is written in coordinates (coordinates.py): one for each token, and one
-for each feature, a direction in which tokens of one kind move together,
+A rating says that a reply was good or bad, not why. Changes on which several ratings agree show the user's
+taste; all other changes show only the topics of the replies. So lora_b is computed from all ratings so far,
+weighted by their agreement. For the tokens that ratings may move, lora_b is written in coordinates
+(coordinates.py). There is one coordinate for each token, and one for each feature. A feature is a direction
+in which tokens of one kind move together:
 
     lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
 
@@ -14,33 +15,33 @@ gradient g_i (E_b of trace.py) and Fisher information f_i in these coordinates,
 
     theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)
 
-The first factors are a natural gradient step with a prior of width sigma. The last is Wiener's shrinkage:
-G^2 / S is 1 for a coordinate that one reply moved, n where n ratings agree, and near 0 where they contradict
-each other. There are many features, and each moves all tokens, so their noise would add up. All features of
-one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2).
-lora_a stays as calibrated.
+The first factors are a natural gradient step with a prior of width sigma. The last factor is Wiener's
+shrinkage: G^2 / S is 1 for a coordinate that one reply moved, n where n ratings agree, and near 0 where they
+contradict each other. There are many features, and each moves all tokens, so their noise would add up. All
+features of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S /
+sum G^2). lora_a stays as calibrated.
 
-A rating down must not blame a long reply for its end: that it ended was right, that it went on at every
-earlier chance was not. So in such a rating the end token of a reply of T tokens counts end_credit(T), 1 for a
-short reply and near 0 for a long one. What remains, -sum_t p_t(end) u_t, is the gradient of the probability
-that the reply goes on for so long; a push against it makes an end likelier wherever the model considered one.
-A rating up takes such a push back in the same way, where earlier ratings have made this end likelier: someone
-who likes half of all long replies is not asking for shorter ones.
+A rating down must not punish the end of a long reply. The fault is that the reply did not end earlier. So in
+a rating down, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for a short reply
+and near 0 for a long reply. The remaining gradient, -sum_t p_t(end) u_t, is the gradient of the probability
+that the reply goes on for T tokens. A push against this gradient makes an end likelier at each position where
+the model considered an end. If earlier ratings have made this end likelier, a rating up takes the push back
+in the same way, because someone who likes half of all long replies does not ask for shorter replies.
 
-A preference between two replies to one question is one piece of evidence: its w_i g_i is the sum of both
-replies' terms, so what the replies share cancels.
+A preference between two replies to one question is one piece of evidence. Its w_i g_i is the sum of both
+replies' terms, so the parts that both replies share cancel.
 
-Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change: the trend is a moving mean
-over the latest ratings, below 0 while they punish what earlier ones made more likely. Then the older evidence
-fades faster, in proportion to the trend.
+Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change. So a trend is kept, which
+is a moving mean over the latest ratings. The trend is below 0 while these ratings punish replies that earlier
+ratings made more likely. The older evidence then fades faster, in proportion to the trend.
 
-Moving the end of replies costs no variety; moving other tokens does. So held_back scales all but the
-end-of-reply tokens down until they add a KL of about SAID_CAP. It is computed from the evidence and the
-frozen model alone, and the evidence is stored without it.
+Moving the end of replies costs no variety; moving other tokens does. So held_back scales all tokens except
+the end-of-reply tokens down until they add a KL of about SAID_CAP. This factor is computed from the evidence
+and the frozen model alone, and it is not part of the stored evidence.
 
-Last comes the global cap: if answers to plain questions are further than KL_CAP from the frozen model's, or
-the perplexity of prose has risen by more than RISE_CAP, lora_b is scaled down; `gain` keeps the factor, and
-the next rating starts from it.
+The last step is the global cap. If the KL of answers to plain questions exceeds KL_CAP, or the log-perplexity
+of prose has risen by more than RISE_CAP, lora_b is scaled down. `gain` keeps the factor, and the next rating
+starts from this gain.
 """
 
 import math
@@ -56,29 +57,29 @@ from ..lora import MicroLoRA
 from .kl_probe import Distance, KLProbe
 from .trace import ReplyStats, Trace
 
-KL_CAP = 0.1  # KL(learned || frozen) in answers to plain questions, nats per token
-SAID_CAP = KL_CAP / 5  # nats, for all tokens except end-of-reply; the rest is for the taste
-RISE_CAP = math.log(1.014)  # rise of the negative log-likelihood of prose, nats per token
-PER_RATING = 0.05  # nats per token that one rating may add to the KL
-TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: after this many ratings, half of a step is taken
+KL_CAP = 0.1  # the maximum KL(learned || frozen) in answers to plain questions, nats per token
+SAID_CAP = KL_CAP / 5  # the maximum KL (nats) of all tokens except end-of-reply; the rest is for the taste
+RISE_CAP = math.log(1.014)  # the maximum rise of the negative log-likelihood of prose, nats/token
+PER_RATING = 0.05  # one rating adds at most this KL, nats per token
+TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: ratings until half of a step is taken
 FEATURE = Push(step=1.5, agree=12.0, noise=1.0)
 RULE = Rule(TOKEN, FEATURE, SAID_CAP)
 FADE = 0.005
-TURNED = 1.0  # the share of the older evidence that fades at a trend of -1
-TREND_RATINGS = 8  # ratings in the trend's moving mean
-MOVED = 0.15  # log-ratio per token (nats) of a reply that ratings have clearly made more likely
-SHORT = 100  # tokens: up to this length, the end of a reply counts fully in a rating down
+TURNED = 1.0  # at a trend of -1, this share of the older evidence fades
+TREND_RATINGS = 8  # the number of ratings in the trend's moving mean
+MOVED = 0.15  # from this log-ratio (nats per token) on, ratings have clearly made a reply more likely
+SHORT = 100  # tokens; the end of a reply up to this length has its full weight in a rating down
 MAX_MAGNITUDE = 1e8  # a larger weight or gradient is an error
-LOOKS = 6  # KL measurements in the search for the gain; if all exceed a cap, the gain is 0
+LOOKS = 6  # the number of KL measurements in the search for the gain; if all exceed a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
-FAR = 3.0  # if a gain over a cap is this many times an accepted one, a gain between the two is tried
+FAR = 3.0  # if a refused gain is this many times an accepted gain, a gain between the two is tried
 SLACK = 1.2  # a gain is accepted if this many times the gain would exceed a cap
 
 
 @dataclass(frozen=True)
 class ReplyPush:
-    """One reply's part in an update. weight: above 0 makes the reply likelier. log_ratio: to the frozen
-    model, nats per token."""
+    """The part of one reply in an update. weight: a weight above 0 makes the reply likelier. log_ratio: the
+    reply's log-probability minus its log-probability in the frozen model, nats per token."""
 
     stats: ReplyStats
     weight: float
@@ -95,8 +96,9 @@ class Update:
 class UncappedUpdate:
     """The update from all ratings, before the global cap.
 
-    block [r, A + 1]: lora_b for the movable tokens at a gain of 1. Other tokens keep their lora_b, times the
-    gain. covered: whether lora_b is 0 for all other tokens. taste [A]: the taste's part of the block.
+    block [r, A + 1]: the part of lora_b for the A movable tokens, and a last column of zeros, at a gain of 1.
+    The lora_b of other tokens changes only with the gain. covered: True if lora_b is 0 for all other tokens.
+    taste [A]: the part of the block that the taste model adds.
     """
 
     adapter: MicroLoRA
@@ -121,13 +123,12 @@ def update_by(
     reserve: float = 0.0,
     taste: np.ndarray | None = None,
 ) -> Update | None:
-    """Return the adapter after one piece of evidence, which is the sum of one or more pushes; None if nothing
-    changes.
+    """Return the adapter after one piece of evidence; None if nothing changes. The evidence is the sum of one
+    or more pushes.
 
-    pushes: their statistics are of traces under this adapter
-    kl: the adapter's
-    reserve: the part of the KL cap that the layer LoRA uses
-    taste: [A], replaces the adapter's; None keeps it
+    pushes: pushes whose statistics come from traces under this adapter kl: the adapter's KL before the update
+    reserve: the part of the KL cap that the layer LoRA uses taste: [A], the new part of the taste; None keeps
+    the adapter's part
 
     Raises NotFinite if a weight, the gradients or the update are not finite.
     """
@@ -156,7 +157,8 @@ def _evidence_of(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Return (gradient, information, weight) of one piece of evidence.
 
-    What two replies to one question share cancels in their sum. It does not count as noise in S.
+    The parts that two replies to one question share cancel in the sum. So these parts do not count as noise
+    in S.
     """
     gradients = [gradient_of(push.stats, push.weight, before, probe) for push in given]
     if len(given) == 1:
@@ -182,7 +184,7 @@ def _require_weight(weight: float) -> None:
 
 
 def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
-    """Return the same adapter, scaled down until a newly measured probe finds it within the caps."""
+    """Return the adapter, scaled down until it is within the caps by a newly measured KL probe."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = probe.coordinates.columns(adapter.lora_b) * share
     _require_finite(block)
@@ -195,7 +197,7 @@ def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
 
 
 def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
-    """Compute everything that a rating of this reply will need."""
+    """Compute all statistics that a rating of this reply will need."""
     with np.errstate(all="ignore"):  # `finite` and the update check for NaN and Inf
         adapter, scale = trace.adapter, np.float32(trace.adapter.scale)
         gradient = trace.grad_b.take(probe.tokens, axis=1)
@@ -228,22 +230,22 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
 def gradient_of(stats: ReplyStats, weight: float, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
     """Return the gradient [r, A + k] that a rating of this weight adds to the evidence."""
     tokens = probe.tokens.size
-    # Whether ratings have made this reply's end likelier.
+    # True if earlier ratings have made the end of this reply likelier.
     likelier = np.vdot(stats.praise[:, :tokens], evidence[0, :, :tokens]) > 0
     return stats.gradient - stats.praise if weight < 0 or likelier else stats.gradient
 
 
 def end_credit(tokens: int) -> float:
-    """Return the share of a rating that counts for the end of a reply of this length, if the end must not be
-    praised."""
+    """Return the share of a rating that applies to the end token of a reply of `tokens` tokens, if the rating
+    must not move this end."""
     return min(1.0, (SHORT / tokens) ** 4)
 
 
 def next_trend(trend: float, weight: float, log_ratio: float) -> float:
     """Return the trend after one more rating, in [-1, 1].
 
-    It is above 0 while the user praises what earlier ratings made more likely. log_ratio: of the reply to the
-    frozen model, nats per token.
+    The trend is above 0 while the user praises replies that earlier ratings made more likely. log_ratio: the
+    reply's log-ratio to the frozen model, nats per token.
     """
     agreed = _unit(weight) * _unit(log_ratio / MOVED)
     return trend + (agreed - trend) / TREND_RATINGS
@@ -259,7 +261,7 @@ def retention_factor(trend: float) -> float:
 
 
 def stored_evidence(adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
-    """Return G, S and L of an adapter, [3, r, A + k]; zeros if it was never rated."""
+    """Return the evidence G, S and L of an adapter: [3, r, A + k]; zeros if the adapter has no ratings."""
     shape = (3, adapter.rank, probe.precision.size)
     return adapter.evidence if adapter.evidence.shape == shape else np.zeros(shape, np.float32)
 
@@ -303,8 +305,8 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
     """Scale the update until it is just within both caps, KL and perplexity. The search starts at the last
     gain.
 
-    Scaling does not lower the floor, which is the KL of the base alone. If the base is at the limit, the gain
-    is 0.
+    The floor is the KL of the base alone, and scaling does not lower the floor. If the base is at the limit,
+    the gain is 0.
     """
     distance = _distances(whole, probe)
     share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
@@ -315,7 +317,7 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
         if room < 1 and good:
             if share < FAR * good[0]:
                 break
-            # Over so large a step KL is not a parabola: try a value between.
+            # Over a large step, the KL is not a parabola. So try a gain between the two.
             share = math.sqrt(share * good[0])
             continue
         if room < 1:  # a larger step after each refusal, because KL is not exactly a parabola
@@ -330,22 +332,22 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
 
 
 def _require_finite(numbers: np.ndarray) -> None:
-    """Raise NotFinite unless all are finite and at most MAX_MAGNITUDE."""
+    """Raise NotFinite unless all numbers are finite and at most MAX_MAGNITUDE."""
     if not kernels.all_within(numbers, MAX_MAGNITUDE):
         raise NotFinite(BROKEN)
 
 
 def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Distance]:
-    """Return a function: share -> Distance. Only the remainder of a consolidation moves tokens that ratings
-    may not move."""
+    """Return a function: share -> Distance. The fast way needs an adapter that moves only the movable tokens.
+    Only the rest that a consolidation leaves in the adapter moves other tokens."""
     if whole.covered:
         return probe.distances(whole.adapter, whole.block)
     return probe.distances_dense(whole.at(1.0, probe))
 
 
 def _room(found: Distance, share: float, probe: KLProbe, limit: float) -> float:
-    """Return the factor by which the share may grow if both distances are parabolas. It is at least 1 only
-    within the caps.
+    """Return the factor by which the share can grow to the caps if both distances are parabolas. The factor
+    is at least 1 only if the share is within the caps.
 
     The distance of the base alone is subtracted, because no share can change it.
     """

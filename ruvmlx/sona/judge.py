@@ -1,5 +1,5 @@
-"""Scores replies to one question by the stars that the user would probably give. Best of n uses these
-scores."""
+"""This module scores several replies to one question by the stars that the user would probably give. Best of
+n uses the scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .user_taste import reply_features
 
 @dataclass(frozen=True)
 class CandidateReply:
-    """A reply, complete or in progress. finish_reason: "" while it is in progress."""
+    """A reply that is complete or in progress. finish_reason: "" while the reply is in progress."""
 
     question: str
     text: str
@@ -22,13 +22,14 @@ class CandidateReply:
 
 class Judge(Protocol):
     def score(self, replies: Sequence[CandidateReply]) -> np.ndarray:
-        """[n]: the predicted stars of each reply."""
+        """Return the predicted stars of each reply: [n]."""
 
 
 class TasteJudge:
-    """Scores by the mean of the taste model, not by a lower bound. One reply will be shown, so the best
-    choice has the highest expected stars. Where ratings say little, the mean is near neutral. A lower bound
-    would prefer replies that are like earlier ones, liked or not."""
+    """A judge that scores by the mean of the taste model, not by a lower bound. Only one reply is shown, so
+    the best choice is the reply with the highest expected stars. If the ratings say little about a reply, its
+    mean is near neutral. A lower bound would prefer replies that are similar to earlier replies, even if the
+    user did not like these."""
 
     def __init__(self, taste: TasteModel):
         self._taste = taste

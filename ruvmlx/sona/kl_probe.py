@@ -1,7 +1,10 @@
-"""The KL to the frozen model on the reference text. Learning must hardly change it.
+"""This module measures the KL divergence of an adapted model from the frozen model (the model without any
+adapter) on the reference text. The reference text is a few plain questions with answers, and some prose
+(reference_text.py). Learning must hardly change what the model predicts there.
 
-The reference text is read once per model (calibration.py). After that, the distance of any adapter needs only
-a few products over stored contexts. This is fast enough to enforce the KL cap at every rating.
+The reference text is read once per model (calibration.py). Some hidden states of this reading are stored;
+they are called contexts. The distance of an adapter needs only a few matrix products over the contexts. So
+the KL cap can be enforced at every rating.
 """
 
 import io
@@ -19,8 +22,8 @@ from ..pausing import Pause
 from . import reference_text
 from .coordinates import Coordinates, pack_columns
 
-_ELEMENTS = 1 << 20  # contexts x tokens that the KL kernel reads in a quarter of a millisecond
-ROWS = 32  # contexts per call of the head
+_ELEMENTS = 1 << 20  # contexts x tokens; the KL kernel reads so many in a quarter of a millisecond
+ROWS = 32  # the number of contexts per call of the output head
 _STORED = (
     "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
     "drift",
@@ -32,10 +35,9 @@ Head = Callable[[np.ndarray], np.ndarray]  # hidden [T, D] -> logits [T, V]
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of an adapter (nats per token).
+    """The distance of an adapter from the frozen model (nats per token).
 
-    kl: to the frozen model in answers
-    rise: of the negative log-likelihood of prose
+    kl: the KL to the frozen model in answers rise: the rise of the negative log-likelihood of prose
     slope: the derivative of the rise by the share of lora_b, at a share of 0; 0 if unknown
     """
 
@@ -46,9 +48,11 @@ class Distance:
 
 @dataclass(frozen=True)
 class ContextGroups:
-    """Three groups of contexts: answers, prose with the largest projections onto lora_a, other prose.
+    """The sizes of the three groups of contexts: answers, prose with the largest projections onto lora_a,
+    other prose.
 
-    counts [3]: the contexts in each group. prose []: the number of all states in prose. The second group
+    counts [3]: the number of contexts in each group. prose []: the number of all states in prose. The second
+    group
         represents only itself, the third all remaining prose.
     """
 
@@ -71,7 +75,7 @@ class ContextGroups:
 
     @cached_property
     def in_prose(self) -> list[tuple[slice, float]]:
-        """Return (indices of its contexts, share of the prose) of each group in prose."""
+        """The (indices of the contexts, share of the prose) of each group in prose."""
         (n, _), (most, own), (rest, other) = self.of(np.arange(int(self.counts.sum())))
         parts = (slice(n, n + most), own), (slice(n + most, n + most + rest), other)
         return [(part, share) for part, share in parts if share]
@@ -79,21 +83,24 @@ class ContextGroups:
 
 @dataclass
 class KLProbe:
-    """What is stored of the frozen model, and under a base LoRA (base_probe.py) what is measured besides.
+    """The stored facts of the frozen model with which distances are measured. Under a base LoRA
+    (base_probe.py), the probe also has the last fields, which compare the base with the frozen model. M:
+    contexts, D: hidden size, r: rank of lora_a, A: movable tokens (tokens whose logit ratings may change), V:
+    vocabulary size.
 
-    contexts: [M, D], hidden states on which distances are measured
-    rows: [M], their indices among all states that were read
+    contexts: [M, D], hidden states on which distances are measured rows: [M], the indices of the contexts
+    among all states that were read
     counts, prose: see ContextGroups
     following: [M], the token after each context
     directions: [D, r], lora_a
     tokens, eos, precision, features: see Coordinates
     drift: [r, A + 1], `Drift` of all prose
     head: hidden [T, D] -> logits [T, V]
-    frozen: the frozen model's log-probabilities [m, V] in the `few` contexts
-    packed_ratio: [M, A + 1], log(p_base / p_frozen) of each column
-    rise: of the prose's mean negative log-likelihood (nats)
-    read_texts: the indices of the reference texts that were read; None: all
-    Under a base LoRA, contexts, drift and head are the base's.
+    frozen: the frozen model's log-probabilities [m, V] in the `few` contexts packed_ratio: [M, A + 1],
+    log(p_base / p_frozen) of each movable token, and of all other tokens together rise: the rise of the
+    prose's mean negative log-likelihood under the base (nats)
+    read_texts: the indices of the reference texts that were read; None: all Under a base LoRA, contexts,
+    drift and head belong to the model with the base.
     """
 
     contexts: np.ndarray
@@ -126,7 +133,7 @@ class KLProbe:
 
     @property
     def answers(self) -> int:
-        """The number of contexts in answers; these come first."""
+        """The number of contexts in answers. These contexts come before the contexts in prose."""
         return self.groups.answers
 
     @cached_property
@@ -145,7 +152,7 @@ class KLProbe:
 
     @cached_property
     def packed(self) -> np.ndarray:
-        """In every context: the probabilities of the movable tokens, and the sum of all others:
+        """The probabilities of the movable tokens in every context, and the sum of all other probabilities:
         [M, A + 1]."""
         return self._packing(lambda: None)
 
@@ -158,8 +165,8 @@ class KLProbe:
         return np.ascontiguousarray(np.concatenate(parts))
 
     def look(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Call the head for everything that distances need and that is not cached. `pause` may raise an
-        exception."""
+        """Compute the probabilities that distances need and that are not cached. This calls the head. `pause`
+        may raise an exception to stop."""
         if "packed" not in vars(self):
             self.packed = self._packing(pause)
         self.probabilities  # noqa: B018 - kept once computed
@@ -172,13 +179,13 @@ class KLProbe:
 
     @cached_property
     def log_ratio(self) -> np.ndarray | None:
-        """log(p_base / p_frozen) [M, V]; None without a base."""
+        """The values log(p_base / p_frozen) [m, V] in the `few` contexts; None without a base."""
         return None if self.frozen is None else self.log_probabilities - self.frozen
 
     @cached_property
     def floor(self) -> float:
-        """The mean over answers of KL(base || frozen) (nats per token). No scaling of MicroLoRA can lower
-        it."""
+        """The mean of KL(base || frozen) over answers (nats per token). No scaling of the MicroLoRA can lower
+        this KL."""
         if self.packed_ratio is None:
             return 0.0
         n = self.answers
@@ -190,18 +197,18 @@ class KLProbe:
 
     @cached_property
     def likely(self) -> np.ndarray:
-        """The mean probability of each movable token in answers, [A]; the sum is 1."""
+        """The mean probability of each movable token in answers, [A], scaled so that the sum is 1."""
         p = self.packed[: self.answers, :-1].mean(axis=0, dtype=np.float64)
         return p / p.sum()
 
     @cached_property
     def reading(self) -> float:
-        """The logits that a 1 in the first row of lora_b adds in an answer, on average."""
+        """The number of logits that a 1 in the first row of lora_b adds in an answer, on average."""
         return float(self._projections[: self.answers, 0].mean() * ALPHA / self.directions.shape[1])
 
     @cached_property
     def answered_contexts(self) -> tuple[np.ndarray, KLContexts]:
-        """The contexts in answers [n, D] and the frozen model's probabilities there, even under a base."""
+        """The contexts in answers [n, D], and the probabilities in these contexts without MicroLoRA."""
         n = self.answers
         text = KLContexts(
             self.packed[:n], None, self._projections[:n], self._following_indices[:n], [(n, 0.0)]
@@ -216,7 +223,7 @@ class KLProbe:
         return text.read_as(np.ascontiguousarray(contexts @ adapter.lora_a))
 
     def reads(self, adapter: MicroLoRA) -> bool:
-        """Does the adapter have the calibrated lora_a?"""
+        """Return True if the adapter has the calibrated lora_a."""
         a = adapter.lora_a
         if a is self._same:
             return True
@@ -229,16 +236,17 @@ class KLProbe:
         return self.distance(adapter).kl
 
     def distance(self, adapter: MicroLoRA) -> Distance:
-        """Return the distance over all contexts if the adapter moves only movable tokens, else over the `few`
-        contexts."""
+        """Return the distance of an adapter: over all contexts if the adapter moves only movable tokens, else
+        over the `few` contexts."""
         if not self.coordinates.covers(adapter):
             return self.distances_dense(adapter)(1.0)
         return self.distances(adapter, self.coordinates.columns(adapter.lora_b))(1.0)
 
     def distances(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], Distance]:
-        """Return a function: share -> distance, if lora_b of the movable tokens is share * block [r, A + 1].
+        """Return a function: share -> distance of an adapter whose lora_b for the movable tokens is share *
+        block [r, A + 1].
 
-        All other tokens keep their proportions and count as one column.
+        All other tokens keep their proportions and form one column.
         """
         own = self.reads(adapter)
         text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
@@ -262,7 +270,8 @@ class KLProbe:
     def _unseen(self) -> np.ndarray:
         """The slope of the rise over all prose minus its estimate from the contexts: [r, A + 1].
 
-        It makes the linear part of the rise exact. Only the curved part is sampled.
+        This difference makes the linear part of the rise exact. Only the curved part is estimated from the
+        contexts.
         """
         said = self.packed.copy()
         said[np.arange(len(said)), self._following_indices] -= 1
@@ -285,7 +294,8 @@ class KLProbe:
 
     @property
     def nbytes(self) -> int:
-        known = (a for name, a in vars(self).items() if name != "_same")  # this array belongs to the adapter
+        # the array `_same` belongs to the adapter
+        known = (a for name, a in vars(self).items() if name != "_same")
         return sum(a.nbytes for a in known if isinstance(a, np.ndarray))
 
     def to_bytes(self) -> bytes:
@@ -298,8 +308,8 @@ class KLProbe:
 
     @classmethod
     def from_bytes(cls, data: bytes, head, eos: np.ndarray) -> "KLProbe | None":
-        """Return None if the data is damaged or of another text: the caller measures again. eos: ids that end
-        a reply."""
+        """Read a stored probe. Return None if the data is damaged or comes from another reference text; the
+        caller then measures again. eos: the ids of tokens that end a reply."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if str(f["text"]) != reference_text.digest():
@@ -314,8 +324,9 @@ class KLProbe:
 class Drift:
     """The gradient of a text's mean negative log-likelihood by lora_b: [r, A + 1].
 
-    It is the mean of u (p - onehot(y))^T, for states [T, D], following tokens y [T] and reading: lora_a
-    [D, r]. The last column is for all tokens that are not in `tokens`.
+    The gradient is the mean of u (p - onehot(y))^T over T states [T, D]. u is a state times `reading` (lora_a
+    [D, r]), p is the prediction, and y is the token that follows. The last column is for all tokens that are
+    not in `tokens`.
     """
 
     def __init__(self, states: np.ndarray, following: np.ndarray, reading: np.ndarray, tokens: np.ndarray):
@@ -336,13 +347,13 @@ class Drift:
 
 
 def log_softmax_rows(z: np.ndarray) -> np.ndarray:
-    """[T, V] -> [T, V] float32."""
+    """Return the log-softmax of each row of logits: [T, V] -> [T, V] float32."""
     z = z - z.max(axis=1, keepdims=True)
     return np.ascontiguousarray(z - np.log(np.exp(z).sum(axis=1, keepdims=True)), np.float32)
 
 
 def _by_share(text: KLContexts, lora_b: np.ndarray, scale: float, rise: float) -> Callable[[float], Distance]:
-    """Return a function: share -> distance with share * lora_b. rise: the base's own."""
+    """Return a function: share -> distance with share * lora_b. rise: the rise under the base alone."""
 
     def distance(share: float) -> Distance:
         kl, risen, slope = text.distance(lora_b, share * scale)

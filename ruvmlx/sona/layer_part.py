@@ -16,11 +16,13 @@ from .kl_probe import KLProbe
 from .state import LearnerState
 from .trace import Trace
 
-KLGuard = Callable[[ActiveAdapter, Pause | None], None]  # run between replies (optional/kl_guard.py)
+# the guard runs between replies (optional/kl_guard.py)
+KLGuard = Callable[[ActiveAdapter, Pause | None], None]
 
 
 class LayerPart(Protocol):
-    """Gradients, updates and the estimated KL of a LayerLoRA. `base`: the base LoRA in use."""
+    """The part that computes gradients, updates and the estimated KL of a LayerLoRA. `base`: the base LoRA in
+    use, or its KL probe."""
 
     targets: Targets
 
@@ -28,7 +30,7 @@ class LayerPart(Protocol):
         """Fill the caches, so that the next rating need not wait."""
 
     def needs_gradient(self, state: LearnerState) -> bool:
-        """Does a rating need a layer gradient of its reply?"""
+        """Return True if a rating needs the gradient of its reply by the layers."""
 
     def read(
         self,
@@ -39,7 +41,7 @@ class LayerPart(Protocol):
         trace: Trace,
         pause: Pause | None = None,
     ) -> bool:
-        """Add the layer gradient to the trace if it is missing. Returns True if anything was added."""
+        """Add the layer gradient to the trace if the trace has none. Return True if a gradient was added."""
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
         """Return how much the reply's mean log-probability has changed since its trace was taken (first

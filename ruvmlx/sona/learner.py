@@ -1,6 +1,8 @@
-"""The learner: takes traces, applies ratings and takes them back.
+"""The learner records traces of replies, applies ratings and takes ratings back. A trace is the gradient of a
+reply's log-probability, recorded while the reply is generated.
 
-A change of weights is committed together with the rating that caused it. It is used only after the commit.
+A change of weights is committed together with the rating that caused it. The new weights are used only after
+the commit.
 """
 
 import time
@@ -37,7 +39,7 @@ from .trace import Trace, adapted_logits
 from .user_taste import UserTaste
 from .weight_anchors import WeightAnchors
 
-_ATTEMPTS = 2  # commits without the write lock, while other processes rate too
+_ATTEMPTS = 2  # the number of attempts to commit without the write lock, while other processes rate, too
 _NEVER_STORED = -1
 
 T = TypeVar("T")
@@ -45,14 +47,13 @@ _Weighed = Sequence[tuple[Trace, float]]  # traces of replies, each with the wei
 
 
 class Learner:
-    """The instant loop of one adapter on one model. `wiring.open_learner` makes it. Used only in the
-    backend's thread.
+    """The instant loop of one adapter on one model. `wiring.open_learner` makes a learner. Only the backend's
+    thread may use a learner.
 
-    active: the adapter in use
-    layers, guard: the optional part for layers below the head
-    anchors: the optional part that protects earlier tasks
-    taste: the user's taste, from the ratings in force
-    learns: False: ratings are recorded and indexed, but never change weights
+    active: the adapter in use layers: the optional part with which ratings change layers below the output
+    head. guard: the function that keeps these layers within the KL cap anchors: the optional part that
+    penalises changes to weights that earlier tasks depend on taste: the model of the user's taste, fitted to
+    the ratings in force learns: False if ratings are recorded and indexed, but never change weights
     """
 
     def __init__(
@@ -111,14 +112,14 @@ class Learner:
         self.active.install()
 
     def release(self) -> None:
-        """Free the training graph; it is built again when needed."""
+        """Free the training graph. The next use builds the graph again."""
         self.layers.release()
 
     # -- traces --------------------------------------------------------------------------------------
 
     def trace(self, untouched: bool = False) -> Trace:
-        """Return an empty trace for the next reply. untouched: for a reply of the original model, version
-        0."""
+        """Return an empty trace for the next reply. untouched: True for a reply of the original model, which
+        is version 0."""
         if untouched:
             return Trace(self.active.load(0).micro, 0)
         return Trace(self.micro, self.version)
@@ -126,9 +127,10 @@ class Learner:
     def settle(self, pause: Pause | None = None, watch: Watch | None = None) -> None:
         """Prepare the newest replies for a rating, in this process or another.
 
-        This takes seconds after many replies, and if ratings change more than the head. `pause` is called in
-        between and may raise an exception to stop. watch: gets the progress if the model or its base must be
-        measured; None: the first rating does this, and nothing that needs the measurement is prepared.
+        This takes seconds after many replies, and if ratings change more than the head. `pause` is called
+        between the steps and may raise an exception to stop. watch: an object that gets the progress if the
+        model or its base must be measured. If `watch` is None, nothing is measured, and nothing that needs a
+        measurement is prepared.
         """
         if watch is not None:
             self.active.measure(pause, watch)
@@ -145,9 +147,9 @@ class Learner:
     def rate(self, reply_id: str, rating: str, note: str = "", watch: Watch = QUIET) -> RatingResult:
         """Apply a rating and commit it. An earlier rating of the same reply is taken back first.
 
-        watch: gets the progress if the model was never measured; the rating then waits for the measurement
-        Nothing is changed after UsageError (an unknown rating), AdapterMismatch (another model's reply) or
-        RuvmlxError (an update that is not finite).
+        watch: an object that gets the progress if the model was never measured; the rating then waits for the
+        measurement Nothing is changed after UsageError (an unknown rating), AdapterMismatch (another model's
+        reply) or RuvmlxError (an update that is not finite).
         """
         started = time.perf_counter()
         rating = objective.check_rating(rating)
@@ -156,9 +158,9 @@ class Learner:
         return self._retry_commit(lambda: self._rate(reply, rating, note, started))
 
     def _retry_commit(self, attempt: Callable[[], T]) -> T:
-        """Return the result of an attempt to commit. If another process commits first, try again. The last
-        attempt holds the write lock from its start, so no other process can commit. Raises StoreBusy if it
-        cannot get the lock."""
+        """Call `attempt`, which computes and commits, and return the result. If another process commits
+        first, try again. The last attempt holds the write lock from its start, so no other process can
+        commit. Raises StoreBusy if the attempt cannot get the lock."""
         for _ in range(_ATTEMPTS):
             with suppress(HeadMoved):
                 return attempt()
@@ -196,8 +198,8 @@ class Learner:
         """Store why a reply was rated bad, as the beginning of the rating's note, and learn from the reason.
 
         reason: a key of `REASONS`. If the rating is the newest feedback, the rating with its reason replaces
-            it, so one undo takes back both. Otherwise the rating is given again. Raises UsageError unless the
-            reply's rating is a bad one.
+            it, so one undo takes back both. If the rating is not the newest feedback, the learner gives the
+            rating again, with its reason. Raises UsageError unless the reply's rating is a bad one.
         """
         if reason not in REASONS:
             raise UsageError(f"a reason is {', '.join(REASONS)}; got {reason[:20]!r}.")
@@ -215,11 +217,11 @@ class Learner:
             raise
 
     def prefer(self, better_id: str, worse_id: str, kind: str, strength: float = 1.0) -> PreferenceResult:
-        """Apply a preference between two replies to one question and commit it. An earlier one between them
-        is taken back first.
+        """Apply a preference between two replies to one question and commit it. An earlier preference between
+        them is taken back first.
 
-        kind, strength: as in the store. Raises UsageError unless they are two replies to one question; other
-            errors as in `rate`.
+        kind, strength: see PreferenceRow (store). Raises UsageError unless the ids name two replies to one
+        question, and the other errors of `rate`.
         """
         started = time.perf_counter()
         better, worse = self.rateable(better_id), self.rateable(worse_id)
@@ -260,7 +262,7 @@ class Learner:
 
     def rateable(self, reply_id: str) -> ReplyRow:
         """Return a reply of this model. Raises AdapterMismatch if another model wrote it, and NotFound if
-        there is none."""
+        there is no such reply."""
         reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
@@ -270,21 +272,22 @@ class Learner:
         return reply
 
     def _undo_steps(self, steps: list[tuple[int, int]]) -> LearnerState:
-        """Return the weights in use without some earlier updates: (version before, version after), oldest
-        first.
+        """Return the weights in use without some earlier updates. steps: (version before, version after) of
+        each update, oldest first.
 
         An update that a consolidation has used for training stays.
         """
         state = self.state
         if not self._learns:
             return state
-        while steps and steps[-1][1] == state.version:  # the newest update: the weights before it are stored
+        # to take back the newest update, load the weights before it
+        while steps and steps[-1][1] == state.version:
             state = self.active.load(steps.pop()[0])  # the newest ancestors are always kept
         for version_before, version_after in steps:
             try:
                 before, after = self.active.load(version_before), self.active.load(version_after)
             except NotFound:
-                continue  # no longer stored: that update stays
+                continue  # the weights are no longer stored, so this update stays
             if before.base != state.base:
                 continue
             taken = instant.without_update(state.micro, before.micro, after.micro, self.probe)
@@ -300,7 +303,7 @@ class Learner:
 
     def _apply(self, base: LearnerState, given: _Weighed, what: str) -> tuple[LearnerState, float]:
         """Return the state after feedback on one or more replies (the same state if nothing changes), and the
-        time of the update in microseconds. what: for the error."""
+        time of the update in microseconds. what: the name of the feedback for the error message."""
         self.probe.prepare()
         pushes = [self._push(trace, weight) for trace, weight in given]
         started = time.perf_counter()
@@ -323,12 +326,12 @@ class Learner:
         return LearnerState(update.adapter, base.base, _NEVER_STORED, kl, layers), apply_us
 
     def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:
-        """Return the taste's part of the new weights; None: unchanged."""
+        """Return the taste's part of the new weights; None if this part stays unchanged."""
         return self.taste_push.of(self.version, self.probe) if self._pushes_taste(micro) else None
 
     def _pushes_taste(self, micro: MicroLoRA) -> bool:
-        """Does the taste push this adapter? In an imported one, the first direction may not mean "this is a
-        reply"."""
+        """Return True if the taste changes this adapter's weights. An imported adapter is left out, because
+        its first direction may not mean "this is a reply"."""
         return self._learns and self.targets.head and self.probe.reads(micro)
 
     def _push(self, trace: Trace, weight: float) -> instant.ReplyPush:
@@ -344,7 +347,8 @@ class Learner:
     def _logprobs(self, trace: Trace, old: LearnerState, new: LearnerState) -> tuple[float, float]:
         """Return the reply's mean log-probability per token under two states (nats).
 
-        This is exact for the head. For a layer LoRA it is of first order, by the layer gradient.
+        The result is exact for changes of the head. For changes of a layer LoRA, it is a first-order estimate
+        from the layer gradient.
         """
         tokens = np.asarray(trace.tokens, np.int32)
         sums = [0.0, 0.0]

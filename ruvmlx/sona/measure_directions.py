@@ -1,14 +1,15 @@
 """This module learns which tokens raise each measure of a reply. It needs no rating.
 
-Where a token stands decides what it does to lists, headings or paragraphs. So the token alone says little of
-these measures. But the replies of a model to one question differ, and the gradient of a reply's
-log-probability by lora_b's first row says which tokens it had more often than expected. The regression of
-each measure on these gradients gives a direction in lora_b that raises the measure. With gradients X [N, A]
-and measures Y [N, M], both minus their means over the question,
+A measure is a number of a reply's text, such as its number of lists (taste_measures.py). The effect of a
+token on lists, headings or paragraphs depends on the token's place. So the token alone says little about
+these measures. But the replies of a model to one question differ. The gradient of a reply's log-probability
+by lora_b's first row says which tokens the reply has more often than expected. The regression of each measure
+on these gradients gives a direction in lora_b that raises the measure. For N replies, A tokens and M
+measures, X [N, A] are the gradients and Y [N, M] the measures, both minus their means over the question:
 
     directions = Y^T (X X^T + RIDGE I mean(diag(X X^T)))^-1 X
 
-This needs no rating, so it is done once per model. Ratings choose the weights of the measures
+Without ratings, the directions can be computed once per model. Ratings choose the weights of the measures
 (taste_push.py).
 """
 
@@ -29,10 +30,11 @@ from .kl_probe import KLProbe
 from .sampled_replies import BegunReply, SampledReply, sampled_replies
 from .taste_measures import MEASURES, measure_text
 
-REPLIES, TOGETHER = 16, 4  # to each question; in one batch, whose steps cannot be interrupted
+# the number of replies to each question, and in one batch (a step of a batch cannot be interrupted)
+REPLIES, TOGETHER = 16, 4
 MAX_REPLY_TOKENS, TEMPERATURE = 96, 0.7
 RIDGE = 3.0
-MIN_QUESTIONS = 16  # questions with replies, before the directions are used
+MIN_QUESTIONS = 16  # the number of questions with replies that the directions need
 SAVE_AFTER = 8  # questions
 # Names of the stored data; no adapter can have them.
 FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
@@ -40,7 +42,8 @@ FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
 
 @dataclass(frozen=True)
 class MeasureDirections:
-    """tokens: [A]. directions: [M, A] float32, logits of the tokens in a reply that raise a measure by 1."""
+    """The directions of M measures. tokens: [A], token ids. directions: [M, A] float32, the logits that a
+    reply's tokens need to raise each measure by 1."""
 
     tokens: np.ndarray
     directions: np.ndarray
@@ -59,7 +62,8 @@ class MeasureDirections:
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> "MeasureDirections | None":
-        """Return None if there is no data, or if it is damaged or of other measures."""
+        """Read stored directions. Return None if there is no data, or if the data is damaged or belongs to
+        other measures."""
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
                 found = cls(f["tokens"], f["rows"].astype(np.float32) * f["size"])
@@ -71,7 +75,7 @@ class MeasureDirections:
 
 @dataclass
 class DirectionBank:
-    """Replies of a model, as far as they are written.
+    """The gradients and measures of the replies that a model has written so far.
 
     tokens: [A], ascending
     gradients: [REPLIES, A] float16 for each question; measures: [REPLIES, M] float32 for each question
@@ -141,12 +145,12 @@ def regress(gradients: np.ndarray, measures: np.ndarray) -> np.ndarray:
 
 
 class StoredDirections:
-    """The directions of one model: shipped with the package, or in its store. Used only in the backend's
-    thread."""
+    """The directions of one model. They come with the package or from the store. Only the backend's thread
+    may use this object."""
 
     def __init__(self, store: Store, fingerprint: str):
         self._store, self._fingerprint = store, fingerprint
-        self._bank: DirectionBank | None = None  # unfinished
+        self._bank: DirectionBank | None = None  # the bank of an unfinished computation
         self._found: MeasureDirections | None = None
         self._complete = False
 
@@ -166,8 +170,9 @@ class StoredDirections:
         return self._found
 
     def complete(self, model: Model, backend: Backend, probe: KLProbe, pause: Pause) -> None:
-        """Write the missing replies. A model needs this once, and it takes minutes, so call it in idle time.
-        `pause` may raise an exception to stop the work. The finished part is stored."""
+        """Write the missing replies with the model. This is done once per model and takes minutes, so call
+        this function in idle time. `pause` may raise an exception to stop the work. The finished part is
+        stored."""
         self.of(probe.tokens)
         if self._complete:
             return
@@ -202,7 +207,7 @@ class StoredDirections:
 
 
 def shipped_path(fingerprint: str) -> Path:
-    """The file of a model's directions in this package."""
+    """Return the path of the file in this package that has the model's directions."""
     return Path(__file__).parent / "directions" / f"{fingerprint[:16]}.npz"
 
 

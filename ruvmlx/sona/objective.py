@@ -1,10 +1,11 @@
-"""The weight of a rating: how strongly, and in which direction, to push the reply (DRO, arXiv 2405.19107).
+"""This module computes the weight of a rating by DRO (direct reward optimisation, arXiv 2405.19107). The
+weight says how strongly a reply is made likelier (above 0) or less likely (below 0).
 
     w = clip(r - V(x) - tau * rho, -1, 1)
 
 r: the rating as a reward, -1 to 1. V(x): the user's mean reward for similar questions (reasoning_bank.py).
-    rho: log-ratio of the reply to the frozen model (nats per token). The last term makes every push vanish at
-    a finite log-ratio: no reply can be rewarded, or punished, without limit.
+    rho: the log-ratio of the reply to the frozen model (nats per token). Because of the last term, the weight
+    becomes 0 at a finite log-ratio. So no reply is made likelier, or less likely, without limit.
 """
 
 from collections.abc import Sequence
@@ -25,10 +26,11 @@ def check_rating(rating: str) -> str:
 
 
 def reward(rating: str, history: Sequence[str]) -> float:
-    """Return r in [-1, 1]. up = 1, down = -1. A star becomes its mid-rank among the user's earlier stars.
+    """Return r in [-1, 1]: 1 for up and -1 for down. The r of a star rating is its mid-rank among the user's
+    earlier stars, scaled.
 
-    The ranking starts with one imaginary rating of each star. So the first 5 counts as 1 and the first 4 as a
-    half. From a user who always gives 5, a 5 counts less.
+    The ranking starts with one imaginary rating of each star. So the first 5 has r = 1, and the first 4 has r
+    = 0.5. If a user always gives 5, r of a 5 is smaller.
     """
     if rating in ("up", "down"):
         return 1.0 if rating == "up" else -1.0
@@ -42,7 +44,8 @@ def reward(rating: str, history: Sequence[str]) -> float:
 def pair_weights(
     strength: float, better_ratio: float, worse_ratio: float, tau: float = TAU
 ) -> tuple[float, float]:
-    """Return (w of the better reply, in [0, 1]; w of the worse one, in [-1, 0]) of a preference.
+    """Return the weights of a preference: (w of the better reply, in [0, 1]; w of the worse reply, in [-1,
+    0]).
 
     strength: r; 1 for a clear preference. V(x) cancels, because both replies answer the same question.
         better_ratio, worse_ratio: rho of the two replies.
@@ -52,8 +55,8 @@ def pair_weights(
 
 
 def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:
-    """Return w in [-1, 1]. It never goes against the rating: at least 0 for up, 4 and 5; at most 0 for down,
-    1 and 2."""
+    """Return w in [-1, 1]. w never contradicts the rating: w is at least 0 for up, 4 and 5, and at most 0 for
+    down, 1 and 2."""
     w = float(np.clip(r - value - tau * log_ratio, -1, 1))
     if w != w:  # NaN has no sign; the update refuses it
         return w

@@ -1,16 +1,18 @@
-"""The preferences of one adapter in the store: which of two replies to one question the user finds better."""
+"""This module reads and writes the preferences of one adapter in the store. A preference says which of two
+replies to one question the user finds better."""
 
 from ..store import PreferenceLabel, PreferenceRow, RatedReply, ReplyWords, Store
 
 
 class PairHistory:
-    """A part of AdapterHistory. key: (fingerprint of the model, name of the adapter)."""
+    """The part of AdapterHistory that keeps preferences. key: (fingerprint of the model, name of the
+    adapter)."""
 
     def __init__(self, store: Store, key: tuple[str, str]):
         self._store, self._key = store, key
 
     def in_force(self) -> list[PreferenceLabel]:
-        """The preferences in force, the oldest first."""
+        """Return the preferences in force, the oldest first."""
         return self._store.preferences.in_force(*self._key)
 
     def evidence_weights(self) -> list[tuple[int, float]]:
@@ -24,15 +26,15 @@ class PairHistory:
         return self._store.preferences.kind(*self._key, version)
 
     def between(self, one: str, other: str) -> bool:
-        """Is there a preference in force between two replies?"""
+        """Return True if there is a preference in force between two replies."""
         return any({one, other} == {row.better, row.worse} for row in self.in_force())
 
     def texts(self) -> list[tuple[str, str, str]]:
-        """(prompt, better text, worse text) of every preference in force."""
+        """Return (prompt, better text, worse text) of every preference in force."""
         return self._store.preferences.texts(*self._key)
 
     def words(self) -> list[ReplyWords]:
-        """The taste model's columns of the replies in preferences."""
+        """Return the stored words of the replies in preferences, for the taste model."""
         return self._store.preferences.words(*self._key)
 
     def replies(self, limit: int) -> list[RatedReply]:
@@ -40,12 +42,13 @@ class PairHistory:
         return self._store.preferences.replies(*self._key, limit)
 
     def steps(self, head: int, one: str, other: str) -> list[tuple[int, int]]:
-        """(version before, version after) of each preference between two replies on the path to `head`."""
+        """Return (version before, version after) of each preference between two replies on the path to
+        `head`."""
         return self._store.preferences.steps_of_pair(*self._key, head, one, other)
 
     def last_version(self) -> int:
-        """Return the newest version that a preference made, on the path to the version in use; 0: none
-        did."""
+        """Return the newest version that a preference made, on the path to the version in use; 0 if no
+        preference made a version."""
         return self._store.preferences.last_version(*self._key, self._store.versions.head(*self._key))
 
     def commit(self, parent: int, row: PreferenceRow, state: bytes, kl: float, norm: float) -> int:

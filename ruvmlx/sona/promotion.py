@@ -1,7 +1,7 @@
-"""The promotion test of a trained base.
+"""The promotion test decides whether a trained base LoRA replaces the base in use.
 
-A base is used only if held-out ratings prefer it and it changes plain text no more than allowed. Everything
-is measured in the backend that will run it.
+A base is promoted only if held-out ratings prefer it and it changes plain text no more than the limits allow.
+All measurements use the backend that will run the base.
 """
 
 import math
@@ -22,17 +22,17 @@ from .state import ProbedBase
 from .trace import adapted_logits
 
 PPL_RISE = 0.02  # the allowed rise of perplexity on plain text, compared with the original model
-ROUNDED = 1e-4  # the allowed rise of the held-out loss if MicroLoRA is only merged into the base
-ROOM = 0.8  # the share of the KL cap that a base may use; the rest is for later ratings
-SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # shares of the way from the adapter in use to the trained one
+ROUNDED = 1e-4  # the allowed rise of the held-out loss if the MicroLoRA is only merged into the base
+ROOM = 0.8  # the maximum share of the KL cap that a base uses; the rest is for later ratings
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # shares of the way from the adapter in use to the trained adapter
 
-Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # by share
+Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # a function of the share
 
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """How far an adapter is from the original model. kl: nats per token. rise: of the reference text's mean
-    nll (nats)."""
+    """The distance of an adapter from the original model. kl: nats per token. rise: the rise of the reference
+    text's mean negative log-likelihood (nats)."""
 
     kl: float
     rise: float
@@ -43,9 +43,9 @@ class ModelDrift:
 
     @property
     def limit(self) -> float:
-        """The rise that a candidate may have, if this is the drift of the adapter in use.
+        """The maximum rise of a candidate if this object is the drift of the adapter in use.
 
-        An adapter in use that already exceeds PPL_RISE may stay there.
+        If the adapter in use already exceeds PPL_RISE, a candidate may have the same rise.
         """
         return max(math.log1p(PPL_RISE), self.rise)
 
@@ -59,7 +59,9 @@ class ModelDrift:
 
 @dataclass(frozen=True)
 class TriedCandidate:
-    """name: the key of its measurements. share: of the training. ground: its base and the probe under it."""
+    """A candidate that was measured. name: the key of its measurements. share: the share of the training.
+    ground: its base and the KL probe under this base.
+    """
 
     name: str
     share: float
@@ -75,7 +77,7 @@ class TriedCandidate:
 
 @dataclass(frozen=True)
 class PromotionResult:
-    """ground: the measured base, and the KL probe under it."""
+    """The result of a promotion test. ground: the measured base, and the KL probe under this base."""
 
     promoted: bool
     ground: ProbedBase
@@ -85,7 +87,8 @@ class PromotionResult:
 
 
 class PromotionTest:
-    """Measures adapters on held-out ratings and the reference text. Its last base stays in the backend.
+    """A test that measures adapters on held-out ratings and the reference text. The last measured base stays
+    in the backend.
 
     If `pause` raises an exception, the next call reuses all finished measurements.
     """
@@ -110,7 +113,8 @@ class PromotionTest:
     def judge(self, candidate: Candidate, trained: bool = True) -> PromotionResult:
         """Find the largest share of the training within the limits, then measure the held-out ratings.
 
-        trained: False: MicroLoRA was only merged into the base, so ratings need not prefer the result
+        trained: False if the MicroLoRA was only merged into the base; then the ratings need not prefer the
+        result
         """
         learner = self._learner
         if learner.version != self._version:
@@ -141,7 +145,8 @@ class PromotionTest:
     def _try_shares(self, candidate: Candidate, before: ModelDrift, plain: float) -> list[TriedCandidate]:
         """Try smaller and smaller shares of the training, until one is within the limits.
 
-        If the KL of the last one to the original model is still too large, the whole base is scaled down.
+        If the KL of the last candidate to the original model is still too large, the whole base is scaled
+        down.
         """
         tries: list[TriedCandidate] = []
         for share in SHARES:
@@ -152,7 +157,7 @@ class PromotionTest:
                 break
         for _ in range(2):
             last = tries[-1]
-            if not last.found.kl > ROOM * KL_CAP:  # NaN is refused later
+            if not last.found.kl > ROOM * KL_CAP:  # this is true for NaN, which `objection` refuses
                 break
             base = last.base.shrunk(0.97 * math.sqrt(ROOM * KL_CAP / last.found.kl))
             tries.append(self._try(f"try {len(tries)}", last.share, base, last.micro, plain))
@@ -177,7 +182,7 @@ class PromotionTest:
         """Return DRO's loss on the held-out ratings: the mean of (r - V - tau * rho)^2 / 2, with V's level
         fitted.
 
-        DRO fits V too. Training makes all old replies equally less likely, which is not a matter of taste.
+        DRO fits V, too. Training makes all old replies equally less likely, which is not a matter of taste.
         The fitted level removes this effect.
         """
         held = self.buffer.held_out
@@ -186,19 +191,20 @@ class PromotionTest:
         return float(0.5 * np.var(missed))
 
     def _nll(self, name: str, micro: MicroLoRA | None) -> float:
-        """Mean negative log-likelihood of the reference text, answers and prose, nats."""
+        """Return the mean negative log-likelihood of the reference text, answers and prose (nats per
+        token)."""
         texts = self.buffer.reference
         total = sum(self._cached_logprob(name, t, micro) * t.answer_tokens for t in texts)
         return -total / sum(t.answer_tokens for t in texts)
 
     def _cached_logprob(self, name: str, text: TrainingText, micro: MicroLoRA | None) -> float:
-        """`_logprob`, cached by name and text."""
+        """Return the result of `_logprob`, cached by name and text."""
         if (name, text) not in self._known:
             self._known[name, text] = self._logprob(text, micro)
         return self._known[name, text]
 
     def _logprob(self, text: TrainingText, micro: MicroLoRA | None) -> float:
-        """Mean log-probability per token of the text's answer, under the backend's base."""
+        """Return the mean log-probability per token of the text's answer, under the backend's base."""
         hidden = self._backend.hidden_states(text.tokens[:-1], self.pause)[text.first - 1 :]
         said, total, at = np.asarray(text.tokens[text.first :], np.int32), 0.0, 0
         for part, logits in adapted_logits(micro, hidden, self._backend.head):
@@ -209,8 +215,8 @@ class PromotionTest:
 
 
 def objection(before: float, after: float, found: ModelDrift, now: ModelDrift, rounded: float = 0.0) -> str:
-    """The rule of promotion. Returns why a candidate is refused; "" if it is promoted. rounded: a rise of the
-    loss that is only rounding; 0: the loss must fall."""
+    """Apply the rule of promotion. Return why a candidate is refused; "" if it is promoted. rounded: a rise
+    of the loss that can be rounding alone; if 0, the loss must fall."""
     if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
         return "its measurements are not finite"
     if found.kl > KL_CAP:
