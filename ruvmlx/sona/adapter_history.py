@@ -28,11 +28,12 @@ ATTEMPTS = 4  # how often a slow loop tries to commit while new ratings arrive
 class LearnStatus:
     """The status of an adapter.
 
-    updates: ratings and preferences that moved the weights versions: the adapter versions that `rollback`
-    accepts pending: updates that no consolidation (run of a slow loop) has used for training yet
-    last: the newest attempt to consolidate undone: the kind of feedback that `undo` took back: "rating" or
-    "preference" kl, kl_cap: the KL divergence from the original model and its limit, nats per token on the
-    reference text
+    updates: ratings and preferences that moved the weights
+    versions: the adapter versions that `rollback` accepts
+    pending: updates that no consolidation (run of a slow loop) has used for training yet
+    last: the newest attempt to consolidate
+    undone: the kind of feedback that `undo` took back: "rating" or "preference"
+    kl, kl_cap: the KL divergence from the original model and its limit, nats per token on the reference text
     """
 
     ratings: int
@@ -101,11 +102,11 @@ class AdapterHistory:
         return self._store.ratings.labels(*self._key)
 
     def rated_words(self) -> list[ReplyWords]:
-        """Return the columns of the taste model (taste_columns.py) for the rated replies."""
+        """Return the texts and features of the rated replies, for the taste model."""
         return self._store.ratings.words(*self._key)
 
     def unrated_words(self, limit: int) -> list[ReplyWords]:
-        """Return the columns of the taste model for the newest replies without a rating."""
+        """Return the texts and features of the newest replies without a rating, for the taste model."""
         return self._store.replies.unrated_replies(*self._key, limit)
 
     def commit(

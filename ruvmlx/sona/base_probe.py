@@ -19,7 +19,8 @@ def probe_under(
     """Measure the KL probe under the base LoRA that the backend has now. The base stays installed.
 
     frozen: the frozen model's probe; its `look`, which reads the backend's head, must have been called before
-        the base was installed pause: a function that may raise an exception to stop
+        the base was installed
+    pause: a function that may raise an exception to stop
     """
     pause = pause or (lambda: None)
     answers = frozen.answered_contexts

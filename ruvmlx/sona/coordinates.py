@@ -19,7 +19,8 @@ class Coordinates:
     tokens: [A], the ids of the movable tokens, ascending
     eos: [E], the ids that end a reply
     precision: [A + k], 1 / sigma^2 of the prior of each token's and each feature's weight
-    features: [A, k], directions in which tokens move together rank: the rank r of the MicroLoRA
+    features: [A, k], directions in which tokens move together
+    rank: the rank r of the MicroLoRA
     """
 
     tokens: np.ndarray

@@ -35,8 +35,8 @@ class DeepHistory:
         """Store a run and, unless `importance` is None, its anchor in one transaction. Returns False, and
         writes nothing, if the base in use is not the measured one (`base`).
 
-        limit: the maximum number of anchors merge: a function that joins the importances of two anchors
-        (earlier, later) into one
+        limit: the maximum number of anchors
+        merge: a function that joins the importances of two anchors (earlier, later) into one
         """
         with self._store.transaction():
             if self._store.versions.base_of(*self._key, self._store.versions.head(*self._key)) != base:

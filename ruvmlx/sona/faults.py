@@ -38,13 +38,13 @@ def questions() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Faults:
-    """The number of replies with each fault, and their variety.
+    """The number of replies with each fault, and the variety of the replies.
 
     empty: replies without text
     loops: replies that loop
     foreign: replies in another script
-    endless: replies that do not end within MAX_REPLY_TOKENS variety: the distinct-2 of the replies, divided
-    by the distinct-2 of the original model's replies
+    endless: replies that do not end within MAX_REPLY_TOKENS
+    variety: the distinct-2 of the replies, divided by the distinct-2 of the original model's replies
     """
 
     empty: int = 0

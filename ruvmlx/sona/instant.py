@@ -96,9 +96,10 @@ class Update:
 class UncappedUpdate:
     """The update from all ratings, before the global cap.
 
-    block [r, A + 1]: the part of lora_b for the A movable tokens, and a last column of zeros, at a gain of 1.
-    The lora_b of other tokens changes only with the gain. covered: True if lora_b is 0 for all other tokens.
-    taste [A]: the part of the block that the taste model adds.
+    block: [r, A + 1], the part of lora_b for the A movable tokens, and a last column of zeros, at a gain of
+        1. The lora_b of other tokens changes only with the gain.
+    covered: True if lora_b is 0 for all other tokens
+    taste: [A], the part of the block that the taste model adds
     """
 
     adapter: MicroLoRA
@@ -126,9 +127,10 @@ def update_by(
     """Return the adapter after one piece of evidence; None if nothing changes. The evidence is the sum of one
     or more pushes.
 
-    pushes: pushes whose statistics come from traces under this adapter kl: the adapter's KL before the update
-    reserve: the part of the KL cap that the layer LoRA uses taste: [A], the new part of the taste; None keeps
-    the adapter's part
+    pushes: pushes whose statistics come from traces under this adapter
+    kl: the adapter's KL before the update
+    reserve: the part of the KL cap that the layer LoRA uses
+    taste: [A], the new part of the taste; None keeps the adapter's part
 
     Raises NotFinite if a weight, the gradients or the update are not finite.
     """

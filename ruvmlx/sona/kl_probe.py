@@ -37,7 +37,8 @@ Head = Callable[[np.ndarray], np.ndarray]  # hidden [T, D] -> logits [T, V]
 class Distance:
     """The distance of an adapter from the frozen model (nats per token).
 
-    kl: the KL to the frozen model in answers rise: the rise of the negative log-likelihood of prose
+    kl: the KL to the frozen model in answers
+    rise: the rise of the negative log-likelihood of prose
     slope: the derivative of the rise by the share of lora_b, at a share of 0; 0 if unknown
     """
 
@@ -84,23 +85,22 @@ class ContextGroups:
 @dataclass
 class KLProbe:
     """The stored facts of the frozen model with which distances are measured. Under a base LoRA
-    (base_probe.py), the probe also has the last fields, which compare the base with the frozen model. M:
-    contexts, D: hidden size, r: rank of lora_a, A: movable tokens (tokens whose logit ratings may change), V:
-    vocabulary size.
+    (base_probe.py), contexts, drift and head belong to the model with the base, and the fields from `frozen`
+    to `rise` compare this model with the frozen model. The letters mean: M contexts, D hidden size, r rank of
+    lora_a, A movable tokens (ratings may change their logits), V vocabulary size.
 
-    contexts: [M, D], hidden states on which distances are measured rows: [M], the indices of the contexts
-    among all states that were read
+    contexts: [M, D], hidden states on which distances are measured
+    rows: [M], the indices of the contexts among all states that were read
     counts, prose: see ContextGroups
     following: [M], the token after each context
     directions: [D, r], lora_a
     tokens, eos, precision, features: see Coordinates
-    drift: [r, A + 1], `Drift` of all prose
-    head: hidden [T, D] -> logits [T, V]
-    frozen: the frozen model's log-probabilities [m, V] in the `few` contexts packed_ratio: [M, A + 1],
-    log(p_base / p_frozen) of each movable token, and of all other tokens together rise: the rise of the
-    prose's mean negative log-likelihood under the base (nats)
-    read_texts: the indices of the reference texts that were read; None: all Under a base LoRA, contexts,
-    drift and head belong to the model with the base.
+    drift: [r, A + 1], the `Drift` of all prose
+    head: the function from hidden states [T, D] to logits [T, V]
+    frozen: the frozen model's log-probabilities [m, V] in the `few` contexts
+    packed_ratio: [M, A + 1], log(p_base / p_frozen) of each movable token, and of all other tokens together
+    rise: the rise of the prose's mean negative log-likelihood under the base (nats)
+    read_texts: the indices of the reference texts that were read; None if all were read
     """
 
     contexts: np.ndarray

@@ -50,10 +50,12 @@ class Learner:
     """The instant loop of one adapter on one model. `wiring.open_learner` makes a learner. Only the backend's
     thread may use a learner.
 
-    active: the adapter in use layers: the optional part with which ratings change layers below the output
-    head. guard: the function that keeps these layers within the KL cap anchors: the optional part that
-    penalises changes to weights that earlier tasks depend on taste: the model of the user's taste, fitted to
-    the ratings in force learns: False if ratings are recorded and indexed, but never change weights
+    active: the adapter in use
+    layers: the optional part with which ratings change layers below the output head
+    guard: the function that keeps these layers within the KL cap
+    anchors: the optional part that penalises changes to weights that earlier tasks depend on
+    taste: the model of the user's taste, fitted to the ratings in force
+    learns: False if ratings are recorded and indexed, but never change weights
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class PairHistory:
         return self._store.preferences.texts(*self._key)
 
     def words(self) -> list[ReplyWords]:
-        """Return the stored words of the replies in preferences, for the taste model."""
+        """Return the texts and features of the replies in preferences, for the taste model."""
         return self._store.preferences.words(*self._key)
 
     def replies(self, limit: int) -> list[RatedReply]:

@@ -59,8 +59,11 @@ class ModelDrift:
 
 @dataclass(frozen=True)
 class TriedCandidate:
-    """A candidate that was measured. name: the key of its measurements. share: the share of the training.
-    ground: its base and the KL probe under this base.
+    """A candidate that was measured.
+
+    name: the key of its measurements
+    share: the share of the training
+    ground: the candidate's base and the KL probe under this base
     """
 
     name: str

@@ -1,8 +1,9 @@
-"""The rating index: keeps the reasoning bank equal to the store and answers queries about it.
+"""The rating index keeps the reasoning bank (rated questions, found by similarity) in step with the store,
+and answers queries about the bank.
 
-The ratings in force in the store decide. After an undo, a rollback or another process's rating, the bank
-follows them. Questions are embedded while the user reads (`settle`). Before a reply they are embedded only if
-the reply needs examples.
+The bank has the ratings that are in force in the store, also after an undo, a rollback or another process's
+rating. Questions are embedded while the user reads (`settle`). Before a reply they are embedded only if the
+reply needs examples.
 """
 
 import re
@@ -23,19 +24,19 @@ from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
 from .signal import LearningSignal
 
 MAX_PENDING_REPLIES = (
-    64  # replies that `settle` prepares; questions of earlier ones are embedded when they are rated
+    64  # the number of replies that `settle` prepares; an earlier reply's question is embedded at its rating
 )
 _UNKNOWN = -1  # the version of a bank that must be compared with the store again
 
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """The status of the memory.
+    """The status of the memory of rated questions.
 
     entries: replies in the bank
-    patterns: kinds of question
+    patterns: kinds of question that the bank has found
     poor: patterns with mostly disliked replies
-    hits: uses of entries for new questions
+    hits: how often an entry was used for a new question
     dropped: signals that were lost because the buffer was full
     """
 
@@ -61,23 +62,25 @@ class LikedExample:
 
 
 class RatingIndex:
-    """The rated questions of one adapter on one model. Used only in the backend's thread."""
+    """The index of the rated questions of one adapter on one model. Only the backend's thread may use the
+    index."""
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, history: AdapterHistory, implicit: bool = False
     ):
-        """implicit: also use implicit feedback on replies that were not rated."""
+        """implicit: True to use implicit feedback on unrated replies, too."""
         self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
         self._version: int | None = None  # the adapter's version to which the bank corresponds
         self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
-        self._new: deque[ReplyRow] = deque(maxlen=MAX_PENDING_REPLIES)  # not settled yet
+        # replies that `settle` has not prepared yet
+        self._new: deque[ReplyRow] = deque(maxlen=MAX_PENDING_REPLIES)
         self._pending: list[LearningSignal] = []
         self._read = embedding.ReadQuestions()
 
     @cached_property
     def whitening(self) -> embedding.Whitening:
-        """The model's whitening. Measuring it takes seconds, once per model."""
+        """The model's whitening (embedding.py). Its measurement takes seconds, once per model."""
         return embedding.whitening_of(self._store, self._model, self._backend, self._read)
 
     @cached_property
@@ -91,7 +94,7 @@ class RatingIndex:
         empty."""
         if (
             text not in self._questions
-        ):  # without the base LoRA, so that vectors stay comparable when it changes
+        ):  # without the base LoRA, because vectors must stay comparable if the base changes
             with original_model(self._backend):
                 state = embedding.read_question(self._backend, self._model.tokenizer, text)
             if state is None:
@@ -102,16 +105,18 @@ class RatingIndex:
         return self._questions[text]
 
     def known_state(self, text: str) -> np.ndarray | None:
-        """Return a question's pooled state [D] from the cache; None if it is not there."""
+        """Return a question's pooled state [D] from the cache; None if the cache does not have the
+        question."""
         return self._questions.get(text)
 
     def queue_reply(self, reply: ReplyRow) -> None:
-        """Queue a stored reply. If its question is not embedded yet, `settle` embeds it."""
+        """Queue a stored reply for `settle`, which embeds the reply's question."""
         self._new.append(reply)
 
     def settle(self, pause: Pause | None = None) -> None:
-        """Embed the newest questions, cluster the bank, write signals, all while the user reads. pause:
-        called between two questions; the next call continues."""
+        """Embed the newest questions, cluster the bank and store the signals. The runtime calls this while
+        the user reads. pause: a function that is called between two questions and may raise an exception to
+        stop; the next call continues."""
         if "whitening" not in vars(self):
             self.whitening = embedding.whitening_of(
                 self._store, self._model, self._backend, self._read, pause
@@ -128,7 +133,7 @@ class RatingIndex:
         self.flush()
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
-        """Return a reply's question as a unit vector, embedded now if it is missing."""
+        """Return the unit vector of a reply's question. If there is no vector, embed the question now."""
         state = reply.query if reply.query is not None else self._store.replies.query(reply.id)
         if state is None and reply.prompt:
             state = self.state_of(reply.prompt)
@@ -139,7 +144,7 @@ class RatingIndex:
     # -- in step with the store ----------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Update the bank to the ratings in force, if these may have changed."""
+        """Update the bank to the ratings in force, if the version in use has changed."""
         version = self._history.version()
         if version == self._version:
             return
@@ -148,19 +153,21 @@ class RatingIndex:
             self.bank.remove(reply_id)
         for reply_id, label in wanted.items():
             if held.get(reply_id) != label:
-                found = pruned.get(reply_id) != label  # it was pruned with the same rating
+                found = pruned.get(reply_id) != label  # False if the entry was pruned with the same rating
                 self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
-        if self._version is None:  # the first time
+        if self._version is None:  # the first call of `sync`
             for reply_id in self._store.replies.examples_used(self._model.fingerprint):
                 self.bank.hit(reply_id)
             self.bank.tend()
         self._version = version
 
     def _labels(self) -> dict[str, str]:
-        """Return {reply id: its rating, else its strongest implicit feedback, if that is on}."""
+        """Return {reply id: label}. The label is the rating. If implicit feedback is on, the label of an
+        unrated reply is its strongest implicit feedback."""
         mine = self._model.fingerprint
         signs = self._store.signals.all(mine, "implicit") if self._implicit else []
-        signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])  # of equally strong ones, the newest
+        # of equally strong feedback, the newest stays last
+        signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])
         rated = {reply_id: rating for reply_id, rating, _ in self._history.labels()}
         return {s.reply_id: s.label for s in signs} | rated
 
@@ -168,15 +175,17 @@ class RatingIndex:
         return self._unit(self._store.replies.query(reply_id)) if reply_id not in self.bank else None
 
     def _unit(self, state: np.ndarray | None) -> np.ndarray | None:
-        """A pooled state as a unit vector; None if its shape is wrong or it is not finite."""
+        """Return the unit vector of a pooled state; None if the state has the wrong shape or is not
+        finite."""
         if state is None or state.shape != self.whitening.mean.shape or not np.isfinite(state).all():
             return None
         return self.whitening(state)
 
     def tidy(self, pause: Callable[[], None]) -> tuple[Tidied, dict[str, str]]:
-        """Merge and prune the bank's patterns. Also returns the labels of all pruned entries, by reply id.
+        """Merge and prune the bank's patterns. Return the result, and the labels of all pruned entries by
+        reply id.
 
-        The caller must store these labels. Otherwise a restart brings the entries back.
+        The caller must store these labels, because without them a restart brings the entries back.
         """
         self.sync()
         held = self.bank.labels()
@@ -189,21 +198,23 @@ class RatingIndex:
         return tidied, before | tidied.entries
 
     def vector(self, reply_id: str) -> np.ndarray | None:
-        """Return the question's unit vector, also of a pruned entry; None if it was never embedded."""
+        """Return the unit vector of a reply's question, also for a pruned entry; None if the question was
+        never embedded."""
         known = self.bank.vector(reply_id)
         return self._unit(self._store.replies.query(reply_id)) if known is None else known
 
     def add_rating(self, reply: ReplyRow, rating: str, version: int) -> None:
-        """Add a rating that was committed as `version`, the version after the bank's version."""
+        """Add a rating to the bank. The rating was committed as `version`, the version after the bank's
+        version."""
         signal_ = self._signal(reply, rating)
         self._pending.append(signal_)
-        if len(self._pending) >= MAX_PENDING_REPLIES:  # a server may never be idle
+        if len(self._pending) >= MAX_PENDING_REPLIES:  # store now, because a server may never be idle
             self.flush()
         self.bank.put(reply.id, rating, signal_.query)
         self._version = version
 
     def record_implicit(self, reply: ReplyRow, label: str) -> bool:
-        """Record implicit feedback, if it is on. Returns True if it was recorded."""
+        """Record implicit feedback if the setting is on. Return True if the feedback was recorded."""
         signal.check_implicit(label)
         if self._implicit:
             self._pending.append(self._signal(reply, label))
@@ -226,7 +237,8 @@ class RatingIndex:
     # -- queries ------------------------------------------------------------------------------------
 
     def weigh(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
-        """Return (r, V(x)) of a new rating, computed from the other ratings in force."""
+        """Return (r, V(x)) of a new rating, computed from the other ratings in force. r is the rating's
+        reward, V(x) the mean reward for similar questions (objective.py)."""
         self.sync()
         r = signal.reward_of(rating, self.bank.counts_without(reply.id))
         return r, self.bank.value(self.query(reply), without=reply.id)
@@ -249,10 +261,11 @@ class RatingIndex:
         size: Callable[[LikedExample], int],
         known: Collection[str] = (),
     ) -> list[LikedExample]:
-        """Return up to n liked replies to similar questions, in at most `room` tokens, the most similar last.
+        """Return up to n liked replies to similar questions, together at most `room` tokens, the most similar
+        last.
 
-        size: a function that returns the tokens of an example
-        known: texts that are already in the conversation; these are left out
+        size: a function that returns the number of tokens of an example
+        known: texts that are already in the conversation; examples with these texts are left out
         """
         anything = self._implicit or self._history.version() > 0
         state = self.state_of(question) if n and anything else None
@@ -274,8 +287,8 @@ class RatingIndex:
         return chosen[::-1]
 
     def _example(self, reply_id: str) -> LikedExample | None:
-        """Return a stored reply as an example; None if it teaches nothing, its chat was deleted, or it has no
-        complete sentence."""
+        """Return a stored reply as an example; None if ruvmlx must not learn from the reply, if its chat was
+        deleted, or if the reply has no complete sentence."""
         reply = self._store.replies.get(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
         usable = reply.teaches and reply.prompt.strip() and text.strip()

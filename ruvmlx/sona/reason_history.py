@@ -1,21 +1,23 @@
-"""The reasons of one adapter's bad ratings in the store."""
+"""This module reads the reasons of one adapter's bad ratings from the store."""
 
 from ..ratings import reason_of
 from ..store import Store
 
 
 class ReasonHistory:
-    """A part of AdapterHistory. key: (fingerprint of the model, name of the adapter)."""
+    """The part of AdapterHistory that reads reasons. key: (fingerprint of the model, name of the adapter)."""
 
     def __init__(self, store: Store, key: tuple[str, str]):
         self._store, self._key = store, key
 
     def in_force(self) -> list[tuple[str, str, int]]:
-        """(reply id, reason, version that the rating made) of the ratings in force that have a reason."""
+        """Return (reply id, reason, version that the rating made) of the ratings in force that have a
+        reason."""
         noted = self._store.ratings.notes(*self._key)
         found = [(reply_id, reason_of(rating, note), version) for reply_id, rating, note, version in noted]
         return [row for row in found if row[1]]
 
     def rating_of(self, reply_id: str) -> tuple[str, str, int] | None:
-        """(rating, note, version that it made) of a reply's rating in force; None if it has none."""
+        """Return (rating, note, version that the rating made) of a reply's rating in force; None if the reply
+        has no rating."""
         return self._store.ratings.of_reply(*self._key, reply_id)

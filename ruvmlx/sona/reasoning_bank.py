@@ -1,10 +1,11 @@
-"""The reasoning bank: rated questions, which are found again by similarity, and the patterns that they form.
+"""The reasoning bank holds rated questions, which are found again by similarity, and the patterns that the
+questions form.
 
-Entries are unit vectors with a label (a rating, or implicit feedback). k-means puts them into cells. Cells
-with nearly the same centre form one pattern. A lookup compares the query with the cells' centres, then with
-the entries of the nearest cells, up to SCAN entries. The rows of a cell are contiguous, so each cell takes
-one matrix product. New rows come after all cells. Every lookup compares them, until `tend` sorts them into
-cells. Up to SCAN entries, a lookup is exact.
+Entries are unit vectors with a label (a rating, or implicit feedback). k-means divides the entries into
+cells. Cells with nearly the same centre form one pattern. A lookup compares the query with the cells'
+centres, then with the entries of the nearest cells, up to SCAN entries. The rows of a cell are contiguous, so
+each cell takes one matrix product. New rows come after all cells. Every lookup compares the query with the
+new rows, until `tend` sorts them into cells. Up to SCAN entries, a lookup is exact.
 
 The bank is rebuilt from the store at start (rating_index.py).
 """
@@ -16,18 +17,18 @@ import numpy as np
 
 from .signal import INDEX, LABELS, WEIGHTS, rewards
 
-# Entries that can be found; above this, entries of poor patterns are pruned first, then the oldest.
+# The maximum number of entries in lookups. Beyond it, entries of poor patterns are pruned, then the oldest.
 CAPACITY = 10_000
 CELLS = 100
 SAMPLE = 4096  # the maximum number of entries used by k-means
-SCAN = 1024  # the maximum number of entries that a lookup compares, besides new ones
-TAIL = 128  # the number of new entries that may wait before they are sorted in
+SCAN = 1024  # the maximum number of entries that a lookup compares, besides new entries
+TAIL = 128  # this many new entries can wait before they are sorted into cells
 NEIGHBOURS = 32
-PRIOR = 4.0  # the weight of V(x)'s prior, in ratings
-ALIKE = 0.5  # from this similarity on, two questions count as one
+PRIOR = 4.0  # the weight of the prior of V(x) (`value`), as a number of ratings
+ALIKE = 0.5  # from this similarity on, a question has the full weight in V(x)
 SIMILAR = 0.1  # the minimum similarity of an example; 84% of pairs of one topic have it, 19% of other pairs
 MERGE = 0.9  # from this similarity of two centres on, their cells are one pattern
-PRUNE = 0.3  # a pattern of lower quality is poor
+PRUNE = 0.3  # a pattern with a lower quality is poor
 _ITERATIONS = 8
 _DEAD = -1
 _ANY = np.array([True] * len(LABELS) + [False])
@@ -36,7 +37,7 @@ _GOOD = np.isin(LABELS, ("up", "4", "5"))
 
 @dataclass(frozen=True)
 class Pattern:
-    """A kind of question. quality: 0 to 1. hits: uses of its entries for new questions."""
+    """A kind of question. quality: 0 to 1. hits: how often its entries were used for new questions."""
 
     size: int
     quality: float
@@ -44,13 +45,13 @@ class Pattern:
 
     @property
     def poor(self) -> bool:
-        """Is the quality so low that its entries are pruned first?"""
+        """True if the quality is so low that the pattern's entries are pruned first."""
         return self.quality < PRUNE
 
 
 @dataclass(frozen=True)
 class Tidied:
-    """The result of tidying.
+    """The result of `tidy`.
 
     patterns: patterns that are left
     merged: cells that joined another cell's pattern
@@ -66,14 +67,14 @@ class Tidied:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Entries near a query, the nearest first."""
+    """The entries near a query, the nearest first."""
 
     rows: np.ndarray
     similarity: np.ndarray
 
 
 class ReasoningBank:
-    """Entries by reply id. Vectors are float32 [dimensions], of length 1."""
+    """The bank of entries by reply id. Vectors are float32 [dimensions], of length 1."""
 
     def __init__(self, dimensions: int):
         self._vectors = np.zeros((64, dimensions), np.float32)
@@ -81,11 +82,11 @@ class ReasoningBank:
         self._pattern = np.zeros(64, np.int16)
         self._numbers = np.arange(64)
         self._hits = np.zeros(64, np.int64)
-        self._order = np.zeros(64, np.int64)  # serial number of arrival
+        self._order = np.zeros(64, np.int64)  # the serial number of each row's arrival
         self._came = 0
         self._ids: list[str] = []
         self._at: dict[str, int] = {}
-        # Pruned, or without a vector: these count, but lookups do not find them.
+        # Labels of entries that were pruned or have no vector. Rewards use them; lookups do not find them.
         self._unplaced: dict[str, int] = {}
         self.counts = np.zeros(len(LABELS), np.int64)
         self._centres = np.zeros((0, dimensions), np.float32)
@@ -101,12 +102,12 @@ class ReasoningBank:
         return reply_id in self._at or reply_id in self._unplaced
 
     def labels(self) -> dict[str, str]:
-        """Labels of all entries by reply id."""
+        """Return the labels of all entries by reply id."""
         held = {reply_id: int(self._labels[row]) for reply_id, row in self._at.items()} | self._unplaced
         return {reply_id: LABELS[i] for reply_id, i in held.items()}
 
     def vector(self, reply_id: str) -> np.ndarray | None:
-        """An entry's vector [dimensions]; None if it has none."""
+        """Return an entry's vector [dimensions]; None if the entry has no vector."""
         row = self._at.get(reply_id)
         return None if row is None else self._vectors[row].copy()
 
@@ -125,7 +126,7 @@ class ReasoningBank:
             self._append(reply_id, INDEX[label], vector)
 
     def _relabel(self, row: int, label: int) -> None:
-        """Change a row's label and the counts. _DEAD as label removes the row."""
+        """Change a row's label and the counts. The label _DEAD removes the row."""
         for old_or_new, change in ((int(self._labels[row]), -1), (label, 1)):
             if old_or_new != _DEAD:
                 self.counts[old_or_new] += change
@@ -154,7 +155,7 @@ class ReasoningBank:
         self._order = np.concatenate([self._order, np.zeros(n, np.int64)])
 
     def remove(self, reply_id: str) -> None:
-        """Remove an entry; no error if there is none."""
+        """Remove an entry. An unknown reply id is no error."""
         if reply_id in self._at:
             self._relabel(self._at.pop(reply_id), _DEAD)  # lookups skip the row; `tend` frees it
         elif reply_id in self._unplaced:
@@ -163,8 +164,8 @@ class ReasoningBank:
     # -- lookup --------------------------------------------------------------------------------------
 
     def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Neighbours:
-        """Return the k entries that are most similar to a query [dimensions]: exact up to SCAN entries,
-        approximate beyond.
+        """Return the k entries that are most similar to a query [dimensions]. The result is exact up to SCAN
+        entries, and approximate for more.
 
         among [len(LABELS) + 1]: a mask of the labels to look for; the last item is for removed entries
         """
@@ -189,7 +190,7 @@ class ReasoningBank:
                 break
         rows = np.concatenate([self._numbers[a:b] for a, b in spans])
         similarity, at = np.empty(len(rows), np.float32), 0
-        for a, b in spans:  # vecdot: a product of this size with @ wakes BLAS's threads, 8 ms if none is free
+        for a, b in spans:  # use vecdot, because @ wakes BLAS's threads: 8 ms if no thread is free
             np.vecdot(self._vectors[a:b], query, out=similarity[at : at + b - a])
             at += b - a
         return rows, similarity
@@ -202,7 +203,7 @@ class ReasoningBank:
             V  = (sum_near a_i r_i + PRIOR V0) / (sum_near a_i + PRIOR),   a_i = w_i clip(s_i / ALIKE, 0, 1)^2
 
         w: 1 for a rating, less for implicit feedback; r: reward; s: similarity; near: the NEIGHBOURS nearest
-            entries. without: a reply to leave out, because it is being rated.
+            entries. without: the reply that is being rated; it is left out.
         """
         counts = self.counts_without(without)
         r = rewards(counts)
@@ -217,7 +218,7 @@ class ReasoningBank:
         return float((a @ r[labels] + PRIOR * overall) / (a.sum() + PRIOR))
 
     def counts_without(self, reply_id: str | None) -> np.ndarray:
-        """Entries by label [len(LABELS)], without one reply."""
+        """Return the number of entries with each label [len(LABELS)], without one reply."""
         row = self._at.get(reply_id or "")
         label = int(self._labels[row]) if row is not None else self._unplaced.get(reply_id or "")
         counts = self.counts.copy()
@@ -228,8 +229,8 @@ class ReasoningBank:
     def liked_replies(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
         """Return the ids of liked replies to similar questions, the most similar first.
 
-        A reply is liked if its reward is at least 0.5; for a user who rates nearly everything 4 or 5, at
-        least 0. Implicit feedback does not count.
+        A reply is liked if its reward is at least 0.5 (at least 0 if the user rates nearly everything 4 or
+        5). Implicit feedback is not used.
         """
         r = rewards(self.counts)
         liked = (WEIGHTS == 1) & ((r >= 0.5) | (_GOOD & (r >= 0)))
@@ -239,7 +240,7 @@ class ReasoningBank:
     # -- patterns ------------------------------------------------------------------------------------
 
     def hit(self, reply_id: str) -> None:
-        """Count a use of an entry for a new question."""
+        """Count that an entry was used for a new question."""
         if reply_id in self._at:
             self._hits[self._at[reply_id]] += 1
 
@@ -248,7 +249,7 @@ class ReasoningBank:
         return int(self._hits[: len(self._ids)].sum())
 
     def patterns(self) -> list[Pattern]:
-        """The current patterns; quality is the weighted mean reward, mapped to 0..1."""
+        """Return the current patterns. The quality is the weighted mean reward, mapped to 0..1."""
         every = np.arange(len(self._tally))
         live = np.fromiter(self._at.values(), np.int64, len(self._at))
         hits = np.bincount(self._pattern[live], self._hits[live], len(every))
@@ -256,7 +257,7 @@ class ReasoningBank:
         return [Pattern(int(size), float(quality), int(hits)) for size, quality, hits in facts if size]
 
     def _quality(self, patterns: np.ndarray) -> np.ndarray:
-        """Quality of some patterns, 0 to 1 each."""
+        """Return the quality of some patterns, 0 to 1 each."""
         weight = self._tally[patterns] * WEIGHTS
         mean = weight @ rewards(self.counts) / np.maximum(weight.sum(axis=1), 1e-9)
         return (mean + 1) / 2
@@ -282,7 +283,8 @@ class ReasoningBank:
     def tidy(self, pause: Callable[[], None] | None = None) -> Tidied:
         """Cluster again, merge similar patterns and prune poor ones. The deep loop calls this.
 
-        Pruned entries still count, but lookups skip them. If `pause` raises an exception, nothing is changed.
+        Pruned entries still influence rewards, but lookups skip them. If `pause` raises an exception, nothing
+        is changed.
         """
         rows = np.fromiter(self._at.values(), np.int64, len(self._at))
         if len(rows) == 0:
@@ -299,7 +301,7 @@ class ReasoningBank:
         return Tidied(len(self.patterns()), len(self._centres) - len(every), int(poor.sum()), entries)
 
     def _cluster(self, rows: np.ndarray, pause: Callable[[], None] | None = None) -> None:
-        """Make new cells and patterns from some rows; call `_sort` next."""
+        """Make new cells and patterns from some rows. The caller must call `_sort` next."""
         live = len(rows)
         sample = rows[:: -(-live // SAMPLE)]
         k = min(CELLS, max(int(np.ceil(np.sqrt(min(live, SCAN)))), live // CELLS))
@@ -308,7 +310,7 @@ class ReasoningBank:
         self._clustered = live
 
     def is_placed(self, reply_id: str) -> bool:
-        """Is this an entry that lookups can find?"""
+        """Return True if lookups can find this entry."""
         return reply_id in self._at
 
     def _unplace(self, row: int) -> None:
@@ -345,7 +347,7 @@ class ReasoningBank:
 
 
 def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Index of each vector's nearest centre: [n, E], [k, E] -> [n]."""
+    """Return the index of each vector's nearest centre: [n, E], [k, E] -> [n]."""
     return np.concatenate(
         [np.argmax(vectors[i : i + 1024] @ centres.T, axis=1) for i in range(0, len(vectors), 1024)]
         or [np.zeros(0, np.int64)]
@@ -353,7 +355,8 @@ def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
 
 def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = None) -> np.ndarray:
-    """Spherical k-means: [n, E] -> centres [at most k, E] of length 1. Deterministic: the seed is fixed."""
+    """Run spherical k-means: [n, E] -> centres [at most k, E] of length 1. The seed is fixed, so the result
+    is deterministic."""
     pause = pause or (lambda: None)
     centres = _initial_centres(vectors, k, pause)
     for _ in range(_ITERATIONS):
@@ -363,7 +366,8 @@ def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = Non
 
 
 def _initial_centres(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> np.ndarray:
-    """k-means++: draw each centre with a probability proportional to its distance from those before."""
+    """Draw the first centres by k-means++: the probability of a vector is proportional to its distance from
+    the centres so far."""
     rng = np.random.Generator(np.random.PCG64(0))
     chosen = [int(rng.integers(len(vectors)))]
     distance = 1 - np.vecdot(vectors, vectors[chosen[0]])
@@ -376,7 +380,7 @@ def _initial_centres(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> 
 
 
 def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The mean of each cell, scaled to length 1; empty cells are left out."""
+    """Return the mean of each cell, scaled to length 1; empty cells are left out."""
     order = np.argsort(at, kind="stable")
     _, starts = np.unique(at[order], return_index=True)
     sums = np.add.reduceat(vectors[order], starts, axis=0)

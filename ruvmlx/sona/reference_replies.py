@@ -1,7 +1,7 @@
-"""The model's own replies to everyday questions (reference_questions.json).
+"""This module writes the model's own replies to everyday questions (reference_questions.json).
 
-They show how the hidden states of replies differ from those of other prose. The answers of the reference text
-show this badly, because the model did not write them.
+The replies show how the hidden states of replies differ from the hidden states of other prose. The answers of
+the reference text (reference_text.py) show this difference badly, because the model did not write them.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from ..models.config.model import Message, Tokenizer
 from ..pausing import Pause
 from . import reference_text
 
-MAX_TOKENS = 48  # tokens of a reply
-TOGETHER = 8  # replies that are written in one batch
+MAX_TOKENS = 48  # the maximum number of tokens of a reply
+TOGETHER = 8  # the number of replies in one batch
 
 
 @dataclass
 class _Reply:
-    """A reply that is being written. last: the model's output after its newest token. left: how many more
-    tokens it may have."""
+    """A reply that is being written. last: the model's output after its newest token. left: the number of
+    tokens that may still be added."""
 
     cache: KVCache
     last: Step
@@ -30,10 +30,10 @@ class _Reply:
 
 @dataclass
 class ReferenceReplies:
-    """Writes the replies, greedily. It can be stopped at any time and continued.
+    """The writer of the replies. Decoding is greedy. The work can be stopped at any time and continued.
 
-    states: the hidden state before each token of the replies, [D] each
-    done: the number of questions that have their reply
+    states: the hidden states that predict the tokens of the replies, [D] each
+    done: the number of questions with a finished reply
     """
 
     backend: Backend
@@ -47,9 +47,9 @@ class ReferenceReplies:
     def write(self, pause: Pause, note: Callable[[int], object], is_enough: Callable[[], bool]) -> None:
         """Write the missing replies. The backend's model writes them with its current LoRA.
 
-        pause: is called before each step; it may raise an exception to stop
-        note: gets the number of replies that each step ends
-        is_enough: is asked before each step; if it is true, no more is written
+        pause: a function that is called before each step; it may raise an exception to stop
+        note: a function that gets the number of replies that a step has ended
+        is_enough: a function that is called before each step; if it returns True, the writing ends
         """
         asked = reference_text.questions()
         while (self._writing or self._begun < len(asked)) and not is_enough():

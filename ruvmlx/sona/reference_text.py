@@ -1,5 +1,6 @@
-"""The reference text: a few everyday questions with plain answers, and some prose (reference_text.json).
-More questions, which the model answers itself, are in reference_questions.json."""
+"""The reference text is a few everyday questions with plain answers, and some prose (reference_text.json).
+Learning must hardly change a model's predictions on this text. reference_questions.json has more questions,
+which the model answers itself (reference_replies.py)."""
 
 import hashlib
 import json
@@ -38,8 +39,8 @@ def digest() -> str:
 class Reading:
     """The texts that a model has read so far, by their indices in `texts()`.
 
-    states: the hidden states that predict a text's tokens, and the one at its end: [T + 1, D]
-    tokens: those tokens [T]
+    states: the hidden states that predict a text's tokens, and the state at the end of the text: [T + 1, D]
+    tokens: the predicted tokens [T]
     """
 
     states: dict[int, np.ndarray] = field(default_factory=dict)
@@ -48,8 +49,8 @@ class Reading:
     def read(
         self, index: int, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None
     ) -> None:
-        """Read one text with the backend's model and current LoRA, unless it is read already. `pause` may
-        raise an exception to stop; then the text counts as not read."""
+        """Read one text with the backend's model and current LoRA, unless the text was read before. `pause`
+        may raise an exception to stop; the next call then reads the text from its beginning."""
         if index in self.states:
             return
         ids, first = encode_pair(tokenizer, *texts()[index], max_context)
@@ -58,7 +59,7 @@ class Reading:
 
     @property
     def read_texts(self) -> np.ndarray:
-        """Indices of the texts that were read, ascending; answers come before prose."""
+        """The indices of the texts that were read, ascending. Answers come before prose."""
         return np.array(sorted(self.states), np.int32)
 
     def concatenate(self) -> "ReadTexts":
@@ -78,12 +79,13 @@ class ReadTexts:
     """The texts that were read.
 
     states: [T, D], the hidden states that predict the tokens `following`
-    following: [T]
+    following: [T], the token after each state
     ends: [E, D], the state at each text's end
-    is_answer: [E]
-    answers: how many of the states are in answers; these come first, the others are in prose
+    is_answer: [E], True if the text is an answer, False if it is prose
+    answers: the number of states in answers; these states come first, and the states in prose follow
 
-    The ends are separate, because the length of a reply is taste: KL is not measured there.
+    The ends are separate, because the length of a reply is a matter of taste, so the KL is not measured at
+    the ends.
     """
 
     states: np.ndarray
@@ -108,8 +110,8 @@ def read(
 
 
 def encode_pair(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:
-    """Return the tokens of a question with its answer, and the index where the answer begins. Prose begins at
-    1."""
+    """Return the tokens of a question with its answer, and the index where the answer begins. For prose, this
+    index is 1."""
     if not question:
         return tokenizer.encode(answer)[:limit], 1
     prompt = tokenizer.encode_chat([Message("user", question)])

@@ -1,8 +1,8 @@
-"""Training data of the background loop: the ratings and preferences in force, and plain text that should not
-change.
+"""This module reads the training data of the background loop: the ratings and preferences in force, and plain
+text. Training should not change what the model predicts on the plain text.
 
-The plain text differs from the reference text, which tests the result. The buffer is read from the store at
-each run, so it contains no rating that was taken back.
+The plain text differs from the reference text, with which the result is tested. The data is read from the
+store at each run, so it contains no rating that was taken back.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from . import reference_text
 from .adapter_history import AdapterHistory
 from .rating_index import RatingIndex
 
-LIMIT = 10_000  # newest ratings
-HELD_OUT = 5  # one in this many ratings is never used for training
-BATCH = (4, 2, 2)  # new, reservoir, plain text: 50%, about 30% and 20%
+LIMIT = 10_000  # the maximum number of ratings; the newest are used
+HELD_OUT = 5  # one of this many ratings is held out: it tests the result and is never used for training
+BATCH = (4, 2, 2)  # texts in one step: replies rated since the last training, older replies, plain texts
 
 
 @dataclass(frozen=True)
 class RatedExample:
     """One rated reply, or one reply of a preference. reward, value: r and V(x) (objective.py). drawn: the
-    mean log p when it was generated."""
+    reply's mean log p when the reply was generated."""
 
     reply_id: str
     rating: str
@@ -40,7 +40,8 @@ class RatedExample:
 
     @property
     def held_out(self) -> bool:
-        """Is it never used for training? A hash of the id decides, so every run has the same answer."""
+        """True if the reply is never used for training. A hash of the id decides, so every run gets the same
+        result."""
         return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
 
 
@@ -59,8 +60,8 @@ class Buffer:
     since: int
 
     def batch(self, seed: int, step: int) -> tuple[list[RatedExample], list[TrainingText]]:
-        """Return one step's replies and plain texts. They depend only on seed and step, so that runs can
-        resume."""
+        """Return one step's replies and plain texts. The choice depends only on seed and step, so that a run
+        can be resumed."""
         rng = np.random.default_rng([seed, step])
         new = [e for e in self.train if e.version > self.since] or list(self.train)
         old = [e for e in self.train if e.version <= self.since] or list(self.train)
@@ -90,7 +91,7 @@ def load(
     pause()
     examples = _examples(rows, index, pause)
     held = [e for e in examples if e.held_out]
-    if len(held) < 2:  # by chance, with few ratings
+    if len(held) < 2:  # this can happen by chance with few ratings
         held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
     kept = {e.reply_id for e in held}
     plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), reference_text.texts()))

@@ -1,4 +1,5 @@
-"""Traces of replies: in memory for the newest ones, else from the store, else by a second prefill."""
+"""This module finds the trace of a reply: in memory for the newest replies, else in the store, else by a
+second prefill. A trace (trace.py) is the gradient of the reply's log-probability, which a rating needs."""
 
 from collections import OrderedDict
 
@@ -17,22 +18,23 @@ _TRACES_IN_MEMORY = 4
 
 
 class ReplyTraces:
-    """The traces of one learner's replies. Used only in the backend's thread."""
+    """The traces of one learner's replies. Only the backend's thread may use this object."""
 
     def __init__(self, store: Store, active: ActiveAdapter, layers: LayerPart, guard: KLGuard, learns: bool):
         self._store, self._active, self._layers, self._guard = store, active, layers, guard
         self._learns = learns
-        self.held: OrderedDict[str, Trace] = OrderedDict()  # by reply id, the newest last
-        self._stored: set[str] = set()  # ids in `held` that are in the store too
+        self.held: OrderedDict[str, Trace] = OrderedDict()  # traces by reply id, the newest last
+        self._stored: set[str] = set()  # reply ids in `held` whose traces are in the store, too
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the traces in memory."""
+        """The number of bytes of the traces in memory."""
         return sum(trace.nbytes for trace in self.held.values())
 
     def keep(self, reply_id: str, trace: Trace) -> None:
-        """Keep a reply's trace in memory, among the newest few. A trace by a blank adapter under a base is
-        not kept, because its hidden states are not the original model's."""
+        """Keep a reply's trace in memory, among the newest few. A blank adapter is an adapter that was made
+        before the model was measured. Its trace under a base is not kept, because the hidden states do not
+        come from the original model."""
         if trace.tokens and not (is_blank(trace.adapter) and self._active.base is not None):
             self.held[reply_id] = trace
             while len(self.held) > _TRACES_IN_MEMORY:
@@ -69,8 +71,8 @@ class ReplyTraces:
             self._stored.add(reply_id)
 
     def _trace_with_directions(self, reply_id: str) -> Trace:
-        """Return a trace in memory. If a blank adapter recorded it, compute it again with the directions that
-        are known now: the original model's head reads its hidden states."""
+        """Return a trace in memory. If a blank adapter recorded the trace, compute the trace again with the
+        directions that are known now. For this, the original model's head reads the stored hidden states."""
         trace = self.held[reply_id]
         if is_blank(trace.adapter):
             with original_model(self._active.backend):
@@ -79,12 +81,12 @@ class ReplyTraces:
         return trace
 
     def of(self, reply: ReplyRow, state: LearnerState) -> Trace:
-        """The reply's trace under the given weights."""
+        """Return the reply's trace under the given weights."""
         if reply.id in self.held:
             self._settle(reply.id)
         trace = self.held.get(reply.id) or self._read(reply, state)
         if trace is None or self._active.history.base_of(max(0, trace.version)) != state.base:
-            trace = self.replay(reply, state)  # the hidden states of the trace are another base's
+            trace = self.replay(reply, state)  # the hidden states of the trace come from another base
         self._read_layers(reply, trace, state)
         if trace.version != state.version:
             trace = trace.replay(state.micro, state.version, self._active.backend.head)
@@ -103,21 +105,23 @@ class ReplyTraces:
             self._store.traces.put(reply.id, trace.to_bytes())
 
     def layer_lora_of(self, version: int, state: LearnerState) -> LayerLoRA | None:
-        """Return the layer LoRA of a version; the state's own if that version is no longer stored."""
+        """Return the layer LoRA of a version; the layer LoRA of `state` if that version is no longer
+        stored."""
         try:
             return state.layer_lora if version == state.version else self._active.load(version).layer_lora
         except NotFound:
             return state.layer_lora
 
     def _read(self, reply: ReplyRow, state: LearnerState) -> Trace | None:
-        """Return the stored trace, if it is this adapter's or of version 0, which all adapters share."""
+        """Return the stored trace if it comes from this adapter, or from version 0, which all adapters share;
+        else None."""
         data = self._store.traces.get(reply.id)
         if data is None or not (reply.adapter == self._active.history.name or reply.adapter_version == 0):
             return None
         return Trace.from_bytes(data, state.micro)
 
     def replay(self, reply: ReplyRow, state: LearnerState) -> Trace:
-        """Compute the trace again: one prefill over the reply's prompt and tokens."""
+        """Compute the trace again with one prefill over the reply's prompt and tokens."""
         if not reply.rated_ids or not reply.prompt_ids:
             raise NotFound(f"reply {reply.id} is empty: it was stopped at once, or its chat was deleted.")
         backend = self._active.backend

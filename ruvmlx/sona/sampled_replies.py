@@ -1,4 +1,4 @@
-"""Replies that no user sees: sampled in one batch, to measure what a model writes."""
+"""This module samples replies that no user sees, in one batch, to measure what a model writes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from ..backends.base import Backend, HeadAdapter, KVCache, Step
 from ..models.config.model import Tokenizer
 from ..pausing import Pause
 
-# Token ids without the end token, and whether the reply ended by itself.
+# (token ids without the end token, True if the reply ended by itself).
 SampledReply = tuple[list[int], bool]
-# Gets each token before it is added: index of the reply, token, logits [V] and hidden state [D] that it was
-# drawn from.
+# A function that gets each token before the token is added: (index of the reply, token, logits [V], hidden
+# state [D]). The token was drawn from these logits.
 NoteToken = Callable[[int, int, np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
 class BegunReply:
-    """A prompt that was read. last: the model's output after it."""
+    """A prompt that the model has read. last: the model's output after the prompt."""
 
     cache: KVCache
     last: Step
@@ -29,7 +29,7 @@ class BegunReply:
         return cls(cache, backend.prefill(list(prompt), cache, adapter))
 
     def fork(self) -> "BegunReply":
-        """Another reply to the same prompt."""
+        """Return the beginning of another reply to the same prompt."""
         return BegunReply(self.cache.fork(), self.last)
 
 
@@ -61,5 +61,6 @@ def sampled_replies(
 
 
 def _sample_token(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
-    """A token drawn at a temperature: the largest of logits with Gumbel noise."""
+    """Return a token drawn at a temperature, which is the index of the largest logit after Gumbel noise is
+    added."""
     return int(np.argmax(logits / temperature + rng.gumbel(size=logits.shape)))

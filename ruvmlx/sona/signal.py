@@ -1,4 +1,5 @@
-"""Learning signals: the reward of a reply, from a rating or from implicit feedback.
+"""This module computes learning signals. A signal is the reward of a reply, from a rating or from implicit
+feedback.
 
     reward = quality * max(0, 2 - latency_ratio)
 
@@ -7,8 +8,9 @@ it is used for statistics (`learn status --details`) and the router. It does not
 change of weights makes a reply faster. The DRO weight (objective.py), which uses quality alone, trains the
 adapter.
 
-Implicit feedback (regenerated, copied, ...) is a weak hint and may mean something else. It is recorded only
-if `implicit_feedback` is on. Then it counts as a small part of a rating, and only until there is a rating.
+Implicit feedback is an action of the user, such as to copy a reply or ask for another. It is a weak hint and
+can mean something else. It is recorded only if `implicit_feedback` is on. It has a small part of the weight
+of a rating, and only until the user rates the reply.
 """
 
 from collections import deque
@@ -22,26 +24,26 @@ from ..errors import UsageError
 from ..ratings import RATINGS
 from ..store import SignalRow
 
-# Implicit feedback: (reward -1 to 1, weight; a rating weighs 1).
+# Implicit feedback: {label: (reward from -1 to 1, weight)}. The weight of a rating is 1.
 IMPLICIT = {
     "regenerated": (-1.0, 0.2),  # the user wanted another reply
     "edited": (-0.5, 0.1),  # the user put the question in other words
     "stopped": (-0.5, 0.1),
     "copied": (1.0, 0.2),
-    "continued": (0.5, 0.05),  # the conversation went on
+    "continued": (0.5, 0.05),  # the user went on with the conversation
 }
 LABELS = (*RATINGS, *IMPLICIT)
 INDEX = {label: i for i, label in enumerate(LABELS)}
 WEIGHTS = np.array([1.0] * len(RATINGS) + [weight for _, weight in IMPLICIT.values()])
-_TIERS = (0.5e9, 2e9, 5e9, 10e9)  # parameters
+_TIERS = (0.5e9, 2e9, 5e9, 10e9)  # the numbers of parameters at which a size class ends
 
 
 @dataclass(frozen=True, slots=True)
 class LearningSignal:
-    """One signal about one reply."""
+    """A signal about one reply."""
 
     reply_id: str
-    query: np.ndarray | None  # [E] float32, length 1
+    query: np.ndarray | None  # the question's vector [E] float32, length 1
     kind: str  # "explicit" | "implicit"
     label: str  # a rating, or one of IMPLICIT
     quality: float  # 0 to 1
@@ -51,12 +53,12 @@ class LearningSignal:
 
     @property
     def reward(self) -> float:
-        """0 to 2; 2 would be a perfect reply without any delay."""
+        """The reward, 0 to 2. A perfect reply without any delay would have 2."""
         return self.quality * max(0.0, 2.0 - self.latency_ratio)
 
     @property
     def weight(self) -> float:
-        """1 for a rating, less for implicit feedback."""
+        """The weight of the signal: 1 for a rating, less for implicit feedback."""
         return float(WEIGHTS[INDEX[self.label]])
 
     def row(self) -> SignalRow:
@@ -75,8 +77,8 @@ def extract(
     tier: int = 0,
     context_tokens: int = 0,
 ) -> LearningSignal:
-    """Return the signal of a label. counts [len(LABELS)]: the user's labels so far, among which a star is
-    ranked."""
+    """Return the signal of a label. counts [len(LABELS)]: how often the user has given each label so far. A
+    star rating is ranked among these labels."""
     quality = (reward_of(label, counts) + 1) / 2
     kind = "implicit" if label in IMPLICIT else "explicit"
     return LearningSignal(reply_id, query, kind, label, quality, latency_ratio, tier, context_tokens)
@@ -95,10 +97,11 @@ def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
         return 1.0 if label == "up" else -1.0
     if label in IMPLICIT:
         return IMPLICIT[label][0]
-    stars = [1 + int(counts[i]) for i in range(2, 7)]  # starts with one rating of each star
+    stars = [1 + int(counts[i]) for i in range(2, 7)]  # the counts start with one rating of each star
     at = int(label) - 1
     rank = (sum(stars[:at]) + 0.5 * stars[at]) / sum(stars)
-    return min(1.0, max(-1.0, 2.5 * (rank - 0.1) - 1))  # mid-ranks of 1 and 5 with no history: 0.1, 0.9
+    # with no history, the mid-ranks of 1 and 5 are 0.1 and 0.9
+    return min(1.0, max(-1.0, 2.5 * (rank - 0.1) - 1))
 
 
 def rewards(counts: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -112,13 +115,14 @@ def tier(parameters: int) -> int:
 
 
 class Pace:
-    """The usual time per token: the median of the newest replies."""
+    """The usual time per token, which is the median over the newest replies."""
 
     def __init__(self, keep: int = 65):
         self._ms: deque[float] = deque(maxlen=keep)
 
     def ratio(self, latency_ms: float, tokens: int) -> float:
-        """Return this reply's time per token divided by the median of the earlier ones. Then record it."""
+        """Return this reply's time per token divided by the median of the earlier ones. Then record this
+        reply's time."""
         if tokens < 1 or not latency_ms > 0:
             return 1.0
         mine = latency_ms / tokens

@@ -1,7 +1,8 @@
-"""Finds chats whose questions are similar to a text, even with other words.
+"""This module finds chats whose questions are similar to a text, even if the words differ.
 
-The vectors are those of the rating index (embedding.py). The questions of this model's replies are stored
-with their vectors. Other messages, of imported chats or another model, are read when they are compared.
+Each question is compared by its vector, as in the rating index (embedding.py). The questions of this model's
+replies are stored with their vectors. Other messages, of imported chats or another model, are read when they
+are compared.
 """
 
 from collections.abc import Callable
@@ -17,13 +18,13 @@ from ..store.chats import SessionRow
 from ..store.messages import Question
 from .embedding import Whitening, read_question, whitening_of
 
-LEAST_LIKE = 0.15  # below this similarity two texts have nothing in common; unrelated texts are near 0
-MOST_READ = 1000  # messages without a stored vector that one search reads, from the most recently used chats
+LEAST_LIKE = 0.15  # two texts below this similarity have nothing in common; unrelated texts are near 0
+MOST_READ = 1000  # one search reads at most this many messages without a stored vector, newest chats first
 
 
 @dataclass(frozen=True)
 class LikeChat:
-    """A chat, and its message that is most similar to the text. similarity: at most 1."""
+    """A chat, and the message in the chat that is most similar to the text. similarity: at most 1."""
 
     session: SessionRow
     message_id: int
@@ -33,7 +34,8 @@ class LikeChat:
 
 @dataclass(frozen=True)
 class LikeChats:
-    """The chats that were found, the most similar first. unread: messages that were not compared."""
+    """The chats that were found, the most similar first. unread: the number of messages that were not
+    compared."""
 
     found: list[LikeChat]
     unread: int = 0
@@ -50,7 +52,7 @@ def chats_like(
     """Return the chats that are most similar to a text, by the most similar message of the user. Raises
     UsageError for an empty text.
 
-    progress: receives the number of messages read
+    progress: a function that receives the number of messages that were read
     """
     reader = _Reader(store, model, backend)
     wanted = reader.vector(text)
@@ -75,7 +77,8 @@ def chats_like(
 
 
 class _Reader:
-    """Reads texts with the original model, each text once. count: the number of texts read."""
+    """A reader that reads texts with the original model, each text only once. count: the number of texts
+    read."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._model, self._backend = model, backend
@@ -84,16 +87,16 @@ class _Reader:
 
     @property
     def count(self) -> int:
-        return len(self._known) - 1  # without the text to compare with
+        return len(self._known) - 1  # the search text is not counted
 
     def stored_vector(self, question: Question) -> np.ndarray | None:
-        """The unit vector of a question that was read before; None if it was not."""
+        """Return the stored unit vector of a question; None if the model has not read the question before."""
         if question.state is not None and len(question.state) == self._model.shape.hidden_size:
             return self._whitening(question.state)
         return self._known.get(question.content)
 
     def vector(self, text: str) -> np.ndarray | None:
-        """The unit vector of a text; None if it is empty."""
+        """Return the unit vector of a text; None if the text is empty."""
         with original_model(self._backend):
             state = read_question(self._backend, self._model.tokenizer, text)
         self._known[text] = None if state is None else self._whitening(state)
