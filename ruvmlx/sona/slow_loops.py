@@ -1,4 +1,5 @@
-"""Runs the slow loops of one learner: the background loop or the style loop, and the deep loop.
+"""This module runs the slow loops of one learner: the background loop (background.py) or the style loop
+(optional/style_loop.py), and the deep loop (deep.py).
 
 This module imports a loop on its first use, because the loop starts MLX. One loop closes before another one
 begins, so the memory holds only one training graph.
@@ -25,8 +26,8 @@ class Loops:
     def __init__(
         self, learner: Learner, model: Model, slow_loop: str = TRAINING, base_targets: str = BASE_TARGETS
     ):
-        """slow_loop: TRAINING or STYLE; what `consolidate` does with the ratings. base_targets: the matrices
-        that the background loop trains."""
+        """slow_loop: the loop that `consolidate` runs, TRAINING (the background loop) or STYLE (the style
+        loop). base_targets: the matrices that the background loop trains."""
         self._learner, self._model, self._slow_loop = learner, model, slow_loop
         self._base_targets = base_targets
         self._style: StyleLoop | None = None
@@ -39,17 +40,18 @@ class Loops:
         cancel: threading.Event | None = None,
         settings: "TrainingSettings | None" = None,
     ) -> dict[str, Any]:
-        """Run the slow loop. If the deep loop is due, run that first. Returns a report.
+        """Run the slow loop and return a report. If the deep loop is due, run the deep loop first.
 
-        settings: of a training that the user asked for, whatever the slow loop is
+        settings: the settings of a training that the user asked for; None to run the usual slow loop
         """
         if self._slow_loop == STYLE and settings is None:
             return self.style().run(progress, cancel)
         loop, held = self.background(settings), None
-        # First, because the background loop may replace those weights.
+        # First the deep loop, because the background loop can replace the weights that the deep loop
+        # measures.
         if self._model.is_own and self.deep().why_due():
             held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
-            if cancel is not None and cancel.is_set():  # do not build a training graph now
+            if cancel is not None and cancel.is_set():  # after a cancel, do not build a training graph
                 return {"promoted": False, "reason": held["reason"], "deep": held}
         report = loop.run(progress, cancel)
         return report | {"deep": held} if held else report
@@ -66,7 +68,7 @@ class Loops:
         return self.deep().run(progress, cancel, anchor)
 
     def is_due(self) -> bool:
-        """Is there work for `consolidate`?"""
+        """Return True if there is work for `consolidate`."""
         if not self._model.is_own:
             return False
         if self._background is not None and self._background.is_paused:
@@ -74,11 +76,11 @@ class Loops:
         history = self._learner.history
         if self._slow_loop == STYLE:
             return self.missing() == 0
-        # The deep loop starts MLX, so it is asked only if there are ratings to learn from.
+        # The deep loop starts MLX. So its `why_due` is called only if there are ratings to learn from.
         return history.is_due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().why_due()))
 
     def missing(self) -> int:
-        """How many more ratings or preferences the slow loop waits for."""
+        """Return the number of ratings or preferences that the slow loop still waits for."""
         style = self._slow_loop == STYLE
         return self._learner.history.missing(*((STYLE_MINIMUM, STYLE_DUE) if style else (MINIMUM, DUE)))
 

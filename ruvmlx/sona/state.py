@@ -1,4 +1,5 @@
-"""The state of a learner: weights with their version, the base under them, and the result of a rating."""
+"""This module defines the state of a learner (weights with their version, and the base under them) and the
+result of a rating."""
 
 from dataclasses import dataclass
 
@@ -12,9 +13,10 @@ from .kl_probe import KLProbe
 class RatingResult:
     """The effect of a rating.
 
-    logprob_before, logprob_after: means per token of the rated reply (nats)
-    kl, kl_cap: nats per token
-    apply_us, total_us: microseconds
+    logprob_before, logprob_after: the rated reply's mean log-probability per token before and after the
+        rating (nats)
+    kl, kl_cap: the KL to the frozen model and its maximum, nats per token
+    apply_us, total_us: the time of the update alone and of the whole rating, microseconds
     reason: a key of `REASONS`, or "".
     """
 
@@ -37,11 +39,11 @@ class PreferenceResult:
     """The effect of a preference.
 
     better, worse: the ids of the replies
-    kind, strength: as in the store
+    kind, strength: see PreferenceRow (store)
     margin_before, margin_after: mean log-probability per token of the better reply minus that of the worse
         one (nats)
-    kl, kl_cap: nats per token
-    apply_us, total_us: microseconds
+    kl, kl_cap: the KL to the frozen model and its maximum, nats per token
+    apply_us, total_us: the time of the update alone and of the whole preference, microseconds
     """
 
     better: str
@@ -63,7 +65,7 @@ class PreferenceResult:
 class LearnerState:
     """Weights, their version and their KL to the frozen model (nats per token).
 
-    base: the id of the BaseLoRA under the MicroLoRA; 0: none
+    base: the id of the BaseLoRA under the MicroLoRA; 0 if there is no BaseLoRA
     layer_lora: the changes below the head that ratings made
     """
 
@@ -76,7 +78,7 @@ class LearnerState:
 
 @dataclass(frozen=True)
 class ProbedBase:
-    """A base LoRA (None: the frozen model), and the KL probe under it."""
+    """A base LoRA (None: the frozen model), and the KL probe under this base."""
 
     lora: BaseLoRA | None
     probe: KLProbe

@@ -1,13 +1,15 @@
-"""Task boundaries: where the user begins to ask about other things, or to judge replies differently.
+"""This module finds task boundaries: the ratings at which the user begins to ask about other things, or to
+judge replies differently.
 
-Each rating adds a value to two streams: its reward, and the question's dissimilarity to the task so far (1 -
-    cosine with the mean of its questions). Both are tested in blocks, because one unusual question is not a
-    new task. A block begins a new task if it deviates from the task's mean by more than Z standard errors,
+Each rating adds a value to two streams: the rating's reward, and the question's dissimilarity to the task so
+    far (1 - cosine with the mean of the task's questions). Both streams are tested in blocks of BLOCK values,
+    because one unusual question is not a new task. After WARM values, a block begins a new task if it
+    deviates from the task's mean by more than Z standard errors:
 
     z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
 
-after WARM values. Mean and deviation are computed by Welford's method (1962). Rewards are tested on both
-sides. By chance, one block in forty exceeds Z = 2 on each side. Such a boundary costs at most one anchor.
+Mean and deviation are computed by Welford's method (1962). Rewards are tested on both sides. By chance, one
+block in forty exceeds Z = 2 on each side. Such a boundary costs at most one anchor.
 """
 
 import math
@@ -17,15 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 
 Z = 2.0
-WARM = 50  # values before the first test
+WARM = 50  # the number of values before the first test
 BLOCK = 16
 CLIP = 3.0  # the maximum deviation of one value, in standard deviations
-_MIN_DEVIATION = 1e-3  # the minimum deviation to divide by; a smaller one is rounding
+_MIN_DEVIATION = 1e-3  # the minimum deviation to divide by; a smaller deviation is a rounding error
 
 
 @dataclass
 class Moments:
-    """Running mean and standard deviation of a stream."""
+    """The running mean and standard deviation of a stream of values."""
 
     count: int = 0
     mean: float = 0.0
@@ -53,7 +55,8 @@ def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
     """Return the indices at which a new task begins. questions [n, E]: unit vectors; zeros for an unknown
     question.
 
-    This is a pure function: the same ratings give the same boundaries, whatever was undone in between.
+    The same ratings always give the same boundaries, even if the user has undone other ratings in the
+    meantime.
     """
     found: list[int] = []
     first = 0
@@ -64,7 +67,7 @@ def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
 
 
 def _find_task_end(rewards: Sequence[float], questions: np.ndarray, first: int) -> int | None:
-    """Return the index at which the task that begins at `first` ends; None if it does not end."""
+    """Return the index at which the task that begins at `first` ends; None if the task does not end."""
     reward, unlike = Moments(), Moments()
     total = np.zeros(questions.shape[1])
     for start in range(first, len(rewards) - BLOCK + 1, BLOCK):

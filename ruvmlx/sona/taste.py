@@ -1,23 +1,25 @@
-"""The taste model: from a user's ratings, it predicts the stars that the user would give to any reply, and
-how uncertain they are.
+"""From a user's ratings, the taste model predicts the stars that the user would give to any reply, and the
+uncertainty of these stars.
 
-It is a Bayesian linear regression in stars,
+The model is a Bayesian linear regression in stars,
 
     y = f(reply) w + noise,   w_k ~ N(0, a_k),   noise ~ N(0, s)
 
 Its columns f are an intercept, all measures of the text (taste_measures.py), of which few matter to one user
-(a spike-and-slab prior, taste_evidence.py), and a few columns that the ratings select: a word, a measure in
-questions that begin with one word. Variances and columns are chosen by the evidence p(y). So ten ratings
-select nothing that could be chance, and a hundred ratings find a favourite phrase. (MacKay 1992; Tipping &
-Faul 2003)
+(a spike-and-slab prior, taste_evidence.py), and a few columns that the ratings select. Such a column is a
+word's count, or a measure that applies only to questions with a certain first word. Variances and columns are
+chosen by the evidence p(y). So with ten ratings, no column is selected that could be chance, and with a
+hundred ratings, a favourite phrase is found. (MacKay 1992; Tipping & Faul 2003)
 
-A preference is a row too: the difference of the two replies' columns, in which the intercept cancels, with y
+A preference is a row of the regression, too: the difference of the two replies' columns, in which the
+intercept cancels, with y
     = GAP stars. This is a Bradley-Terry model with a linear link instead of the logistic one.
 
-Replies differ most by their questions. One user wants "at most 80 words", whatever is asked: this user's
-wish is fixed. Another compares: a long reply to this question is good. The second kind of wish shows if the
-measures of unshown replies to the rated questions are known, and measures are counted from their mean. The
-evidence says how probable it is that the user compares. This share of the mean is subtracted.
+Replies differ most by their questions. One user wants "at most 80 words" for every question. Another user
+compares: this reply is long for this question. To see the second kind of wish, the model needs the measures
+of other replies to the question, which the user did not see (unshown.py). The evidence says how probable it
+is that the user compares. With this probability as a factor, the mean of the unshown replies' measures is
+subtracted from a reply's measures.
 
 The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
 """
@@ -33,39 +35,40 @@ from .taste_fit import M, Rows, TasteFit, fit, log_evidence_of_measures, missing
 from .taste_words import Liking, guess, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
-# The variance inside one rating: a star is a rounded number, a thumb may mean either of two stars.
+# The variance inside one rating: a star is a rounded number, and a thumb can mean one of two stars.
 _STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0
 MAX_RATINGS = 1000  # the maximum number of ratings that are used
 GAP = 2.0  # y of a preference: the better reply leads by this many stars
 COMPARES = 2.0  # log-odds, before any rating, that a user compares replies to one question
-ROOT_STEP = 0.5  # one more of a word raises the root of its count by about this; exactly 1, 0.4, 0.3 ..
+ROOT_STEP = 0.5  # one more use of a word raises the root of its count by about 0.5; exactly 1, 0.4, 0.3 ..
 MIN_COMPARED = (
-    8  # unrated replies with unshown ones, before a user who presses one thumb is thought to compare
+    8  # this many unrated replies need unshown replies before a one-thumb user can be a comparer
 )
-PAIR = 0.5  # the weight of a preference, in ratings: a difference has the noise of two replies
+PAIR = 0.5  # the weight of a preference, in ratings, because it has the noise of two replies
 
 
 @dataclass(frozen=True)
 class RatedFeatures:
-    """A reply that the user saw. rating: "up", "down" or "1" to "5"; "" if the user did not rate it. unshown:
-    [U, M], the measures of other replies to its question, which the user did not see; None if there are
-    none."""
+    """The features of a reply that the user saw. rating: "up", "down" or "1" to "5"; "" if the user did not
+    rate the reply. unshown: [U, M], the M measures of U other replies to the question, which the user did not
+    see; None if there are no such replies."""
 
     features: ReplyFeatures
     rating: str
     unshown: np.ndarray | None = None
 
     def features_from(self, share: float) -> ReplyFeatures:
-        """Return the features. A share of the mean of the unshown replies is subtracted from the measures."""
+        """Return the features, with `share` times the mean measures of the unshown replies subtracted from
+        the measures."""
         usual = 0.0 if self.unshown is None else np.float32(share) * self.unshown.mean(axis=0)
         return replace(self.features, measures=self.features.measures - usual)
 
 
 @dataclass(frozen=True)
 class PreferredFeatures:
-    """Two replies to one question. strength: 1 for a clear preference. is_reason: whether it is the reason
-    for a rating (taste_reasons.py) instead of separate feedback."""
+    """A preference between two replies to one question. strength: 1 for a clear preference. is_reason: True
+    if the preference is the reason for a rating (taste_reasons.py) and not separate feedback."""
 
     better: ReplyFeatures
     worse: ReplyFeatures
@@ -77,7 +80,8 @@ Given = RatedFeatures | PreferredFeatures
 
 
 def background_counts(given: Sequence[Given]) -> bool:
-    """Should unrated replies count as evidence, because nearly all ratings are up or nearly all are down?"""
+    """Return True if unrated replies are evidence, too, because nearly all ratings are up or nearly all are
+    down."""
     rated = [STARS[one.rating] - NEUTRAL for one in given if isinstance(one, RatedFeatures)]
     return missing_side(np.array(rated)) > 0
 
@@ -96,7 +100,7 @@ def _rows(given: Sequence[Given], share: float) -> Rows:
 
 
 def _row(one: Given, share: float) -> tuple[ReplyFeatures, ReplyFeatures | None, float, float]:
-    """(reply, worse reply, y, weight)"""
+    """Return (reply, worse reply or None, y, weight) of a rating or preference."""
     if isinstance(one, RatedFeatures):
         return one.features_from(share), None, STARS[one.rating] - NEUTRAL, 1.0
     return one.better, one.worse, GAP, PAIR * one.strength
@@ -120,11 +124,11 @@ def _features(background: Sequence[RatedFeatures], share: float) -> list[ReplyFe
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """The weights that hold for all questions.
+    """The weights of the columns that apply to all questions.
 
     mean: [K], covariance: [K, K]: stars by which a reply's rating rises with each measure (as `measure_text`
         gives it) and with one more of each word
-    words: [K], hashes of the words; -1 for the measures, which come first
+    words: [K], the hashes of the words; -1 for the measures, which come before the words
     """
 
     mean: np.ndarray
@@ -134,10 +138,10 @@ class TokenWeights:
 
 @dataclass(frozen=True)
 class TasteModel:
-    """A fitted model; `fit` makes it. It is immutable.
+    """A fitted taste model. `fit` makes a model, which is immutable.
 
     ratings: the number of ratings and preferences in the fit
-    share: of the mean of unshown replies to a question, from which measures are counted
+    share: the factor of the unshown replies' mean measures, which are subtracted from a reply's measures
     """
 
     ratings: int
@@ -155,7 +159,7 @@ class TasteModel:
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
         compared = [one for one in background if one.unshown is not None]
         if background and len(compared) < min(MIN_COMPARED, len(background)):
-            share = 0.0  # replies can be compared only if unrated ones can be, too
+            share = 0.0  # replies are compared only if unrated replies can be compared, too
         else:
             background, share = compared, _probability_of_comparing(given, compared)
         return cls(count, fit(_rows(given, share), _features(background, share)), share)
@@ -174,13 +178,13 @@ class TasteModel:
 
     @property
     def has_words(self) -> bool:
-        """Is a column selected whose word can be named only from the texts of replies?"""
+        """True if a selected column is about a word, which can be named only from the texts of replies."""
         return any(c.word is not None or c.opener is not None for c in self.fitted.columns)
 
     @property
     def turned(self) -> int:
-        """The number of ratings before the newest turn of the taste, which no longer count; 0: the taste
-        never turned."""
+        """The number of ratings before the newest turn of the taste, which the model no longer uses; 0 if the
+        taste never turned. A turn is a point at which the user's taste changed."""
         return self.fitted.turned
 
     def token_weights(self) -> TokenWeights:
@@ -203,14 +207,15 @@ class TasteModel:
         )
 
     def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Liking]:
-        """Return what the ratings support, the strongest first. rated: (question, reply) of rated replies,
-        which give words their names; without them only measures are named."""
+        """Return the likings that the ratings support, the strongest first. rated: (question, reply) of rated
+        replies, which give words their names. Without `rated`, only measures are named."""
         return preferences(self.fitted, rated)
 
     def guess(self) -> str:
-        """Return in words what the ratings point to most, clear or not; "" if they point nowhere."""
+        """Return in words the liking to which the ratings point most, even if it is not clear; "" if the
+        ratings point to none."""
         return guess(self.fitted)
 
     def explain(self, rated: Sequence[tuple[str, str]] = ()) -> str:
-        """Return the preferences as a sentence for people; "" if the ratings support none."""
+        """Return the preferences as a sentence for people; "" if the ratings support no preference."""
         return sentence(self.preferences(rated))

@@ -1,10 +1,12 @@
-"""Decides which columns of the taste model the ratings show clearly enough to say them in words.
+"""This module decides which likings the ratings show clearly enough to tell the user. Each liking is about
+one column of the taste model.
 
-The model's own interval does not answer this. It is narrow after ten ratings that happen to fit, and it
-divides one taste among all columns that go with it. So each column's correlation with the ratings is compared
-with the correlations of the same ratings after random shuffling. The largest correlation of all columns
-counts, so that many columns do not find more by chance (Westfall & Young 1993). A clear column is then
-removed from the ratings and from the other columns, so that one taste is said once.
+The model's own uncertainty is no good test. It is small after ten ratings that fit by chance, and the model
+divides one taste among all columns that vary together. So each column's correlation with the ratings is
+compared with the correlations of the same ratings after random shuffling. The threshold comes from the
+largest correlation of all columns, so that many columns do not give more findings by chance (Westfall & Young
+1993). A clear column is then removed from the ratings and from the other columns, so that one taste is found
+only once.
 """
 
 from dataclasses import dataclass
@@ -14,27 +16,28 @@ import numpy as np
 from .taste_columns import Column, Scale
 from .taste_fit import Rows
 
-# For users whose ratings are random, nothing is said to this share of them. At 0.95, most of what was said
-# after ten ratings was wrong: with so few ratings, fewer users show a real taste than chance shows a false
-# one.
+# The share of users with random ratings for whom nothing is found. At 0.95, most findings were wrong after
+# ten ratings, because with few ratings a real taste shows less often than chance makes a wrong
+# finding.
 LEVEL = 0.99
-_DEALS = 1000  # the number of shuffles: 10 of them are beyond the level
-_FAMILIES = 2  # measures; and all others (words, and kinds of questions). Each gets half of 1 - LEVEL
-# The share of a column's square that must remain beside the clear ones; otherwise it says the same.
+_DEALS = 1000  # the number of shuffles; 10 of them are beyond the level
+_FAMILIES = 2  # measures, and other columns (words, kinds of questions); each has half of 1 - LEVEL
+# A column says the same as the clear columns if less than this share of its square remains without them.
 _ALIKE = 0.1
 
 
 @dataclass(frozen=True)
 class ClearColumn:
-    """A clear column. correlation: with the ratings, beside the clearer columns; -1 to 1."""
+    """A clear column. correlation: its correlation with the ratings after the clearer columns are removed; -1
+    to 1."""
 
     column: Column
     correlation: float
 
 
 def clear_columns(rows: Rows, scale: Scale, most: int) -> list[ClearColumn]:
-    """Return up to `most` columns that are clear on their own and beside those found before, the clearest
-    first."""
+    """Return up to `most` clear columns, the clearest first. A column must be clear on its own, and also
+    after the columns found before it are removed."""
     if not len(rows.y):
         return []
     pool = rows.candidates(scale)
@@ -55,11 +58,11 @@ def clear_columns(rows: Rows, scale: Scale, most: int) -> list[ClearColumn]:
 class _Evidence:
     """The columns and the ratings.
 
-    x: [R, C], columns of the rows
-    signal: [R], weighted stars
+    x: [R, C], the C columns of the R rows
+    signal: [R], the weighted stars
     dealt: [R, _DEALS], the same stars, shuffled
-    whole: [C], squares of the columns at the start
-    family: [C], 0 or 1
+    whole: [C], the squares of the columns at the start
+    family: [C], the family of each column, 0 or 1 (_FAMILIES)
     """
 
     x: np.ndarray
@@ -70,7 +73,8 @@ class _Evidence:
 
     @classmethod
     def of(cls, rows: Rows, x: np.ndarray, family: np.ndarray) -> "_Evidence":
-        """Return the evidence, centred on the means. A pair is a difference and has no mean."""
+        """Return the evidence, centred on the means. The row of a pair is a difference, so no mean is
+        subtracted from it."""
         pairs = rows.pairs
         rated, y = np.delete(np.arange(len(rows.y)), pairs), rows.y.copy()
         if rated.size:
@@ -84,7 +88,7 @@ class _Evidence:
         return cls(x, signal, dealt, np.square(x).sum(axis=0), family)
 
     def without_column(self, column: int) -> "_Evidence":
-        """Return what is left when a column is removed."""
+        """Return the evidence after a column is removed from the ratings and from the other columns."""
         unit = self.x[:, column] / np.linalg.norm(self.x[:, column])
         x, signal, dealt = (
             values - np.multiply.outer(unit, unit @ values) for values in (self.x, self.signal, self.dealt)
@@ -92,7 +96,7 @@ class _Evidence:
         return _Evidence(x, signal, dealt, self.whole, self.family)
 
     def clear(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (correlation, whether it is clear) [C] of each column with the ratings."""
+        """Return the correlation [C] of each column with the ratings, and a mask [C] of the clear columns."""
         real = self._correlations(self.signal[:, None])[:, 0]
         chance, is_clear = abs(self._correlations(self.dealt)), np.zeros(len(real), bool)
         for family in range(_FAMILIES):
@@ -103,7 +107,8 @@ class _Evidence:
         return real, is_clear
 
     def _correlations(self, signals: np.ndarray) -> np.ndarray:
-        """Return [C, S] with signals [R, S]; 0 for a column of which hardly anything is left."""
+        """Return the correlations [C, S] of the columns with S signals [R, S]; 0 for a column that is nearly
+        zero after the removals."""
         left = np.square(self.x).sum(axis=0)
         scale = np.where(left > _ALIKE * self.whole + 1e-9, 1 / np.sqrt(left + 1e-12), 0)
         return (self.x.T @ signals) * scale[:, None] / np.maximum(np.linalg.norm(signals, axis=0), 1e-12)

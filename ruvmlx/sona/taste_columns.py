@@ -1,4 +1,5 @@
-"""The columns of the taste model's regression, and the candidates from which the ratings select."""
+"""This module makes the columns of the taste model's regression, and the candidate columns from which the
+ratings select some."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +10,17 @@ import numpy as np
 from .taste_features import BUCKETS, ReplyFeatures
 from .taste_measures import MEASURES, NAMED
 
-MAX_SPREADS = 4.0  # a measure counts at most this many of its spreads
+MAX_SPREADS = 4.0  # the maximum distance of a measure from its centre, in spreads
 USUAL = 10
-SEEN = 3  # a word or an opener is a candidate if this many rated replies have it
-WORDS, OPENERS = 300, 6  # the maximum number of candidates: the most common ones
+SEEN = 3  # a word or an opener (a question's first word) is a candidate if this many rated replies have it
+WORDS, OPENERS = 300, 6  # the maximum numbers of candidates; the most common are used
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number of a reply: a measure (an index in MEASURES), the square root of a word's count, or 1. With
-    `opener` it counts only if the reply's question begins with that word."""
+    """A column of the regression, which is one number of a reply: a measure (an index in MEASURES), the
+    square root of a word's count, or 1. If `opener` is set, the number is 0 unless the reply's question
+    begins with that word."""
 
     measure: int | None = None
     word: int | None = None
@@ -27,7 +29,8 @@ class Column:
     def of(
         self, replies: Sequence[ReplyFeatures], measures: np.ndarray, words: Mapping[int, np.ndarray]
     ) -> np.ndarray:
-        """Return [R], from the measures [R, M] and the roots of the words' counts [R] of the same replies."""
+        """Return the column [R] of R replies, from their measures [R, M] and the roots of their words'
+        counts, [R] for each word."""
         if self.measure is not None:
             value = measures[:, self.measure]
         elif self.word is not None:
@@ -42,7 +45,7 @@ class Column:
 @dataclass(frozen=True)
 class Scale:
     """The usual values of the measures for this user: centre [M] and spread [M], from the replies to which
-    the model is fitted. Otherwise a few long replies would all count as equally long."""
+    the model is fitted. Without this scale, all long replies of a user would seem equally long."""
 
     centre: np.ndarray
     spread: np.ndarray
@@ -50,8 +53,8 @@ class Scale:
     @classmethod
     def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
         """Return the scale of these replies, with USUAL more replies that have the centre and spread of
-        taste_measures.py. The spread is never smaller than that, because a measure that hardly varies says
-        little."""
+        taste_measures.py. The spread is never smaller than the spread of taste_measures.py, because a measure
+        that hardly varies says little."""
         found = _stack_measures(replies)
         count = USUAL + len(found)
         centre = found.sum(axis=0) / count
@@ -59,7 +62,7 @@ class Scale:
         return cls(centre, np.sqrt(np.maximum(square, 1)))
 
     def measures(self, replies: Sequence[ReplyFeatures]) -> np.ndarray:
-        """Return [R, M] float64, each at most MAX_SPREADS spreads from the centre."""
+        """Return the measures [R, M] float64, each at most MAX_SPREADS spreads from the centre."""
         return np.clip((_stack_measures(replies) - self.centre) / self.spread, -MAX_SPREADS, MAX_SPREADS)
 
 
@@ -69,7 +72,7 @@ def _stack_measures(replies: Sequence[ReplyFeatures]) -> np.ndarray:
 
 
 def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: Scale) -> np.ndarray:
-    """Return [R, 1 + M + K]: an intercept, all measures, the selected columns."""
+    """Return the design matrix [R, 1 + M + K]: an intercept, all M measures, and the K selected columns."""
     measures = scale.measures(replies)
     words = list(dict.fromkeys(column.word for column in selected if column.word is not None))
     counted = dict(zip(words, roots(replies, words).T, strict=True)) if words else {}
@@ -98,8 +101,8 @@ class Candidates:
 
 _ROOT = np.sqrt(np.arange(256, dtype=np.float32))
 
-# The more columns of a kind there are, the more evidence a column of this kind must bring.
-# The model has all measures anyway.
+# The more columns of a kind exist, the more evidence a column of this kind must bring.
+# A measure is not a candidate, because the model always has all measures.
 _COSTS = {"measure": np.inf, "word": 6.0, "opener": 5.0, "both": 8.0}
 
 
@@ -122,7 +125,7 @@ def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
 
 
 def _common_words(replies: Sequence[ReplyFeatures]) -> list[int]:
-    """Return the WORDS most common hashes that SEEN or more replies have, but not all."""
+    """Return the WORDS most common word hashes that at least SEEN replies have, but not all replies."""
     seen = np.bincount(concatenate_parts([r.words for r in replies]), minlength=BUCKETS)
     found = np.flatnonzero((seen >= SEEN) & (seen < len(replies)))
     return found[np.argsort(-seen[found], kind="stable")[:WORDS]].tolist()
@@ -135,13 +138,13 @@ def _common_openers(begun: np.ndarray) -> list[int]:
 
 
 def concatenate_parts(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate the parts; there may be none."""
+    """Concatenate the parts, which may be an empty list."""
     return np.concatenate([np.zeros(0, np.uint8), *parts])
 
 
 def roots(replies: Sequence[ReplyFeatures], words: Sequence[int]) -> np.ndarray:
-    """Return [R, W] float32: the square roots of the words' counts."""
-    place = np.zeros(BUCKETS, np.int32)  # 0: not wanted
+    """Return the square roots of the words' counts: [R, W] float32, for R replies and W words."""
+    place = np.zeros(BUCKETS, np.int32)  # 0 for a hash that is not in `words`
     place[list(words)] = np.arange(1, len(words) + 1)
     sizes = [len(r.words) for r in replies]
     found = np.zeros((len(replies), len(words) + 1), np.float32)

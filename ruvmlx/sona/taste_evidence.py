@@ -1,4 +1,4 @@
-"""Bayesian linear regression whose variances are chosen by the evidence.
+"""This module computes a Bayesian linear regression whose variances are chosen by the evidence p(y).
 
     y = X w + e,   w_k ~ N(0, a_k),   e_i ~ N(0, s / weight_i)
 
@@ -7,13 +7,13 @@
 
 Only sums over ratings appear, so the cost of a step does not grow with the number of ratings.
 
-Few measures matter to one user. So their weights get another prior, a spike and a slab,
+Few measures matter to one user. So the weights of measures get another prior, a spike and a slab,
 
     w_k ~ chance_k N(0, SLAB) + (1 - chance_k) N(0, SPIKE)
 
-Expectation propagation finds a Gaussian near the posterior. It puts a Gaussian (precision t_k, shift h_k) in
-place of each prior, so that mean and variance of w_k stay the same when the true prior takes its place again.
-(Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
+Expectation propagation finds a Gaussian near the posterior. It replaces each prior by a Gaussian (precision
+t_k, shift h_k), and chooses this Gaussian so that the mean and variance of w_k would stay the same with the
+true prior. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
 """
 
 import math
@@ -22,19 +22,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-LEAST_NOISE = 1 / 12  # the variance of a number that was rounded to a whole one, as stars are
+LEAST_NOISE = 1 / 12  # the variance of a rounding error; stars are rounded to whole numbers
 USUAL_NOISE = 0.7
 INTERCEPT = 1.5  # the variance of the intercept
-SLAB, SPIKE = 0.5, 0.001  # variances of a weight that matters, and of one that does not
-_ROUNDS = 60  # of expectation propagation
-_PART = 0.5  # of the way to the new Gaussians, in each round
-_SETTLED = 1e-2  # a relative change of every precision, after which the rounds end
-_GAIN = 1e-3  # of log-evidence: a smaller gain ends the search
+SLAB, SPIKE = 0.5, 0.001  # the prior variance of a weight that matters, and of a weight that does not matter
+_ROUNDS = 60  # the maximum number of rounds of expectation propagation
+_PART = 0.5  # each round goes this share of the way to the new Gaussians
+_SETTLED = 1e-2  # the rounds end after a round with a smaller relative change of every precision
+_GAIN = 1e-3  # a smaller gain of log-evidence ends the search for variances
 
 
 @dataclass(frozen=True)
 class Sums:
-    """joint: [d + 1, d + 1], sums of products of the d columns and, last, of y. count: the sum of weights."""
+    """The sums over ratings that the regression needs. joint: [d + 1, d + 1], the weighted sums of the
+    products of all pairs of the d columns and y (the last). count: the sum of the ratings' weights."""
 
     joint: np.ndarray
     count: float
@@ -49,12 +50,12 @@ class Sums:
 
     @property
     def gram(self) -> np.ndarray:
-        """X^T X [d, d]"""
+        """The matrix X^T X [d, d]."""
         return self.joint[:-1, :-1]
 
     @property
     def moment(self) -> np.ndarray:
-        """X^T y [d]"""
+        """The vector X^T y [d]."""
         return self.joint[:-1, -1]
 
 
@@ -62,9 +63,9 @@ class Sums:
 class Variances:
     """The variances of the model.
 
-    base: of the weight of each measure
-    noise: s, never below `least`
-    own: [K], a of the selected columns
+    base: the prior variance of the weight of each measure
+    noise: the noise variance s, never below `least`
+    own: [K], the prior variances a of the weights of the selected columns
     """
 
     base: float
@@ -73,7 +74,8 @@ class Variances:
     least: float = LEAST_NOISE
 
     def prior(self, measures: int) -> np.ndarray:
-        """a [1 + M + K]"""
+        """Return the prior variances a [1 + M + K] of the intercept, the measures and the selected
+        columns."""
         return np.array([INTERCEPT, *[self.base] * measures, *self.own])
 
     def scale_variance(self, which: int, factor: float) -> "Variances":
@@ -90,7 +92,7 @@ class Variances:
 
 @dataclass(frozen=True)
 class Posterior:
-    """mean [d] and covariance [d, d] of the weights; noise: s."""
+    """The posterior of the weights: mean [d] and covariance [d, d]. noise: the noise variance s."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -103,8 +105,10 @@ class Posterior:
 
     @classmethod
     def sparse(cls, sums: Sums, prior: np.ndarray, chance: np.ndarray, noise: float) -> "Posterior":
-        """Return the Gaussian that expectation propagation finds. prior: [d], variances. chance: [d], the
-        probability that a weight matters; NaN for a weight with the prior N(0, prior)."""
+        """Return the Gaussian posterior that expectation propagation finds. prior: [d], the prior variances.
+        chance: [d], the prior probability that a weight matters; NaN for a weight with the plain prior N(0,
+        prior).
+        """
         few = np.flatnonzero(~np.isnan(chance))
         gram, moment, chance = sums.gram / noise, sums.moment / noise, chance[few]
         precision, shift = 1 / prior, np.zeros(len(prior))
@@ -112,7 +116,7 @@ class Posterior:
         for _ in range(_ROUNDS):
             found = cls._with_sites(gram, moment, precision, shift, noise)
             mean, variance = found.mean[few], found.covariance.diagonal()[few]
-            # The weight without its own Gaussian.
+            # The distribution of the weight without its own Gaussian.
             rest = np.maximum(1 / variance - precision[few], 1e-6)
             drawn_to = mean / variance - shift[few]
             right_mean, right_variance = _moments(drawn_to / rest, 1 / rest, chance)
@@ -133,7 +137,7 @@ class Posterior:
         return cls(covariance @ (moment + shift), covariance, noise)
 
     def predict(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """x [R, d] -> mean and variance [R] of y, with the noise."""
+        """Return the mean and variance [R] of y for rows x [R, d]. The variance includes the noise."""
         return x @ self.mean, self.noise + np.einsum("rd,rd->r", x @ self.covariance, x)
 
 
@@ -152,23 +156,23 @@ def _moments(centre: np.ndarray, variance: np.ndarray, chance: np.ndarray) -> tu
 
 
 def log_evidence(sums: Sums, prior: np.ndarray, noise: float) -> float:
-    """log p(y) for the prior variances a [d] and the noise variance s."""
+    """Return log p(y) for the prior variances a [d] and the noise variance s."""
     return float(log_evidences(sums.joint, sums.count, prior, noise))
 
 
 def log_evidences(
     joint: np.ndarray, count: np.ndarray | float, prior: np.ndarray, noise: float
 ) -> np.ndarray:
-    """Return the same for several sets of ratings: joint [..., d + 1, d + 1], count [...].
+    """Return log p(y) for several sets of ratings: joint [..., d + 1, d + 1], count [...].
 
-    One factorisation gives both terms. In the root of [[P, b / s], [b^T / s, y^T y / s]], the last corner is
-    the root of the misfit, and the rest is that of P.
+    One Cholesky factorisation gives both terms. In the factor of [[P, b / s], [b^T / s, y^T y / s]], the last
+    corner is the square root of the misfit, and the rest is the factor of P.
     """
     both = joint / noise
     size = len(prior)
-    diagonals = both.reshape(-1, (size + 1) ** 2)[:, :: size + 2]  # a view
+    diagonals = both.reshape(-1, (size + 1) ** 2)[:, :: size + 2]  # `diagonals` is a view
     diagonals[:, :size] += 1 / prior
-    diagonals[:, size] += 1e-9  # without any ratings the corner must stay positive
+    diagonals[:, size] += 1e-9  # keeps the corner positive if there are no ratings
     roots = np.linalg.cholesky(both).diagonal(axis1=-2, axis2=-1)
     log_det = 2 * np.log(roots[..., :-1]).sum(axis=-1) + np.log(prior).sum()
     return -0.5 * (count * math.log(2 * math.pi * noise) + log_det + roots[..., -1] ** 2)
@@ -177,8 +181,8 @@ def log_evidences(
 def coordinate_ascent(
     variances: Variances, which: Sequence[int], score: Callable[[Variances], float], steps: Sequence[float]
 ) -> Variances:
-    """Coordinate ascent over log2 of the variances that `which` names (as in `scale_variance`). The steps get
-    smaller."""
+    """Find better variances by coordinate ascent over log2 of the variances that `which` names (as in
+    `scale_variance`). The steps get smaller."""
     best = score(variances)
     for step in steps:
         for place in which:
@@ -189,7 +193,8 @@ def coordinate_ascent(
 
 
 def hyperprior(variances: Variances, base: float, own: Sequence[float]) -> float:
-    """Log-normal around the usual values, because few ratings say little about variances."""
+    """Return the log-density of the variances: log-normal around the usual values, because few ratings say
+    little about variances."""
     off = [(variances.base / base, 2.0), (variances.noise / USUAL_NOISE, 1.5)]
     off += [(a / usual, 1.0) for a, usual in zip(variances.own, own, strict=True)]
     return sum(-0.5 * (math.log2(ratio) / spread) ** 2 for ratio, spread in off)

@@ -1,7 +1,8 @@
-"""What the taste model knows about a reply: measures of its text, its words, and how its question begins.
+"""This module computes what the taste model knows about a reply: measures of the reply's text, its words, and
+the first word of its question.
 
-All of it is computed from the question and the reply's text alone. So an edited or imported reply has
-features too.
+These features are computed from the question and the reply's text alone. So an edited or imported reply has
+features, too.
 """
 
 import itertools
@@ -14,18 +15,18 @@ import numpy as np
 
 from .taste_measures import MEASURES, measure_text
 
-BUCKETS = 1 << 16  # words and pairs of words are known by a hash of 16 bits
+BUCKETS = 1 << 16  # the model knows words and pairs of words by a hash of 16 bits
 _TOKEN = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*|\d+|[^\w\s]")
-_MAX_COUNT = 255  # a count is one byte
+_MAX_COUNT = 255  # the maximum count of a word, because a count is one byte
 
 
 @dataclass(frozen=True)
 class ReplyFeatures:
     """The features of one reply: 4 M + 3 W + 2 bytes, about 600 for 100 words.
 
-    measures: [M] float32
-    words: [W] uint16, rising: hashes of the reply's words and pairs of words
-    counts: [W] uint8
+    measures: [M] float32, the measures of the text (taste_measures.py)
+    words: [W] uint16, ascending: the hashes of the reply's words and pairs of words
+    counts: [W] uint8, how often the reply has each of them
     opener: the hash of the question's first word
     """
 
@@ -35,7 +36,7 @@ class ReplyFeatures:
     opener: int = 0
 
     def to_bytes(self) -> bytes:
-        """The opener, the measures, the hashes, the counts; little-endian."""
+        """Serialise the opener, the measures, the hashes and the counts, little-endian."""
         head = np.array([self.opener, len(self.measures), len(self.words)], "<u2").tobytes()
         return head + b"".join(
             part.tobytes()
@@ -44,8 +45,8 @@ class ReplyFeatures:
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> "ReplyFeatures | None":
-        """Return None if there are no features, or if a version with other measures stored them: compute them
-        again."""
+        """Read stored features. Return None if there are no features, or if a version with other measures
+        stored them; the caller then computes them again."""
         if data is None or len(data) < 6:
             return None
         opener, measures, words = (int(n) for n in np.frombuffer(data, "<u2", 3))
@@ -61,7 +62,8 @@ class ReplyFeatures:
 
 
 def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:
-    """Return the features of a reply. finished: whether it ended by itself, not at the length limit."""
+    """Return the features of a reply. finished: True if the reply ended by itself, not at the length
+    limit."""
     counted = Counter(bucket(gram) for gram in grams(text))
     words = np.array(sorted(counted), np.uint16)
     counts = np.array([min(counted[int(w)], _MAX_COUNT) for w in words], np.uint8)
@@ -69,13 +71,13 @@ def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:
 
 
 def grams(text: str) -> list[str]:
-    """Return the words and marks of a text in lower case, and each pair of neighbours."""
+    """Return the words and punctuation marks of a text in lower case, and each pair of neighbours."""
     tokens = _TOKEN.findall(text.lower().replace("\u2019", "'"))
     return tokens + [f"{a} {b}" for a, b in itertools.pairwise(tokens)]
 
 
 def opener_of(question: str) -> str:
-    """The question's first word, in lower case."""
+    """Return the question's first word, in lower case."""
     found = _TOKEN.search(question)
     return found.group().lower() if found else ""
 

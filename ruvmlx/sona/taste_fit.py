@@ -1,4 +1,5 @@
-"""Fits the taste model: selects columns by the evidence, chooses the variances, finds a turn of the taste."""
+"""This module fits the taste model: it selects columns by the evidence, chooses the variances, and finds a
+turn of the taste (a point at which the user's taste changed)."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,19 +23,19 @@ from .taste_features import ReplyFeatures
 from .taste_measures import MEASURES
 
 M = len(MEASURES)
-BASE = 0.25 / M  # the usual prior variance of a measure's weight: all measures together move half a star
-MAX_COLUMNS = 8  # selected columns
-_MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # prior variance of a selected column's weight
+BASE = 0.25 / M  # the usual prior variance of a measure's weight: all M measures together move half a star
+MAX_COLUMNS = 8  # the maximum number of selected columns
+_MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # limits of the prior variance of a column
 
-CHANCE = 0.1  # that a measure matters to a user
-LENGTH_CHANCE = 0.6  # that the length matters, and whether a reply is complete: the first two measures
+CHANCE = 0.1  # the prior probability that a measure matters to a user
+LENGTH_CHANCE = 0.6  # the same for the first two measures: the length, and whether a reply is complete
 
-DEGREES = 4.0  # degrees of freedom of the noise
+DEGREES = 4.0  # the degrees of freedom of the noise's Student's t distribution
 
-# Numbers of ratings after a turn that are tried.
+# The search for a turn tries these numbers of ratings after the turn.
 TURN_AGES = 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 80, 100, 160, 250, 400
 LEAST_OLD = 6  # the minimum number of ratings before a turn
-REMEMBERED = 200  # ratings before a turn that help to select columns
+REMEMBERED = 200  # the number of ratings before a turn that still help to select columns
 TURN_COST = 8.0  # the log-evidence that a turn must bring
 
 
@@ -42,9 +43,9 @@ TURN_COST = 8.0  # the log-evidence that a turn must bring
 class Rows:
     """The ratings and pairs to fit.
 
-    replies: the rated reply, or the better reply of a pair
+    replies: for each of R rows, the rated reply, or the better reply of a pair
     y: [R], stars above neutral; in a pair, the difference in stars, reply minus worse
-    weight: [R]; 0.5 counts as half a rating
+    weight: [R], the weight of each row; 1 is one rating
     worse: [R], the worse reply of a pair; None for a rating
     coarse: the variance inside one rating, which is the minimum of the noise
     """
@@ -70,27 +71,29 @@ class Rows:
 
     @property
     def pairs(self) -> list[int]:
-        """The rows that are pairs."""
+        """The indices of the rows that are pairs."""
         return [row for row, worse in enumerate(self.worse) if worse is not None]
 
     @property
     def all_replies(self) -> list[ReplyFeatures]:
-        """[E]: the replies, then the worse replies of the pairs."""
+        """The replies of all rows, then the worse replies of the pairs."""
         return [*self.replies, *(worse for worse in self.worse if worse is not None)]
 
     @property
     def rated_stars(self) -> np.ndarray:
-        """y of the rows that are not pairs."""
+        """The values y of the rows that are not pairs."""
         return np.delete(self.y, self.pairs)
 
     def differences(self, values: np.ndarray) -> np.ndarray:
-        """Values of all replies [E, C] -> values of the rows [R, C]; for a pair, reply minus worse."""
+        """Return the values of the rows [R, C] from the values of `all_replies` [E, C]. The value of a pair
+        is that of the better reply minus that of the worse reply."""
         found = values[: len(self.replies)].copy()
         found[self.pairs] -= values[len(self.replies) :]
         return found
 
     def design(self, columns: Sequence[Column], scale: Scale) -> np.ndarray:
-        """Return [R, 1 + M + K]. The row of a pair is a difference, so its intercept is 0."""
+        """Return the design matrix [R, 1 + M + K]. The row of a pair is a difference, so its intercept is
+        0."""
         return self.differences(design(self.all_replies, columns, scale))
 
     def candidates(self, scale: Scale) -> Candidates:
@@ -105,7 +108,7 @@ class Rows:
 @dataclass(frozen=True)
 class TasteFit:
     """The result of a fit. rows: the data. turned: the number of ratings before the newest turn of the taste,
-    which no longer count; 0: there was none."""
+    which the model no longer uses; 0 if there was no turn."""
 
     columns: tuple[Column, ...]
     variances: Variances
@@ -116,8 +119,8 @@ class TasteFit:
 
 
 def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
-    """Fit the model. ratings: ratings and pairs, oldest first. background: replies that were seen and not
-    rated."""
+    """Fit the model. ratings: ratings and pairs, oldest first. background: replies that the user saw and did
+    not rate."""
     rows = with_background(ratings, background)
     scale = Scale.of(rows.all_replies)
     begun = select_columns(rows, rows.candidates(scale))
@@ -132,17 +135,19 @@ def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
 
 
 def log_evidence_of_measures(rows: Rows) -> float:
-    """Return log p(y) of the model without selected columns. Models with other features of the same ratings
-    can be compared by it."""
+    """Return log p(y) of the model without selected columns. With this value, models with different features
+    of the same ratings can be compared."""
     sums = rows.sums(rows.design((), Scale.of(rows.all_replies)))
     variances = _fit_variances(Variances(BASE, USUAL_NOISE, (), rows.coarse), sums, ())
     return log_evidence(sums, variances.prior(M), variances.noise)
 
 
 def with_background(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
-    """Return the ratings, and the background as more ratings. Together these count as many as are missing on
-    the rarer side. A user who only presses up also tells something by the replies that they do not rate. For
-    this user they are below the middle; for a user who only presses down, above it."""
+    """Return the ratings, and the background as more ratings. A user who presses only up also says something
+    by not rating a reply: this reply is below the middle. For a user who presses only down, an unrated reply
+    is above the middle. All background replies together have the weight of the ratings that are missing on
+    the rarer side.
+    """
     rated = ratings.rated_stars
     total = missing_side(rated)
     used = background if total else ()
@@ -152,8 +157,8 @@ def with_background(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
 
 
 def missing_side(y: np.ndarray) -> int:
-    """Return how many ratings are missing on the rarer side: all if it has none, none if it has a quarter or
-    more."""
+    """Return how many ratings are missing on the rarer side (above or below the middle): all if this side has
+    no ratings, 0 if it has a quarter or more of the ratings."""
     return max(0, len(y) - 4 * min(int((y > 0).sum()), int((y < 0).sum())))
 
 
@@ -162,7 +167,8 @@ def missing_side(y: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Selection:
-    """x: [R, d], the values of the columns, with measures, for the rows."""
+    """The selected columns with the fitted variances. x: [R, d], the values of the columns and measures for
+    the rows."""
 
     rows: Rows
     pool: Candidates
@@ -181,7 +187,8 @@ class Selection:
 
     @property
     def fit(self) -> TasteFit:
-        # A column that is the best of hundreds fits some noise, about as much as two columns that were given.
+        # The best of hundreds of columns fits some noise, about as much as two columns that were not
+        # selected.
         count = len(self.rows.y)
         free = max(count / 3, count - 1 - 2 * len(self.columns))
         noise = self.variances.noise * max(1.0, count / max(free, 1.0))
@@ -197,7 +204,7 @@ def select_columns(
 ) -> Selection:
     """Add the columns that raise the evidence most, one after the other.
 
-    known: the columns at the start
+    known: the columns that are selected at the start
     x: [R, d], their values, if the caller has them
     most: the maximum number of columns
     """
@@ -222,10 +229,10 @@ def select_columns(
 
 
 def _robust(begun: Selection) -> Selection:
-    """Return the selection with less weight on ratings that are far from their prediction, such as a wrong
-    key. The noise has the tails of Student's t: (DEGREES + 1) / (DEGREES + error^2 / s)."""
+    """Return the selection after ratings that are far from their prediction, such as a wrong key press, get
+    less weight. The noise has the tails of Student's t: (DEGREES + 1) / (DEGREES + error^2 / s)."""
     weight, found = begun.rows.weight, begun
-    for most in (0, MAX_COLUMNS):  # first with the same columns, then with more
+    for most in (0, MAX_COLUMNS):  # fit first with the same columns, then with more columns
         error = found.rows.y - found.x @ found.posterior.mean
         trust = (DEGREES + 1) / (DEGREES + error * error / found.variances.noise)
         rows = replace(found.rows, weight=weight * trust * len(trust) / max(1.0, trust.sum()))
@@ -237,20 +244,21 @@ def _fit_variances(start: Variances, sums: Sums, usual: Sequence[float]) -> Vari
     def score(v: Variances) -> float:
         return log_evidence(sums, v.prior(M), v.noise) + hyperprior(v, BASE, usual)
 
-    # With a new column, the variances of the older ones hardly change.
+    # A new column hardly changes the variances of the older columns.
     which, steps = ([0, 1, 1 + len(usual)], (1.0, 0.5)) if usual else ([0, 1], (2.0, 1.0, 0.5))
     return coordinate_ascent(start, which, score, steps)
 
 
 class Scan:
-    """Scores all candidates at each step of the selection.
+    """The scores of all candidates, which are computed at each step of the selection.
 
     With q = z^T A^-1 y and r = z^T A^-1 z, where A is the covariance of y so far, a column z of variance a
     adds [a q^2 / (1 + a r) - log(1 + a r)] / 2 to the evidence. The best a is (q^2 - r) / r^2.
     """
 
     def __init__(self, pool: Candidates, rows: Rows, x: np.ndarray, taken: Sequence[int]):
-        """x [R, d]: the columns so far. taken: the candidates that are among them."""
+        """x [R, d]: the selected columns so far. taken: the indices of the candidates that are already
+        selected."""
         self._pool, self._cost = pool, pool.cost.copy()
         self._cost[list(taken)] = np.inf
         self._weight = rows.weight.astype(np.float32)
@@ -259,7 +267,7 @@ class Scan:
         self._zx = pool.values.T @ (self._weight[:, None] * x.astype(np.float32))  # [C, d]
 
     def add(self, which: int) -> None:
-        """Note that the candidate became a column."""
+        """Note that the candidate was selected."""
         column = self._pool.values.T @ (self._weight * self._pool.values[:, which])
         self._zx = np.column_stack([self._zx, column])
         self._cost[which] = np.inf
@@ -280,8 +288,8 @@ class Scan:
 
 
 def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
-    """Return after how many ratings the taste turned: two tastes, each with its own weights, must be clearly
-    more likely than one. 0: it did not turn. x [R, d]: columns of the ratings."""
+    """Return after how many ratings the taste turned; 0 if it did not turn. Two tastes, each with its own
+    weights, must be clearly more likely than one taste. x [R, d]: the columns of the ratings."""
     count = len(ratings.y)
     cuts = sorted(count - recent for recent in TURN_AGES if count - recent >= LEAST_OLD)
     if not cuts:
@@ -304,7 +312,8 @@ def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
 
 
 def _sharper(variances: Variances) -> list[Variances]:
-    """A mixture of two tastes looks like noise. Each taste alone has less noise, and larger weights."""
+    """Return sharper variances for each of two tastes. A mixture of two tastes looks like noise, so each
+    taste alone has less noise, and larger weights."""
     less = {max(variances.least, variances.noise / part) for part in (1, 4)}
     return [
         replace(variances, base=variances.base * up, noise=noise, own=tuple(a * up for a in variances.own))

@@ -1,4 +1,5 @@
-"""Measures of a reply's text for which people have words: its length, its lists, how it speaks to the reader.
+"""This module measures a reply's text by numbers for which people have words: its length, its lists, how it
+speaks to the reader.
 
 Each measure is one number, scaled so that replies of one model to one question differ by about 1. The taste
 model (taste.py) learns which measures a user likes and says so with the words given here.
@@ -28,7 +29,7 @@ def _set_of(words: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class ReplyText:
-    """A reply's text, divided into the parts that the measures count."""
+    """A reply's text and its parts, which the measures count."""
 
     text: str
     finished: bool
@@ -67,12 +68,13 @@ class ReplyText:
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure.
+    """A measure of a reply's text.
 
-    more, less: what a user likes if their ratings rise, or fall, with the measure
+    more, less: the words for a user's liking if the user's ratings rise, or fall, with the measure
     usual: the mean over replies (starter model)
     spread: the standard deviation among replies to one question (starter model)
-    by_word: whether a word or a mark changes it at any place; other measures are of the reply's structure
+    by_word: True if a word or a punctuation mark changes the measure at any place in the text; other measures
+        depend on the reply's structure
     """
 
     more: str
@@ -203,7 +205,7 @@ _NAMED = (
 )  # fmt: skip
 
 
-# Words that every English reply has. Their rates show styles.
+# Nearly every English reply has these words. Their rates show styles.
 _COMMON = (
     ("the", 1.91, 0.65),
     ("of", 1.46, 0.61),
@@ -229,7 +231,7 @@ def _common(word: str, usual: float, spread: float) -> Measure:
     return Measure(f"more '{word}'", f"less '{word}'", lambda t: t.share_of(wanted), usual, spread)
 
 
-NAMED = len(_NAMED)  # the first measures; the others are candidates as words, not as measures
+NAMED = len(_NAMED)  # the number of these measures; the other measures are rates of common words
 MEASURES = (*_NAMED, *(_common(*word) for word in _COMMON))
 
 

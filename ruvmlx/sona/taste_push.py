@@ -1,14 +1,16 @@
-"""The taste model as weights: how much more or less likely each token becomes.
+"""This module turns the taste model into weights: it computes how much more or less likely each token
+becomes. This change of the logits is called the push of the taste.
 
 The taste model (taste.py) predicts stars from measures of a reply. A token changes some measures at any
 place: " you" raises "more 'you'". So each token has an effect in stars: the taste model's weights times the
-change of the measures. In replies its logit rises by LOGIT times that effect. For a limit on the KL to the
-frozen model, log p' = log p + stars / beta is the distribution that earns the most stars. (Ziegler et al.
-2019, eq. 3; here each token counts by itself)
+change of the measures. In replies, the token's logit rises by LOGIT times this effect. For a limit on the KL
+to the frozen model, log p' = log p + stars / beta is the distribution that earns the most stars. (Ziegler et
+al. 2019, eq. 3; here for each token by itself)
 
-If a taste is about words, this says more than the replies' gradients: many tokens share a measure, and 30
-ratings are enough to know a measure. Lists, paragraphs, lengths and other measures of structure depend on the
-place of a token. Only the gradients learn those (instant.py).
+If a taste is about words, this push is better than the gradients of the rated replies, because many tokens
+share a measure, and 30 ratings are enough to know the weight of a measure. Lists, paragraphs, lengths and
+other measures of structure depend on the place of a token. Only gradients learn these measures (instant.py,
+measure_directions.py).
 """
 
 from dataclasses import dataclass
@@ -25,16 +27,16 @@ from .taste_features import bucket, grams
 from .taste_measures import MEASURES, measure_text
 from .user_taste import UserTaste
 
-LOGIT = 8.0  # logits per star that one more such token earns
-ALONG = 24.0  # the same along the directions of measures
-# The maximum number of logits by which a token may become more, and less, likely.
+LOGIT = 8.0  # logits per star that one more of the token earns
+ALONG = 24.0  # logits per star along the directions of measures (measure_directions.py)
+# The maximum number of logits by which the push raises, or lowers, a token.
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
-END_LOGIT = 8.0  # logits, for the tokens that end a reply, per star that half of the length earns
-MOST_END = 5.0  # the maximum number of logits by which these may become more, or less, likely
-PUSH_KL = 0.08  # nats per token; the end takes what it needs, other tokens the rest, at least a quarter
-FIRST, FIRST_END = 8, 4  # ratings before a taste pushes any other token, and before it pushes an end
-DOUBTED = 0.5  # what earns less than this many standard deviations is not pushed
-# The number of ratings by which the push may be out of date, because fitting the taste would delay the
+END_LOGIT = 8.0  # logits of the end tokens per star that a reply of half the length earns
+MOST_END = 5.0  # the maximum number of logits by which the push raises or lowers an end token
+PUSH_KL = 0.08  # KL of the push, nats per token: first for end tokens; the rest, at least 1/4, for others
+FIRST, FIRST_END = 8, 4  # the number of ratings that a push of other tokens needs, and of end tokens
+DOUBTED = 0.5  # an effect below this many standard deviations gives no push
+# The push can be this number of ratings out of date, because to fit the taste at a rating would delay the
 # rating.
 LAG = 8
 
@@ -58,12 +60,12 @@ _COMPLETE = [measure.more for measure in MEASURES].index("complete replies")
 
 @dataclass(frozen=True)
 class TokenEffects:
-    """What tokens [A] do to the measures of a reply.
+    """The effects of tokens [A] on the measures [M] of a reply.
 
     measures: [A, M] float32, the change of each measure by one more of the token; 0 for measures of structure
-    words: [A], the hash of the word that the token is; -1 if it is not a whole word
+    words: [A], the hash of the token's word; -1 if the token is not a whole word
     shorter: [M], the change of the measures that grow with the length, when a reply ends at half of its
-        words; 0 for all others
+        words; 0 for all other measures
     """
 
     measures: np.ndarray
@@ -72,7 +74,7 @@ class TokenEffects:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tokens: np.ndarray) -> "TokenEffects":
-        """Measure a text with each of the tokens: 0.3 s for 2,048 tokens."""
+        """Measure a text with each of the tokens inserted. This takes 0.3 s for 2,048 tokens."""
         without = measure_text(_BEFORE + _AFTER, False)
         texts = [tokenizer.token_bytes(int(token)).decode("utf-8", "replace") for token in tokens]
         rows = [measure_text(_BEFORE + text + _AFTER, False) - without for text in texts]
@@ -84,14 +86,15 @@ class TokenEffects:
         )
 
     def stars(self, taste: TasteModel, likely: np.ndarray) -> np.ndarray:
-        """Return [A]: the stars that one more of each token earns, by the taste model. The mean over the
-        tokens is 0, with each token as likely as in a usual reply (`likely` [A]).
+        """Return the stars [A] that one more of each token earns by the taste model. Their mean, weighted by
+        the probability of each token in a usual reply (`likely` [A]), is 0.
 
-        Noise in many weights adds up over the tokens. So all stars are multiplied by
+        Noise in many weights adds up over the tokens. So all stars are multiplied by a factor (James & Stein
+        1961),
 
-            1 - DOUBTED^2 noise / signal
+            max(0, 1 - DOUBTED^2 noise / signal)
 
-        or are 0 (James & Stein 1961). noise: the mean variance of a token's stars; signal: their mean square.
+        noise: the mean variance of a token's stars; signal: their mean square.
         """
         weights = taste.token_weights()
         changes = np.zeros((len(self.words), weights.mean.size))
@@ -104,8 +107,9 @@ class TokenEffects:
         return max(0.0, 1 - DOUBTED**2 * noise / max(likely @ stars**2, 1e-12)) * stars
 
     def end_stars(self, taste: TasteModel) -> float:
-        """Return the stars that a reply earns by ending at half of its words, shrunk by their uncertainty.
-        The reply is then complete; other replies are complete as often as those that this user saw."""
+        """Return the stars that a reply earns if it ends at half of its words, shrunk by their uncertainty.
+        The shorter reply is complete. It is compared with replies that are complete as often as the replies
+        that this user saw."""
         weights = taste.token_weights()
         change = np.zeros(weights.mean.size)
         change[: self.shorter.size] = self.shorter
@@ -120,30 +124,29 @@ def _word(text: str) -> int:
 
 
 class TastePush:
-    """The push of one user's taste, from the ratings before the one that uses it. It is computed while the
-    user reads, because fitting the taste would delay the rating."""
+    """The push of one user's taste. A rating uses the push from the ratings before it. The push is computed
+    while the user reads, because to fit the taste at the rating would delay the rating."""
 
     def __init__(self, tokenizer: Tokenizer, taste: UserTaste, directions: StoredDirections):
         self._tokenizer, self._taste, self._directions = tokenizer, taste, directions
         self._push = np.zeros(0, np.float32)
-        # The adapter's versions: that of the push, and those that ratings have made since.
+        # The adapter versions to which the push applies: its own version, then the versions of later ratings.
         self._versions: list[int] = []
 
     def prepare(self, version: int, probe: KLProbe) -> None:
-        """Compute the push for an adapter of this version, unless it is known. This takes milliseconds, and
-        0.3 s the first time."""
+        """Compute the push for an adapter version, unless the push is known. This takes milliseconds, or 0.3
+        s at the first call."""
         if version not in self._versions[:1]:
             self._push, self._versions = self._compute_push(probe), [version]
 
     def of(self, version: int, probe: KLProbe) -> np.ndarray:
-        """Return [A], which a rating of a reply by this version adds to the first row of lora_b."""
+        """Return the push [A] for an adapter version. A rating adds the push to the first row of lora_b."""
         if version not in self._versions:
             self.prepare(version, probe)
         return self._push
 
     def note_rating(self, before: int, after: int) -> None:
-        """Note that a rating turned version `before` into `after`. The push may be used for a few more
-        ratings."""
+        """Note that a rating turned version `before` into `after`. The push is used for up to LAG ratings."""
         if before in self._versions[:LAG]:
             self._versions.append(after)
 
@@ -169,7 +172,7 @@ class TastePush:
 
 def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
     """Return the logits [A] of a push. Scale them down if their KL exceeds `limit` by more than 5%."""
-    for _ in range(4):  # KL is about a parabola
+    for _ in range(4):  # the KL is about a parabola, so a few steps are enough
         if (kl := _kl(logits, probe)) <= 1.05 * limit:
             break
         logits = logits * np.sqrt(limit / kl)
@@ -177,7 +180,8 @@ def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
 
 
 def _kl(logits: np.ndarray, probe: KLProbe) -> float:
-    """Return KL(pushed || original) in answers (nats per token) for logits [A] at a usual reading."""
+    """Return KL(pushed || original) in answers (nats per token) for logits [A] that are added in a usual
+    answer."""
     text = probe.answered_contexts[1]
     block = np.zeros((probe.directions.shape[1], logits.size + 1), np.float32)
     block[0, :-1] = logits / probe.reading
@@ -188,8 +192,8 @@ _known: "WeakKeyDictionary[Tokenizer, tuple[bytes, TokenEffects]]" = WeakKeyDict
 
 
 def token_effects(tokenizer: Tokenizer, tokens: np.ndarray) -> TokenEffects:
-    """Return the effects of the tokens [A] that ratings may move. They are measured once for each tokenizer,
-    because all adapters of a model move the same tokens."""
+    """Return the effects of the tokens [A] that ratings may move. The effects are measured once for each
+    tokenizer, because all adapters of a model move the same tokens."""
     name = tokens.tobytes()
     known = _known.get(tokenizer)
     if known is None or known[0] != name:

@@ -1,4 +1,5 @@
-"""How well the taste model predicts its user: each rating beside its prediction from earlier ratings."""
+"""This module tests how well the taste model predicts its user: it compares each rating with the prediction
+from earlier ratings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ import numpy as np
 from .taste import NEUTRAL, STARS, RatedFeatures, TasteModel
 
 GROWTH = (
-    20  # the model is refitted after each rating, later once there are 1 / GROWTH more than at the last fit
+    20  # refit after each rating; later, after 1 / GROWTH more ratings than at the last fit
 )
 
 
@@ -16,8 +17,9 @@ GROWTH = (
 class PredictedRating:
     """A rating and its prediction.
 
-    given: the stars of `rating`
-    predicted, sd: mean and standard deviation by a model that was fitted to earlier ratings alone
+    given: the number of stars of the rating
+    predicted, sd: the mean and standard deviation that a model predicts which was fitted to earlier ratings
+        alone
     usual: the mean of all earlier ratings, for comparison
     """
 
@@ -31,11 +33,12 @@ class PredictedRating:
 
 @dataclass(frozen=True)
 class TasteRecord:
-    """All ratings, oldest first.
+    """All ratings with their predictions, oldest first.
 
-    error, usual_error: the mean absolute error, in stars, of the predictions, and of always predicting the
-        mean of the earlier ratings. correlation: of predicted and given stars; None if one of them never
-        varies.
+    error: the mean absolute error of the predictions, in stars
+    usual_error: the mean absolute error if each prediction were the mean of the earlier ratings, in stars
+    correlation: the correlation of predicted and given stars; None if the predicted or the given stars never
+        vary
     """
 
     ratings: tuple[PredictedRating, ...]

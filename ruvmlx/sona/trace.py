@@ -1,7 +1,9 @@
-"""The trace of a reply: its gradient and hidden states, recorded for a later rating while it is generated.
+"""This module records the trace of a reply while the reply is generated: its gradient and hidden states, for
+a later rating.
 
-With u = a^T h, z = W h + s b^T u and delta = onehot(y) - softmax(z), the gradient of the reply's
-log-probability (temperature 1) is the sum over its tokens of
+With hidden state h, head W, MicroLoRA factors a and b, scale s and token y, let u = a^T h, z = W h + s b^T u
+and delta = onehot(y) - softmax(z). Then the gradient of the reply's log-probability (temperature 1) is the
+sum over its tokens of
 
     E_b = s u delta^T   [r, V]            E_a = s h (b delta)^T   [D, r]
 
@@ -22,14 +24,14 @@ from ..lora import MicroLoRA
 
 @dataclass(frozen=True)
 class ReplyStats:
-    """Statistics of a reply under an adapter, computed before there is a rating.
+    """The statistics of a reply under an adapter. They are computed before the user rates the reply.
 
-    gradient, information: [r, A + k], gradient and Fisher information in the coordinates of instant.py, at
-        weight 1
-    praise: [r, A + k], the part of the gradient by which its end exceeds end_credit (instant.py)
+    gradient, information: [r, A + k], the gradient and the Fisher information in the coordinates of
+        instant.py, for a rating of weight 1
+    praise: [r, A + k], the part of the gradient from the end token that is beyond end_credit (instant.py)
     beside: [r, A + 1], the part of lora_b that does not follow from earlier ratings, at a gain of 1
-    covered: whether the adapter moves only tokens that ratings may move
-    finite: whether the gradients and lora_a are free of NaN and Inf
+    covered: True if the adapter moves only tokens that ratings may move
+    finite: True if the gradients and lora_a have no NaN, Inf or far too large numbers
     """
 
     gradient: np.ndarray
@@ -55,7 +57,7 @@ class LayerGradient:
 
 @dataclass
 class Trace:
-    """One reply's gradient under one adapter version. `add` is called once per drawn token.
+    """The gradient of one reply under one adapter version. `add` is called once per drawn token.
 
     hidden [T, D] is kept, so that the gradient can be computed again after the adapter has changed.
     """
@@ -65,17 +67,17 @@ class Trace:
     grad_a: np.ndarray = field(init=False)
     grad_b: np.ndarray = field(init=False)
     tokens: list[int] = field(default_factory=list)
-    logprob: float = 0.0  # sum of log p(y), with the adapter
-    frozen_logprob: float = 0.0  # the same without it
-    # logprob when the reply was generated; None: this trace was recorded then.
+    logprob: float = 0.0  # the sum of log p(y) over the tokens, with the adapter
+    frozen_logprob: float = 0.0  # the same sum without the adapter
+    # `logprob` when the reply was generated; None if this trace was recorded at that time.
     drawn_logprob: float | None = None
     stats: ReplyStats | None = None
-    layer_gradient: LayerGradient | None = None  # only if ratings move layers below the head
-    # logprob under the base alone; None: without a layer LoRA it equals frozen_logprob.
+    layer_gradient: LayerGradient | None = None  # None unless ratings change layers below the head
+    # `logprob` under the base alone; None if there is no layer LoRA, because then it equals frozen_logprob.
     base_logprob: float | None = None
-    # To first order, nats per token of the mean log p(y):
-    carried: float = 0.0  # added by the layer LoRA with which the reply was generated
-    moved: float = 0.0  # added by later changes of the layer LoRA
+    # First-order estimates of parts of the mean log p(y), nats per token:
+    carried: float = 0.0  # the part of the layer LoRA with which the reply was generated
+    moved: float = 0.0  # the part of later changes of the layer LoRA
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)
@@ -84,11 +86,13 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the gradient and hidden states, without those of layers below the head."""
+        """The number of bytes of the gradient and hidden states, without gradients of layers below the
+        head."""
         return self.grad_a.nbytes + self.grad_b.nbytes + sum(hidden.nbytes for hidden in self._hidden)
 
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """Add one token. hidden: [D]. logits: [V], with the adapter. token: drawn from these logits."""
+        """Add one token. hidden: [D], the state before the head. logits: [V], with the adapter. token: the
+        token that was drawn from these logits."""
         logprob, frozen = kernels.trace_accumulate(
             hidden,
             logits,
@@ -102,7 +106,7 @@ class Trace:
         self._append_token(hidden, token, logprob, frozen)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """Return the kernel call of `add`. The caller runs it together with those of other traces."""
+        """Return the kernel call of `add`. The caller runs the calls of several traces together."""
         a = self.adapter
         return [
             kernels.trace_work(
@@ -119,27 +123,29 @@ class Trace:
 
     @property
     def hidden(self) -> np.ndarray:
-        """[T, D] float32."""
+        """The hidden states of the T tokens: [T, D] float32."""
         return np.stack(self._hidden)
 
     @property
     def log_ratio(self) -> float:
-        """rho: mean over tokens of log p(y) - log p_frozen(y), nats; p includes the layer LoRA."""
+        """The log-ratio rho: the mean over tokens of log p(y) - log p_frozen(y), in nats. p includes the
+        layer LoRA."""
         frozen = self.frozen_logprob if self.base_logprob is None else self.base_logprob
         return (self.logprob - frozen) / len(self.tokens) + self.moved
 
     @property
     def importance(self) -> float:
-        """(p_now(reply) / p_drawn(reply))^(1/T), at most 1.
+        """The importance ratio (p_now(reply) / p_drawn(reply))^(1/T), at most 1.
 
-        A reply that has become unlikely is pushed down less: TOPR's taper (arXiv 2503.14286). The ratio is
-        per token as in GSPO (arXiv 2507.18071), because the ratio of whole replies is nearly always 0 or 1.
+        With this factor, a bad rating has less effect on a reply that has become unlikely; this is TOPR's
+        taper (arXiv 2503.14286). The ratio is per token as in GSPO (arXiv 2507.18071), because the ratio of
+        whole replies is nearly always 0 or 1.
         """
         drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
         return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens) + self.moved)))
 
     def replay(self, adapter: MicroLoRA, version: int, head) -> "Trace":
-        """Return the same reply's trace under another adapter."""
+        """Return the trace of the same reply under another adapter."""
         new = Trace(adapter, version)
         at = 0
         for hidden, logits in adapted_logits(adapter, self.hidden, head):
@@ -155,7 +161,8 @@ class Trace:
     def from_hidden(cls, adapter, version, hidden, tokens, head, drawn_logprob: float | None) -> "Trace":
         """Return the trace of a reply from its tokens and hidden states [T, D].
 
-        drawn_logprob: its log-probability when it was generated; None: it was generated without an adapter
+        drawn_logprob: the reply's log-probability when it was generated; None if it was generated without an
+            adapter
         """
         seed = cls(adapter, version, tokens=list(tokens))
         seed._hidden = list(hidden)
@@ -189,10 +196,11 @@ class Trace:
 
     @classmethod
     def from_bytes(cls, data: bytes, adapter: MicroLoRA) -> "Trace | None":
-        """Return a stored trace; None if it is damaged or has another shape: the caller replays it from the
-        tokens.
+        """Return a stored trace; None if the data is damaged or has another shape; the caller then computes
+        the trace again from the tokens.
 
-        adapter: must be the stored version's, or the trace must be replayed before use
+        adapter: the adapter of the stored version; with another adapter, the caller must call `replay` before
+            use
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:

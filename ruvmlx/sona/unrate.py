@@ -1,4 +1,5 @@
-"""Takes back the rating of one reply, at any place in the history, as if it had never been given."""
+"""This module takes back the rating of one reply at any place in the history, as if the user had never rated
+the reply."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +12,11 @@ from .learner import Learner
 
 def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
     """Go back to the version before the reply's rating, and give the later ratings and preferences again, in
-    one transaction. The newest rating is taken back bit for bit, as by undo.
+    one transaction. If the rating is the newest, the weights are then bit for bit the weights before the
+    rating, as after an undo.
 
-    Raises NotFound if the reply has no rating, or if the version before it is no longer kept. Raises
-    UsageError if a training has used the rating since.
+    Raises NotFound if the reply has no rating, or if the version before the rating is no longer stored.
+    Raises UsageError if a training has used the rating since.
     """
     history, active = learner.history, learner.active
     learner.rateable(reply_id)
@@ -41,8 +43,8 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
 
 
 def _later(learner: Learner, first: int, reply_id: str) -> list[Callable[[], object]]:
-    """Return calls that give the feedback in force after a version again, without the feedback on this reply;
-    the oldest first."""
+    """Return functions that give feedback again, the oldest first: all feedback in force after version
+    `first`, except the feedback on this reply."""
     history, found = learner.history, dict[int, Callable[[], object]]()
     for row in history.ratings():
         if row.reply_id != reply_id:

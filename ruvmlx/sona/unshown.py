@@ -1,8 +1,9 @@
-"""Replies that nobody saw to the questions that a user rated: what the rated reply is compared with.
+"""This module writes unshown replies: other replies to a rated reply's question, which no user sees. The
+taste model compares the rated reply with them.
 
 A user who gives three stars to a reply of 80 words may want short replies, or the question may need 80 words.
-The measures of a few other replies to the question tell these apart. The original model writes the replies
-in idle time. Only their measures are kept.
+The measures of a few other replies to the question tell which of the two is true. The original model writes
+these replies in idle time. Only their measures are stored.
 """
 
 import io
@@ -20,17 +21,17 @@ from ..store import Store
 from .sampled_replies import BegunReply, sampled_replies
 from .taste_measures import MEASURES, measure_text
 
-REPLIES = 4  # to each question
+REPLIES = 4  # the number of unshown replies to each question
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
-MAX_PROMPT_TOKENS = 2048  # longer prompts are left out: reading them takes long
-MAX_QUESTIONS = 1000  # the newest questions whose measures are kept
+MAX_PROMPT_TOKENS = 2048  # longer prompts are left out, because the model needs too long to read them
+MAX_QUESTIONS = 1000  # the measures of so many of the newest questions are stored
 SAVE_AFTER = 8  # questions
 TEMPERATURE = 0.7
-_NAME = "replies/unshown"  # of the stored measures; no adapter can have it
+_NAME = "replies/unshown"  # the name of the stored measures; no adapter can have this name
 
 
 class UnshownReplies:
-    """The measures of unshown replies of one model, in its store."""
+    """The measures of one model's unshown replies in the store."""
 
     def __init__(self, store: Store, fingerprint: str):
         self._store, self._fingerprint = store, fingerprint
@@ -47,9 +48,9 @@ class UnshownReplies:
 
     def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
         """Write unshown replies for the rated replies that have none, and store their measures. Return the
-        number of new questions. It takes about a second for each question with a small model, so it is for
-        idle time. `pause` may raise an exception to stop; the finished part is stored. Used only in the
-        backend's thread."""
+        number of new questions. This takes about a second for each question with a small model, so call it in
+        idle time. `pause` may raise an exception to stop; the finished part is stored. Only the backend's
+        thread may call this function."""
         replies, done = self._store.replies, 0
         found = {id_: rows for id_, rows in self.load().items() if replies.tokens(id_)}
         try:
@@ -87,5 +88,5 @@ def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) ->
 
 
 def measures_of(replies: Sequence[tuple[str, bool]]) -> np.ndarray:
-    """Return the measures [U, M] of replies: (text, whether it ended by itself)."""
+    """Return the measures [U, M] of U replies. replies: (text, True if the reply ended by itself)."""
     return np.stack([measure_text(thinking.split(text).answer, ended) for text, ended in replies])

@@ -1,4 +1,5 @@
-"""One adapter's taste model. It follows the store: the ratings in force decide, also after an undo."""
+"""This module keeps one adapter's taste model in step with the store: the model is fitted to the ratings in
+force, also after an undo."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ from .taste_reasons import asked_for
 from .taste_record import TasteRecord, predicted_before
 from .taste_words import Liking, sentence
 
-COMPARED = 200  # the number of newest ratings that idle time compares
-BACKGROUND = 200  # the number of newest unrated replies, for users who press only one thumb
-COMPARED_UNRATED = 60  # of these, idle time compares so many
+COMPARED = 200  # in idle time, the replies of this many newest ratings are compared with unshown replies
+BACKGROUND = 200  # the number of newest unrated replies that are used if a user presses only one thumb
+COMPARED_UNRATED = 60  # the number of these replies that are compared with unshown replies in idle time
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class TasteStatus:
     """The status of the taste model.
 
     ratings: the ratings and preferences to which the model was fitted
-    turned: how many of the oldest of them no longer count, because the taste changed
-    preferences: what the others support, the strongest first
+    turned: the number of the oldest ratings that are no longer used, because the taste changed
+    preferences: the likings that the other ratings support, the strongest first
     """
 
     ratings: int
@@ -37,27 +38,29 @@ class TasteStatus:
 
     @property
     def sentence(self) -> str:
-        """Return for example "shorter replies, more 'you'"; "" while the ratings support nothing."""
+        """The preferences as a sentence, for example "shorter replies, more 'you'"; "" if there are none."""
         return sentence(self.preferences)
 
 
 class UserTaste:
-    """The taste model, fitted when it is needed, not when a rating is given. It is kept until the adapter's
-    version changes."""
+    """The taste model of one adapter. It is fitted when it is needed, not when a rating is given, and is kept
+    until the adapter's version changes."""
 
     def __init__(self, history: AdapterHistory):
         self._history = history
-        self._features: dict[str, ReplyFeatures | None] = {}  # by reply; None: its words were deleted
-        self._unshown: dict[str, np.ndarray] | None = None  # measures, by rated reply
+        # features by reply id; None if the reply's text was deleted
+        self._features: dict[str, ReplyFeatures | None] = {}
+        # measures of unshown replies by the id of the rated reply
+        self._unshown: dict[str, np.ndarray] | None = None
         self._without_question: set[str] = (
             set()
-        )  # rated replies whose questions are gone, or too long to read
+        )  # ids of rated replies whose questions were deleted or are too long to read
         self._fitted: tuple[int, TasteModel, TasteStatus] | None = None
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
         """Write unshown replies to the rated questions, to compare the rated replies with them. If the user
-        presses only one thumb, unrated replies are compared, too. For idle time, see
-        UnshownReplies.complete."""
+        presses only one thumb, unrated replies are compared, too. Call this in idle time;
+        UnshownReplies.complete says why."""
         known = self._measured_unshown().keys() | self._without_question
         newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]
         newest += [reply_id for reply_id, _ in self._unrated_replies(self.evidence()[0])[:COMPARED_UNRATED]]
@@ -68,7 +71,8 @@ class UserTaste:
             self._without_question.update(set(missing) - self._measured_unshown().keys())
 
     def add_unshown(self, measures: Mapping[str, np.ndarray]) -> None:
-        """Add {id of a rated reply: measures [REPLIES, M]} of unshown replies that the caller has."""
+        """Add measures of unshown replies that the caller has: {id of a rated reply: measures [REPLIES,
+        M]}."""
         self._history.unshown.add(measures)
         self._unshown = self._fitted = None
 
@@ -81,8 +85,8 @@ class UserTaste:
         return self._current()[2]
 
     def record(self) -> TasteRecord:
-        """Return each rating beside its prediction from earlier ratings. This fits the model many times:
-        seconds for hundreds of ratings."""
+        """Return each rating beside its prediction from earlier ratings. This fits the model many times, so
+        hundreds of ratings take seconds."""
         return predicted_before([(reply_id, one) for reply_id, _, one in self._rated_features()])
 
     def _current(self) -> tuple[int, TasteModel, TasteStatus]:
@@ -96,7 +100,7 @@ class UserTaste:
         return self._fitted
 
     def _texts(self) -> list[tuple[str, str]]:
-        """(question, reply) of every rating and preference in force."""
+        """Return (question, reply) of every rating and preference in force."""
         rated = [(asked, said) for asked, said, _ in self._history.examples()]
         return rated + [(asked, said) for asked, *both in self._history.pairs.texts() for said in both]
 
@@ -104,15 +108,16 @@ class UserTaste:
         return TasteModel.fit(*self.evidence())
 
     def evidence(self) -> tuple[list[Given], Sequence[RatedFeatures]]:
-        """Return (ratings and preferences in force, oldest first; unrated replies, if the user presses only
-        one thumb)."""
+        """Return the ratings and preferences in force, oldest first, and the unrated replies that are used if
+        the user presses only one thumb."""
         given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
         given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
         return evidence, [one for _, one in self._unrated_replies(evidence)]
 
     def _rated_features(self) -> list[tuple[str, int, RatedFeatures]]:
-        """Return (reply id, version, rating) of the ratings in force whose words are known, oldest first."""
+        """Return (reply id, version, rated features) of the ratings in force whose replies have features,
+        oldest first."""
         labels = self._history.labels()
         if any(reply_id not in self._features for reply_id, *_ in labels):
             for row in self._history.rated_words():
@@ -133,7 +138,7 @@ class UserTaste:
         return self._unshown
 
     def _preferred_features(self) -> list[tuple[int, Given]]:
-        """Return (version, preference) of the preferences in force whose words are known."""
+        """Return (version, preference) of the preferences in force whose replies have features."""
         pairs = self._history.pairs.in_force()
         if any({pair.better, pair.worse} - self._features.keys() for pair in pairs):
             for row in self._history.pairs.words():
@@ -146,7 +151,7 @@ class UserTaste:
         return found
 
     def _reasons(self) -> list[tuple[int, Given]]:
-        """Return (version, preference) of the reasons of ratings in force."""
+        """Return (version, preference) for each reason of a rating in force."""
         stated = [
             (version, asked_for(features, reason))
             for reply_id, reason, version in self._history.reasons.in_force()
@@ -155,7 +160,8 @@ class UserTaste:
         return [(version, one) for version, one in stated if one is not None]
 
     def _unrated_replies(self, given: Sequence[Given]) -> list[tuple[str, RatedFeatures]]:
-        """Return (reply id, reply) of the newest unrated replies, if the user presses only one thumb."""
+        """Return (reply id, features) of the newest unrated replies if the user presses only one thumb; else
+        an empty list."""
         if not background_counts(given):
             return []
         unshown, rows = self._measured_unshown(), self._history.unrated_words(BACKGROUND)
@@ -169,12 +175,12 @@ class UserTaste:
 
 
 def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeatures:
-    """Return the features of a stored reply. If it has a thought, only the answer counts."""
+    """Return the features of a stored reply. If the reply has a thought, only its answer is used."""
     return features_of(question, thinking.split(text).answer, finish_reason == "stop")
 
 
 def _compute_features(row: ReplyWords) -> ReplyFeatures | None:
-    """Return the features of a reply that has none in today's format; None if its text was deleted or it
-    teaches nothing."""
+    """Return the features of a reply that has none in today's format; None if the reply's text was deleted or
+    if ruvmlx must not learn from the reply."""
     missing = row.text and row.features != b""
     return reply_features(row.prompt, row.text, row.finish_reason) if missing else None

@@ -1,6 +1,7 @@
-"""The protocol of the optional part that penalises changes to weights that earlier tasks depend on.
+"""This module defines the protocol of the optional part that penalises changes to weights that earlier tasks
+depend on.
 
-`wiring.py` passes the implementation: elastic weight consolidation (optional/ewc.py).
+`wiring.py` passes the implementation, which is elastic weight consolidation (optional/ewc.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,38 +12,39 @@ from ..pausing import Pause
 
 
 class Importance(Protocol):
-    """How much a task depends on each weight."""
+    """The importance of each weight for a task: a measure of how much the task depends on the weight."""
 
-    examples: int  # replies added
+    examples: int  # the number of replies that were added
 
     def add(self, example: Mapping[Place, Squares]) -> None:
         """Add one reply's squared gradient."""
 
     @property
     def finite(self) -> bool:
-        """Is it free of NaN and Inf?"""
+        """True if all numbers are finite."""
 
     def to_bytes(self) -> bytes: ...
 
 
 class WeightAnchors(Protocol):
-    """An anchor: the base LoRA at the end of a task, and the importance of its weights for that task."""
+    """The anchors of one adapter. An anchor is the base LoRA at the end of a task, and the importance of its
+    weights for that task."""
 
     limit: int  # the maximum number of anchors that are kept
 
     def ids(self) -> list[int]:
-        """Ids of the anchors on the path to the version in use, the oldest first."""
+        """Return the ids of the anchors on the path to the version in use, the oldest first."""
 
     def load(self) -> Sequence[Any]:
-        """The anchors with these ids."""
+        """Return the anchors whose ids `ids` returns."""
 
     def last_version(self) -> int:
-        """The adapter version of the newest anchor; 0 if there is none."""
+        """Return the adapter version of the newest anchor; 0 if there is no anchor."""
 
     def new_importance(self) -> Importance: ...
 
     def read_importance(self, data: bytes) -> Importance:
-        """Return a stored importance. Raises CorruptFile if it is damaged."""
+        """Read a stored importance. Raises CorruptFile if the data is damaged."""
 
     def end_run(
         self, version: int, base: int, importance: Any, report: dict[str, Any], pruned: dict[str, str]
@@ -55,4 +57,5 @@ class WeightAnchors(Protocol):
     def penalty(
         self, base: BaseLoRA, anchors: Sequence[Any], strength: float, pause: Pause | None = None
     ) -> tuple[float, dict[Place, Pair]]:
-        """Penalty on the base's distance to the anchors, and its gradient by the base's lora_a and lora_b."""
+        """Return the penalty on the base's distance to the anchors, and the penalty's gradient by the base's
+        lora_a and lora_b."""

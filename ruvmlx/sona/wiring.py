@@ -1,4 +1,5 @@
-"""Puts a learner together: the core, and the optional parts that implement its protocols."""
+"""This module puts a learner together from the core and the optional parts that implement the core's
+protocols."""
 
 from functools import partial
 
@@ -20,8 +21,8 @@ def open_learner(
 ) -> Learner:  # fmt: skip
     """Return the learner of one named adapter on one model. Nothing is measured yet (ActiveAdapter.measure).
 
-    learn: False: ratings are recorded and indexed, but never change weights
-    implicit: whether the rating index also uses implicit feedback on replies that were not rated (signal.py)
+    learn: False if ratings are recorded and indexed, but never change weights
+    implicit: True if the rating index also uses implicit feedback on unrated replies (signal.py)
     targets: the matrices that ratings change (lora/targets.py)
     """
     layers = LayerAdapter(store, model, backend, targets)

@@ -1,5 +1,5 @@
-"""Parts of learning that are off by default: layers below the head, the router, EWC, measured tiers, the
-style loop.
+"""This package holds the parts of learning that are off by default: changes of layers below the head, the
+router, EWC, and the style loop.
 
 Each part implements a protocol of the core (layer_part.py, weight_anchors.py) or is opened by a setting. In
 the core, only `wiring.py` and `slow_loops.py` import this package.

@@ -1,4 +1,5 @@
-"""Neural-linear Thompson sampling over a few arms (Riquelme, Tucker & Snoek 2018).
+"""This module chooses between a few arms by neural-linear Thompson sampling (Riquelme, Tucker & Snoek 2018).
+An arm is a way to generate a reply (router.py).
 
 Each arm has a Bayesian linear regression of the reward on its features phi, with known noise:
 
@@ -6,7 +7,7 @@ Each arm has a Bayesian linear regression of the reward on its features phi, wit
 
 The arm with the best draw from its posterior is chosen. The updates are exact and of rank one. P is stored,
 not its inverse, so rounding errors do not grow. To take back a rating, the arm is fitted again to the other
-ratings. The result is bit for bit as if the rating had never been given.
+ratings. The result is bit for bit the same as if the user had never given the rating.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ import numpy as np
 
 from ...errors import RuvmlxError
 
-NOISE = 0.5  # sigma: the deviation of rewards that are 0 or 1 equally often
-BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior deviations of an arm's bias and of each feature's weight
-# Prior mean rewards: of the arm that is used without a router, and of the others.
+NOISE = 0.5  # sigma: the standard deviation of rewards that are equally often 0 and 1
+BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior standard deviations of an arm's bias and of each feature's weight
+# The prior mean rewards of the arm that is used without a router, and of the other arms.
 DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4
 MAX_REWARD = 2.0  # the largest reward: quality (0 to 1) * max(0, 2 - latency_ratio)
 DRAWS = 2000
@@ -25,7 +26,8 @@ DRAWS = 2000
 
 @dataclass
 class Regression:
-    """One arm. precision: [d, d]. moment: [d] = precision @ mean. count, total: of the rewards seen."""
+    """The regression of one arm. precision: [d, d]. moment: [d] = precision @ mean. count, total: the number
+    and the sum of the rewards so far."""
 
     precision: np.ndarray
     moment: np.ndarray
@@ -34,7 +36,7 @@ class Regression:
 
     @classmethod
     def prior(cls, dimensions: int, mean: float) -> "Regression":
-        """Return the prior of an arm with features [1, state]. The expected reward is `mean` at every
+        """Return the prior of an arm with features [1, state]. Its expected reward is `mean` for every
         state."""
         diagonal = np.full(dimensions, WEIGHT_SD**-2)
         diagonal[0] = BIAS_SD**-2
@@ -43,9 +45,9 @@ class Regression:
         return cls(np.diag(diagonal), moment)
 
     def observe(self, phi: np.ndarray, reward: float) -> None:
-        """Add one rating. phi: [d]. Raises RuvmlxError, and changes nothing, if the reward or the state is
-        invalid."""
-        if not 0 <= reward <= MAX_REWARD:  # this is false for NaN too
+        """Add one rating. phi: [d], the features. Raises RuvmlxError, and changes nothing, if the reward or
+        the state is invalid."""
+        if not 0 <= reward <= MAX_REWARD:  # NaN is refused here, too
             raise RuvmlxError(f"a reward is from 0 to {MAX_REWARD:g}; got {reward}. The router is unchanged.")
         if phi.shape != self.moment.shape or not np.isfinite(phi).all():
             raise RuvmlxError(
@@ -58,7 +60,7 @@ class Regression:
 
     @property
     def mean(self) -> np.ndarray:
-        """Posterior mean of the weights: [d]."""
+        """The posterior mean of the weights: [d]."""
         return np.linalg.solve(self.precision, self.moment)
 
     @property
@@ -75,7 +77,7 @@ def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int =
     """Return the index of the best arm in each of n draws: [n].
 
     beliefs: (mean, standard deviation) of the reward per arm. Weights are normal, so rewards are normal, and
-        arms are independent. So drawing rewards is the same as drawing weights, which the slow twin in the
+        arms are independent. So to draw rewards is the same as to draw weights, as the slow reference in the
         tests does.
     """
     mean, sd = np.array(beliefs).T
@@ -83,7 +85,7 @@ def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int =
 
 
 def choose(beliefs: list[tuple[float, float]], rng: np.random.Generator) -> tuple[int, np.ndarray]:
-    """Return the best arm in the first draw, and each arm's share of all draws, which is its probability of
-    being best."""
+    """Return the best arm in the first draw, and for each arm the share of all draws in which it is best,
+    which estimates its probability of being the best arm."""
     best = draws(beliefs, rng)
     return int(best[0]), np.bincount(best, minlength=len(beliefs)) / len(best)
