@@ -8,9 +8,7 @@ import numpy as np
 
 from .taste import NEUTRAL, STARS, RatedFeatures, TasteModel
 
-GROWTH = (
-    20  # refit after each rating; later, after 1 / GROWTH more ratings than at the last fit
-)
+GROWTH = 20  # refit after each rating; later, after 1 / GROWTH more ratings than at the last fit
 
 
 @dataclass(frozen=True)
