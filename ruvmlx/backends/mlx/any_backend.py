@@ -1,8 +1,9 @@
-"""Runs any architecture that mlx-lm runs, with mlx-lm's own model and caches.
+"""This module runs any architecture that mlx-lm runs, with mlx-lm's own model and caches.
 
-Ratings work: MicroLoRA needs only the final hidden states and the logits. It is added to the logits that the
-    model returns, after the scale or cap that some models apply. KV tiers, a base LoRA, background training
-    and ratings of other matrices than the head need a decoder of our own. They are not available here.
+MicroLoRA learns from ratings here too, because it needs only the final hidden states and the logits. It is
+added to the logits that the model returns, after the scale or cap that some models apply. KV tiers, a base
+LoRA, background training and ratings of other matrices than the head need a decoder of our own. They are not
+available here.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from .runner import MLXRunner, default_device
 
 
 class AnyBackend(MLXRunner):
-    """Implements base.Backend and base.Streaming."""
+    """This class implements base.Backend and base.Streaming for any mlx-lm model."""
 
     name = "mlx"
     pool = None
@@ -57,13 +58,13 @@ class AnyBackend(MLXRunner):
             )
 
     def new_cache(self, policy: TierPolicy | None = None) -> AnyCache:
-        """Return the model's own caches, whatever the policy."""
+        """Return the model's own caches. The policy has no effect."""
         return AnyCache.of(self._graph.model)
 
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decode one sequence after the other: mlx-lm cannot join the caches of every model."""
+        """Decode one sequence after the other, because mlx-lm cannot join the caches of every model."""
         rows = zip(tokens, caches, each(adapter, tokens), strict=True)
         return [self.decode(token, cache, own) for token, cache, own in rows]
 

@@ -1,7 +1,8 @@
-"""The caches that an mlx-lm model makes for itself (KV, sliding, chunked, Mamba states), as one KVCache.
+"""This module joins the caches that an mlx-lm model makes (KV, sliding, chunked, Mamba states) into one
+KVCache.
 
-A sliding window gets our own cache. mlx-lm's cannot remove its newest tokens once it is full, so every turn
-of a long chat would have to compute the whole chat again.
+A sliding window gets our own cache. mlx-lm's sliding cache cannot remove its newest tokens once it is full.
+Then every turn of a long chat would have to compute the whole chat again.
 """
 
 import copy
@@ -17,11 +18,12 @@ from ...platform import mlxlm
 from ...platform.mx import mx, nn
 from .plain_cache import SlidingKVCache
 
-FAR = 1 << 30  # tokens: more than any context has
+FAR = 1 << 30  # a number of tokens that is larger than any context
 
 
 class AnyCache:
-    """One sequence. layers: mlx-lm's own cache objects. make: a function that returns empty ones."""
+    """The caches of one sequence. layers: mlx-lm's own cache objects. make: a function that returns empty
+    caches."""
 
     def __init__(self, make: Callable[[], list[Any]]):
         self._make = make
@@ -39,7 +41,8 @@ class AnyCache:
 
     @property
     def room(self) -> int:
-        """Tokens that can be appended and still be retracted; 0 if a state cannot go back."""
+        """Return the number of tokens that can be appended and still be retracted; 0 if a state cannot go
+        back."""
         return min((_room(leaf) for leaf in self._leaves()), default=0)
 
     def arrays(self) -> list[mx.array]:
@@ -61,7 +64,7 @@ class AnyCache:
         self.offset -= n
 
     def fork(self) -> "AnyCache":
-        """MLX copies an array at the first write while another array shares its memory."""
+        """Return a second cache with the same tokens. MLX copies a shared array at the first write."""
         other = AnyCache(self._make)
         other.offset = self.offset
         other.layers = [_restore_layer(layer, _copy_state(layer.state)) for layer in self.layers]
@@ -80,8 +83,8 @@ class AnyCache:
 
     @contextmanager
     def running(self, n: int) -> Iterator["AnyCache"]:
-        """Context of a step of n tokens. If the step fails, the cache is empty after it, because a state may
-        have included some of the tokens."""
+        """Context of a step of n tokens. If the step fails, the cache is emptied, because a state can already
+        include some of the tokens."""
         try:
             yield self
         except BaseException:
@@ -95,7 +98,7 @@ class AnyCache:
 
 
 def _trimmable(layer: Any, caches: Any) -> Any:
-    """Return the same cache, or our own if it is a plain sliding window."""
+    """Return the same cache, or our own cache if the layer has a plain sliding window."""
     if type(layer) is caches.RotatingKVCache and not layer.keep:
         return SlidingKVCache(layer.max_size)
     return layer
@@ -118,7 +121,7 @@ def _can_trim(leaf: Any, n: int) -> bool:
 
 def _restore_layer(layer: Any, state: Any) -> Any:
     """Return a cache of the same class in this state."""
-    made = copy.copy(layer)  # also copies what a class keeps outside of its state
+    made = copy.copy(layer)  # the copy also keeps attributes that are not part of the class's state
     made.state = state
     return made
 

@@ -1,9 +1,9 @@
-"""Splits any mlx-lm model where MicroLoRA needs it: hidden states on one side, logits on the other.
+"""This module splits any mlx-lm model for MicroLoRA: hidden states on one side, logits on the other side.
 
 In mlx-lm's models, `Model.__call__` calls a submodule that returns the hidden states after the final norm.
-Then it computes logits from them, with a head or the tied embedding, often scaled or capped. This module
-finds that submodule by running a few tokens, and wraps it. The wrapper records what the submodule returns. To
-compute logits of given hidden states, the wrapper returns these instead of running the submodule.
+Then it computes logits from them, with a head or the tied embedding, often scaled or capped. This module runs
+a few tokens to find this submodule, and wraps it. The wrapper records the output of the submodule. To compute
+logits of given hidden states, the wrapper returns these states instead of running the submodule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,12 @@ from ...errors import CorruptFile, UnsupportedModel
 from ...models.config.model import ModelShape
 from ...platform.mx import mx, nn
 
-PROBE = (0, 1, 2)  # ids that every vocabulary has
+PROBE = (0, 1, 2)  # token ids that every vocabulary has
 
 
 class _HiddenStates:
-    """Takes the place of the submodule that computes hidden states. given: returned instead, if set."""
+    """A wrapper of the submodule that computes hidden states. given: if set, the wrapper returns this
+    array."""
 
     def __init__(self, module: nn.Module):
         self._module = module
@@ -30,7 +31,8 @@ class _HiddenStates:
         self.last = self._module(*args, **kwargs)
         return self.last
 
-    def __getattr__(self, name: str) -> Any:  # Model also reads its submodule's layers and embedding
+    # Model also reads attributes of the submodule, for example its layers and embedding
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
 
@@ -38,7 +40,7 @@ class SplitGraph:
     """An mlx-lm model as two functions. Raises UnsupportedModel if the model cannot be split, and CorruptFile
     if its sizes differ from those of `shape`.
 
-    dtype: of the hidden states
+    dtype: the dtype of the hidden states
     """
 
     def __init__(self, model: nn.Module, shape: ModelShape):
@@ -52,14 +54,14 @@ class SplitGraph:
             )
 
     def hidden_states(self, tokens: mx.array, caches: Sequence[Any] | None) -> mx.array:
-        """tokens [B, L] -> hidden states [B, L, D]. MLX is lazy: the logits, which the model describes too,
-        are never computed."""
+        """Return hidden states [B, L, D] of tokens [B, L]. The model also describes the logits, but MLX is
+        lazy and never computes them."""
         self.model(tokens, cache=caches)
         found, self._body.last = self._body.last, None
         return found
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """[B, L, D] -> [B, L, V], with the model's own scale or cap."""
+        """Return logits [B, L, V] of hidden states [B, L, D], with the model's own scale or cap."""
         self._body.given = hidden
         try:
             return _array(self.model(mx.zeros(hidden.shape[:2], mx.uint32)))
@@ -88,7 +90,7 @@ def _split(model: nn.Module, kind: str) -> tuple[_HiddenStates, _Found]:
 
 
 def _submodules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield the model's direct submodules, then those of its language model if there is one."""
+    """Yield the model's direct submodules, then the submodules of its language model if there is one."""
     inner = getattr(model, "language_model", None)
     for owner in (model, inner) if isinstance(inner, nn.Module) else (model,):
         for name, child in list(owner.children().items()):

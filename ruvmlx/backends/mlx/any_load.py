@@ -1,4 +1,4 @@
-"""Lets mlx-lm load a model. An error becomes one line."""
+"""This module loads a model with mlx-lm. It turns each error into one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from ...platform.mx import mx, nn
 from ...progress import QUIET, Told, Watch
 from . import graph
 
-PIECE = 256 << 20  # bytes that MLX reads at a time; this may be several tensors
+PIECE = 256 << 20  # the number of bytes that MLX reads at a time; these can be several tensors
 
 
 def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
@@ -46,7 +46,8 @@ def one_line(model: Model, *through: type[Exception]) -> Iterator[None]:
 
 
 def _read(made: nn.Module, count: Told) -> None:
-    """Evaluate the weights in pieces. The watch may raise an exception in between to stop."""
+    """Evaluate the weights in pieces. Between two pieces the watch can raise an exception to stop the
+    loading."""
     arrays = list(graph.parameters(made).values())
     whole = sum(array.nbytes for array in arrays)  # more than the file's bytes if 16 bits become 32
     done = 0

@@ -1,7 +1,8 @@
-"""The attention of every layer of the MLX graph: mlx-lm's Llama, with the additions of other families.
+"""This module is the attention of every layer of the MLX graph: mlx-lm's Llama, with the additions of other
+model families.
 
-q and k of each head may go through a norm. RoPE may be stretched or left out. Queries may be scaled by their
-position. The module names are mlx-lm's, because the cache, LoRA and training use them.
+A family can apply a norm to q and k of each head, stretch RoPE or leave it out, and scale queries by their
+position. The module names are mlx-lm's names, because the cache, LoRA and training use them.
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ _base = mlxlm.load("models.base")
 
 
 class MLXRope(nn.Module):
-    """x [B, H, T, d] -> factor * x, rotated for the positions offset ... offset + T - 1."""
+    """Return factor * x, rotated by RoPE for the positions offset ... offset + T - 1. x: [B, H, T, d]."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -40,7 +41,7 @@ def query_scales(scale: QueryScale, offset: int | mx.array, n: int) -> mx.array:
 
 
 class Attention(nn.Module):
-    """softmax(q k^T / sqrt(d)) v. H: query heads; K: key/value heads; x [B, T, D] -> [B, T, D]."""
+    """Compute softmax(q k^T / sqrt(d)) v. H: query heads; K: key/value heads; x [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -68,11 +69,11 @@ class Attention(nn.Module):
         return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
 
     def heads(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """x [B, T, D] -> q [B, T, H, d], k and v [B, T, K, d], before rope."""
+        """Return q [B, T, H, d], k and v [B, T, K, d] of x [B, T, D], before RoPE."""
         return self.split(self.q_proj(x), self.k_proj(x), self.v_proj(x))
 
     def rows(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """The same with one row per token: q [B, T, H * d], k and v [B, T, K * d]."""
+        """Return the result of `heads` with one row per token: q [B, T, H * d], k and v [B, T, K * d]."""
         if "q_norm" not in self:
             return self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = (y.reshape(*x.shape[:-1], -1) for y in self.heads(x))
@@ -84,7 +85,7 @@ class Attention(nn.Module):
         return (self.q_norm(q), self.k_norm(k), v) if "q_norm" in self else (q, k, v)
 
     def turned_queries(self, q: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """q: [B, H, T, d]. offset: one for all sequences, or [B]."""
+        """Return q after RoPE and scaling. q: [B, H, T, d]. offset: one offset for all sequences, or [B]."""
         q = self.rope(q, offset) if self.turns else q
         if self.query_scale is None:
             return q

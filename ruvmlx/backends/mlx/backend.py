@@ -1,7 +1,7 @@
-"""The MLX backend: mlx-lm's Llama graph on Metal, CUDA or the CPU.
+"""This module is the MLX backend: mlx-lm's Llama graph on Metal, CUDA or the CPU.
 
 MLX's default streams belong to threads, so every call uses the calling thread's stream. A backend and its
-caches may move from one thread to another, but only one call may run at a time.
+caches can move from one thread to another, but only one call can run at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ NO_TIERS = (
 
 
 class MLXBackend(MLXRunner):
-    """Runs one model; `plan` decides how its weights are stored."""
+    """An MLX backend runs one model. `plan` decides how the model's weights are stored."""
 
     name = "mlx"
     caveat = ""
@@ -50,8 +50,9 @@ class MLXBackend(MLXRunner):
     ):
         """own_layers: False: use mlx-lm's layers on a CPU too, as on a GPU. This is slower.
 
-        check: called before any computation; returns which kernels work on the device. Raises GPUFailed if
-            not even mlx-lm's own graph works. None: all kernels are assumed to work.
+        check: a function that is called before any computation and returns which kernels work on the device.
+            The constructor raises GPUFailed if not even mlx-lm's own graph works. None: assume that all
+            kernels work.
         """
         kind = device or default_device()
         super().__init__(model.config, kind, threads, chunk)
@@ -87,13 +88,13 @@ class MLXBackend(MLXRunner):
         self._head_change: lora_layers.LowRankChange | None = None
 
     def _do_without_kernels(self, caveat: str) -> None:
-        """Use plain KV caches from now on, whatever the policy. On a GPU the kernels' MLX twins would be
-        slow."""
+        """Use plain KV caches from now on, whatever the policy is. On a GPU, the plain-MLX versions of the
+        kernels would be slow."""
         self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
 
     def warm_up(self) -> None:
-        """Compile what a reply needs: run a first token through the graph, then the kernels. Errors of the
-        graph are raised. Kernels that fail are not used."""
+        """Compile all parts that a reply needs: run a first token through the graph, then run the kernels.
+        Errors of the graph are raised. Kernels that fail are not used."""
         self._run([0], self.new_cache(), self._last)
         if self.pool is not None:
             from .kernels import selfcheck
@@ -112,12 +113,13 @@ class MLXBackend(MLXRunner):
         self.lora = base
 
     def lent_graph(self) -> nn.Module | None:
-        """Return mlx-lm's modules with the frozen weights, for training; None if our own layers replace
-        them."""
+        """Return mlx-lm's modules with the frozen weights, for training. Return None if our own layers
+        replace them."""
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
-        """Without a policy, or with F16, return a plain cache in the precision of the computation."""
+        """Return a cache. Without a policy, or with F16, return a plain cache in the precision of the
+        computation."""
         window = self.config.sliding_window
         if policy is None or policy == F16 or self.pool is None:
             return MLXCache(self.config.n_layers, window)
@@ -126,7 +128,7 @@ class MLXBackend(MLXRunner):
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Run one graph for all caches of a kind."""
+        """Decode one token of each cache. All caches of a kind run in one graph."""
         check_tokens(tokens, self.shape.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
@@ -144,7 +146,7 @@ class MLXBackend(MLXRunner):
         return [steps[i] for i in range(len(tokens))]
 
     def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
-        """Return logits [B, V] and hidden [B, D]. After a failure the caches are as they were."""
+        """Return logits [B, V] and hidden [B, D]. After a failure the caches do not change."""
         self.adapt_threads()
         with mx.stream(self.device), self.running(caches, 1) as held:
             rows = mx.array(list(tokens), mx.uint32)[:, None]
@@ -153,11 +155,13 @@ class MLXBackend(MLXRunner):
         return [np.array(a, copy=False) for a in outputs]
 
     def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
-        """tokens [B, L] -> hidden states [B, L, D] after the final norm. layers: one cache for each layer."""
+        """Return hidden states [B, L, D] after the final norm of tokens [B, L]. layers: one cache for each
+        layer."""
         return self._forward(self._graph, tokens, layers)
 
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Context of a step of n tokens in each cache. Several caches must be of one kind, with n = 1."""
+        """Context of a step of n tokens in each cache. If there are several caches, they must be of one
+        kind, and n must be 1."""
         if isinstance(caches[0], PagedCache):
             paged = tiered_cpu if self._own_layers else tiered
             return paged.running(cast(Sequence[PagedCache], caches), n, self.config)
@@ -165,7 +169,7 @@ class MLXBackend(MLXRunner):
         return plain[0].running() if len(plain) == 1 else plain_batch.running(plain)
 
     def output_head(self, hidden: mx.array) -> mx.array:
-        """hidden [..., D] -> logits [..., V], with the base LoRA's change of the head."""
+        """Return logits [..., V] of hidden [..., D], with the base LoRA's change of the head."""
         logits = graph.head(self._graph, hidden)
         return logits if self._head_change is None else logits + self._head_change(hidden)
 
@@ -174,7 +178,7 @@ class MLXBackend(MLXRunner):
 
 
 def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
-    """tokens [1, L] -> hidden [1, L, D] after the final norm, by mlx-lm's own graph."""
+    """Return hidden states [1, L, D] after the final norm of tokens [1, L], by mlx-lm's own graph."""
     return model.model(tokens, caches)
 
 
@@ -185,7 +189,7 @@ def _require_graph(found: KernelVerdict) -> KernelVerdict:
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """Return for example "float16"."""
+    """Return the name of a dtype, for example "float16"."""
     return str(dtype).rpartition(".")[2]
 
 
@@ -195,20 +199,20 @@ def shapes_of(model: Model) -> Shapes:
 
 
 class WeightsPlan(NamedTuple):
-    """How a model's weights are stored in memory."""
+    """The form in which a model's weights are stored in memory."""
 
-    dtype: mx.Dtype  # the dtype of everything that is not packed
+    dtype: mx.Dtype  # the dtype of all numbers that are not packed
     unpack: bool
-    own_layers: bool  # whether to use cpu_layers instead of mlx-lm's layers; float32 only
+    own_layers: bool  # True: use cpu_layers instead of mlx-lm's layers; float32 only
 
 
 def plan(weights: Weights, device: str) -> WeightsPlan:
     """Decide how to store a model's weights. A GPU keeps the stored form. A CPU unpacks to float32 if that
     fits into a quarter of RAM.
 
-    MLX's packed product is slow on a CPU (starter model: 11 against 60 tok/s), and 40 times slower still with
-    16-bit scales. So weights that stay packed get float32 scales. Plain 16-bit weights become float32 if that
-    fits into half of RAM.
+    MLX's packed product is slow on a CPU (starter model: 11 against 60 tok/s), and 40 times slower again with
+    16-bit scales. So weights that stay packed get float32 scales. Plain 16-bit weights become float32 if the
+    result fits into half of RAM.
     """
     stored = _stored_dtype(weights)
     if device != "cpu":
@@ -221,24 +225,24 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
 
 
 def _stored_dtype(weights: Weights) -> mx.Dtype:
-    """Return the dtype of the embedding or of its scales: norms of another dtype would convert every product
-    to theirs. Return float32 if float16 would round the scales of any matrix."""
+    """Return the dtype of the embedding or of its scales, because norms of another dtype would convert every
+    product to their dtype. Return float32 if float16 would round the scales of any matrix."""
     modules = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
     types = {m: tensor.type for m in modules if (tensor := stored_tensor(weights, m))}
     if any(kind.wide for kind in types.values()):
         return mx.float32
     if (embedding := types.get("model.embed_tokens")) and embedding.mode:
-        return mx.bfloat16  # MLX's dtype for such weights
+        return mx.bfloat16  # MLX's dtype for weights in these formats
     table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)
 
 
 def _numbers(weights: Weights, name: str) -> int:
-    """Return the number of numbers in a tensor. Packed ones count as 4 bits each, an upper bound for wider
-    formats."""
+    """Return the number of numbers in a tensor. Each packed number counts as 4 bits. This is an upper bound
+    for wider formats."""
     module, _, kind = name.rpartition(".")
-    # the format is known without converting the tensor
+    # The format is known without a conversion of the tensor.
     if kind != "bias" and (tensor := stored_tensor(weights, module)):
         return tensor.elements if kind == "weight" else 0
     value = weights[name]

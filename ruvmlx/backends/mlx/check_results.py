@@ -1,4 +1,5 @@
-"""Results of the GPU kernels' self-check: one for each kernel, and the verdict on all of them."""
+"""This module holds the results of the GPU kernels' self-check: one result for each kernel, and the verdict
+on all of them."""
 
 from dataclasses import dataclass
 
@@ -7,11 +8,11 @@ from ...text import one_line
 
 GRAPH = "mlx"  # the name of the check of mlx-lm's own graph, without our kernels
 SKIPPED = "not checked: the check ended before it"
-GPU_ERRORS = RuntimeError, ValueError, MemoryError  # what MLX raises if a GPU cannot compute
-# Longest reason, in characters: in a row of `doctor`, in the chat's line.
+GPU_ERRORS = RuntimeError, ValueError, MemoryError  # the errors that MLX raises if a GPU cannot compute
+# The maximum length of a reason, in characters: in a row of `doctor`, and in the chat's line.
 MAX_REASON_CHARACTERS, MAX_CHAT_REASON_CHARACTERS = 160, 70
-ERROR_LINES = 3  # lines of a compiler that are shown, each of at most MAX_REASON_CHARACTERS
-WHOLE = 20_000  # characters: the maximum length of a message that is kept for the report
+ERROR_LINES = 3  # the maximum number of a compiler's error lines, each of at most MAX_REASON_CHARACTERS
+WHOLE = 20_000  # the maximum number of characters of a message that is kept for the report
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ STARTER = Shapes(64, 9, 3, "float16")
 class CheckResult:
     """The result for one kernel.
 
-    why: what is wrong, on one line
-    ratio: its time divided by plain MLX's; None: it was not timed
+    why: the error, on one line
+    ratio: the kernel's time divided by the time of plain MLX; None: the kernel was not timed
     message: the complete error, for the report; a compiler's error has many lines
     """
 
@@ -51,7 +52,7 @@ class CheckResult:
 
     @classmethod
     def of_error(cls, name: str, message: str, otherwise: str = "failed without a message") -> "CheckResult":
-        """Return a failure with this message. otherwise: the reason if the message is empty."""
+        """Return a failure with this message. otherwise: the reason to use if the message is empty."""
         return cls(name, False, reason(message) or otherwise, message=message[:WHOLE])
 
     @property
@@ -63,8 +64,8 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """The results of all kernels. told: whether the check really ran; only then the verdict is kept for later
-    starts."""
+    """The results of all kernels. told: True if the check really ran. Only then the verdict is kept for
+    later starts."""
 
     results: tuple[CheckResult, ...]
     seconds: float = 0.0
@@ -72,19 +73,19 @@ class KernelVerdict:
 
     @property
     def graph_fails(self) -> str:
-        """Why mlx-lm's own graph cannot run on the GPU; "" if it can, or if that is unknown."""
+        """Return why mlx-lm's own graph cannot run on the GPU. Return "" if it can, or if this is unknown."""
         return next((r.why for r in self.results if r.name == GRAPH and not r.ok), "")
 
     @property
     def kernels_work(self) -> bool:
-        """Do all kernels work? A tiered cache needs each of them. False if no kernel exists for the
-        shapes."""
+        """Return True if all kernels work, because a tiered cache needs each of them. Return False if no
+        kernel exists for the shapes."""
         kernels = [r for r in self.results if r.name != GRAPH]
         return bool(kernels) and all(r.ok for r in kernels)
 
     @property
     def caveat(self) -> str:
-        """One line for the user; "" if nothing failed."""
+        """Return one line for the user, or "" if nothing failed."""
         wrong = next((r for r in self.results if not r.ok), None)
         if wrong is None:
             return ""
@@ -98,8 +99,8 @@ class KernelVerdict:
 def reason(text: str) -> str:
     """Return an error's message on one line, made of lines of at most MAX_REASON_CHARACTERS.
 
-    A compiler says what is wrong in its `error:` lines: the first three of them are used. If there is none,
-    the first line is used.
+    A compiler describes the errors in its `error:` lines: the first three of them are used. If there is no
+    such line, the first line is used.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line][:ERROR_LINES]

@@ -1,9 +1,10 @@
-"""The CPU's attention and MLP: the same sums as mlx-lm's, in fewer and cheaper MLX operations.
+"""This module is the CPU's attention and MLP: mlx-lm's sums in fewer and cheaper MLX operations.
 
 On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). So
 q, k and v are one product, and gate and up are one product. RoPE's angles are computed once per step for all
 layers. The attention scale is multiplied into q's weights. Large arrays use `exp` below, which is built from
-operations that the compiler vectorised. float32 only. Twin: mlx-lm's modules (tests/backends).
+operations that the compiler vectorised. All arrays are float32. The tests compare the results with mlx-lm's
+modules (tests/backends).
 """
 
 import math
@@ -15,13 +16,14 @@ from ...models.config.model import ModelConfig
 from ...models.config.rope import query_scales, rope
 from ...platform.mx import mx, nn
 
-LARGE = 8192  # from this number of elements on, our exp is faster than MLX's
-HAND_OVER = 4  # layers
-TILE = 1 << 17  # attention scores computed at a time: half a megabyte
+LARGE = 8192  # number of elements from which our exp is faster than MLX's exp
+HAND_OVER = 4  # the number of layers after which the work so far is given to MLX
+TILE = 1 << 17  # the number of attention scores that are computed at a time: half a megabyte
 
 
 def install(graph: nn.Module, config: ModelConfig) -> None:
-    """Replace attention and MLP of every layer, in place. The old weights are freed layer by layer."""
+    """Replace the attention and the MLP of every layer, in place. The old weights are freed layer by
+    layer."""
     shared = Positions(config)
     for layer in graph.model.layers:
         layer.self_attn = CPUAttention(layer.self_attn, shared)
@@ -30,10 +32,10 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
 
 
 def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
-    """tokens [1, L] -> hidden [1, L, D] after the final norm.
+    """Return hidden states [1, L, D] after the final norm of tokens [1, L].
 
-    After every few layers the work so far is given to MLX, which computes while Python describes the rest.
-    This makes a decode step of the starter model a tenth faster.
+    After every few layers the work so far is given to MLX. MLX computes while Python describes the other
+    layers. This makes a decode step of the starter model a tenth faster.
     """
     h = graph.model.embed_tokens(tokens)
     for i, (layer, cache) in enumerate(zip(graph.model.layers, caches, strict=True), 1):
@@ -44,7 +46,8 @@ def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
 
 
 class Positions:
-    """What all layers of one step share: RoPE's cosines and sines, the queries' scale, and the causal mask.
+    """The values that all layers of one step share: RoPE's cosines and sines, the queries' scale, the causal
+    mask.
 
     The angle of pair i at position t is t * f_i. Cosines and sines are multiplied by RoPE's factor.
     """
@@ -71,7 +74,7 @@ class Positions:
         return self._angles[1], self._angles[2]
 
     def angles_at(self, offsets: Sequence[int]) -> tuple[mx.array, mx.array]:
-        """Like `angles`, for positions that do not follow each other."""
+        """Return the result of `angles` for positions that do not follow each other."""
         if len(offsets) == 1:
             return self.angles(offsets[0], 1)
         angle = np.asarray(offsets, np.float32)[:, None] * self.on_cpu
@@ -84,19 +87,19 @@ class Positions:
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.factor)
 
     def still(self, at: Sequence[int]) -> np.ndarray:
-        """Return `turns` for a layer without RoPE."""
+        """Return the cosines (1) and sines (0) in the form of `turns`, for a layer without RoPE."""
         row = np.concatenate([np.ones_like(self.on_cpu), np.zeros_like(self.on_cpu)])
         return np.tile(row, (len(at), 1))
 
     def query_scales(self, at: Sequence[int]) -> np.ndarray | None:
-        """Return float32 [len(at)]; None if queries are not scaled by position, or only by 1."""
+        """Return float32 [len(at)]. Return None if queries are not scaled by position, or only by 1."""
         if self.query_scale is None:
             return None
         scales = query_scales(self.query_scale, np.asarray(at))
         return None if (scales == 1).all() else scales
 
     def mask(self, n: int, total: int) -> mx.array:
-        """Return [n, total]: 0 where the last n of `total` tokens may look, -inf elsewhere."""
+        """Return [n, total]: 0 where the last n of `total` tokens see a token, -inf elsewhere."""
         if self._mask[0] != (n, total):
             t, s = mx.arange(total - n, total)[:, None], mx.arange(total)[None]
             seen = (s <= t) & (t - s < (self.window or total))
@@ -105,13 +108,13 @@ class Positions:
 
 
 class CPUAttention(nn.Module):
-    """softmax(q k^T / sqrt(d)) v with grouped heads. H: query heads; K: key/value heads; G = H / K."""
+    """Compute softmax(q k^T / sqrt(d)) v with grouped heads: H query heads, K key/value heads, G = H / K."""
 
     def __init__(self, attention: nn.Module, positions: Positions):
         super().__init__()
         self.n_heads, self.n_kv_heads = attention.n_heads, attention.n_kv_heads
         self.head_dim, self.scale = attention.head_dim, attention.scale
-        norms = "q_norm" in attention  # a norm would undo a scale before it
+        norms = "q_norm" in attention  # a norm would undo a scale before the norm
         products = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv = Joined(products, [1.0 if norms else attention.scale, 1.0, 1.0])
         self._eps = attention.q_norm.eps if norms else 0.0
@@ -121,7 +124,8 @@ class CPUAttention(nn.Module):
         self._positions = positions
 
     def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
-        """x [1, L, D] -> [1, L, D]. The mask follows from the cache; mlx-lm's mask is not used."""
+        """Return the attention output [1, L, D] of x [1, L, D]. The mask follows from the cache; mlx-lm's
+        mask is not used."""
         q, k, v = self._project(x, cache.offset)
         k, v = cache.update_and_fetch(k, v)
         n, total = x.shape[1], k.shape[2]
@@ -129,14 +133,15 @@ class CPUAttention(nn.Module):
         return self.o_proj(out.transpose(0, 3, 1, 2, 4).reshape(1, x.shape[1], -1))
 
     def _project(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array, mx.array]:
-        """q [1, K, G, L, d] (scaled), k and v [1, K, L, d]."""
+        """Return q [1, K, G, L, d] (scaled), k and v [1, K, L, d] of x [1, L, D]."""
         angles = self._positions.angles(offset, x.shape[1]) if self.turns else None
         return self._project_rotated(x, angles, range(offset, offset + x.shape[1]))
 
     def _project_rotated(
         self, x: mx.array, angles: tuple[mx.array, mx.array] | None, at: Sequence[int]
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Like `_project`, with each token's own angles (None: no RoPE). at: the positions of the tokens."""
+        """Do the work of `_project` with each token's own angles (None: no RoPE). at: the positions of the
+        tokens."""
         n, h, g, d = x.shape[1], self.n_heads, self.n_kv_heads, self.head_dim
         qkv = self.project_normed(x).reshape(n, h + 2 * g, 2, d // 2)
         qk = qkv[:, : h + g]
@@ -151,8 +156,8 @@ class CPUAttention(nn.Module):
         return q.reshape(1, g, h // g, n, d), qk[None, h:], v[None]
 
     def project_normed(self, x: mx.array) -> mx.array:
-        """x [1, L, D] -> q (scaled), k and v before RoPE; each head has gone through its norm if the family
-        has one.
+        """Return q (scaled), k and v of x [1, L, D] before RoPE. If the model family has norms, each head has
+        gone through its norm.
 
         The L rows of H + 2 K heads are kept in one or two axes, because every operation costs as much as a
         small product.
@@ -165,14 +170,14 @@ class CPUAttention(nn.Module):
 
 
 def _joined_norms(attention: nn.Module) -> mx.array:
-    """Return the weights of all heads' norms [H + K, d]. Those of q include the attention scale."""
+    """Return the weights of all heads' norms [H + K, d]. The weights of q include the attention scale."""
     q = mx.broadcast_to(attention.q_norm.weight * attention.scale, (attention.n_heads, attention.head_dim))
     k = mx.broadcast_to(attention.k_norm.weight, (attention.n_kv_heads, attention.head_dim))
     return mx.concatenate([q, k])
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
-    """softmax(q k^T + mask) v: q [1, K, G, L, d] (scaled), k and v [1, K, 1, T, d] -> [1, K, G, L, d].
+    """Return softmax(q k^T + mask) v [1, K, G, L, d]: q [1, K, G, L, d] (scaled), k and v [1, K, 1, T, d].
 
     Queries are computed in blocks of about TILE scores, each block against the keys before its end. So the
     scores stay in the CPU cache, and the masked half is never computed (256 queries over 1,100 keys: 37 -> 14
@@ -202,7 +207,7 @@ def _attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.
 
 
 class CPUMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), silu(g) = g / (1 + exp(-g))."""
+    """Compute down(silu(gate(x)) * up(x)), with silu(g) = g / (1 + exp(-g))."""
 
     def __init__(self, mlp: nn.Module):
         super().__init__()
@@ -217,9 +222,9 @@ class CPUMLP(nn.Module):
 
 
 class Joined(nn.Module):
-    """Linear maps of one input as one product. Packed (quantised) maps stay separate.
+    """Several linear maps of one input, joined into one product. Packed (quantised) maps stay separate.
 
-    change: what a BaseLoRA adds to all of them, [..., in] -> [..., sum of widths]
+    change: a function that returns the change by a BaseLoRA, [..., in] -> [..., sum of widths]
     """
 
     def __init__(self, linears: Sequence[nn.Module], scales: Sequence[float] | None = None):
@@ -235,7 +240,7 @@ class Joined(nn.Module):
             self.linears = list(linears)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """[1, L, in] -> [1, L, sum of widths]."""
+        """Return the outputs of all maps, [1, L, sum of widths], of x [1, L, in]."""
         if not self.joined:
             return mx.concatenate(self.split(x), axis=-1)
         y = x @ self.weight.T
@@ -243,8 +248,8 @@ class Joined(nn.Module):
         return y if self.change is None else y + self.change(x)
 
     def split(self, x: mx.array) -> list[mx.array]:
-        """Return one [1, L, width] per map. Rows of many tokens are kept contiguous, with one product for
-        each map."""
+        """Return one array [1, L, width] per map. If there are several rows, compute one product for each
+        map, so that each array is contiguous."""
         stops = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
         if self.joined and x.shape[1] == 1:
             return list(mx.split(self(x), stops, axis=-1))
@@ -254,7 +259,7 @@ class Joined(nn.Module):
         return [y + d for y, d in zip(parts, mx.split(self.change(x), stops, axis=-1), strict=True)]
 
     def _parts(self, x: mx.array, stops: list[int]) -> list[mx.array]:
-        """Compute each map's own product."""
+        """Return the product of each map."""
         if not self.joined:
             return [m(x) * s if s != 1.0 else m(x) for m, s in zip(self.linears, self.factors, strict=True)]
         parts = [x @ w.T for w in mx.split(self.weight, stops)]
@@ -270,7 +275,8 @@ def _joined_bias(linears: Sequence[nn.Module], scales: Sequence[float], weight: 
     return mx.concatenate([m.get("bias", z) * s for m, z, s in zip(linears, zero, scales, strict=True)])
 
 
-# 2^f on [-1/2, 1/2], lowest power first. The relative error is at most 8e-8.
+# The coefficients of a polynomial for 2^f on [-1/2, 1/2], lowest power first. The relative error is at most
+# 8e-8.
 POWERS = (
     1.0000000716546569,
     0.6931469670638644,
@@ -283,10 +289,10 @@ POWERS = (
 
 def exp(x: mx.array) -> mx.array:
     """Return e^x in float32, with a relative error under (3 + |x|) * 1e-7 for -87 <= x <= 88. Outside this
-    range, the value at its bound.
+    range, return the value at the bound.
 
-    x / ln 2 = n + f with whole n. Adding 1.5 * 2^23 leaves n in the low bits of the float. A shift by 23
-    moves n into the exponent of 2^f.
+    x / ln 2 = n + f with whole n. The addition of 1.5 * 2^23 leaves n in the low bits of the float. A shift
+    by 23 bits moves n into the exponent of 2^f.
     """
     t = mx.clip(x, -87.0, 88.0) * (1.0 / math.log(2.0))
     shifted = t + 12582912.0

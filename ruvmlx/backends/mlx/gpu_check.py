@@ -1,6 +1,6 @@
-"""Runs the GPU kernels' self-check in a child process and keeps the result.
+"""This module runs the GPU kernels' self-check in a child process and keeps the result.
 
-A bad kernel may hang, and a Metal error may end its process. Neither may happen in the user's process. The
+A bad kernel can hang, and a Metal error can end its process. The user's process must not hang or end. The
 child (kernels/selfcheck.py) writes a line of JSON before and after each kernel, so the parent knows which
 kernel never returned.
 """
@@ -23,14 +23,14 @@ from .verdict import keep, key, stored_verdict
 
 # -P: do not import a file of the user's working folder instead of ours.
 COMMAND = [sys.executable or "python3", "-P", "-m", "ruvmlx.backends.mlx.kernels.selfcheck"]
-TIME_LIMIT = 120.0  # seconds; less than selfcheck.LIFETIME; the check takes a few seconds
+TIME_LIMIT = 120.0  # seconds for the check, which takes a few seconds; must be less than selfcheck.LIFETIME
 LEAVING = 5.0  # seconds to wait for a killed child, because a hung GPU can delay its end
 WHAT = "Checking the GPU kernels (once)"
 
 
 def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> KernelVerdict:
-    """Return the stored verdict for this machine and these shapes. If there is none, or with `fresh`, run the
-    check."""
+    """Return the stored verdict for this machine and these shapes. If there is no stored verdict, or with
+    `fresh`, run the check."""
     wanted = key(shapes)
     found = None if fresh else stored_verdict(wanted)
     if found is None:
@@ -41,7 +41,7 @@ def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> KernelVe
 
 
 def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
-    """Run the check. Raises only what the watch raises."""
+    """Run the check. The only exceptions are those that the watch raises."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -53,8 +53,8 @@ def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
 
 
 def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelVerdict:
-    """Return the verdict from the child's JSON lines. ended: why the child failed, with its output; "": it
-    did not fail."""
+    """Return the verdict from the child's JSON lines. ended: the reason why the child failed, with its
+    output; "": the child did not fail."""
     names: list[str] = next((event["cases"] for event in events if "cases" in event), [])
     results = {
         event["result"]["name"]: CheckResult(**event["result"]) for event in events if "result" in event
@@ -70,7 +70,7 @@ def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelV
 
 
 def _run(shapes: Shapes, out: IO[bytes], err: IO[bytes], watch: Watch) -> str:
-    """Wait for the child to end. Returns why it failed, or "". The child never runs longer than this call."""
+    """Wait for the child to end. Return why it failed, or "". The child never runs longer than this call."""
     child = subprocess.Popen(
         [*COMMAND, json.dumps(asdict(shapes))],
         stdin=subprocess.DEVNULL,
@@ -112,8 +112,8 @@ def _signal_name(number: int) -> str:
 
 
 def _why(ended: str, said: str) -> str:
-    """Return how the child ended, with its output. Of a traceback only the error is kept; it may have several
-    lines."""
+    """Return how the child ended, with its output. If the output is a traceback, keep only the error, which
+    can have several lines."""
     lines = [line for line in said.splitlines() if line.strip()]
     if not ended or not lines:
         return ended

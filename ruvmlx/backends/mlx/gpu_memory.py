@@ -1,9 +1,9 @@
-"""Limits for GPU memory while a model is loaded: what macOS must keep in memory, and what MLX may keep for
-reuse.
+"""This module sets limits for GPU memory while a model is loaded: the memory that macOS must not page out
+(wired memory), and the memory that MLX can keep for reuse.
 
 Without a wired limit, macOS pages a large model out during a pause and reads it back at the next token.
-mlx-lm sets the limit to the recommended working set. Above that macOS can panic, so we never set more. The
-old limits are restored when the model is closed.
+mlx-lm sets the limit to the recommended working set. With a higher limit macOS can panic, so we never set
+more. The old limits are restored when the model is closed.
 """
 
 import weakref
@@ -12,18 +12,18 @@ from typing import Any
 from ...platform.mx import mx
 from ...text import size
 
-SPARE = 0.05  # the share of the working set that MLX may keep as buffers for reuse
+SPARE = 0.05  # the share of the working set that MLX can keep as buffers for reuse
 LEAST_SPARE = 512 << 20
 
 
 class GPUMemory:
-    """Sets the limits for the lifetime of its owner.
+    """This class sets the limits for the lifetime of its owner.
 
-    why_not: for people, one line if the model's memory is not wired or does not fit; else "".
+    why_not: one line for people if the model's memory is not wired or does not fit; else ""
     """
 
     def __init__(self, holder: Any, nbytes: int, metal: Any = mx):
-        """nbytes: bytes of the model's weights. metal: MLX, or its replacement in tests."""
+        """nbytes: the bytes of the model's weights. metal: MLX, or its replacement in tests."""
         self.why_not = ""
         self._metal = metal
         self._old: dict[str, int] = {}
@@ -47,7 +47,7 @@ class GPUMemory:
             return ""  # the GPU does not report a limit, so there is nothing to set
         try:
             self._set("set_wired_limit", most)
-        except (RuntimeError, ValueError) as e:  # before macOS 15
+        except (RuntimeError, ValueError) as e:  # versions before macOS 15 raise this error
             return f"the model's memory may be paged out in pauses: {' '.join(str(e).split())}"
         if nbytes > 0.9 * most:
             return (

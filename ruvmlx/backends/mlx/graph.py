@@ -1,6 +1,6 @@
-"""Builds mlx-lm's Llama graph with a model's weights.
+"""This module builds mlx-lm's Llama graph with a model's weights.
 
-What differs between model families (models/config/families.py) follows from the configuration.
+The differences between model families (models/config/families.py) follow from the configuration.
 """
 
 import math
@@ -18,7 +18,7 @@ from ...platform import mlxlm
 from ...platform.mx import mx, nn
 from .attention import Attention
 
-BLOCK = 1 << 22  # numbers of a tensor that are converted at a time
+BLOCK = 1 << 22  # the number of numbers of a tensor that are converted at a time
 Pause = Callable[[], None]
 
 _llama = mlxlm.load("models.llama")
@@ -29,9 +29,9 @@ def build(
 ) -> nn.Module:
     """Return the graph, evaluated.
 
-    dtype: of all numbers that are not packed
-    dequantise: whether packed numbers are unpacked
-    pause: called after every few million numbers; it may raise an exception to stop
+    dtype: the dtype of all numbers that are not packed
+    dequantise: True: unpack the packed numbers
+    pause: a function that is called after every few million numbers; it can raise an exception to stop
     """
     graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
     adapt(graph.model, config)
@@ -48,7 +48,7 @@ def build(
 
 
 def model_args(config: ModelConfig) -> dict:
-    """Return our ModelConfig as mlx-lm's ModelArgs, without what `adapt` adds."""
+    """Return our ModelConfig as mlx-lm's ModelArgs, without the additions of `adapt`."""
     return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
@@ -81,14 +81,14 @@ def slide(model: nn.Module) -> None:
     """Give every layer the sliding window.
 
     mlx-lm 0.32 applies a window only to the layers that `layer_types` names, and refuses a model without one
-    full layer. So with a Mistral config (a window, no layer types) it would attend to everything.
+    full layer. So with a Mistral config (a window, no layer types) mlx-lm would attend to all tokens.
     """
     for layer in model.layers:
         layer.use_sliding = True
     model.swa_idx = 0
 
 
-Format = dict[str, Any]  # "bits", "group_size", and "mode" if it is not affine
+Format = dict[str, Any]  # "bits", "group_size", and "mode" if the format is not affine
 
 
 def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Format]:
@@ -98,8 +98,8 @@ def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Format:
-    """in = shape[-1];  bits = 32 * packed / in;  group_size = in / n_scales."""
-    if tensor := stored_tensor(weights, path):  # the format is known without converting the tensor
+    """Return a matrix's format: in = shape[-1];  bits = 32 * packed / in;  group_size = in / n_scales."""
+    if tensor := stored_tensor(weights, path):  # The format is known without a conversion of the tensor.
         if mode := tensor.type.mode:
             group, bits = MODES[mode]
             return {"bits": bits, "group_size": group, "mode": mode}
@@ -117,7 +117,7 @@ def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) 
 def _convert(
     weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype, dequantise: bool, pause: Pause
 ) -> dict[str, mx.array]:
-    """Return the MLX arrays, evaluated, under the graph's names."""
+    """Return the evaluated MLX arrays under the graph's names."""
     formats = quantised_formats(weights, shapes)
     out: dict[str, mx.array] = {}
     for name in weights:
@@ -134,7 +134,7 @@ def _convert(
 
 
 def _as_mlx_has_it(path: str, weights: Weights) -> dict[str, mx.array]:
-    """Return a matrix in one of the formats that MLX calls a mode."""
+    """Return a matrix in one of the formats that MLX calls a mode (for example mxfp4)."""
     stored = stored_matrix(weights, path)
     assert isinstance(stored, FloatMatrix)
     arrays = {f"{path}.{part}": _array(value, None) for part, value in stored.as_mlx_has_it().items()}
@@ -146,7 +146,7 @@ def _as_mlx_has_it(path: str, weights: Weights) -> dict[str, mx.array]:
 def dequantise_matrix(
     path: str, weights: Weights, fmt: Format, dtype: mx.Dtype, pause: Pause = lambda: None
 ) -> mx.array:
-    """w = scale * q + bias: packed [out, in * bits / 32] -> [out, in]."""
+    """Return w = scale * q + bias [out, in] of a packed matrix [out, in * bits / 32]."""
     stored = stored_matrix(weights, path) if "mode" in fmt else rounded_matrix(weights, path)
     if stored is not None:
         return _by_blocks(lambda rows: _array(stored.dequantise(rows), dtype), stored.shape, dtype, pause)
@@ -168,7 +168,7 @@ def _whole(value: np.ndarray, dtype: mx.Dtype | None, pause: Pause) -> mx.array:
 def _by_blocks(
     block: Callable[[slice], mx.array], shape: tuple[int, ...], dtype: mx.Dtype, pause: Pause
 ) -> mx.array:
-    """Return an array assembled from what `block` returns for some rows at a time."""
+    """Return an array that is assembled in blocks: `block` returns some rows at a time."""
     step = max(1, BLOCK * shape[0] // max(1, math.prod(shape)))
     if step >= shape[0]:
         whole = block(slice(None))
@@ -180,13 +180,14 @@ def _by_blocks(
     for start in range(0, shape[0], step):
         pause()
         whole[start : start + step] = block(slice(start, start + step))
-        mx.eval(whole)  # updated in place, because no other reference exists
+        mx.eval(whole)  # MLX updates the array in place, because no other reference exists
     pause()
     return whole
 
 
 def _array(value: np.ndarray, dtype: mx.Dtype | None) -> mx.array:
-    """Convert NumPy to MLX. MLX does not know ml_dtypes' bfloat16, so the bits are reinterpreted."""
+    """Return a NumPy array as an MLX array. MLX does not know ml_dtypes' bfloat16, so its bits are
+    reinterpreted."""
     if value.dtype.name == "bfloat16":
         array = mx.array(value.view(np.uint16)).view(mx.bfloat16)
     else:
@@ -199,7 +200,7 @@ def parameters(graph: nn.Module) -> dict[str, mx.array]:
 
 
 def _check(arrays: Mapping[str, mx.array], wanted: Mapping[str, mx.array]) -> None:
-    """Check that every parameter is present with its shape, and that there are no others."""
+    """Raise CorruptFile unless every parameter is present with its shape, and there are no other arrays."""
     missing, surplus = sorted(wanted.keys() - arrays.keys()), sorted(arrays.keys() - wanted.keys())
     if missing or surplus:
         what = f"{missing[0]} is missing" if missing else f"{surplus[0]} is not part of it"
@@ -212,7 +213,7 @@ def _check(arrays: Mapping[str, mx.array], wanted: Mapping[str, mx.array]) -> No
 
 
 def head(graph: nn.Module, hidden: mx.array) -> mx.array:
-    """Run the frozen output head: [..., D] -> [..., V]."""
+    """Return logits [..., V] of hidden states [..., D] from the frozen output head."""
     if hasattr(graph, "lm_head"):
         return graph.lm_head(hidden)
     return graph.model.embed_tokens.as_linear(hidden)

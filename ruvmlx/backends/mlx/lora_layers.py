@@ -1,4 +1,5 @@
-"""Installs a BaseLoRA in the MLX graph: wraps mlx-lm's modules, or sets `change` of our joined CPU products.
+"""This module installs a BaseLoRA in the MLX graph: it wraps mlx-lm's modules, or sets `change` of our joined
+CPU products.
 
 The factors have the graph's dtype. lora_b includes the scale.
 """
@@ -13,7 +14,7 @@ from .cpu_layers import CPUMLP, CPUAttention
 
 
 class LowRankChange:
-    """x [..., in] -> scale * (x @ lora_a) @ lora_b [..., out]."""
+    """Compute scale * (x @ lora_a) @ lora_b [..., out] of x [..., in]."""
 
     def __init__(self, lora_a: np.ndarray, lora_b: np.ndarray, dtype: mx.Dtype):
         self.lora_a, self.lora_b = mx.array(lora_a).astype(dtype), mx.array(lora_b).astype(dtype)
@@ -35,7 +36,7 @@ class ChangedLinear(nn.Module):
 
 
 def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> LowRankChange | None:
-    """Replace the installed base LoRA. Returns the change of the output head."""
+    """Replace the installed base LoRA. Return the change of the output head."""
     scale = np.float32(base.scale if base else 1.0)
     pairs = {place: (a, b * scale) for place, (a, b) in base.pairs.items()} if base else {}
     for i, layer in enumerate(graph.model.layers):
@@ -73,7 +74,7 @@ def _set(owner: nn.Module, name: str, pairs: Sequence[Pair | None], dtype: mx.Dt
 def _join_pairs(
     pairs: Sequence[Pair | None], widths: Sequence[int], factors: Sequence[float], dtype: mx.Dtype
 ) -> LowRankChange | None:
-    """Join several low-rank maps of one input into one: lora_a side by side, lora_b block-diagonal."""
+    """Join several low-rank maps of one input into one map: lora_a side by side, lora_b block-diagonal."""
     there = [p for p in pairs if p is not None]
     if not there:
         return None

@@ -1,4 +1,4 @@
-"""One decode step of B sequences with plain caches.
+"""This module runs one decode step of B sequences with plain caches.
 
 The weights are read once for all sequences. Each sequence attends over its own cache.
 """
@@ -17,16 +17,18 @@ _base = mlxlm.load("models.base")
 
 
 class LayerBatch:
-    """One layer's plain caches of B sequences. The attention module receives this instead of one cache."""
+    """The plain caches of B sequences in one layer. The attention module gets this object instead of one
+    cache."""
 
     def __init__(self, caches: Sequence[Any]):
         self._caches, self._offsets = caches, [cache.offset for cache in caches]
 
     def make_mask(self, *args, **options) -> None:
-        """Return no mask: a single token sees everything that its cache returns."""
+        """Return no mask, because a single token sees all tokens that its cache returns."""
 
     def attend(self, own: nn.Module, x: mx.array) -> mx.array:
-        """x [B, 1, D] -> [B, 1, n_heads * head_dim], by mlx-lm's projections."""
+        """Return the attention output [B, 1, n_heads * head_dim] of x [B, 1, D], with mlx-lm's
+        projections."""
         b = len(self._caches)
         q, k, v = (y.swapaxes(1, 2) for y in own.heads(x))
         offsets = mx.array(self._offsets)
@@ -42,7 +44,7 @@ class LayerBatch:
         return mx.concatenate(outs).reshape(b, 1, -1)
 
     def attend_on_cpu(self, own: CPUAttention, x: mx.array) -> mx.array:
-        """The same with the CPU layers."""
+        """Return the same result as `attend`, with the CPU layers."""
         angles = own._positions.angles_at(self._offsets) if own.turns else None
         q, k, v = own._project_rotated(x.swapaxes(0, 1), angles, self._offsets)
         outs = []
@@ -53,7 +55,7 @@ class LayerBatch:
 
 
 class Batch:
-    """B caches during a step."""
+    """The caches of B sequences during a step."""
 
     def __init__(self, caches: Sequence[MLXCache]):
         self._caches = caches

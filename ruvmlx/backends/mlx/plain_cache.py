@@ -1,4 +1,4 @@
-"""The MLX backend's plain KV caches. keys, values: [1, n_kv_heads, T, head_dim]."""
+"""This module has the MLX backend's plain KV caches. keys, values: [1, n_kv_heads, T, head_dim]."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,23 +18,23 @@ _base = mlxlm.load("models.base")
 
 
 class SlidingKVCache:
-    """The last `window` tokens, in order, in a buffer that is shifted when it is full.
+    """This cache holds the last `window` tokens, in order, in a buffer that is shifted when it is full.
 
-    mlx-lm's RotatingKVCache overwrites its oldest token, so after it has wrapped it cannot remove its newest
-    tokens. Here `slack` older tokens stay behind the window. Speculation and an edited last message may trim
-    that many. A token sees itself and the window - 1 tokens before it.
+    mlx-lm's RotatingKVCache overwrites its oldest token. So after it has wrapped it cannot remove its newest
+    tokens. This cache keeps `slack` older tokens behind the window. Speculation or an edited last message can
+    trim `slack` tokens. A token sees itself and the window - 1 tokens before it.
     """
 
     def __init__(self, window: int, slack: int = 256):
         self.window, self.slack = window, slack
         self.keys: mx.array | None = None  # [1, n_kv_heads, capacity, head_dim]
         self.values: mx.array | None = None
-        self.offset = 0  # tokens in the sequence so far
-        self.end = 0  # tokens that are still in the buffer
+        self.offset = 0  # the number of tokens in the sequence so far
+        self.end = 0  # the number of tokens that are still in the buffer
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None, int, int]:
-        """All values except the sizes, in the form of mlx-lm's caches."""
+        """Return all values except the sizes, in the form of mlx-lm's caches."""
         return self.keys, self.values, self.offset, self.end
 
     @state.setter
@@ -53,7 +53,8 @@ class SlidingKVCache:
         return _base.create_causal_mask(n, past, window_size=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append T tokens. Returns the tokens that they may look at: at most window - 1 + T."""
+        """Append T tokens. Return the keys and values that these tokens see: at most window - 1 + T
+        tokens."""
         n = keys.shape[2]
         past = min(self.end, self.window - 1)
         all_keys, all_values = self._make_room(keys, values)
@@ -64,7 +65,8 @@ class SlidingKVCache:
         return all_keys[..., stop - n - past : stop, :], all_values[..., stop - n - past : stop, :]
 
     def _make_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the buffers. A full one is replaced, with its newest window + slack tokens at the front."""
+        """Return the buffers. A full buffer is replaced, with its newest window + slack tokens at the
+        front."""
         n = keys.shape[2]
         if self.keys is None or self.values is None or self.end + n > self.keys.shape[2]:
             keep, room = min(self.end, self.window + self.slack), max(n, self.slack)
@@ -74,7 +76,7 @@ class SlidingKVCache:
         return self.keys, self.values
 
     def can_trim(self, n: int) -> bool:
-        """Is the window still complete, or does it reach back to the start, after n tokens are removed?"""
+        """Return True if, after n tokens are removed, the window is complete or reaches back to the start."""
         left = self.end - n
         return n <= self.offset and left >= min(self.offset - n, self.window - 1)
 
@@ -107,13 +109,13 @@ class MLXCache:
         return self.layers[-1].offset
 
     def fork(self) -> "MLXCache":
-        """MLX copies an array at the first write while another array shares its memory."""
+        """Return a second cache with the same tokens. MLX copies a shared array at the first write."""
         other = copy.copy(self)
         other.layers = [_fork_layer(layer) for layer in self.layers]
         return other
 
     def dump(self) -> Dump:
-        """Return the keys, then the values, of one layer after the other: only the stored tokens."""
+        """Return the keys, then the values, of one layer after the other. Only stored tokens are included."""
         some, held = self.layers[0].keys, self._stored_tokens
         shape = [some.shape[1], held, some.shape[3]] if some is not None else [0, 0, 0]
         dtype = str(some.dtype) if some is not None else ""
@@ -139,12 +141,13 @@ class MLXCache:
 
     @property
     def room(self) -> int:
-        """As in PagedCache. Here: the tokens until the buffers grow or a sliding window is shifted."""
+        """Return the number of tokens that can be appended until the buffers grow or a sliding window is
+        shifted."""
         keys = self.layers[-1].keys
         return 0 if keys is None else keys.shape[2] - self._stored_tokens
 
     def retract(self, n: int) -> None:
-        """As in PagedCache."""
+        """Remove the newest n tokens, as PagedCache.retract does."""
         for layer in self.layers:
             layer.trim(n)
 
@@ -190,7 +193,7 @@ def _bytes(a: mx.array) -> Bytes:
 
 
 def _array(data: bytes, dtype: mx.Dtype, shape: Sequence[int]) -> mx.array:
-    """[1, n_kv_heads, T, head_dim]"""
+    """Return an array [1, n_kv_heads, T, head_dim] from its bytes."""
     return mx.array(np.frombuffer(data, np.uint8)).view(dtype).reshape(1, *shape)
 
 

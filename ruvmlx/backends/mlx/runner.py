@@ -1,4 +1,5 @@
-"""The shared part of the MLX backends: prompts in chunks, evaluation, the adapter on the logits."""
+"""This module is the shared part of the MLX backends: prompts in chunks, evaluation, the adapter on the
+logits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from ...sampling import Sampling
 from ..base import PAUSED, HeadAdapter, KVCache, Step, check_tokens, finite
 from .stream import HeldChange, MLXTokenStream, StreamCache
 
-CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # prompt tokens per prefill step
+CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # the number of prompt tokens per prefill step
 
 
 def default_device() -> str:
@@ -24,14 +25,16 @@ def default_device() -> str:
 
 
 class MLXRunner(ABC):
-    """Implements the computing part of base.Backend. A subclass provides the graph and its caches."""
+    """This class implements the computing part of base.Backend. A subclass provides the graph and its
+    caches."""
 
     def __init__(self, shape: ModelShape, kind: str, threads: int | None, chunk: int = 0):
-        """kind: the device, as `default_device` names it. chunk: prompt tokens per step; 0: the default."""
+        """kind: the device, as `default_device` names it. chunk: prompt tokens per step; 0: the default
+        number."""
         self.shape, self.chunk = shape, chunk or CHUNK[kind]
         self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
         self._on_cpu = kind == "cpu"
-        self._load = cpu.OtherLoad()  # its first measurement covers the loading of the weights
+        self._load = cpu.OtherLoad()  # the first measurement of the load covers the loading of the weights
         self._micro = HeldChange()
         if threads:
             BLAS.set_threads(threads)
@@ -40,15 +43,16 @@ class MLXRunner(ABC):
 
     @abstractmethod
     def new_cache(self) -> Any:
-        """An empty cache, as in base.Backend."""
+        """Return an empty cache, as in base.Backend."""
 
     @abstractmethod
     def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
-        """tokens [B, L] -> hidden states [B, L, D] after the final norm; layers: one cache for each layer."""
+        """Return hidden states [B, L, D] after the final norm of tokens [B, L]. layers: one cache for each
+        layer."""
 
     @abstractmethod
     def output_head(self, hidden: mx.array) -> mx.array:
-        """hidden [T, D] -> logits [T, V]."""
+        """Return logits [T, V] of hidden states [T, D]."""
 
     @abstractmethod
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
@@ -56,7 +60,7 @@ class MLXRunner(ABC):
 
     @abstractmethod
     def compute_dtype(self) -> mx.Dtype:
-        """The dtype of the hidden states."""
+        """Return the dtype of the hidden states."""
 
     # -- base.Backend --------------------------------------------------------------------------------
 
@@ -67,7 +71,8 @@ class MLXRunner(ABC):
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
-        """tokens [T] -> the Step after the last token. Only that position goes through the output head."""
+        """Return the Step after the last of the tokens [T]. Only this position goes through the output
+        head."""
         check_tokens(tokens, self.shape.vocab_size)
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
@@ -81,7 +86,7 @@ class MLXRunner(ABC):
     def stream(
         self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
     ) -> MLXTokenStream:
-        """Implements base.Streaming."""
+        """Return a stream of tokens; this implements base.Streaming."""
         with mx.stream(self.device):
             change = self._micro.of(adapter)
         return MLXTokenStream(self, cast(StreamCache, cache), change, sampling, limit)
@@ -91,7 +96,7 @@ class MLXRunner(ABC):
         return _step(self._run([token], cache, self._last), adapter)
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
-        """tokens [T] -> logits [T, V] after each token."""
+        """Return the logits [T, V] after each of the tokens [T]."""
         check_tokens(tokens, self.shape.vocab_size)
         parts = [
             self._run(tokens[i : i + self.chunk], cache, self._all) for i in range(0, len(tokens), self.chunk)
@@ -125,7 +130,8 @@ class MLXRunner(ABC):
         return self.hidden_states(tokens).mean(axis=0)
 
     def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
-        """Append tokens to the cache and evaluate. After a failure the cache is as it was."""
+        """Append tokens to the cache and return the evaluated outputs of `read`. After a failure the cache
+        does not change."""
         self.adapt_threads()
         with mx.stream(self.device), self.running([cache], len(tokens)) as held:
             hidden = self.forward(mx.array([list(tokens)], mx.uint32), held.layers)[0]
@@ -141,7 +147,7 @@ class MLXRunner(ABC):
             BLAS.adapt(self._load.cores())
 
     def _last(self, hidden: mx.array) -> list[mx.array]:
-        """[T, D] -> logits [V], hidden [D] of the last token."""
+        """Return the logits [V] and the hidden state [D] of the last token of [T, D]."""
         last = hidden[-1:]
         return [self.output_head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
 

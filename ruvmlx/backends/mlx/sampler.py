@@ -1,7 +1,8 @@
-"""The engine's sampler (sampling.py) as MLX operations: the host reads nothing from the device.
+"""This module is the engine's sampler (sampling.py) as MLX operations: the host reads nothing from the
+device.
 
-The candidates, their order, the uniform numbers of a seed and the inverse CDF are the same. So a seed draws
-the same tokens, up to rounding: here, sums of probabilities are float32.
+The candidates, their order, the uniform numbers of a seed and the inverse CDF equal those of sampling.py. So
+a seed draws the same tokens, up to rounding: here, sums of probabilities are float32.
 """
 
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ import numpy as np
 from ...platform.mx import mx
 from ...sampling import Distribution, Sampling, check_sampling, filters_of
 
-BLOCK = 64  # uniform numbers made at a time
-ROW = 256  # probabilities that are added one after the other
-BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1: with u = 1, no sum of probabilities would exceed u
+BLOCK = 64  # the number of uniform numbers that are made at a time
+ROW = 256  # the number of probabilities that are added one after the other
+BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1; with u = 1, no sum of probabilities would exceed u
 # below this temperature logits are shifted first, because logits / temperature would lose too many digits
 COLD = 0.01
 MAX_INVERSE_TEMPERATURE = 3e38  # the maximum of 1 / temperature, as a float32
@@ -37,9 +38,9 @@ class MLXSampler:
 
 
 def candidates(logits: mx.array, sampling: Sampling) -> tuple[mx.array | None, mx.array]:
-    """logits [1, V] -> (ids, their logits [1, n]). ids: [1, n] in the order of the draw, or None for all ids
-    in their order. The logit is -inf if an id may not be drawn. Equal logits keep the order of their ids if
-    MLX's sort is stable."""
+    """Return (ids, their logits [1, n]) of logits [1, V]. ids: [1, n] in the order of the draw, or None for
+    all ids in their order. The logit is -inf if an id must not be drawn. Equal logits keep the order of their
+    ids if MLX's sort is stable."""
     ids, kept, k = None, logits, sampling.top_k
     by_rank = filters_of(sampling, sorts=True)
     if by_rank or k > 0:
@@ -56,13 +57,14 @@ def _softmax(logits: mx.array) -> mx.array:
 
 
 def _before(p: mx.array) -> mx.array:
-    """[1, n] -> [1, n]: for each number, the sum of those before it, as a share of the total."""
+    """Return, for each of the numbers [1, n], the sum of the numbers before it, as a share of the total."""
     sums = _sums(p)
     return (sums - p) / sums[:, -1:]
 
 
 def draw_index(logits: mx.array, temperature: float, u: float) -> mx.array:
-    """logits [1, n] -> [1]: the first index at which the cumulative probability exceeds u times the total."""
+    """Return [1]: the first index at which the cumulative probability of logits [1, n] exceeds u times the
+    total."""
     if temperature < COLD:
         logits = logits - logits.max(axis=-1, keepdims=True)
     p = mx.softmax(logits * min(1 / temperature, MAX_INVERSE_TEMPERATURE), axis=-1)
@@ -71,11 +73,11 @@ def draw_index(logits: mx.array, temperature: float, u: float) -> mx.array:
 
 
 def _sums(p: mx.array) -> mx.array:
-    """p [1, n] -> [1, n]: the sums of the first 1, 2 ... n numbers.
+    """Return [1, n]: the sums of the first 1, 2 ... n of the numbers p [1, n].
 
-    They are added in rows, then the sum of the earlier rows is added. If 49,152 small numbers were added to
-    one float32 one by one, the error would reach 1e-4. Then every fifth draw from a flat distribution would
-    differ.
+    The numbers are added in rows, then the sum of the earlier rows is added. If 49,152 small numbers were
+    added to one float32 one by one, the error would reach 1e-4. Then every fifth draw from a flat
+    distribution would differ.
     """
     n = p.shape[1]
     if n <= ROW:

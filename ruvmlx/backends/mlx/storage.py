@@ -1,10 +1,10 @@
-"""KV pages as MLX arrays.
+"""This module stores KV pages as MLX arrays.
 
-Each tier has one pool for each layer. A page has the same number in the pools of all layers. Pools are
-changed by slice updates. MLX makes such an update in place if no other reference to the array exists. On a
-GPU, a step holds what it reads until it ends. So decoding there never writes to pools: the page that is being
-filled is a separate array (`OpenPages`). When it is full, it is copied into its pool. Lazy operations are
-evaluated together with the step.
+Each tier has one pool for each layer. A page has the same number in the pools of all layers. Slice updates
+change the pools. MLX makes such an update in place if no other reference to the array exists. On a GPU, a
+step holds the arrays that it reads until it ends. So decoding on a GPU never writes to pools: the page that
+is being filled is a separate array (`OpenPages`). When this page is full, it is copied into its pool. Lazy
+operations are evaluated together with the step.
 """
 
 import heapq
@@ -25,14 +25,15 @@ from .kernels.source import on_gpu
 
 # A pool grows by at least this many pages, by tier.
 MIN_GROWTH_PAGES = tuple(64 // tier.bits for tier in TIERS)
-SPARE = 0.25  # ... and by at least this share of its pages
+SPARE = 0.25  # a pool also grows by at least this share of its pages
 
 
 @dataclass(frozen=True)
 class OpenPages:
     """The hot pages that B sequences are filling.
 
-    arrays: by layer, uint8 [B, n_kv_heads, 2, 64, 2 * head_dim]; immutable: each step makes new ones
+    arrays: by layer, uint8 [B, n_kv_heads, 2, 64, 2 * head_dim]; immutable, because each step makes new
+        arrays
     """
 
     arrays: list[mx.array]
@@ -44,7 +45,7 @@ class OpenPages:
 
 class MLXStorage:
     layout = "shared"  # metal_kernels/README.md
-    # a demotion is a part of the step that needs it; nothing may run in parallel to the step
+    # A demotion is a part of the step that needs it. Nothing can run in parallel to the step.
     background = False
 
     def __init__(self, config: ModelConfig):
@@ -54,7 +55,8 @@ class MLXStorage:
         # The result of `pools`; cleared when a pool is replaced.
         self._as_read: list[list[mx.array] | None] = [None] * self.n_layers
         self._capacity = [0] * len(TIERS)
-        self._free: list[list[int]] = [[] for _ in TIERS]  # heaps of free numbers: low numbers are used first
+        # heaps of free page numbers: low numbers are used first
+        self._free: list[list[int]] = [[] for _ in TIERS]
         self._blank: OpenPages | None = None
         self.limit = 0
 
@@ -68,17 +70,17 @@ class MLXStorage:
         return missing > 0 and self._room() < missing * self.page_bytes(tier)
 
     def _room(self) -> float:
-        """Return the bytes by which the pools may grow."""
+        """Return the number of bytes by which the pools can grow."""
         return self.limit - self.nbytes if self.limit else math.inf
 
     def _spare(self, tier: int, pages: int) -> int:
-        """Return the number of unused pages to keep for this many used ones, so that the pool grows rarely.
-        Near the limit it is smaller."""
+        """Return the number of unused pages to keep beside `pages` used pages, so that the pool grows rarely.
+        Near the limit the number is smaller."""
         wanted = max(MIN_GROWTH_PAGES[tier], int(SPARE * pages))
         return int(max(0, min(wanted, self._room() // self.page_bytes(tier))))
 
     def prepare(self, tier: int, n: int) -> None:
-        """Grow the pools once for n pages, not at each `make`."""
+        """Grow the pools once for n pages, instead of at each `make`."""
         if not self.in_use:
             self._drop_pools()
         missing = n - len(self._free[tier])
@@ -86,7 +88,8 @@ class MLXStorage:
             old = self._capacity[tier]
             new = old + max(missing, self._spare(tier, old))
             self._resize(tier, list(range(old)), new)
-            self._free[tier] += range(old, new)  # larger than all others, so this is still a heap
+            # the new numbers are larger than all others, so the list is still a heap
+            self._free[tier] += range(old, new)
 
     def make(self, tier: int) -> int:
         self.prepare(tier, 1)
@@ -96,7 +99,8 @@ class MLXStorage:
         heapq.heappush(self._free[tier], page)
 
     def copy(self, page: int) -> int:
-        """Copies the bytes of one page. A view of the page would prevent updates of the pool in place."""
+        """Copy one page and return the new number. A view of the page would prevent updates of the pool in
+        place."""
         to = self.make(HOT)
         copies = [mx.array(np.array(pool[page])) for pool in self._pools(HOT)]
         for pool, copied in zip(self._pools(HOT), copies, strict=True):
@@ -104,7 +108,7 @@ class MLXStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Describe the demotion now; it is computed with the next evaluation."""
+        """Describe the demotion now. MLX computes the demotion with the next evaluation."""
         self.prepare(tier - 1, len(pages))
         to = [self.make(tier - 1) for _ in pages]
         for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
@@ -112,7 +116,8 @@ class MLXStorage:
             for start, stop in _runs(to):
                 target[to[start] : to[start] + stop - start] = made[start:stop]
             if len(pages) > 1 and not on_gpu(self.head_dim):
-                mx.eval(target)  # the kernels' twins unpack to float32, so one layer at a time saves memory
+                # the plain-MLX version unpacks to float32, so one layer at a time saves memory
+                mx.eval(target)
         return lambda: to
 
     def dump(self, page: int, tier: int) -> Bytes:
@@ -142,7 +147,7 @@ class MLXStorage:
     # What the attention needs -------------------------------------------------------------------
 
     def write(self, layer: int, pages: Sequence[int], at: int, rows: mx.array) -> None:
-        """Write rows into hot pages; into the first page from row `at` on.
+        """Write rows into hot pages. The first page is written from row `at` on.
 
         rows: uint8 [n_kv_heads, 2, T, 2 * head_dim], float16 keys and values
         """
@@ -172,7 +177,7 @@ class MLXStorage:
         """Return the contents of a hot page that will be filled further, or an empty page."""
         if page is not None:
             shape = (1, self.n_kv_heads, 2, PAGE, 2 * self.head_dim)
-            # A copy: a view would prevent changes of the pool in place.
+            # This copy is necessary, because a view would prevent changes of the pool in place.
             return OpenPages(
                 [(pool[page] | mx.array(0, mx.uint8)).reshape(shape) for pool in self._pools(HOT)]
             )
@@ -196,12 +201,12 @@ class MLXStorage:
 
     @property
     def in_use(self) -> int:
-        """The number of pages in use, in all tiers."""
+        """Return the number of pages in use, in all tiers."""
         return sum(self._capacity) - sum(map(len, self._free))
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the pools: used pages and spare ones."""
+        """Return the bytes of the pools, with their spare pages."""
         return sum(pool.nbytes for pool in self.arrays())
 
     # Inside -------------------------------------------------------------------------------------
@@ -216,7 +221,7 @@ class MLXStorage:
         alone = self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes
         for layer in range(self.n_layers):
             pools[layer] = _resize_pool(pools[layer], kept, capacity, (self.n_kv_heads, size))
-            if alone:  # near the limit: the old pools and the new ones must not exist together
+            if alone:  # near the limit, the old pools and the new pools must not exist together
                 mx.eval(pools[layer])
                 mx.clear_cache()
         self._as_read = [None] * self.n_layers
@@ -235,14 +240,14 @@ class MLXStorage:
 
 
 class MLXTable:
-    """The pages of one sequence by tier, and its open page."""
+    """The page numbers of one sequence by tier, and its open page."""
 
     def __init__(self, storage: MLXStorage) -> None:
         self._storage = storage
         # Number and tier; None: the page is behind the sliding window and was dropped.
         self._rows: list[tuple[int, int] | None] = []
         self._tiers: tuple[list[int], ...] | None = None
-        # the open pages, and the index of this sequence in them
+        # the open pages of a step, and the index of this sequence in them
         self._open: tuple[OpenPages, int] | None = None
         self._open_at = -1  # the index of the open page; its copy in the pool is out of date
 
@@ -259,7 +264,7 @@ class MLXTable:
 
     def share(self, other: "MLXTable") -> None:
         """Let a fork continue from the same open page. Arrays are immutable, so each sequence makes its own
-        next one."""
+        next page."""
         other._open, other._open_at = self._open, self._open_at
 
     def flush(self) -> None:
@@ -286,7 +291,7 @@ class MLXTable:
 
     @property
     def nbytes(self) -> int:
-        return 4 * len(self._rows)  # in the kernels' form
+        return 4 * len(self._rows)  # the bytes of the table in the kernels' form
 
     def hot_page(self, position: int) -> int:
         return self._hot(position // PAGE)

@@ -1,10 +1,10 @@
-"""A reply's tokens on MLX, computed one step ahead of the reader: the device has work while the host reads a
-token.
+"""This module computes a reply's tokens on MLX one step ahead of the reader. So the device has work while the
+host reads a token.
 
     step k       feeds token k - 1, draws token k
     read() = k   submits step k + 1 (token k is not evaluated yet), then waits for token k
 
-Sampling and the head's adapter are part of the step. The host reads only the token, and one number that tells
+Sampling and the head's adapter are part of the step. The host reads only the token, and one number that shows
 whether the logits were finite.
 """
 
@@ -23,11 +23,12 @@ from ...sampling import Sampling
 from ..base import HeadAdapter, KVCache, check_tokens, finite, not_finite
 from .sampler import MLXSampler
 
-TIDY = 256  # tokens between two calls of mx.clear_cache, as mlx-lm does
+TIDY = 256  # the number of tokens between two calls of mx.clear_cache, as in mlx-lm
 
 
 class HeadChange:
-    """A HeadAdapter on the device: logits [1, V] float32 + scale * (hidden [1, D] @ lora_a) @ lora_b."""
+    """A HeadAdapter on the device. It returns logits [1, V] + scale * (hidden [1, D] @ lora_a) @ lora_b in
+    float32."""
 
     def __init__(self, adapter: HeadAdapter):
         self.lora_a = mx.array(adapter.lora_a * np.float32(adapter.scale))
@@ -40,7 +41,7 @@ class HeadChange:
 
 
 class HeldChange:
-    """Caches the device's copy of the last used adapter, as long as that adapter lives."""
+    """This class keeps the device's copy of the last used adapter, as long as this adapter lives."""
 
     def __init__(self) -> None:
         self._of: weakref.ref[HeadAdapter] | None = None
@@ -60,7 +61,8 @@ class HeldChange:
 
 
 class StreamCache(KVCache, Protocol):
-    """What a stream needs of its cache. room: tokens that can be appended and removed one by one."""
+    """The properties of a cache that a stream uses. room: the number of tokens that can be appended and
+    removed one by one."""
 
     @property
     def room(self) -> int: ...
@@ -69,7 +71,7 @@ class StreamCache(KVCache, Protocol):
 
 
 class StepRunner(Protocol):
-    """What a stream needs of its backend."""
+    """The properties of a backend that a stream uses."""
 
     shape: ModelShape
     chunk: int
@@ -85,15 +87,15 @@ class StepRunner(Protocol):
 
 
 class Drawn(NamedTuple):
-    """The output of a step. It may not be evaluated yet."""
+    """The output of a step. The output can be unevaluated."""
 
     token: mx.array  # [1]
-    total: mx.array  # the sum of the logits: NaN or infinite if one of them is
+    total: mx.array  # the sum of the logits: NaN or infinite if one of the logits is
     hidden: mx.array  # [1, D]: the hidden state from which the token was drawn
 
 
 class MLXTokenStream:
-    """Implements base.TokenStream for an MLXBackend."""
+    """This class implements base.TokenStream for an MLX backend."""
 
     def __init__(
         self,
@@ -106,14 +108,14 @@ class MLXTokenStream:
         self._backend, self._cache, self._change = backend, cache, change
         self._sampler = MLXSampler(sampling)
         self._left, self._count = limit, 0
-        self._prompt: mx.array | None = None  # [1, D] after the last token of the prompt
+        self._prompt: mx.array | None = None  # [1, D]: the hidden state after the last token of the prompt
         self._last: mx.array | None = None  # [1]: the last token that was read
         self._ahead: Drawn | None = None  # the output of the step that runs ahead
-        self._states: list[mx.array] = []  # [1, D] of each token that was read, until `take_hidden`
+        self._states: list[mx.array] = []  # [1, D] of each token that was read since the last `take_hidden`
         self.prefilled_at = time.perf_counter()
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
-        """While the device computes one chunk, Python describes the next."""
+        """Read the prompt. While the device computes one chunk, Python describes the next chunk."""
         check_tokens(tokens, self._backend.shape.vocab_size)
         size = self._backend.chunk
         for start in range(0, len(tokens), size):
@@ -152,7 +154,8 @@ class MLXTokenStream:
             self._cache.retract(1)
 
     def _submit_next(self) -> Drawn:
-        """Submit a step that is not submitted yet: the first one, or one that had to wait for its token."""
+        """Submit a step that is not submitted yet: the first step, or a step that had to wait for its
+        token."""
         if self._last is not None:
             return self._feed_token(self._last)
         assert self._prompt is not None  # `prefill` comes first
@@ -165,17 +168,17 @@ class MLXTokenStream:
         return self._run(token[None], self._draw)
 
     def _run(self, tokens: mx.array, then: Callable):
-        """Append tokens [1, L] to the cache and submit `then` of their hidden states [L, D]."""
+        """Append tokens [1, L] to the cache. Submit the function `then` of their hidden states [L, D]."""
         backend, n = self._backend, tokens.shape[1]
         backend.adapt_threads()
-        more = n > self._cache.room  # then pages are made or change their tiers
+        more = n > self._cache.room  # in this case pages are made or change their tiers
         with mx.stream(backend.device), backend.running([self._cache], n) as held:
             made = then(backend.forward(tokens, held.layers)[0])
             mx.async_eval(made, *(held.arrays() if more else ()))
         return made
 
     def _draw(self, hidden: mx.array) -> Drawn:
-        """hidden [1, D] -> the next token."""
+        """Return the next token from hidden [1, D], not evaluated yet."""
         logits = self._backend.output_head(hidden).astype(mx.float32)
         if self._change is not None:
             logits = self._change(logits, hidden)

@@ -1,10 +1,11 @@
-"""Attention over the pages of tiered caches, in mlx-lm's graph.
+"""This module does attention over the pages of tiered caches, in mlx-lm's graph.
 
-The attention module of every layer is wrapped. With a plain cache it runs unchanged. In a step over tiered
-caches only its projections are used, and our kernels do the rest. RoPE is applied to keys in float32. Keys
-are stored as f16, whatever the dtype of the graph is. tiered_cpu.py does the same for the CPU layers.
+The module wraps the attention of every layer. With a plain cache the layer runs unchanged. In a step over
+tiered caches only the layer's projections are used, and our kernels do the other work. RoPE is applied to
+keys in float32. Keys are stored as f16, whatever the dtype of the graph is. tiered_cpu.py does the same for
+the CPU layers.
 
-A `PromptStep` appends n tokens of one sequence, a `DecodeStep` one token to each of B sequences.
+A `PromptStep` appends n tokens of one sequence. A `DecodeStep` appends one token to each of B sequences.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from .storage import MLXStorage, OpenPages
 
 
 class PromptStep:
-    """n > 1 new tokens of a sequence: their positions and what they attend to, the same in all layers."""
+    """n > 1 new tokens of a sequence: their positions and the pages that they see, the same in all layers."""
 
     def __init__(self, cache: PagedCache, n: int, config: ModelConfig):
         self.storage, self.offset, self.n = _storage([cache]), cache.offset, n
@@ -44,11 +45,12 @@ class PromptStep:
         return Turns(range(self.offset, self.offset + self.n))
 
     def write(self, layer: int, rows: mx.array) -> None:
-        """rows: uint8 [n_kv_heads, 2, n, 2 * head_dim]"""
+        """Write rows of the new tokens into hot pages. rows: uint8 [n_kv_heads, 2, n, 2 * head_dim]."""
         self.storage.write(layer, self._pages, self.offset % PAGE, rows)
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
-        """x [1, n, D] -> [1, n, n_heads * head_dim], with the layer's products and MLX's fused attention."""
+        """Return the attention output [1, n, n_heads * head_dim] of x [1, n, D], with the layer's products
+        and MLX's fused attention."""
         q, k, v = own.heads(x)
         rows = append.append(k[0], v[0], self._turns.of(own, positions))
         self.write(layer, rows)
@@ -60,11 +62,11 @@ class PromptStep:
         return self.storage.arrays()
 
     def finish(self) -> None:
-        """Called when the step has succeeded."""
+        """Do nothing. `running` calls this when the step has succeeded."""
 
 
 class DecodeStep:
-    """One new token of each of B sequences, the same in all layers."""
+    """One new token of each of B sequences; the step is the same in all layers."""
 
     def __init__(self, caches: Sequence[PagedCache], config: ModelConfig):
         self.storage, self.offsets = _storage(caches), [cache.offset for cache in caches]
@@ -83,7 +85,8 @@ class DecodeStep:
         return Turns(self.offsets)
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
-        """x [B, 1, D] -> [B, 1, n_heads * head_dim], with the layer's products and our kernels."""
+        """Return the attention output [B, 1, n_heads * head_dim] of x [B, 1, D], with the layer's products
+        and our kernels."""
         q, k, v = own.rows(x)
         scales = self._turns.query_scales(positions)
         if scales is not None:
@@ -104,14 +107,14 @@ class DecodeStep:
 
 
 def _view_of_next(cache: PagedCache) -> SequencePages:
-    """Return the pages that the next token sees, itself included."""
+    """Return the pages that the next token sees, with the page of this token itself."""
     end = cache.offset + 1
     return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
 
 
 def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
-    """Return the open pages of all sequences in one object; the same object if the same sequences were joined
-    last time."""
+    """Return the open pages of all sequences in one object. Return the same object if the same sequences were
+    joined in the last step."""
     pages = opened[0][0]
     together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
     if together and len(pages.arrays[0]) == len(opened):
@@ -122,9 +125,10 @@ def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 
 class Turns:
-    """What RoPE and the queries' scale need of a step's positions. Made at the first layer, for all layers.
+    """The numbers that RoPE and the queries' scale need for a step's positions. The first layer makes them
+    for all layers.
 
-    It is made on the CPU, because a few hundred numbers are not worth a GPU launch.
+    They are made on the CPU, because a few hundred numbers are not worth a GPU launch.
     """
 
     def __init__(self, at: Sequence[int]):
@@ -141,7 +145,7 @@ class Turns:
         return self._made[own.turns]
 
     def query_scales(self, positions: Positions) -> mx.array | None:
-        """Return float32 [n]; None if queries are not scaled."""
+        """Return float32 [n]. Return None if queries are not scaled."""
         if not self._scales:
             scales = positions.query_scales(self._at)
             self._scales.append(None if scales is None else mx.array(scales))
@@ -152,15 +156,15 @@ class LayerPages:
     """A step and a layer number. The attention module receives this instead of a cache."""
 
     def __init__(self, step: Any, layer: int):
-        """step: PromptStep or DecodeStep."""
+        """step: a PromptStep or a DecodeStep"""
         self.step, self.layer = step, layer
 
     def make_mask(self, *args, **options) -> None:
-        """mlx-lm asks for a mask. Our kernels apply it themselves, so this returns None."""
+        """Return None. mlx-lm asks for a mask, but our kernels apply the mask themselves."""
 
 
 class RunningStep(NamedTuple):
-    """Caches during a step."""
+    """The caches of all layers during a step."""
 
     layers: Sequence[LayerPages]
     arrays: Callable[[], Sequence[mx.array]]  # returns the arrays to evaluate with the step
@@ -168,8 +172,8 @@ class RunningStep(NamedTuple):
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[RunningStep]:
-    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, the tokens
-    count."""
+    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, count the
+    tokens."""
     storage = _storage(caches)
     try:
         with room_for(caches, n):
@@ -178,7 +182,8 @@ def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterat
             step.finish()
     except BaseException:
         with suppress(Exception):
-            # Leftovers of this thread's stream, which another thread could not evaluate.
+            # Evaluate the unfinished work of this thread's stream, because another thread could not evaluate
+            # it.
             mx.eval(*storage.arrays())
         raise
 
@@ -195,7 +200,7 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
 
 
 class GraphTiered(nn.Module):
-    """mlx-lm's attention; x [B, L, D] -> [B, L, D]."""
+    """mlx-lm's attention over all kinds of caches; x [B, L, D] -> [B, L, D]."""
 
     def __init__(self, attention: nn.Module, positions: Positions):
         super().__init__()

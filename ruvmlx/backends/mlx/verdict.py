@@ -1,8 +1,9 @@
-"""Keeps the verdicts of the GPU kernels' self-check, so that it runs once for each machine and model.
+"""This module keeps the verdicts of the GPU kernels' self-check, so that the check runs once for each machine
+and model.
 
 A verdict belongs to a key: the GPU, the build of its compiler, the versions of MLX and mlx-lm, our kernels'
-    sources, and the model's shapes. The file is optional: if it is damaged, missing or not writable, the
-    check runs again. Format of DATA/gpu_check.json, the newest verdict last:
+sources, and the model's shapes. The file is optional: if it is damaged, missing or not writable, the check
+runs again. This is the format of DATA/gpu_check.json, with the newest verdict last:
 
     {"format": 1, "verdicts": [
         {"key": {"gpu": "Apple M3", ...}, "seconds": 2.1, "made": "2026-01-31T12:00:00Z",
@@ -33,7 +34,7 @@ FORMAT, MAX_VERDICTS = 1, 16
 
 
 def key(shapes: Shapes) -> dict[str, Any]:
-    """Return all that a verdict depends on."""
+    """Return all values that a verdict depends on."""
     return {
         "device": gpu.kind,
         "gpu": gpu.name,
@@ -110,7 +111,8 @@ def _read_entry(entry: dict[str, Any]) -> KernelVerdict:
 
 
 def _write(whole: dict[str, Any]) -> None:
-    """Write beside the target, then rename: a reader sees either the old file or the new one."""
+    """Write a new file beside the target, then rename it: a reader sees either the old file or the new
+    one."""
     fresh = path().with_suffix(f".{os.getpid()}.new")
     try:
         path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)

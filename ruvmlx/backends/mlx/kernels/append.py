@@ -1,5 +1,5 @@
-"""Writes a prompt's new keys, rotated by RoPE, and its values as rows of hot pages. For one token:
-rope_append.py."""
+"""This kernel writes a prompt's new keys, rotated by RoPE, and its values as rows of hot pages.
+rope_append.py does this for one token."""
 
 from functools import lru_cache
 from itertools import product
@@ -21,8 +21,8 @@ APPEND = Kernel(
 
 
 def append(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:
-    """k, v: [T, n_kv_heads, D], not yet rotated; turn: float32 [T, D] -> rows uint8
-    [n_kv_heads, 2, T, 2 * D].
+    """Return rows uint8 [n_kv_heads, 2, T, 2 * D]. k, v: [T, n_kv_heads, D], not yet rotated; turn: float32
+    [T, D].
 
     turn: the cosines of a position's D/2 angles, then their sines
     """
@@ -39,12 +39,12 @@ def append_gpu(k: mx.array, v: mx.array, turn: mx.array, traditional: bool, run=
 
 @lru_cache(8)
 def _params(n_kv: int, tokens: int) -> mx.array:
-    """Made once per step, not once per layer."""
+    """Return the parameters. They are made once per step, not once per layer."""
     return mx.array(params_of(KV_HEADS=n_kv, N_NEW=tokens), mx.int32)
 
 
 def append_ops(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:
-    """The twin."""
+    """Return the result of `append_gpu`, computed in plain MLX (the twin)."""
     rows = mx.stack([rope(k, turn, traditional), v.astype(mx.float32)]).astype(mx.float16)  # [2, T, n_kv, D]
     return mx.contiguous(rows.transpose(2, 0, 1, 3)).view(mx.uint8)
 

@@ -1,8 +1,8 @@
-"""Attention of one new token per sequence over all tiers: attend_decode, then attend_merge.
+"""This module does attention of one new token per sequence over all tiers: attend_decode, then attend_merge.
 
 q, q_rotated: float32 [B, n_heads, D]. q_rotated = rotate(q), for the keys of tiers that are rotated. opened:
-    uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence. The copy of that page in
-    the pool is not read.
+uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence. The copy of this page in the
+pool is not read.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from .pages import GPUPageTable, Pools
 from .rope_append import Turned
 from .source import FLOATS, HEAD_DIMS, Kernel
 
-SHARED = [  # head size, query heads to a threadgroup: pages.shared_heads
+SHARED = [  # pairs: head size, number of query heads in a threadgroup (pages.shared_heads)
     (d, g) for d in HEAD_DIMS for g in range(1, pages.MAX_SHARED + 1) if g == pages.shared_heads(g, d)
 ]
 
@@ -54,7 +54,8 @@ MERGE = Kernel(
 
 
 def attend(new: Turned, pools: Pools, table: GPUPageTable, dtype: mx.Dtype) -> mx.array:
-    """softmax(q . k / sqrt(D)) v: [B, n_heads, D] in `dtype`. The result is zeros if no token is visible."""
+    """Return softmax(q . k / sqrt(D)) v [B, n_heads, D] in `dtype`. The result is zeros if no token is
+    visible."""
     run = attend_gpu if table.on_gpu else attend_ops
     return run(new.q, new.q_rotated, pools, new.open, table, dtype)
 
@@ -72,7 +73,7 @@ def attend_gpu(
     """Run the attention on the GPU.
 
     run: `run(kernel, inputs, shapes, groups, templates)` runs one kernel; the tests pass a simulator
-    matrix: whether to use matrix units (only CUDA has them, and D must be 64 or 128)
+    matrix: True: use matrix units (only CUDA has them, and D must be 64 or 128)
     """
     if matrix is None:
         matrix = mx.cuda.is_available() and q.shape[-1] in (64, 128)
@@ -80,7 +81,7 @@ def attend_gpu(
     rows = b * heads * table.splits
     groups = (table.splits, heads // table.shared, b)
     inputs = [q, q_rotated, table.params, table.pages, *pools, opened]
-    # MLX passes arrays under 8 elements to a Metal kernel in another way.
+    # MLX passes arrays of fewer than 8 elements to a Metal kernel in another way.
     shapes = [(rows, dim), (max(2 * rows, 8),)]
     parts = run(MATRIX if matrix else ATTEND, inputs, shapes, groups, (dim, table.shared))
     return run(MERGE, [*parts, table.params], [(b, heads, dim)], (b * heads, 1, 1), (dim, dtype))[0]
@@ -94,7 +95,7 @@ def attend_ops(
     table: GPUPageTable,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:
-    """The twin: plain MLX, float32, a sequence at a time."""
+    """Return the result of `attend_gpu`, computed in plain float32 MLX, one sequence at a time (the twin)."""
     out = [_attend_one(q[i], q_rotated[i], pools, opened[i], table, i) for i in range(q.shape[0])]
     return mx.stack(out).astype(dtype)
 
@@ -102,7 +103,7 @@ def attend_ops(
 def _attend_one(
     q: mx.array, q_rotated: mx.array, pools: Pools, opened: mx.array, table: GPUPageTable, i: int
 ) -> mx.array:
-    """q: [n_heads, D] -> [n_heads, D]. Scores of all tiers, one softmax, then values of all tiers."""
+    """Return [n_heads, D] of q [n_heads, D]: scores of all tiers, one softmax, then values of all tiers."""
     view, n_kv = table.views[i], table.n_kv_heads
     if view.first >= view.n_tokens:
         return mx.zeros_like(q)
@@ -122,7 +123,8 @@ def _attend_one(
 def gather_pages(
     pool: mx.array, ids: list[int], tier: int, head_dim: int, opened: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Return K and V: float32 [n_kv_heads, 64 * len(ids), head_dim]. opened: used as the last page."""
+    """Return K and V: float32 [n_kv_heads, 64 * len(ids), head_dim]. opened: this page replaces the last
+    page."""
     found = pool[mx.array(ids)]
     if opened is not None:
         found = mx.concatenate([found[:-1], opened.reshape(1, *found.shape[1:])])

@@ -1,7 +1,7 @@
-"""Demotion of whole pages to the next lower tier.
+"""This kernel demotes whole pages to the next lower tier.
 
-Every implementation gives the same bytes: float32, divisions, ties to even (metal_kernels/quantise.h).
-Outputs are new pages uint8 [n, n_kv_heads, page_bytes]. The cache copies them into its pool.
+Every implementation gives the same bytes: float32, divisions, ties to even (metal_kernels/quantise.h). The
+outputs are new pages uint8 [n, n_kv_heads, page_bytes]. The cache copies these pages into its pool.
 """
 
 from functools import lru_cache
@@ -40,12 +40,13 @@ def demote_gpu(pool: mx.array, ids: list[int], head_dim: int, to: int, run=Kerne
 
 @lru_cache(4)
 def _arguments(ids: tuple[int, ...], n_kv: int) -> tuple[mx.array, mx.array]:
-    """Return ids and params. They are made once for all layers."""
+    """Return page ids and parameters. They are made once for all layers."""
     return mx.array([*ids, *[0] * 8], mx.int32), mx.array(params_of(KV_HEADS=n_kv), mx.int32)
 
 
 def demote_ops(pages: mx.array, head_dim: int, to: int) -> mx.array:
-    """The twin. pages: uint8 [..., bytes of tier `to` + 1] -> uint8 [..., bytes of tier `to`]"""
+    """Return the result of `demote_gpu` in plain MLX (the twin). pages: uint8 [..., bytes of tier `to` + 1]
+    -> uint8 [..., bytes of tier `to`]."""
     k, v = unpack(pages, to + 1, head_dim)
     if TIERS[to].rotated != TIERS[to + 1].rotated:
         k = rotate(k)
@@ -59,7 +60,7 @@ def demote_ops(pages: mx.array, head_dim: int, to: int) -> mx.array:
 
 
 def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
-    """s = f16(absmax / 127);  q = clamp(rint(x / s), -127, 127), 0 where s is 0.   x: [..., 64, D]"""
+    """Return q, s: s = f16(absmax / 127);  q = clamp(rint(x / s), -127, 127), 0 where s is 0. x: [..., 64, D]"""
     scale = (mx.abs(x).max(axis=-1, keepdims=True) / 127).astype(mx.float16)
     s = scale.astype(mx.float32)
     q = mx.clip(mx.round(x / mx.where(s == 0, 1, s)), -127, 127)
@@ -67,7 +68,8 @@ def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _four_bits(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """s = f16((max - min) / 15), b = f16(min);  q = clamp(rint((x - b) / s), 0, 15), 0 where s is 0."""
+    """Return q, s, b: s = f16((max - min) / 15), b = f16(min);  q = clamp(rint((x - b) / s), 0, 15), 0 where
+    s is 0."""
     low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     scale, bias = _to_f16((high - low) / 15), _to_f16(low)
     s, b = scale.astype(mx.float32), bias.astype(mx.float32)
@@ -76,7 +78,8 @@ def _four_bits(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def _to_f16(x: mx.array) -> mx.array:
-    """Return f16, with +0 instead of -0: otherwise the order would decide which zero is the minimum."""
+    """Return f16, with +0 instead of -0. If both zeros existed, their order would decide which zero is the
+    minimum."""
     half = x.astype(mx.float16)
     return mx.where(half == 0, mx.array(0, mx.float16), half)
 

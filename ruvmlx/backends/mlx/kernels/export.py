@@ -1,8 +1,9 @@
-"""Writes the Metal source of every kernel, for each of its template values, to files. Needs no GPU.
+"""This module writes the Metal source of every kernel, for each of its template values, to files. It needs no
+GPU.
 
 MLX makes the text when it traces a call: header, signature, body and the template's instantiation. Before
-    that it puts a preamble of its own, metal::utils(), which Python cannot see. PREAMBLE replaces it, so that
-    a file can be compiled alone:  xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
+this text MLX puts a preamble of its own, metal::utils(), which Python cannot see. PREAMBLE replaces that
+preamble, so that a file can be compiled alone:  xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
 """
 
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ typedef bfloat bfloat16_t;
 
 
 def export(folder: Path) -> list[Path]:
-    """Write all sources into `folder`, which is made if it does not exist. Returns the paths of the files."""
+    """Write all sources into `folder`, which is made if it does not exist. Return the paths of the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write_kernel(folder, kernel, chosen) for kernel, chosen in sources()]
@@ -56,14 +57,14 @@ def _write_kernel(folder: Path, kernel: Kernel, chosen: tuple[Template, ...]) ->
 
 
 def title(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
-    """Return for example attend_decode-D64-G3 or append-D64-TRADITIONAL0-Tfloat16."""
+    """Return the name of a file, for example attend_decode-D64-G3 or append-D64-TRADITIONAL0-Tfloat16."""
     values = (str(value).removeprefix("mlx.core.") for value in chosen)
     return "-".join([kernel.name, *map("".join, zip(kernel.templates, values, strict=True))])
 
 
 def source(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
-    """Return the text that MLX passes to Metal's compiler after its preamble. Sizes from 8 on do not change
-    the text."""
+    """Return the text that MLX passes to Metal's compiler after its preamble. Array sizes of 8 or more do not
+    change the text."""
     inputs = [mx.zeros(64, kernel.dtypes(chosen)[c_type]) for _, c_type in kernel.inputs]
     shapes = [(64,)] * len(kernel.outputs)
     found: list[str] = []

@@ -1,7 +1,9 @@
-"""Attention of a prompt's new tokens over older pages and, causally, over themselves.
+"""This module does attention of a prompt's new tokens over older pages and, causally, over the new tokens
+themselves.
 
-Older pages are dequantised into the same array as the new rows, a few KV heads at a time. MLX's own fused
-attention, which uses matrix units, does the rest. Without older pages the new rows are used directly.
+The kernel dequantises older pages into the same array as the new rows, a few KV heads at a time. MLX's own
+fused attention, which uses matrix units, does the remaining work. Without older pages the new rows are used
+directly.
 """
 
 from dataclasses import dataclass, replace
@@ -31,38 +33,40 @@ GATHER = Kernel(
     headers=("pages.h", "quantise.h"),
     values=tuple(product(HEAD_DIMS)),
 )
-BLOCK = 64 << 20  # bytes of dequantised keys and values at a time
+BLOCK = 64 << 20  # the maximum bytes of dequantised keys and values at a time
 
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """n new tokens of one sequence, after the tokens of the only view in `table`. Made once per step for all
-    layers."""
+    """n new tokens of one sequence, after the tokens of the only view in `table`. The object is made once per
+    step for all layers."""
 
     table: GPUPageTable
     tokens: int
-    window: int = 0  # the number of tokens that a query sees, itself included; 0: all
+    window: int = 0  # the number of tokens that a query sees, itself included; 0: all tokens
 
     @cached_property
     def first(self) -> int:
-        """The first token to gather: the start of the page with the oldest token that any new token sees."""
+        """Return the first token to gather: the start of the page with the oldest token that any new token
+        sees."""
         view = self.table.views[0]
         oldest = max(view.first, view.n_tokens - self.window + 1 if self.window else 0)
         return min(max(oldest, 0), view.n_tokens) // PAGE * PAGE
 
     @cached_property
     def total(self) -> int:
-        """The number of keys, gathered and new."""
+        """Return the number of keys: gathered keys and new keys."""
         return self.table.views[0].n_tokens - self.first + self.tokens
 
     @cached_property
     def heads(self) -> int:
-        """The KV heads processed at a time, so that their keys and values in f16 take at most BLOCK bytes."""
+        """Return the number of KV heads to process at a time. Their keys and values in f16 take at most BLOCK
+        bytes."""
         return max(1, min(self.table.n_kv_heads, BLOCK // (4 * self.table.head_dim * self.total)))
 
     @cached_property
     def mask(self) -> mx.array | str:
-        """bool [tokens, total], or "causal", MLX's name for the usual mask."""
+        """Return the mask: bool [tokens, total], or "causal", MLX's name for the usual mask."""
         if not self.window or self.total <= self.window:
             return "causal"
         token = mx.arange(self.total - self.tokens, self.total)[:, None]
@@ -94,8 +98,8 @@ def chunk(
 
 
 def attend(q: mx.array, pools: Pools, fresh: mx.array, new: PromptChunk) -> mx.array:
-    """q: [1, n_heads, n, D], after RoPE -> the same shape. fresh: rows from `append`, uint8
-    [n_kv_heads, 2, n, 2 * D].
+    """Return the attention output, in the shape of q: [1, n_heads, n, D], after RoPE. fresh: rows from
+    `append`, uint8 [n_kv_heads, 2, n, 2 * D].
 
     16-bit queries are converted to float16, the cache's type. With bfloat16 every key would lose three bits.
     """
@@ -124,7 +128,7 @@ def keys_and_values(
 
 
 def gather_gpu(pools: Pools, fresh: mx.array, new: PromptChunk, head: int, run=Kernel.__call__) -> mx.array:
-    """float16 [2, heads, total, D]"""
+    """Return K and V, float16 [2, heads, total, D], from the GPU kernel."""
     dim, heads = new.table.head_dim, min(new.heads, new.table.n_kv_heads - head)
     old = -(-new.table.views[0].n_tokens // PAGE) - new.first // PAGE
     groups = (old + -(-new.tokens // PAGE), heads, 1)
@@ -134,7 +138,7 @@ def gather_gpu(pools: Pools, fresh: mx.array, new: PromptChunk, head: int, run=K
 
 
 def gather_ops(pools: Pools, fresh: mx.array, new: PromptChunk, head: int) -> mx.array:
-    """The twin."""
+    """Return the result of `gather_gpu`, computed in plain MLX (the twin)."""
     view, dim, parts = new.table.views[0], new.table.head_dim, []
     here = slice(head, min(head + new.heads, new.table.n_kv_heads))
     for tier, _, ids in replace(view, first=new.first).visible():

@@ -1,4 +1,5 @@
-"""KV pages as the kernels see them. The bit layouts are in metal_kernels/README.md.
+"""This module describes KV pages in the form that the kernels use. metal_kernels/README.md has the bit
+layouts.
 
 A page is 64 tokens of one layer and one KV head. A pool is uint8 [pages, n_kv_heads, bytes of a page].
 """
@@ -20,13 +21,13 @@ from .source import on_gpu
 PARAMS = 16
 MAX_SHARED = 8  # the maximum number of query heads of one threadgroup
 THREADGROUPS, LEAST_SPLIT = 320, 12
-Pools = Sequence[mx.array]  # by tier; an empty tier may be any array of at least 8 bytes
-POOLS = tuple((tier.name, "uchar") for tier in TIERS)  # the kernels' arguments for them
+Pools = Sequence[mx.array]  # by tier; an empty tier can be any array of at least 8 bytes
+POOLS = tuple((tier.name, "uchar") for tier in TIERS)  # the kernels' arguments for the pools
 
 
 class KernelParam(IntEnum):
-    """The index of each kernel parameter, as in pages.h. Before these come the numbers of pages of each
-    tier."""
+    """The index of each kernel parameter, as in pages.h. The parameters before these are the numbers of pages
+    of each tier."""
 
     @staticmethod
     def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
@@ -46,7 +47,7 @@ class KernelParam(IntEnum):
 
 
 def params_of(**values: int) -> list[int]:
-    """Return a row of parameters from their names. The others are 0."""
+    """Return a row of parameters from their names. All other parameters are 0."""
     row = [0] * PARAMS
     for name, value in values.items():
         row[KernelParam[name]] = value
@@ -54,7 +55,7 @@ def params_of(**values: int) -> list[int]:
 
 
 def has_bias(tier: Tier) -> bool:
-    """Does the tier have a bias as well as a scale? Only 4-bit codes have one."""
+    """Return True if the tier has a bias as well as a scale. Only 4-bit codes have a bias."""
     return tier.bits == 4
 
 
@@ -70,7 +71,8 @@ class SequencePages:
 
     by_tier: the page ids of each tier; the lowest tier holds the oldest tokens
     n_tokens: the number of tokens; all pages except the last are full, and the last is hot
-    first: tokens before this one are not read; pages with only such tokens may be gone (any id will do)
+    first: tokens before this token are not read; pages with only such tokens can be gone (any page id is
+        valid)
     """
 
     by_tier: Sequence[Sequence[int]]
@@ -120,8 +122,8 @@ def check(view: SequencePages) -> SequencePages:
 class GPUPageTable:
     """The pages of several sequences (`views`) in the kernels' format, made once per step for all layers.
 
-    split: the work of one threadgroup, in cold pages. A larger split leaves fewer parts to merge, a smaller
-        one keeps more threadgroups busy. The default makes about THREADGROUPS of them.
+    split: the work of one threadgroup, in cold pages. A larger split leaves fewer parts to merge. A smaller
+        split keeps more threadgroups busy. The default makes about THREADGROUPS threadgroups.
     """
 
     def __init__(
@@ -160,22 +162,23 @@ class GPUPageTable:
 
 
 def softmax_scale(head_dim: int) -> float:
-    """log2(e) / sqrt(head_dim): the kernels' exponentials are powers of two."""
+    """Return log2(e) / sqrt(head_dim), because the kernels' exponentials are powers of two."""
     return math.log2(math.e) / math.sqrt(head_dim)
 
 
 def shared_heads(group: int, head_dim: int) -> int:
-    """Return the query heads of a threadgroup: all of a group, or the largest divisor of the group within
-    MAX_SHARED.
+    """Return the number of query heads of a threadgroup: all heads of a group, or the largest divisor of the
+    group within MAX_SHARED.
 
-    For heads of 256 the limit is half of that: eight would need more than 32 KB of threadgroup memory.
+    For heads of 256 numbers the limit is half of MAX_SHARED, because eight heads would need more than 32 KB
+    of threadgroup memory.
     """
     most = MAX_SHARED if head_dim <= 128 else MAX_SHARED // 2
     return max(n for n in range(1, most + 1) if group % n == 0)
 
 
 def unpack(pages: mx.array, tier: int, head_dim: int) -> tuple[mx.array, mx.array]:
-    """pages: uint8 [..., bytes] -> K, V: float32 [..., 64, head_dim]; rotated keys stay rotated."""
+    """Return K and V, float32 [..., 64, head_dim], of pages uint8 [..., bytes]. Rotated keys stay rotated."""
     d, flat, bits = head_dim, pages.shape[:-1], TIERS[tier].bits
     if bits == 16:
         both = pages.view(mx.float16).astype(mx.float32).reshape(*flat, 2, PAGE, d)
@@ -197,6 +200,6 @@ def _halves(pages: mx.array, start: int, n: int) -> mx.array:
 
 
 def _nibbles(packed: mx.array) -> mx.array:
-    """[..., n] bytes -> [..., 2n] numbers, the low nibble first."""
+    """Return 2n numbers [..., 2n] from n bytes [..., n], the low nibble first."""
     both = mx.stack([packed & 15, packed >> 4], axis=-1)
     return both.reshape(*packed.shape[:-1], -1).astype(mx.float32)

@@ -1,8 +1,8 @@
-"""Removes from a kernel's headers what the kernel does not use.
+"""This module removes unused definitions from a kernel's headers.
 
 MLX builds and hashes the whole text of a kernel at every call, so each unused definition costs time in every
 layer of every token. A definition stays if its name occurs in the body or in another definition that stays. A
-name may occur by chance. Then the text is longer than necessary, but still correct.
+name can occur by chance. Then the text is longer than necessary, but still correct.
 """
 
 import re
@@ -14,12 +14,13 @@ _MACRO = re.compile(r"#define\s+(\w+)")
 _FUNCTION = re.compile(r"\b(?:FN|CONST_FN)\b.*?(\w+)\s*(?:<[^<>]*>)?\s*\(", re.S)
 _TYPE = re.compile(r"\bstruct\s+(\w+)")
 _CONSTANT = re.compile(r"\bCONSTANT\s+\w+\s+(\w+)")
-GAP = 20  # empty lines that are written as they are; more of them would be longer than a #line
+GAP = 20  # the maximum number of empty lines that are written as they are; a #line is shorter than more lines
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One top-level piece of a header. names: what it defines; if it defines nothing, it always stays."""
+    """One top-level piece of a header. names: the names that it defines; a piece without names always
+    stays."""
 
     file: str
     line: int
@@ -34,7 +35,7 @@ class Definition:
 
 
 def definitions(file: str, code: str, first: int = 1) -> Iterator[Definition]:
-    """Yield the pieces of a header without comments. first: the number of its first line."""
+    """Yield the pieces of a header, which has no comments. first: the number of its first line."""
     piece: list[str] = []
     for number, line in enumerate(code.split("\n"), first):
         if not piece and not line.strip():
@@ -55,7 +56,7 @@ def _is_whole(piece: str) -> bool:
 
 
 def prune(pieces: Sequence[Definition], body: str) -> list[Definition]:
-    """Return the pieces that a body needs, directly or not, in their order."""
+    """Return the pieces that a body needs, directly or through other pieces, in their order."""
     words, kept = set(_WORD.findall(body)), set[Definition]()
     while fresh := {p for p in pieces if p not in kept and (not p.names or p.names & words)}:
         words |= {word for piece in fresh for word in _WORD.findall(piece.code)}
@@ -64,7 +65,7 @@ def prune(pieces: Sequence[Definition], body: str) -> list[Definition]:
 
 
 def join_definitions(pieces: Sequence[Definition]) -> str:
-    """Return the text of these pieces. Compilers still report the files and their lines."""
+    """Return the text of these pieces. Compilers still report the original files and lines."""
     out, file, line = "", "", 0
     for piece in pieces:
         gap = piece.line - line

@@ -1,9 +1,9 @@
-"""For one new token of each of B sequences: rotates its queries by RoPE and writes its key and value to the
-open page.
+"""This kernel works on one new token of each of B sequences: it rotates the token's queries by RoPE and
+writes its key and value to the open page.
 
 The open page is the hot page that is being filled. It is separate from the pool, because a kernel cannot
 write into an existing array. The kernel makes a new page of 64 rows, 32 KB a head for D = 128. Rows after the
-new one are zeros, because old memory contents must not reach a file.
+new row are zeros, because old memory contents must not reach a file.
 """
 
 from itertools import product
@@ -36,10 +36,10 @@ ROPE_APPEND = Kernel(
 
 
 class Turned(NamedTuple):
-    """What decode attention needs of the new tokens."""
+    """The values of the new tokens that decode attention needs."""
 
     q: mx.array  # float32 [B, n_heads, D]
-    q_rotated: mx.array  # the same queries, rotated like the rotated keys
+    q_rotated: mx.array  # the same queries after `rotate`, for the tiers whose keys are rotated
     open: mx.array  # uint8 [B, n_kv_heads, 2, 64, 2 * D]: the open pages with the new rows
 
 
@@ -66,7 +66,8 @@ def rope_append_gpu(
 ) -> Turned:
     b, heads, dim = opened.shape[0], table.n_heads, table.head_dim
     shapes = [(b, heads, dim), (b, heads, dim), opened.shape]
-    simdgroups, blocks = ROPE_APPEND.threads // 32, -(-dim // 128)  # blocks: of 128 numbers, for each head
+    # the number of blocks of 128 numbers in each head
+    simdgroups, blocks = ROPE_APPEND.threads // 32, -(-dim // 128)
     groups = (-(-heads * blocks // simdgroups) + table.n_kv_heads, b, 1)
     inputs = [q, k, v, turn, opened, table.params]
     return Turned(*run(ROPE_APPEND, inputs, shapes, groups, (dim, int(traditional), q.dtype)))
@@ -81,7 +82,7 @@ def rope_append_ops(
     table: GPUPageTable,
     traditional: bool = False,
 ) -> Turned:
-    """The twin."""
+    """Return the result of `rope_append_gpu`, computed in plain MLX (the twin)."""
     b, dim = opened.shape[0], table.head_dim
     q, k = (rope(x.reshape(b, -1, dim), turn, traditional) for x in (q, k))
     rows = mx.stack([k, v.reshape(b, -1, dim).astype(mx.float32)], axis=2).astype(mx.float16)

@@ -1,10 +1,11 @@
 """`python -m ruvmlx.backends.mlx.kernels.selfcheck SHAPES` checks every GPU kernel of the KV path on this
 machine.
 
-Each kernel runs on a small random cache with pages in all three tiers. Its result is compared with that of
-its plain-MLX twin on the CPU. Then it is timed against plain MLX on the GPU. SHAPES is `check_results.Shapes`
-as JSON. The output is JSON lines: one with the names of all cases, then one before and one after each case.
-gpu_check.py reads them. To add a kernel, write one function that makes a `Case` and add it to `cases`.
+Each kernel runs on a small random cache with pages in all three tiers. The check compares the kernel's result
+with the result of its twin (the same function in plain MLX) on the CPU. Then it times the kernel against
+plain MLX on the GPU. SHAPES is `check_results.Shapes` as JSON. The output is JSON lines: one line with the
+names of all cases, then one line before and one line after each case. gpu_check.py reads these lines. To add
+a kernel, write one function that makes a `Case` and add it to `cases`.
 """
 
 import json
@@ -33,12 +34,12 @@ from .source import HEAD_DIMS
 # an eighth longer: half the memory of a long chat is worth that. A kernel that spills its registers, or runs
 # on an emulated GPU, is far slower.
 MAX_SLOWNESS = 3.0
-# races of which the median is taken; calls in one evaluation, so that they share its overhead
+# the number of timed races, of which the median is taken; the number of calls in one evaluation
 RACES, REPEATS = 5, 16
-RACE_SECONDS = 0.02  # seconds of calls in a race; a slow kernel is called less often
-LONG, BRIEF = 2048, 256  # tokens of the caches on which attention is timed
-LIFETIME = 150  # seconds after which the system ends the check if no process waits for it
-MAX_ROUNDED_SHARE = 0.001  # the share of numbers that may differ by one rounding
+RACE_SECONDS = 0.02  # seconds: the maximum time of the calls in a race; a slow kernel is called less often
+LONG, BRIEF = 2048, 256  # the numbers of tokens of the caches on which attention is timed
+LIFETIME = 150  # seconds after which the system ends the check, in case no process waits for the check
+MAX_ROUNDED_SHARE = 0.001  # the maximum share of numbers that differ by one rounding
 
 Arrays = Sequence[mx.array]
 Run = Callable[[], Arrays]
@@ -46,14 +47,14 @@ Run = Callable[[], Arrays]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel. `run` calls the function that the backend calls; `twin` is plain MLX.
+    """One kernel. `run` calls the function that the backend calls. `twin` is the same in plain MLX.
 
     tolerance: the maximum error, relative to the largest number of the twin's array
-    step: one number in a thousand may be wrong by this much, where a rounding decides between two codes
+    step: the maximum error of one number in a thousand, because a rounding can decide between two codes
     race: the two functions that are timed against each other; None: run and twin
-    timed: whether the kernel is timed
-    slowest: the kernel fails if its time divided by plain MLX's is larger than this; inf: the time is only
-        reported
+    timed: True if the kernel is timed
+    slowest: the kernel fails if its time divided by the time of plain MLX is larger than this; inf: the time
+        is only reported
     """
 
     name: str
@@ -67,8 +68,9 @@ class Case:
 
 
 class Sample:
-    """A random cache made by the twins: two pages in each lower tier, the others hot. The last page is partly
-    filled, with NaN after its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D]; turn: [T, D]."""
+    """A random cache made by the twins: two pages in each lower tier, the other pages hot. The last page is
+    partly filled, with NaN after its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D]; turn: [T,
+    D]."""
 
     tokens, fresh = (2 * HOT + 2) * PAGE + 37, 9
 
@@ -88,7 +90,7 @@ class Sample:
 
     @cached_property
     def hot(self) -> mx.array:
-        """uint8 [pages, n_kv_heads, bytes]: all tokens."""
+        """Return the hot pages of all tokens: uint8 [pages, n_kv_heads, bytes]."""
         rows = append.append_ops(self.k, self.v, self.turn)
         free = mx.full((*rows.shape[:2], -self.tokens % PAGE, rows.shape[3]), 255, mx.uint8)
         whole = mx.concatenate([rows, free], axis=2).reshape(*rows.shape[:2], -1, PAGE, rows.shape[3])
@@ -96,9 +98,9 @@ class Sample:
 
     @cached_property
     def pools(self) -> list[mx.array]:
-        """By tier, two pages in each tier except the hot one."""
+        """Return the pools by tier: two pages in each tier except the hot tier."""
         found = [self.hot]
-        # the newest two pages stay in the tier, the others go to the next one
+        # The newest two pages stay in the tier. The other pages go to the next tier.
         for to in reversed(range(HOT)):
             found.append(demote.demote_ops(found[-1][: 2 * to + 2], self.dim, to))
         found = [pool[-2:] for pool in found[:0:-1]] + [self.hot]
@@ -110,8 +112,8 @@ class Sample:
         return SequencePages([[1, 0]] * HOT + [[2 * HOT, 2 * HOT + 1, 2 * HOT + 2]], self.tokens)
 
     def view_of(self, tokens: int) -> SequencePages:
-        """Return a view of this many tokens: the full pages are repeated, with as many of each tier; fewer in
-        the lower tiers."""
+        """Return a view of this many tokens. It repeats the full pages, with the same number of pages in each
+        tier. If the pages cannot be divided evenly, the lower tiers get fewer."""
         pairs = tokens // PAGE // 2
         n = pairs // len(TIERS)
         hot = [2 * HOT, 2 * HOT + 1] * (pairs - n * HOT)
@@ -123,7 +125,7 @@ class Sample:
 
     @property
     def tolerance(self) -> float:
-        """The tolerance for the dtype: bfloat16 has 8 bits, and CUDA's matrix units have 11."""
+        """Return the tolerance for the dtype: bfloat16 has 8 bits, and CUDA's matrix units have 11 bits."""
         return 0.02 if self.shapes.dtype == "bfloat16" else 0.005
 
 
@@ -131,7 +133,7 @@ class Sample:
 
 
 def cases(shapes: Shapes) -> list[Case]:
-    """Return mlx-lm's own graph first, then the kernels, if there are any for these heads."""
+    """Return mlx-lm's own graph first, then the kernels, if there are kernels for heads of this size."""
     if shapes.head_dim not in HEAD_DIMS:
         return [graph_case(shapes)]
     with mx.stream(mx.cpu):
@@ -151,7 +153,8 @@ def append_case(s: Sample) -> Case:
 
 
 def rope_append_case(s: Sample) -> Case:
-    """The open page's other rows hold no token yet. They are zeros here, because NaN cannot be compared."""
+    """Return the case. The open page's other rows are zeros, because they hold no token yet and NaN cannot be
+    compared."""
     q, k, v = (x[:1].reshape(1, -1) for x in (s.q, s.k, s.v))
     table, turn = pages.GPUPageTable([s.view], *s.heads), s.turn[s.tokens - 1 :]
     opened = mx.zeros((1, s.shapes.n_kv_heads, 2, PAGE, 2 * s.dim), mx.uint8)
@@ -168,8 +171,9 @@ def rope_append_case(s: Sample) -> Case:
 
 
 def demote_case(to: int) -> Callable[[Sample], Case]:
-    """Demote pages of the next higher tier to tier `to` and compare the numbers (the tests compare the
-    bytes). A rounding may decide between two codes: the step is relative to the largest key."""
+    """Return a case that demotes pages of the next higher tier to tier `to` and compares the numbers (the
+    tests compare the bytes). A rounding can decide between two codes. The step is relative to the largest
+    key."""
 
     def case(s: Sample) -> Case:
         ids, source = [1, 0, 1], s.pools[to + 1]
@@ -188,7 +192,8 @@ def demote_case(to: int) -> Callable[[Sample], Case]:
 
 
 def decode_case(s: Sample) -> Case:
-    """attend_decode and attend_merge, timed against MLX's own attention over the same number of tokens."""
+    """Return a case of attend_decode and attend_merge, timed against MLX's own attention over the same
+    tokens."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-1:])
     table, long = (pages.GPUPageTable([view], *s.heads) for view in (s.view, s.view_of(LONG)))
@@ -203,8 +208,8 @@ def decode_case(s: Sample) -> Case:
 
 
 def short_decode_case(s: Sample) -> Case:
-    """The same over few tokens, where launches and idle simdgroups matter. Here a kernel never fails because
-    of its time."""
+    """Return the case of `decode_case` over few tokens, where launches and idle simdgroups matter. This case
+    never fails because of its time."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-2:-1])
     table = pages.GPUPageTable([s.view_of(BRIEF)], *s.heads)
@@ -228,7 +233,8 @@ def own_attention(s: Sample, tokens: int) -> Run:
 
 
 def gather_case(s: Sample) -> Case:
-    """A prompt after pages of all tiers: keys and values in one array, for MLX's own attention."""
+    """Return a case of a prompt after pages of all tiers: one array of keys and values, for MLX's own
+    attention."""
     rows = append.append_ops(s.k[: s.fresh], s.v[: s.fresh], s.turn[: s.fresh])
     new = gather.chunk(s.view, s.fresh, *s.heads)
     return Case(
@@ -244,7 +250,8 @@ CASES = append_case, rope_append_case, *DEMOTIONS, decode_case, short_decode_cas
 
 
 def graph_case(shapes: Shapes) -> Case:
-    """One random layer of mlx-lm's, with its feed-forward part in 4 bits: 5 tokens, then one more."""
+    """Return a case of one random mlx-lm layer, with its feed-forward part in 4 bits: 5 tokens, then one more
+    token."""
     from ruvmlx.backends.mlx import graph
     from ruvmlx.models.config.layout import matrices, vectors
 
@@ -276,8 +283,8 @@ def graph_case(shapes: Shapes) -> Case:
         return [model(mx.array([ids]), cache.layers) for ids in ([3, 1, 4, 1, 5], [9])]
 
     def twin() -> Arrays:
-        """Not compiled: for compiled functions on a CPU, MLX needs a C++ compiler, which users may not
-        have."""
+        """Run without compilation: for compiled functions on a CPU, MLX needs a C++ compiler, which users
+        often do not have."""
         mx.disable_compile()
         try:
             return run()
@@ -310,7 +317,7 @@ def _numbers(run: Run, device: mx.Device | mx.DeviceType) -> list[np.ndarray]:
 
 
 def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray], case: Case) -> str:
-    """Return what is wrong with the numbers; "" if nothing is."""
+    """Return a text about the errors in the numbers. Return "" if there is no error."""
     for a, b in zip(got, want, strict=True):
         if a.shape != b.shape:
             return f"gives an array {list(a.shape)} instead of {list(b.shape)}"
@@ -325,9 +332,10 @@ def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray], case: Case
 
 
 def slowness(ours: Run, rival: Run) -> float:
-    """Return the median time of `ours` divided by that of `rival`, on the GPU, in turns."""
+    """Return the median time of `ours` divided by the time of `rival`, on the GPU, in turns."""
     with mx.stream(gpu.device):
-        once = max(gpu.seconds(ours), gpu.seconds(rival), 1e-9)  # compiled and warm after this
+        # both functions are compiled and warm after this line
+        once = max(gpu.seconds(ours), gpu.seconds(rival), 1e-9)
         calls = max(1, min(REPEATS, int(RACE_SECONDS / once)))
         many = [partial(_many, run, calls) for run in (ours, rival)]
         times = [[gpu.seconds(run) for run in many] for _ in range(RACES)]
@@ -342,7 +350,7 @@ def _many(run: Run, calls: int) -> list[mx.array]:
 
 
 def warm_up(shapes: Shapes) -> None:
-    """Run each kernel once, so that nothing is compiled during the first reply."""
+    """Run each kernel once, so that no kernel is compiled during the first reply."""
     with mx.stream(gpu.device):
         for case in cases(shapes):
             if case.name != GRAPH:

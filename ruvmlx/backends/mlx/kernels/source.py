@@ -1,7 +1,7 @@
-"""Turns kernel bodies into the arguments of mx.fast.metal_kernel and mx.fast.cuda_kernel.
+"""This module turns kernel bodies into the arguments of mx.fast.metal_kernel and mx.fast.cuda_kernel.
 
-A `Kernel` names a file of metal_kernels/ and its arguments once. Metal, CUDA and the tests' simulator are all
-built from that. metal_kernels/README.md describes the dialect of the bodies.
+A `Kernel` names a file of metal_kernels/ and its arguments once. From this, the module builds the kernels for
+Metal, for CUDA and for the tests' simulator. metal_kernels/README.md describes the dialect of the bodies.
 """
 
 import re
@@ -28,13 +28,13 @@ _PACKAGE = Path(__file__).resolve().parents[3]
 
 @cache
 def folder() -> Path:
-    """Return the folder of the bodies: inside the installed package, or at the top of a checkout."""
+    """Return the folder of the kernel bodies: inside the installed package, or at the top of a checkout."""
     inside = _PACKAGE / "metal_kernels"
     return inside if inside.is_dir() else _PACKAGE.parent / "metal_kernels"
 
 
-# Literals are matched first, so that `//` in a literal is not a comment. Numbers too: 1'000 does not open a
-# character.
+# The expression matches literals first, so that `//` in a literal is not a comment. It also matches numbers
+# first, because 1'000 does not open a character.
 _TOKEN = re.compile(
     r"""(?P<kept>"(?:\\.|[^"\\\n])*" | \b\d(?:'?\w)* | '(?:\\.|[^'\\\n])+')
     | //(?:\\\n|[^\n])* | /\*.*?\*/""",
@@ -54,8 +54,8 @@ def without_comments(code: str) -> str:
 
 @cache
 def text(name: str) -> str:
-    """Return a file without comments, because MLX hashes the whole text at every call. Compilers still report
-    its lines."""
+    """Return the text of a file without comments, because MLX hashes the whole text at every call. Compilers
+    still report the right lines."""
     code = without_comments((folder() / name).read_text())
     first = len(code) - len(code.lstrip("\n"))
     return f'#line {first + 1} "{name}"\n{code.strip()}\n'
@@ -71,21 +71,21 @@ def pieces(name: str) -> tuple[Definition, ...]:
 class Kernel:
     """One .metal body and its arguments.
 
-    Arrays must have at least 8 elements: MLX passes smaller ones in another address space.
+    Arrays must have at least 8 elements, because MLX passes smaller arrays in another address space.
     """
 
     name: str
     inputs: tuple[tuple[str, str], ...]  # (name, C type)
     outputs: tuple[tuple[str, str], ...]
     templates: tuple[str, ...]  # int parameters; "T" is the type of the arrays whose C type is "T"
-    threads: int  # threads of a threadgroup
+    threads: int  # the number of threads of a threadgroup
     headers: tuple[str, ...] = ("pages.h",)
-    values: tuple[tuple[Template, ...], ...] = ((),)  # all values of the templates that the backends may use
+    values: tuple[tuple[Template, ...], ...] = ((),)  # all values of the templates that the backends can use
 
     def header(self, dialect: str) -> str:
         """Return the definitions of its headers that the body needs."""
         every = [piece for name in (f"dialect_{dialect}.h", *self.headers) for piece in pieces(name)]
-        # The text starts a line, because MLX's text before it may not end with one.
+        # The text starts with a new line, because MLX's text before it can end without one.
         return "\n" + join_definitions(prune(every, self.body()))
 
     def body(self) -> str:
@@ -106,7 +106,7 @@ class Kernel:
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
-        """Run on the GPU: `groups` threadgroups in x, y, z. Returns new outputs of `shapes`."""
+        """Run on the GPU: `groups` threadgroups in x, y, z. Return new outputs of `shapes`."""
         return gpu.run(self, inputs, shapes, groups, templates)
 
     def launch(
@@ -116,7 +116,7 @@ class Kernel:
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
-        """Start the kernel; `gpu.run` calls this on a real device."""
+        """Start the kernel. `gpu.run` calls this method on a real device."""
         return _compiled_kernel(self)(**self.arguments(inputs, shapes, groups, templates))
 
     def arguments(
@@ -139,8 +139,8 @@ class Kernel:
         }
 
     def _check(self, inputs: Sequence[mx.array]) -> None:
-        """Called at the first launch with some template values. Later launches differ only in the length of a
-        page table."""
+        """Raise ValueError if an input is too small. This is called at the first launch with some template
+        values, because later launches differ only in the length of a page table."""
         for (name, _), array in zip(self.inputs, inputs, strict=True):
             if array.size < 8:
                 raise ValueError(f"[{self.name}] {name} has {array.size} elements, must have at least 8")
@@ -185,9 +185,10 @@ def for_metal(kernel: Kernel) -> Any:
 
 
 HEAD_DIMS = 64, 80, 128, 256  # the head sizes for which the attention and demotion kernels are made
-FLOATS = mx.float32, mx.float16, mx.bfloat16  # the types in which a graph may compute
+FLOATS = mx.float32, mx.float16, mx.bfloat16  # the types in which a graph can compute
 
 
 def on_gpu(head_dim: int = 64) -> bool:
-    """Do this thread's operations run on a device that runs the kernels, and do the heads fit the kernels?"""
+    """Return True if this thread's operations run on a device that runs the kernels, and if the heads fit
+    them."""
     return head_dim in HEAD_DIMS and gpu.kind != "" and mx.default_device() == gpu.device
