@@ -1,6 +1,7 @@
-"""Python wrappers of the C library (neon/), each kernel beside its twin: a simple version for tests.
+"""This package has Python wrappers of the C library (neon/). Beside each kernel stands its twin, a simple
+version for tests.
 
-The package may import only NumPy, `platform`, `tiers` and `errors`. It knows shapes and formulas, but nothing
-of models, requests or ratings. Start with `library.py`, which finds and loads the library, then `micro.py`
-(kernels of a MicroLoRA) and `decoder.py` (a whole decode step).
+The package imports only NumPy, `platform`, `tiers` and `errors`. It has shapes and formulas, but no models,
+requests or ratings. Start with `library.py`, which finds and loads the library. Then read `micro.py` (the
+kernels of a MicroLoRA) and `decoder.py` (a whole decode step).
 """

@@ -1,4 +1,4 @@
-"""The C decoder (neon/include/rvm.h): one call runs a whole step, without the GIL.
+"""This module wraps the C decoder (neon/include/rvm.h): one call runs a whole step, without the GIL.
 
 Arrays are float32 and C-contiguous. T: tokens; V: vocabulary; D: hidden size. The packed matrices and norms
 stay alive as long as the Decoder that reads them. Keys and values belong to the caller (ruvmlx/kv): pages of
@@ -33,7 +33,7 @@ _P, _N, _F, _I, _U = C.c_void_p, C.c_size_t, C.c_float, C.c_int, C.c_uint32
 
 
 class Cancelled(Exception):
-    """The cancel flag was set. The tokens from before the call are as they were."""
+    """The cancel flag was set. The tokens from before the call have not changed."""
 
 
 class _Config(C.Structure):
@@ -123,7 +123,7 @@ def matmul_implementations() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The sizes of a model. The fields are those of rvm_decoder_config.
+    """The sizes of a model. The fields equal the fields of rvm_decoder_config.
 
     rope_frequencies: radians per position, [head_dim / 2]
     """
@@ -149,9 +149,9 @@ class LayerWeights:
 
     matrices: packed matrices by module
     biases: the biases that the model has, by module
-    input_norm, post_norm: [D]
-    q_norm, k_norm: [head_dim]
-    no_rope: whether the layer has no rotary embedding
+    input_norm, post_norm: [D], the weights of the norms before attention and MLP
+    q_norm, k_norm: [head_dim], the weights of the norms of each head
+    no_rope: True if the layer has no rotary embedding
     """
 
     matrices: Mapping[str, np.ndarray]
@@ -166,13 +166,13 @@ class LayerWeights:
 @dataclass(frozen=True)
 class DecoderWeights:
     embedding: np.ndarray
-    lm_head: np.ndarray  # may be the same array as the embedding
+    lm_head: np.ndarray  # this can be the same array as the embedding
     norm: Array
     layers: Sequence[LayerWeights]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all weights. A head that is the embedding counts once."""
+        """Return the bytes of all weights. If the head is the embedding, it counts once."""
         held = [self.embedding, self.lm_head, self.norm]
         for layer in self.layers:
             held += [*layer.matrices.values(), *layer.biases.values(), layer.input_norm, layer.post_norm]
@@ -181,7 +181,7 @@ class DecoderWeights:
 
 
 class Decoder:
-    """One model, ready to run."""
+    """A decoder runs one model."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of activations and scratch memory."""
+        """Return the bytes of activations and scratch memory."""
         return _lib().rvm_decoder_bytes(self.handle)
 
     def page_bytes(self, tier: int) -> int:
@@ -245,9 +245,9 @@ class Decoder:
         return _lib().rvm_decoder_page_bytes(self.handle, tier)
 
     def demote(self, page: int, tier: int, to: int, to_tier: int) -> None:
-        """Copy a full page to another address, in a lower tier. May be called in any thread at any time.
+        """Copy a full page to another address, in a lower tier. Any thread can call this at any time.
 
-        page, to: addresses
+        page, to: the addresses of the two pages
         """
         source, target = row(page, tier), row(to, to_tier)
         rc = _lib().rvm_decoder_demote(self.handle, source.ctypes.data, target.ctypes.data)
@@ -264,11 +264,11 @@ class Decoder:
         head: bool = True,
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array | None]:
-        """Append tokens after `offset` others. Their pages must exist and be hot. Returns hidden [outputs, D]
-        of the last tokens and, with `head`, logits [outputs, V].
+        """Append tokens after `offset` earlier tokens. Their pages must exist and be hot. Returns hidden
+        [outputs, D] of the last tokens and, with `head`, logits [outputs, V].
 
-        Raises Cancelled, or NotFinite when a logit is NaN or infinite. The older tokens are then as they
-        were.
+        Raises Cancelled, or NotFinite when a logit is NaN or infinite. Then the older tokens have not
+        changed.
         """
         n, shape = len(tokens), self.shape
         hidden: Array = np.empty((outputs, shape.hidden_size), np.float32)
@@ -296,8 +296,8 @@ class Decoder:
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array]:
         """Append one token to each of B different sequences. Returns hidden [B, D] and logits [B, V]. With
-        quantised weights the bits equal those of `forward` for each sequence alone. Raises the same errors as
-        `forward`."""
+        quantised weights the bits equal the bits of `forward` for each sequence alone. Raises the same errors
+        as `forward`."""
         n, shape = len(tokens), self.shape
         rows = np.zeros(n, ROW)
         rows["pages"] = [table.pointer(at + 1) for table, at in zip(tables, offsets, strict=True)]
@@ -323,7 +323,7 @@ class Decoder:
             work.done(fields)
 
     def head(self, hidden: Array, lora: bool = False) -> Array:
-        """Run the output head: [T, D] -> [T, V]. lora: whether to add the LoRA of lm_head."""
+        """Run the output head: [T, D] -> [T, V]. lora: True: add the LoRA of lm_head."""
         if hidden.shape[1:] != (self.shape.hidden_size,) or not len(hidden):
             raise ValueError(f"hidden has shape {hidden.shape}, expected [T, {self.shape.hidden_size}]")
         logits: Array = np.empty((len(hidden), self.shape.vocab_size), np.float32)
@@ -334,7 +334,7 @@ class Decoder:
         self, module: str, layer: int, lora_a: Array | None, lora_b: Array | None, scale: float = 1.0
     ) -> None:
         """Add a LoRA to one linear layer, from the next call on: y += scale * (x @ lora_a) @ lora_b. None
-        removes it. Both arrays are copied.
+        removes the LoRA. Both arrays are copied.
 
         module: one of MODULES, or "lm_head", whose layer is ignored
         """
@@ -360,7 +360,7 @@ class Decoder:
         return sizes[module]
 
     def use_threads(self, n: int) -> None:
-        """Use n of the threads, from the next call on."""
+        """Use n of the threads from the next call on."""
         _done("use_threads", _lib().rvm_decoder_use_threads(self.handle, n))
 
 

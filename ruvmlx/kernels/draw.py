@@ -1,4 +1,5 @@
-"""Draws a token in C (neon/src/draw.c). The twin is `drawn` of ruvmlx/sampling.py."""
+"""This module draws a token in C (neon/src/draw.c). The simple version for tests is `drawn` of
+sampling.py."""
 
 import ctypes as C
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from ruvmlx.kernels.replies import DRAW, Drawing, ReplyStruct, ReplyWork
 
 
 class TokenDrawing:
-    """Draws the tokens of one reply. Needs 16 bytes of scratch memory for each id of the vocabulary."""
+    """This class draws the tokens of one reply. It needs 16 bytes of scratch memory for each id of the
+    vocabulary."""
 
     def __init__(self, temperature: float, top_p: float, min_p: float, top_k: int, impl: str | None = None):
         self._how, self._token = Drawing(temperature, top_p, min_p, 0.0, top_k), C.c_int32()
@@ -20,15 +22,15 @@ class TokenDrawing:
         self._scratch = np.empty(0, np.uint64)
 
     def __call__(self, logits: Array, u: float) -> int:
-        """logits [V] -> token id. u: a uniform random number, 0 <= u < 1."""
+        """Return a token id, drawn from logits [V]. u: a uniform random number, 0 <= u < 1."""
         self._how.u = u
         how, token = self._addresses
         self._check(self._draw(_in(logits), logits.size, how, self._room(logits.size), token))
         return self._token.value
 
     def work(self, logits: Array, u: float, drawn: Callable[[int], None]) -> ReplyWork:
-        """Return the same call as a ReplyWork, to run with those of other replies. `drawn` then receives the
-        token."""
+        """Return the same call as a ReplyWork, to run with the calls of other replies. The function `drawn`
+        then receives the token."""
         self._how.u = u
         fields = ReplyStruct(what=DRAW, logits=_in(logits), vocab=logits.size, drawing=self._how)
         fields.scratch = self._room(logits.size)

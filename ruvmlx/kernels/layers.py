@@ -1,4 +1,5 @@
-"""The kernels between a decoder's matrix products, over NumPy arrays, each beside its twin.
+"""This module has the kernels between a decoder's matrix products, over NumPy arrays. Beside each kernel
+stands its twin (`..._ref`), a simple version for tests.
 
 Arrays are float32 and C-contiguous. The formulas are in neon/include/rvm.h, "Layers". `impl` names an
 implementation ("scalar", "avx2", ...); None is the fastest one on this machine. A twin has the same
@@ -23,7 +24,7 @@ Half = NDArray[np.uint16]  # the bits of float16
 
 _P, _N, _F, _I = C.c_void_p, C.c_size_t, C.c_float, C.c_int
 
-# Field order and argument types of struct rvm_layers.
+# This is the field order of struct rvm_layers, with the argument types.
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_P, _P, _F, _N, _N, _P],
     "rope": [_P, _P, _N, _N, _N, _I, _P],
@@ -123,7 +124,7 @@ def rope_ref(x: Array, turn: Array, traditional: bool = False) -> Array:
     c, s = turn[:, None, :half], turn[:, None, half:]
     a, b = (x[..., ::2], x[..., 1::2]) if traditional else (x[..., :half], x[..., half:])
     y = np.empty_like(x)
-    # Views of y.
+    # first and second are views of y.
     first, second = (y[..., ::2], y[..., 1::2]) if traditional else (y[..., :half], y[..., half:])
     first[...], second[...] = a * c - b * s, a * s + b * c
     return y
@@ -159,10 +160,10 @@ def lora_add_ref(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float) -> 
 
 @dataclass
 class PagedKV:
-    """Keys and values of one head in pages of 64 tokens, in the form of the C decoder."""
+    """The keys and values of one head in pages of 64 tokens, in the form of the C decoder."""
 
     head_dim: int
-    pages: list[NDArray[Any]] = field(default_factory=list)  # Half [..] if the page is hot, else bytes
+    pages: list[NDArray[Any]] = field(default_factory=list)  # an array of Half if the page is hot, else bytes
     tiers: list[int] = field(default_factory=list)
     tokens: int = 0
 
@@ -171,7 +172,8 @@ class PagedKV:
         return -(-self.head_dim // 16) * 16
 
     def append(self, k: Array, v: Array, turn: Array, impl: str | None = None) -> None:
-        """Append tokens. k, v: [T, head_dim]; turn: [T, head_dim], the rotations of their positions."""
+        """Append tokens. k, v: [T, head_dim]; turn: [T, head_dim], the rotations (see `turns`) of their
+        positions."""
         f, done = functions(impl), 0
         while done < len(k):
             at = self.tokens % PAGE
@@ -194,10 +196,10 @@ class PagedKV:
         impl: str | None = None,
         matmul: str | None = None,
     ) -> Array:
-        """Return softmax(q . k / sqrt(d)) v.
+        """Return softmax(q . k / sqrt(d)) v: [T, group, d].
 
         q: [T, group, d], the queries at `position`, position + 1, ...
-        matmul: the implementation whose kernels read pages of codes
+        matmul: the implementation of matmul.py whose kernels read quantised pages
         """
         queries, group, head_dim = q.shape
         f, out = functions(impl), np.empty_like(q)
@@ -225,7 +227,7 @@ class PagedKV:
 def attend_ref(
     q: Array, k: Array, v: Array, turn: Array, position: int, window: int = 0
 ) -> NDArray[np.float64]:
-    """Return the same for k, v: [S, d], which are rotated here. turn: [S, d] of all positions."""
+    """Return the result of `PagedKV.attend` for k, v: [S, d], which are not rotated yet. turn: [S, d]."""
     half = np.float16
     keys = rope_ref(k[:, None], turn[: len(k)])[:, 0].astype(half).astype(np.float64)
     values = v.astype(half).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Finds and loads librvm, the C library that is built with the package (neon/include/rvm.h)."""
+"""This module finds and loads librvm, the C library that is built with the package (neon/include/rvm.h)."""
 
 import ctypes as C
 import functools
@@ -17,7 +17,8 @@ MAX_RANK = 64
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _P, _N, _F = C.c_void_p, C.c_size_t, C.c_float
 
-# Field order and argument types of struct rvm_kernels. All pointers are passed as plain addresses.
+# This is the field order of struct rvm_kernels, with the argument types. All pointers are passed as
+# addresses.
 _SIGNATURES: dict[str, list[Any]] = {
     "dot": [_P, _P, _N, _P],
     "all_within": [_P, _N, _F],
@@ -35,7 +36,7 @@ KERNELS = tuple(_SIGNATURES)
 
 
 class Param(C.Structure):
-    """struct rvm_param: one weight array with its velocity and gradient."""
+    """This is struct rvm_param: one weight array with its velocity and gradient."""
 
     _fields_ = [("w", _P), ("velocity", _P), ("g", _P), ("n", _N)]
 
@@ -45,7 +46,7 @@ class _KernelTable(C.Structure):
 
 
 class LibraryError(RuvmlxError):
-    """librvm is missing, cannot be loaded, or does not fit these sources."""
+    """This error means that librvm is missing, cannot be loaded, or does not fit these sources."""
 
 
 def find(name: str) -> Path:

@@ -1,11 +1,12 @@
-"""Matrix products with 4-bit, 8-bit and float weights, beside their float64 twin.
+"""This module multiplies matrices with 4-bit, 8-bit and float weights. The tests compare the products with
+`matmul_ref` in float64.
 
     w = Matrix(weight, scales, biases, cols)      # MLX's affine layout, or a float array [out, in]
     y = matmul(w, x)                              # x: float32 [T, in]  ->  [T, out]
 
-For quantised weights, x is rounded to 16 or 8 bits a value; neon/include/rvm.h has the formula. All
+For quantised weights, x is rounded to 16 or 8 bits for each value; neon/include/rvm.h has the formula. All
 implementations ("avx512vnni", "neon_i8mm", ..., "scalar") return the same bits. Wrong shapes or types raise
-ValueError. NaN and infinities make the row of their token NaN.
+ValueError. If a token's row of x has NaN or infinities, its row of y is NaN.
 """
 
 import ctypes as C
@@ -20,11 +21,12 @@ from ruvmlx.kernels.library import BAD_ARGUMENT, OK, LibraryError, _load
 from ruvmlx.kernels.packing import ALIGNMENT, PackedMatrix
 
 Array = NDArray[np.float32]
-BLOCK, SUPER_BLOCK = 32, 256  # the number of activations that share one scale; the same for super-blocks
-MAX_CODE = {8: 127, 16: 32385}  # by bits: the code of the largest activation
+# number of activations that share one scale: in normal quantised weights; in super-blocks
+BLOCK, SUPER_BLOCK = 32, 256
+MAX_CODE = {8: 127, 16: 32385}  # by number of bits: the code of the largest activation
 _P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
 
-# Field order and argument types of struct rvm_matmul.
+# This is the field order of struct rvm_matmul, with the argument types.
 SIGNATURES: dict[str, list[Any]] = {
     "acts": [_I, _P, _N, _N, _N, _N, _N, _P],
     "matmul": [_P, _I, _P, _N, _N, _N, _P, _N],
@@ -73,8 +75,8 @@ def functions(impl: str | None = None) -> SimpleNamespace:
 
 
 def peak(rounds: int, impl: str | None = None) -> int:
-    """Run the innermost loop `rounds` times without reading memory. Returns how many products of two numbers
-    it formed."""
+    """Run the innermost loop `rounds` times without reading memory. Returns the number of products of two
+    numbers that the loop formed."""
     return functions(impl).peak(rounds, C.byref(C.c_int32()))
 
 
@@ -86,7 +88,7 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
 
 
 class Matrix:
-    """W [rows, cols] in packed form. weight: as in PackedMatrix.plan, or with `blocks` as in plan_blocks."""
+    """W [rows, cols] in packed form. weight: as in PackedMatrix.plan; with `blocks`, as in plan_blocks."""
 
     def __init__(
         self,
@@ -108,20 +110,20 @@ class Matrix:
         self.rows, self.cols, self.tiles = int(spec.rows), int(spec.cols), -(-int(spec.rows) // 16)
 
     def __getitem__(self, row: int) -> Array:
-        """Return row `row`, dequantised as MLX does: the lookup of an embedding."""
+        """Return row `row`, dequantised as MLX does. This is the lookup of an embedding."""
         out = np.empty(self.cols, np.float32)
         if row < 0 or _lib().rvm_matrix_row(self.memory.ctypes.data, row, out.ctypes.data) != OK:
             raise IndexError(f"row {row} of a matrix of {self.rows} rows")
         return out
 
     def acts_kind(self, bits: int) -> int:
-        """Return the kind of activations that this matrix needs. Float weights need float activations; `bits`
-        is for the others."""
+        """Return the kind of activations that this matrix needs. Float weights need float activations. `bits`
+        applies to all other weights."""
         return _lib().rvm_matrix_acts(self.memory.ctypes.data, bits)
 
 
 def activations(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> NDArray[np.uint8]:
-    """Return x [T, cols] in the form that matrices of w's kind multiply. bits: 8 or 16, for quantised
+    """Return x [T, cols] in the form that a matrix of w's kind multiplies. bits: 8 or 16, for quantised
     weights."""
     if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] != w.cols or not x.flags.c_contiguous:
         raise ValueError(f"x must be contiguous float32 [T, {w.cols}], got {x.dtype} {list(x.shape)}")
@@ -151,8 +153,8 @@ def matmul(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> Arra
 
 
 def dequantise_ref(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int) -> np.ndarray:
-    """Return MLX's affine form in float64: W[n][k] = scales[n][k // group] * q[n][k] + biases[n][k //
-    group]."""
+    """Return the float64 weights of MLX's affine form: W[n][k] = scales[n][k // group] * q[n][k] +
+    biases[n][k // group]."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     q = (weight[..., None] >> shifts & np.uint32(2**bits - 1)).reshape(len(weight), -1)
     group = q.shape[1] // scales.shape[1]

@@ -1,12 +1,13 @@
-"""The MicroLoRA kernels over NumPy arrays, each beside its twin.
+"""This module has the MicroLoRA kernels over NumPy arrays. Beside each kernel stands its twin (`..._ref`), a
+simple version for tests.
 
-Arrays are float32 and C-contiguous, with any alignment. Nothing is copied and the GIL is released. Shapes: T
+Arrays are float32 and C-contiguous, with any alignment. Nothing is copied, and the GIL is released. Shapes: T
 tokens, D hidden, V vocabulary, R rank; lora_a [D, R], lora_b [R, V]. A twin has the same parameters as its
 kernel, without `impl`, and computes in float64. The formulas are in neon/include/rvm.h.
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
-or types raise ValueError. NaN or Inf raises NotFinite, and then weights and accumulators are as they were.
-Only head_add and the two kernels of evidence return NaN and Inf instead of raising.
+or types raise ValueError. NaN or Inf raises NotFinite, and then weights and accumulators do not change. Only
+head_add and the two evidence kernels return NaN and Inf instead of raising an error.
 """
 
 import ctypes as C
@@ -27,11 +28,11 @@ _byte_at, _address = C.c_char.from_buffer, C.addressof
 
 
 class NotFinite(ArithmeticError):
-    """The input has NaN or Inf, or the output would have. Nothing was changed."""
+    """The input has NaN or Inf, or the output would have NaN or Inf. No array was changed."""
 
 
 def all_within(x: Array, most: float, impl: str | None = None) -> bool:
-    """Is every |x| <= most? `most` is finite. The answer for NaN is no."""
+    """Return True if every |x| <= most. `most` is finite. Return False if x has NaN."""
     rc = functions(impl).all_within(_in(x), x.size, most)
     if rc != NOT_FINITE:
         _done("all_within", rc)
@@ -39,14 +40,15 @@ def all_within(x: Array, most: float, impl: str | None = None) -> bool:
 
 
 def all_finite(x: Array, impl: str | None = None) -> bool:
-    """Is every element finite?"""
+    """Return True if every element is finite."""
     return all_within(x, _MAX_FLOAT32, impl)
 
 
 def micro_update(
     w: Array, velocity: Array | None, grad: Array, eta: float, mu: float = 0.0, impl: str | None = None
 ) -> None:
-    """velocity = mu * velocity + eta * grad; w += velocity, in place. velocity None: w += eta * grad."""
+    """Update in place: velocity = mu * velocity + eta * grad; w += velocity. velocity None: w += eta *
+    grad."""
     micro_step([(w, velocity, grad)], eta, mu, impl)
 
 
@@ -104,8 +106,8 @@ def trace_accumulate(
     e_b: Array,
     impl: str | None = None,
 ) -> tuple[float, float]:
-    """Add the eligibility of one generated token y to e_a [D, R] and e_b [R, V], in place. Returns log p(y)
-    with the adapter and without it.
+    """Add the eligibility (the gradient of log p(y)) of one generated token y to e_a [D, R] and e_b [R, V],
+    in place. Returns log p(y) with the adapter, and without it.
 
     u = lora_a^T h; delta = onehot(y) - softmax(logits); e_b += s u delta^T; e_a += s h (lora_b delta)^T. h:
     [D]; logits: [V], with the adapter applied.
@@ -135,8 +137,8 @@ def trace_work(
     e_b: Array,
     traced: Callable[[float, float], None],
 ) -> ReplyWork:
-    """Return a trace_accumulate as a ReplyWork, to run with those of other replies. `traced` then receives
-    both logprobs. Shapes are not checked here."""
+    """Return a trace_accumulate as a ReplyWork, to run with the calls of other replies. The function `traced`
+    then receives both logprobs. Shapes are not checked here."""
     dim, rank = lora_a.shape
     fields = ReplyStruct(what=TRACE, token=y, scale=s, dim=dim, vocab=logits.size, rank=rank)
     fields.hidden, fields.logits, fields.lora_a, fields.lora_b = _in(h), _in(logits), _in(lora_a), _in(lora_b)
@@ -168,8 +170,8 @@ def kl_to_frozen(
     p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None, impl: str | None = None
 ) -> tuple[float, float]:
     """Return two means over M contexts, where new ~ p0 * exp(d) and d = s * u @ lora_b. The first is KL(new
-    || frozen) in nats. The second is log sum_v p0 exp(d), which each log-probability loses in exchange for
-    its own d. The absolute error is about 1e-6 nats.
+    || frozen) in nats. The second is log sum_v p0 exp(d); each log-probability gains its own d and loses this
+    number. The absolute error is about 1e-6 nats.
 
     p0: [M, V], probabilities without this adapter
     u: [M, R] = hidden @ lora_a
@@ -203,10 +205,10 @@ def kl_to_frozen_ref(
 def evidence_add(
     held: Array, gradient: Array, information: Array, w: float, kept: float, impl: str | None = None
 ) -> Array:
-    """Return the evidence of all ratings, with one more rating of weight w: kept * held + (w g, (w g)^2, |w|
-    f), [3, R, N]. NaN stays NaN.
+    """Return the evidence of all ratings with one more rating: kept * held + (w g, (w g)^2, |w| f), [3, R,
+    N]. g: gradient; f: information; w: the rating's weight. NaN stays NaN.
 
-    held: [3, R, N]: G, S and L of the earlier ratings
+    held: [3, R, N]: the sums G, S and L of (w g, (w g)^2, |w| f) over the earlier ratings
     gradient, information: [R, N] of the new rating
     """
     _shape("held", held, (3, *gradient.shape))
@@ -233,7 +235,7 @@ def evidence_push(
     impl: str | None = None,
 ) -> None:
     """Set theta[:, part] to the weights that follow from the evidence: step * G / (precision + L), times G^2
-    / (G^2 + agree * S), times `beyond_noise` of each reading. Other coordinates do not change. NaN stays NaN.
+    / (G^2 + agree * S), times `beyond_noise` of each row. All other columns do not change. NaN stays NaN.
 
     evidence: [3, R, N]: G, S and L
     precision: [N]
@@ -255,7 +257,7 @@ def evidence_push_ref(
 
 
 def beyond_noise(g: Array, s: Array, noise: float) -> NDArray[np.float64]:
-    """Return, for each reading, the share of [R, N] that chance does not explain: [R, 1]. (James and Stein
+    """Return, for each row of [R, N], the share that chance does not explain: [R, 1]. (James and Stein
     1961)"""
     signal, chance = np.sum(np.square(g), axis=1, keepdims=True), np.sum(s, axis=1, keepdims=True)
     return np.maximum(0, 1 - noise * chance / np.maximum(signal, 1e-12))
@@ -317,7 +319,7 @@ def _log_softmax(z: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _lora(lora_a: Array, lora_b: Array) -> tuple[int, int, int]:
-    """Return D, V and R of a pair."""
+    """Return D, V and R of a LoRA's two matrices."""
     dim, rank = lora_a.shape
     _shape("lora_b", lora_b, (rank, lora_b.shape[-1]))
     if not 1 <= rank <= MAX_RANK:

@@ -1,6 +1,6 @@
-"""Packs weights into the form that the C matrix kernels read (neon/include/rvm.h, "Matrices").
+"""This module packs weights into the form that the C matrix kernels read (neon/include/rvm.h, "Matrices").
 
-w = PackedMatrix.plan(weight, scales, biases)      # how the weights will be stored, and in how many bytes
+w = PackedMatrix.plan(weight, scales, biases)      # plans the stored form and the number of bytes
 w = PackedMatrix.plan_blocks("Q4_K", raw, cols)    # GGUF's super-blocks
 w.pack(memory)                                     # uint8 [w.nbytes] at a multiple of 64 bytes
 """
@@ -17,7 +17,7 @@ from ruvmlx.kernels.library import OK, _load
 
 ALIGNMENT = 64
 Q4, Q8, F16, BF16, F32 = range(5)
-# GGUF types of 256 columns; their blocks are packed without a change
+# These GGUF types have blocks of 256 columns. Their blocks are packed without a change.
 SUPER_BLOCKS = {"Q4_K": 5, "Q5_K": 6, "Q6_K": 7}
 _KINDS = {"float16": F16, "bfloat16": BF16, "float32": F32}
 _P, _N, _I, _U = C.c_void_p, C.c_size_t, C.c_int, C.c_uint32
@@ -47,7 +47,7 @@ def _lib() -> C.CDLL:
 
 @dataclass
 class PackedMatrix:
-    """One matrix [out, in] before it is packed. It holds the source arrays."""
+    """One matrix [out, in] before packing. The object holds the source arrays."""
 
     spec: Any
     weight: np.ndarray
@@ -78,8 +78,8 @@ class PackedMatrix:
 
     @classmethod
     def plan_blocks(cls, kind: str, raw: np.ndarray, cols: int) -> "PackedMatrix":
-        """Plan the packing of GGUF blocks. kind: a type in SUPER_BLOCKS. raw: uint8 [out, bytes of a row],
-        all finite."""
+        """Plan the packing of GGUF blocks. kind: a type in SUPER_BLOCKS. raw: uint8 [out, bytes of a row];
+        all numbers are finite."""
         bytes_of = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
         if raw.dtype != np.uint8 or raw.shape[1] * 256 != cols * bytes_of:
             raise ValueError(f"rows of {raw.shape[1]} bytes are not {cols} weights of {kind}")
@@ -105,8 +105,8 @@ class PackedMatrix:
         return cls(spec, weight, scales, biases, nbytes)
 
     def pack(self, memory: np.ndarray, threads: Executor | None = None) -> None:
-        """Write the packed weights into uint8 [nbytes] at a multiple of 64 bytes. The threads share the
-        rows."""
+        """Write the packed weights into uint8 [nbytes] at a multiple of 64 bytes. The threads divide the rows
+        among themselves."""
         if memory.nbytes < self.nbytes or memory.ctypes.data % ALIGNMENT:
             raise ValueError(f"packed matrices need {self.nbytes} bytes at a multiple of {ALIGNMENT}")
         rows = len(self.weight)

@@ -1,4 +1,4 @@
-"""Page tables of the C decoder, and the memory of pages (neon/include/rvm.h, "Pages")."""
+"""This module has the page tables of the C decoder, and the memory of pages (neon/include/rvm.h, "Pages")."""
 
 import ctypes as C
 import functools
@@ -14,19 +14,19 @@ FIRST_ROWS = 64
 
 
 def row(address: int, tier: int) -> np.ndarray:
-    """Return one page as C sees it: [1]."""
+    """Return one page in the form that C reads: an array [1]."""
     return np.array([(address, tier, 0)], ROW)
 
 
 class NativePageTable:
-    """The pages of a sequence. Row i is the page of the tokens 64 i to 64 i + 63; a row of zeros means no
-    page."""
+    """The pages of a sequence. Row i is the page of the tokens 64 i to 64 i + 63. A row of zeros means that
+    there is no page."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(FIRST_ROWS, ROW)
 
     def set(self, index: int, page: int, tier: int) -> None:
-        """Set a row. page: the page's address."""
+        """Set a row. page: the address of the page."""
         if index >= len(self.rows):
             longer = np.zeros(max(2 * len(self.rows), index + 1), ROW)
             longer[: len(self.rows)] = self.rows
@@ -37,21 +37,21 @@ class NativePageTable:
         self.rows[index] = 0, 0, 0
 
     def share(self, other: "NativePageTable") -> None:
-        """Do nothing: all tokens are in pages."""
+        """Do nothing, because all tokens are in pages."""
 
     def flush(self) -> None:
-        """Do nothing: appended tokens are in their pages at once."""
+        """Do nothing, because appended tokens are written to their pages at once."""
 
     def pointer(self, tokens: int) -> int:
         """Return the address of row 0. Raises ValueError if the table is too short for this many tokens,
-        because C does not know its length."""
+        because C does not know the table's length."""
         if tokens > PAGE * len(self.rows):
             raise ValueError(f"a page table of {len(self.rows)} rows is too short for {tokens} tokens")
         return self.rows.ctypes.data
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the rows in use."""
+        """Return the bytes of the rows in use."""
         return ROW.itemsize * int(np.count_nonzero(self.rows["data"]))
 
 
@@ -64,8 +64,8 @@ def _lib() -> C.CDLL:
 
 
 class PageMemory(int):
-    """The address of a page's memory. The memory goes back to the system at `free`, or with the last
-    reference to this object."""
+    """The address of a page's memory. The memory goes back to the system at `free`, or when the last
+    reference to this object goes."""
 
     nbytes = 0  # 0: the memory is free
 

@@ -1,7 +1,8 @@
-"""The C library's pages and attention, for a model whose matrix products are computed elsewhere.
+"""This module has the C library's pages and attention, for a model whose matrix products are computed
+elsewhere.
 
-Positions are given by `turn`: float32 [n, head_dim], the cosines of each token's head_dim / 2 angles, then
-their sines (layers.turns). Twin: layers.attend_ref.
+`turn` gives the positions: float32 [n, head_dim], the cosines of each token's head_dim / 2 angles, then their
+sines (layers.turns). The simple version for tests is layers.attend_ref.
 """
 
 import ctypes as C
@@ -17,12 +18,12 @@ from .layers import Array, _Attention, functions
 from .library import OK, _load
 from .page_table import NativePageTable
 
-SHARED = 1 << 15  # from this number of queries times tokens on, threads share the heads
+SHARED = 1 << 15  # number of queries times tokens from which threads share the heads
 F32 = np.dtype(np.float32)
 
 
 def head_page_bytes(tier: int, head_dim: int) -> int:
-    """Return the bytes of the page of one layer and head in the library's own order; a multiple of 64."""
+    """Return the bytes of the page of one layer and one head in the library's own order; a multiple of 64."""
     size = _load().rvm_head_page_bytes
     size.restype, size.argtypes = C.c_size_t, [C.c_int, C.c_size_t]
     if n := int(size(tier, head_dim)):
@@ -31,13 +32,13 @@ def head_page_bytes(tier: int, head_dim: int) -> int:
 
 
 class PagedAttention:
-    """Layers of one shape: H query heads, K key/value heads, D numbers per head.
+    """The attention of all layers of one shape: H query heads, K key/value heads, D numbers per head.
 
-    A page holds 64 tokens of all layers and key/value heads, as neon/include/rvm.h says. Raises ValueError
-    for a head_dim that the library refuses: odd numbers, and numbers over 512.
+    A page holds 64 tokens of all layers and key/value heads, in the form of neon/include/rvm.h. Raises
+    ValueError for a head_dim that the library refuses: odd numbers, and numbers over 512.
 
-    threads: how many threads share the heads of a long prompt; None: the physical cores that this process may
-        use
+    threads: the number of threads that share the heads of a long prompt; None: the number of physical cores
+        that this process can use
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class PagedAttention:
         self._head_pages = n_layers * n_kv_heads
         self._head_bytes = [head_page_bytes(tier, head_dim) for tier in range(len(TIERS))]
         self._functions = functions()
-        matmul.functions()  # declares what rvm_matmul_impl returns
+        matmul.functions()  # this call declares the return type of rvm_matmul_impl
         self._matmul = C.cast(_load().rvm_matmul_impl(None), C.c_void_p)
 
     def page_bytes(self, tier: int) -> int:
@@ -61,11 +62,11 @@ class PagedAttention:
     def run(
         self, layer: int, table: NativePageTable, offset: int, qkv: Array, turn: Array, window: int = 0
     ) -> Array:
-        """Append n tokens after `offset` others. Each new token attends to itself and to the tokens before
-        it. Returns [n, H D].
+        """Append n tokens after `offset` earlier tokens. Each new token attends to itself and to the tokens
+        before it. Returns [n, H D].
 
         qkv: float32 [n, (H + 2 K) D], contiguous, not rotated; the pages of the new tokens are hot
-        window: the number of tokens that a token sees, itself included; 0: all
+        window: the number of tokens that a token sees, itself included; 0: all tokens
         """
         n, total = len(qkv), offset + len(qkv)
         pages = table.pointer(total)

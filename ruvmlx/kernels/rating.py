@@ -1,12 +1,12 @@
-"""Computes the weights that ratings ask for, and how far those weights move the model. Each kernel is beside
-its twin.
+"""This module computes the weights that follow from ratings, and how far these weights move the model. Beside
+each kernel stands its twin (`..._ref`), a simple version for tests.
 
-One call runs several kernels of micro.py. After a reply no CPU cache holds their data, nor the interpreter's
-code, so separate calls from Python would take longer. Shapes: A tokens that ratings may move, k features of
-each, R rank, M contexts, V columns. Twins compute in float64. The formulas are in neon/include/rvm.h, "A
-rating".
+One call runs several kernels of micro.py. After a reply no CPU cache holds their data or the interpreter's
+code, so separate calls from Python would take longer. Evidence is the sums over all ratings
+(micro.evidence_add). Shapes: A tokens that ratings can move, k features of each token, R rank, M contexts, V
+columns. Twins compute in float64. The formulas are in neon/include/rvm.h, "A rating".
 
-`impl` is as in micro.py. Wrong shapes or types raise ValueError, NaN or Inf raises NotFinite.
+`impl` is as in micro.py. Wrong shapes or types raise ValueError. NaN or Inf raises NotFinite.
 """
 
 import ctypes as C
@@ -29,7 +29,7 @@ _GROUPS = 3
 
 @dataclass(frozen=True)
 class Push:
-    """How evidence becomes weights. The fields are the parameters of micro.evidence_push."""
+    """The rule that turns evidence into weights. The fields are the parameters of micro.evidence_push."""
 
     step: float
     agree: float
@@ -38,12 +38,12 @@ class Push:
 
 @dataclass(frozen=True)
 class Rule:
-    """How evidence becomes weights.
+    """The rules that turn evidence into all weights.
 
-    tokens: for the weights of single tokens
-    along: for the weights along features of tokens
-    cap: KL in answers (nats); if a change exceeds the cap, all tokens except those that end a reply are
-        scaled down to about the cap
+    tokens: the rule for the weights of single tokens
+    along: the rule for the weights along features of tokens
+    cap: the maximum KL in answers (nats); if a change exceeds the cap, the weights of all tokens except those
+        that end a reply are scaled down to about the cap
     """
 
     tokens: Push
@@ -105,7 +105,7 @@ def _tables(impl: str | None) -> tuple[int, int]:
 
 
 class KLContexts:
-    """Contexts of neutral text, in groups: the first group is in answers, the others are in prose."""
+    """Contexts of neutral text, in groups: the first group is in answers, all other groups are in prose."""
 
     def __init__(
         self,
@@ -121,12 +121,12 @@ class KLContexts:
 
         p0: [M, V], probabilities without the adapter
         log_ratio: [M, V] = log(p0 / frozen); None: p0 is frozen
-        u: [M, R], readings
-        following: [M], the column of the token that follows
-        groups: (number of contexts, share of the prose that they stand for) of each group; the share of
-            answers is 0
-        rest: [R, V]; the rise of prose also grows by its dot product with the change
-        slope: [R, V]; its dot product with lora_b is the slope of the rise
+        u: [M, R] = hidden @ lora_a
+        following: [M], the column of the next token
+        groups: for each group, the number of its contexts and the share of the prose that they represent; the
+            share of answers is 0
+        rest: [R, V]; the rise of prose also increases by the dot product of `rest` and the change
+        slope: [R, V]; the dot product of `slope` and lora_b is the slope of the rise
         """
         contexts, vocab = p0.shape
         sizes = [n for n, _ in groups]
@@ -153,12 +153,12 @@ class KLContexts:
         )  # fmt: skip
 
     def read_as(self, u: Array) -> "KLContexts":
-        """Return the same contexts with other readings, without `rest` and `slope`."""
+        """Return the same contexts with another u, without `rest` and `slope`."""
         return KLContexts(self.p0, self.log_ratio, u, self.following, self.groups)
 
     def distance(self, lora_b: Array, s: float, impl: str | None = None) -> tuple[float, float, float]:
-        """Return what an adapter with the change s * lora_b [R, V] does: the mean KL to the frozen model in
-        answers (nats), the rise of the mean negative log-likelihood of prose (nats), and the slope of this
+        """Return the effects of an adapter with the change s * lora_b [R, V]: the mean KL to the frozen model
+        in answers (nats), the rise of the mean negative log-likelihood of prose (nats), and the slope of this
         rise by s at s = 0. The slope is 0 if it is unknown."""
         _shape("lora_b", lora_b, self._size)
         out = (C.c_double * 3)()
@@ -185,8 +185,8 @@ class KLContexts:
 
 
 class EvidenceSolver:
-    """Turns evidence [3, R, A + k] into a block of weights [R, A + 1], for A tokens and k features of each.
-    The last column, for all other tokens together, is 0."""
+    """This class turns evidence [3, R, A + k] into a block of weights [R, A + 1], for A tokens and k features
+    of each token. The last column, for all other tokens together, is 0."""
 
     def __init__(
         self, precision: Array, features: matmul.Matrix, rank: int, ends: NDArray[np.int32] | None = None
@@ -212,7 +212,8 @@ class EvidenceSolver:
     ) -> Array:
         """Return the block of weights that follows from the evidence.
 
-        answers: the contexts in which `scale` times the block must keep to the rule's cap; None: no cap
+        answers: contexts in which the KL of `scale` times the block must not exceed the rule's cap; None: no
+            cap
         """
         _shape("evidence", evidence, (3, *self._said))
         block, scratch = np.empty(self._block, np.float32), np.empty(self._scratch, np.uint8)
@@ -241,12 +242,12 @@ class EvidenceSolver:
         impl: str | None = None,
     ) -> tuple[Array, Array]:
         """Return the evidence with one more rating, and the block of weights that follows from all ratings,
-        plus `rest`. Raises NotFinite unless all of the block is within `most` and all of the evidence within
-        its square.
+        plus `rest`. Raises NotFinite unless all of the block is within `most` and all of the evidence is
+        within the square of `most`.
 
-        gradient, information: [R, A + k], of the new rating at weight 1
+        gradient, information: [R, A + k], the arrays of the new rating at weight 1
         kept: the factor of the older evidence (micro.evidence_add)
-        rest: a block
+        rest: a block of weights that is added to the result
         """
         _shape("evidence", held, (3, *self._said))
         _shape("gradient", gradient, self._said)
@@ -267,7 +268,7 @@ class EvidenceSolver:
 
 
 class EvidenceSolverRef:
-    """EvidenceSolver's twin: features [A, k] is an array."""
+    """The simple version of EvidenceSolver for tests: features [A, k] is an array."""
 
     def __init__(self, precision: Array, features: np.ndarray, ends: Sequence[int] = ()):
         self.precision, self.features, self.ends = precision, features, list(ends)

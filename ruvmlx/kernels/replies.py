@@ -1,4 +1,5 @@
-"""Kernel calls for several replies, one token each, on the threads of a decoder (neon/src/replies.c)."""
+"""This module describes kernel calls for several replies, one token each, on the threads of a decoder
+(neon/src/replies.c)."""
 
 import ctypes as C
 from collections.abc import Callable
@@ -9,13 +10,13 @@ _P, _N, _D = C.c_void_p, C.c_size_t, C.c_double
 
 
 class Drawing(C.Structure):
-    """struct rvm_drawing"""
+    """This is struct rvm_drawing: how to draw a token."""
 
     _fields_ = [("temperature", _D), ("top_p", _D), ("min_p", _D), ("u", _D), ("top_k", _N)]
 
 
 class ReplyStruct(C.Structure):
-    """struct rvm_reply"""
+    """This is struct rvm_reply: one kernel call for one reply."""
 
     _fields_ = [
         ("what", C.c_int),
@@ -32,9 +33,9 @@ class ReplyStruct(C.Structure):
 class ReplyWork:
     """One kernel call.
 
-    fields: its arguments
-    done: called with the fields after the call; raises an exception if the call failed
-    held: arrays that the fields point to; they are kept alive
+    fields: the arguments of the call
+    done: a function that is called with the fields after the call; it raises an exception if the call failed
+    held: the arrays that the fields point to; this object keeps them alive
     """
 
     def __init__(self, fields: ReplyStruct, done: Callable[[ReplyStruct], None], *held: object):

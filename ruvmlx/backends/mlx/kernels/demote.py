@@ -60,7 +60,7 @@ def demote_ops(pages: mx.array, head_dim: int, to: int) -> mx.array:
 
 
 def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
-    """Return q, s: s = f16(absmax / 127);  q = clamp(rint(x / s), -127, 127), 0 where s is 0. x: [..., 64, D]"""
+    """q, s of x [..., 64, D]: s = f16(absmax / 127);  q = clamp(rint(x / s), -127, 127), 0 where s is 0."""
     scale = (mx.abs(x).max(axis=-1, keepdims=True) / 127).astype(mx.float16)
     s = scale.astype(mx.float32)
     q = mx.clip(mx.round(x / mx.where(s == 0, 1, s)), -127, 127)
