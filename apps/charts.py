@@ -1,4 +1,5 @@
-"""SVG charts: lines with intervals, scatter plots, and bars. They hold only shapes and text elements."""
+"""This module draws SVG charts: line charts with intervals, scatter plots, and bar charts. The SVG has only
+shapes and text elements."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,8 @@ INK, GREY, PALE = "#111827", "#374151", "#e5e7eb"
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from `low` to `high`. form: how tick labels are formatted. strong: a tick drawn darker."""
+    """An axis from `low` to `high`. form: the format of tick labels. strong: the tick whose line is darker,
+    or None."""
 
     low: float
     high: float
@@ -24,13 +26,14 @@ class Axis:
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """The value's place on the axis, 0 to 1."""
+        """Return the value's place on the axis, from 0 to 1."""
         low, high, value = (math.log(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (value - low) / (high - low) if high > low else 0.0
 
 
 def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis: Axis, y_axis: Axis) -> str:
-    """A line chart. Each line has its name at its end, and its intervals."""
+    """Return a line chart. Each line has intervals, and its name stands at its end. below: the text under the
+    chart. series: the points of each line, by the name of the line."""
 
     x, y = _places(x_axis, y_axis)
     drawn = _frame(title, below, x_axis, y_axis)
@@ -50,7 +53,8 @@ def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis:
 def scatter(
     title: str, below: str, points: Sequence[tuple[float, float, float]], x_axis: Axis, y_axis: Axis
 ) -> str:
-    """A scatter plot. points: (x, y, size); each is a circle whose area is proportional to its size."""
+    """Return a scatter plot. points: (x, y, size); the area of a point's circle is proportional to its
+    size."""
     x, y = _places(x_axis, y_axis)
     drawn = _frame(title, below, x_axis, y_axis)
     for at, value, size in points:
@@ -62,7 +66,7 @@ def scatter(
 
 
 def _places(x_axis: Axis, y_axis: Axis) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """(x, y): from a value to its place in the picture."""
+    """Return two functions (x, y) that map a value on an axis to its place in the picture."""
 
     def x(value: float) -> float:
         return round(LEFT + (WIDTH - LEFT - RIGHT) * x_axis.at(value), 1)
@@ -74,7 +78,7 @@ def _places(x_axis: Axis, y_axis: Axis) -> tuple[Callable[[float], float], Calla
 
 
 def _frame(title: str, below: str, x_axis: Axis, y_axis: Axis) -> list[str]:
-    """Title, axes and ticks."""
+    """Return the SVG elements of the title, the axes and the ticks."""
     x, y = _places(x_axis, y_axis)
     drawn = [_text(LEFT, 18, title, INK), _text(LEFT, HEIGHT - 8, below, GREY)]
     for tick in y_axis.ticks:
@@ -91,7 +95,7 @@ def _frame(title: str, below: str, x_axis: Axis, y_axis: Axis) -> list[str]:
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float = 1.0) -> str:
-    """A bar chart of (name, value, label), from top to bottom. A full bar is `most`."""
+    """Return a bar chart. rows: (name, value, label) from top to bottom. most: the value of a full bar."""
     left, step = 330, 20
     drawn = [_text(10, 18, title, INK)]
     for i, (name, value, words) in enumerate(rows):
@@ -104,7 +108,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float = 1.0) 
 
 
 def ticks(high: float, count: int = 5) -> list[float]:
-    """Round numbers from 0 to `high` or just above it."""
+    """Return round numbers in equal steps from 0 to `high`, or to the next step above `high`."""
     if high <= 0:
         return [0.0, 1.0]
     raw = high / count

@@ -1,11 +1,12 @@
-"""What was learned, in sentences for people; figures are in `learn status --details` and in JSON."""
+"""This module describes the state of learning in sentences for the user. The figures are in the output of
+`learn status --details` and in JSON."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ruvmlx.runtime import PreferenceResult, RatingResult
 
-# (share of the allowed distance, how much replies differ below it)
+# Rows of (limit, words): the words for a share of the allowed distance (KL) below the limit.
 DIFFERENCE = (
     (0.05, "hardly differ"),
     (0.35, "differ slightly"),
@@ -16,7 +17,7 @@ STILL_THE_ORIGINAL = "replies are the original model's."
 
 
 def status_facts(status: Any) -> dict[str, Any]:
-    """What `learn status --json` prints of an `AdapterHistory.status()`."""
+    """Return the facts of an `AdapterHistory.status()` that `learn status --json` prints."""
     last = status.last.report if status.last else {}
     return {
         "ratings": status.ratings,
@@ -36,7 +37,7 @@ def status_facts(status: Any) -> dict[str, Any]:
 
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
-    """facts: as `learn status --json` prints them."""
+    """Return sentences about the state of learning. facts: the facts that `learn status --json` prints."""
     lines = [_learned(facts), _taste_line(facts), _way_back(facts), _training(facts)]
     if targets := facts.get("targets"):
         where = "the output layer" if targets == "head" else f"these parts of the model: {targets}"
@@ -45,7 +46,7 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures behind the sentences."""
+    """Return rows of (label, text) with the figures of the state of learning."""
     last = max(facts["versions"], default=0)
     return [
         ("adapter", f"{facts['adapter']}, version {facts['adapter_version']} of {last}"),
@@ -66,7 +67,8 @@ def _signal_name(group: dict[str, Any]) -> str:
 
 
 def _signal_line(group: dict[str, Any]) -> str:
-    """One group of signals: how good the replies were, and how much of that their speed takes."""
+    """Return a line about a group of learning signals: the quality of the replies (0 to 1), and the reward
+    that combines the quality with the speed."""
     return (
         f"{group['count']:,} in a context of {group['context']} tokens: how good they were, from 0 to 1: "
         f"{group['quality']:.2f}, with their speed {group['reward']:.2f}; "
@@ -75,7 +77,7 @@ def _signal_line(group: dict[str, Any]) -> str:
 
 
 def rating_line(result: "RatingResult") -> str:
-    """What one rating did."""
+    """Return sentences about the effect of one rating."""
     if result.reason == "facts":
         return (
             f"Kept your rating ({result.rating}, wrong facts). Facts teach nothing: ratings change how the "
@@ -88,14 +90,15 @@ def rating_line(result: "RatingResult") -> str:
 
 
 def preference_line(result: "PreferenceResult") -> str:
-    """What one preference did."""
+    """Return sentences about the effect of one preference (a choice between two replies)."""
     if not result.applied:
         return f"Kept your preference; it changed nothing. {_version(result.adapter_version)}"
     return f"Learned from your preference: more like the better one than like the other. {_after(result)}"
 
 
 def _after(result: "RatingResult | PreferenceResult") -> str:
-    """How far the model is from the original one now, and the way back."""
+    """Return sentences about the distance from the original model and about the command that undoes a
+    rating."""
     return f"{_difference(result.kl, result.kl_cap)} `ruvmlx learn undo` takes it back."
 
 
@@ -119,7 +122,7 @@ def _learned(facts: dict[str, Any]) -> str:
 
 
 def _elsewhere(facts: dict[str, Any]) -> str:
-    """Where ratings are that the user may miss: under the names of other adapters."""
+    """Return a sentence that names other adapters with ratings, because the user can miss these ratings."""
     others = facts.get("others") or {}
     if not others:
         return ""
@@ -138,7 +141,7 @@ def _feedback_count(ratings: int, pairs: int) -> str:
 
 
 def _taste_line(facts: dict[str, Any]) -> str:
-    """The user's taste, as far as ratings support one; nothing before."""
+    """Return a sentence about the replies that the user likes, or "" if the ratings show nothing clear."""
     taste = facts.get("taste")
     if not taste or not taste["sentence"]:
         return ""
@@ -147,7 +150,8 @@ def _taste_line(facts: dict[str, Any]) -> str:
 
 
 def _difference(kl: float, cap: float) -> str:
-    """Distance to the original model as a share of the largest one allowed."""
+    """Return a sentence about the distance `kl` from the original model, as a share of the allowed distance
+    `cap`."""
     share = kl / cap if cap else 0.0
     differ = next(words for limit, words in DIFFERENCE if share < limit)
     return f"Replies {differ} from the original model's ({share:.0%} of the allowed change)."
@@ -169,7 +173,8 @@ def _version(number: int) -> str:
 
 
 def _training(facts: dict[str, Any]) -> str:
-    """The background loop: how often it trained, the newest result, and the ratings that wait."""
+    """Return sentences about background training: the number of trainings, the result of the newest training,
+    and the number of ratings that wait for training."""
     done, waiting = facts["consolidations"], facts["pending"]
     said = f"Trained in the background {_times(done)}." if done else ""
     if facts.get("promoted") is not None:
@@ -183,7 +188,10 @@ def _training(facts: dict[str, Any]) -> str:
 
 
 def _kinds(facts: dict[str, Any], between: str, ending: str = "") -> str:
-    """ "rating", or "rating or preference" where there are both."""
+    """Return "rating", or "rating or preference" if the user has given preferences too.
+
+    between: the word between the two kinds. ending: the ending of both words, for example "s".
+    """
     return f"rating{ending} {between} preference{ending}" if facts.get("preferences") else f"rating{ending}"
 
 

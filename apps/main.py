@@ -1,4 +1,4 @@
-"""Entry point of the `ruvmlx` command. Ctrl-C prints one line, even during imports."""
+"""This module is the entry point of the command `ruvmlx`. Ctrl-C prints one line, also during imports."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""Removes personal data from reports: the user's words, names, file paths, host names, tokens.
+"""This module removes personal data from reports: the user's words, names, file paths, host names, tokens.
 
-There are two filters. First, facts are chosen one by one: an error gives its class and its place in the code,
-and its message only if MLX wrote it. Then paths, addresses and known names are removed from every string of
-the finished report.
+There are two filters. The first filter takes only chosen facts: from an error, it takes the class and the
+place in the code, and the message only if MLX wrote the message. The second filter removes paths, addresses
+and known names from every string of the finished report.
 """
 
 import contextlib
@@ -21,29 +21,29 @@ from ruvmlx.errors import RuvmlxError
 REMOVED = "<removed>"
 _PACKAGE = Path(config.__file__).parent
 _APPS = Path(__file__).parent
-# Quoted paths, which may hold spaces; other paths and addresses; e-mail addresses; long runs of letters and
-# digits, such as access tokens.
+# This pattern matches quoted paths, which can contain spaces, other paths and addresses, e-mail addresses,
+# and long runs of letters and digits, for example access tokens.
 _PERSONAL = re.compile(
     r"""'[^']*[/\\][^']*'|"[^"]*[/\\][^"]*"|"""
     r"(?:\w+:)?(?:~|\.{1,2})?[/\\](?![\s/\\]|$)\S*|\S+@\S+\.\w+|\b(?=\w*\d)(?=\w*[a-zA-Z])[\w-]{24,}\b"
 )
 _OURS = re.compile(r"\b(?:ruvmlx|apps)/[\w/]+\.py:\d+")
-_SHORT = 3  # letters: removing shorter names would also remove ordinary words
-_MAX_ERROR_CHARACTERS = 600  # characters of an error message
+_SHORT = 3  # letters; shorter names are not removed, because they can be ordinary words
+_MAX_ERROR_CHARACTERS = 600  # the maximum number of characters of an error message
 
 
 def public_error(error: BaseException) -> str:
-    """An error without text that may quote the user: "StoreError at ruvmlx/store/database.py:88"."""
+    """Return an error without text that can quote the user: "StoreError at ruvmlx/store/database.py:88"."""
     told = f"{type(error).__name__} at {_place(error)}"
     words = " ".join(str(error).split())
-    # MLX begins its messages with the operation in brackets. Ours and Python's own may quote anything.
+    # MLX begins its messages with the operation in brackets. Other messages can quote the user's text.
     if isinstance(error, RuntimeError | ValueError) and words.startswith("["):
         told += f": {words[:_MAX_ERROR_CHARACTERS]}"
     return without(told, known_names())
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of our own code."""
+    """Return the innermost line of ruvmlx's own code in the error's traceback, as "file:line"."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         for name, folder in (("apps", _APPS), ("ruvmlx", _PACKAGE)):
             if Path(frame.filename).is_relative_to(folder):
@@ -52,7 +52,7 @@ def _place(error: BaseException) -> str:
 
 
 def known_names() -> set[str]:
-    """Names of this machine, its user and its settings."""
+    """Return the names of this machine, of its user and of the user's settings."""
     found: set[str] = {os.environ.get(name, "") for name in ("HOME", "USER", "LOGNAME", "HOSTNAME")}
     with contextlib.suppress(OSError, KeyError, ImportError):
         found.add(getpass.getuser())
@@ -66,7 +66,7 @@ def known_names() -> set[str]:
 
 
 def without(text: str, names: Iterable[str]) -> str:
-    """The text without paths, addresses and these names. Places in our own code stay."""
+    """Return the text without paths, addresses and these names. Places in ruvmlx's own code stay."""
     kept = _OURS.findall(text)
     pieces = [_clean_piece(piece, names) for piece in _OURS.split(text)]
     return "".join(piece + place for piece, place in zip(pieces, [*kept, ""], strict=True))
@@ -79,12 +79,13 @@ def _clean_piece(text: str, names: Iterable[str]) -> str:
     return _PERSONAL.sub(REMOVED, text)
 
 
-# Parts of paths, and settings, that identify nobody. A user may be called root; our data folder is ruvmlx.
+# Parts of paths and values of settings that identify nobody. For example, ruvmlx is the name of the data
+# folder.
 _COMMON = set("home Users root default none auto tmp opt usr local share Library ruvmlx mlx model".split())  # noqa: SIM905
 
 
 def clean_json(value: Any, names: Iterable[str]) -> Any:
-    """A JSON value with every string cleaned. Keys stay: they are our own."""
+    """Return a JSON value with every string cleaned. The keys stay, because the program wrote them."""
     if isinstance(value, str):
         return without(value, names)
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""Shows on a terminal how a model is fetched and loaded: for `pull`, `generate`, the plain chat and
-others."""
+"""This module shows the progress of a model's download and loading on a terminal, for `pull`, `generate`,
+plain mode and other commands."""
 
 import shutil
 import sys
@@ -17,30 +17,32 @@ from ruvmlx.models.find.variants import FileChoice
 from ruvmlx.progress import QUIET, Progress, Watch, megabytes, parameters
 from ruvmlx.text import one_line
 
-PATIENCE = 0.7  # seconds before anything is shown: most models are open by then
-STILL = 10.0  # seconds between two lines for screen readers
+PATIENCE = 0.7  # seconds before the first line of progress, because most models open faster
+STILL = 10.0  # seconds between two lines of progress for screen readers
 
 
 def is_first_run() -> bool:
-    """Is there no store yet? Ask before the store is opened, which creates it."""
+    """Return True if the store does not exist yet. Call this function before the program opens the store,
+    because the opening creates the store."""
     return not settings.store_file().exists()
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The plan as two aligned columns."""
+    """Return the lines of a load plan (the model and its memory) in two aligned columns."""
     rows = plan.rows()
     width = max(len(word) for word, _ in rows)
     return [f"{word:<{width}}  {one_line(text)}" for word, text in rows]
 
 
 class TerminalLine:
-    """One line that each progress overwrites; for screen readers, a new line now and then."""
+    """A line of the terminal that each new progress overwrites. For screen readers, each progress is a new
+    line, at most one in STILL seconds."""
 
     def __init__(self, sink: TextIO, still: bool = False):
-        """still: never overwrite a line (for screen readers)."""
+        """still: True if no line is overwritten (for screen readers)."""
         self._sink, self._still = sink, still
         self._quiet_until = time.monotonic() + (STILL if still else PATIENCE)
-        self._open = False  # a line is shown that may be overwritten
+        self._open = False  # True while the terminal shows a line that the next line can overwrite
 
     def progress(self, progress: Progress) -> None:
         now = time.monotonic()
@@ -53,7 +55,7 @@ class TerminalLine:
             self._write_over(one_line(progress.line))
 
     def show_at_once(self, text: str) -> None:
-        """Show a line now, without patience; the next one overwrites it."""
+        """Show a line without the wait of PATIENCE. The next line overwrites this line."""
         self._write_over(text)
 
     def say(self, *lines: str) -> None:
@@ -62,7 +64,7 @@ class TerminalLine:
         self._sink.flush()
 
     def erase(self) -> None:
-        """Clear the line, so that the next output begins on an empty one."""
+        """Clear the line, so that the next output begins on an empty line."""
         if self._open:
             self._open = False
             self._sink.write("\r\x1b[K")
@@ -77,11 +79,12 @@ class TerminalLine:
 
 
 class TerminalWatch(Watch):
-    """Shows how a model is opened; on the first run and before a download also the plan."""
+    """A watch that shows the progress of a model's opening. On the first run and before a download, it also
+    shows the load plan."""
 
     def __init__(self, line: TerminalLine, first: bool = False):
         self._line, self._first = line, first
-        self._told = False  # whether the plan was shown
+        self._told = False  # True after the plan was shown
 
     def chosen(self, choice: FileChoice) -> None:
         self._line.say(*choice.lines)
@@ -96,7 +99,8 @@ class TerminalWatch(Watch):
 
 
 class PullWatch(Watch):
-    """For `pull`: shows what will be fetched; without a terminal only which file of several, and why."""
+    """A watch for the command `pull` that shows the files to download and the progress. Without a terminal,
+    it shows only which of several files was chosen, and why."""
 
     def __init__(self, line: TerminalLine, terminal: bool = True):
         self._line, self._terminal = line, terminal
@@ -119,7 +123,10 @@ class PullWatch(Watch):
 
 @contextmanager
 def watching(still: bool = False, pull: bool = False) -> Iterator[Watch]:
-    """A watch that writes to stderr, or nothing if stderr is no terminal. pull: yield a PullWatch."""
+    """Yield a watch that writes to stderr. If stderr is no terminal, the watch writes no progress.
+
+    still: True if no line is overwritten (for screen readers). pull: True for a `PullWatch`.
+    """
     if sys.stderr is None or not sys.stderr.isatty():
         yield PullWatch(TerminalLine(sys.stderr), terminal=False) if pull and sys.stderr else QUIET
         return

@@ -1,12 +1,13 @@
-"""`ruvmlx chat --server`: the chat app runs in the server, on the server's model; a client shows it.
+"""This package is `ruvmlx chat --server`. The chat app runs in the server, on the server's model. A client in
+the user's terminal forwards keys to the app and shows what the app draws.
 
-    wire.py        what goes between the two
-    client.py      the client: forwards keys to the server, and what the server sends to the terminal
-    terminal.py    the client's terminal: its modes while the app is on it, and how it is left
-    route.py       the server: takes connections
-    connection.py  one connection's bytes, between the server's event loop and the app's thread
-    attached.py    the app of one connection, in a thread of its own
-    driver.py      makes the connection a terminal for Textual
+    wire.py        the messages between client and server
+    client.py      the client, which forwards keys to the server and the app's output to the terminal
+    terminal.py    the client's terminal: it sets the modes for the app and restores the terminal
+    route.py       the server's side, which accepts connections
+    connection.py  the output of one app, on its way from the app's thread to the server's event loop
+    attached.py    the app of one connection, in a separate thread
+    driver.py      the Textual driver that uses the connection as a terminal
 
-The client imports neither Textual nor the model's libraries, so it starts at once.
+The client imports neither Textual nor the libraries of models, so it starts at once.
 """

@@ -1,4 +1,5 @@
-"""The chat app of one terminal, in a thread of its own: what it draws never delays an answer over HTTP."""
+"""This module runs the chat app of one attached terminal in a separate thread of the server, so that the
+app's drawing never delays an answer over HTTP."""
 
 import asyncio
 import contextlib
@@ -27,10 +28,11 @@ Work = Callable[[AttachedDriver], None]
 
 
 class AttachedChat:
-    """`run` is for the app's thread, all else for any other."""
+    """The chat app of one attached terminal. Only the app's thread calls `run`. Other threads call the other
+    methods."""
 
     def __init__(self, guest: Guest, hello: Hello, outbox: Outbox, local: bool, max_tokens: int) -> None:
-        """local: whoever can connect is on this machine."""
+        """outbox: the queue for the app's output. local: True if only users of this machine can connect."""
         self._guest, self._outbox, self._size = guest, outbox, clamp_size(hello.size)
         same = local and place_of(hello.folder) == hello.place != (0, 0)
         options = ChatOptions(
@@ -38,24 +40,24 @@ class AttachedChat:
             find=hello.find,
             max_new_tokens=max_tokens,
             system=hello.system,
-            learn_when_idle=False,  # the server learns
+            learn_when_idle=False,  # the server itself learns in idle time
             theme=theme.preferred(hello.theme, hello.environment),
             motion=hello.motion,
             keys=hello.keys,
             files=UserFiles(Path(hello.folder) if same else None),
-            tools=False,  # they would run as the server's user
+            tools=False,  # tool servers would run with the rights of the server's user
             copies=self._copy,
         )
         self._app = ChatApp(guest, options)
         _draw_for(self._app, hello.environment)
         self._app.driver_class = self._make_driver  # type: ignore[assignment]
-        self._driver: AttachedDriver | None = None  # None until the app has begun
-        self._early: list[Work] = []  # for the driver, when it is there
+        self._driver: AttachedDriver | None = None  # None until the app runs
+        self._early: list[Work] = []  # functions that run once the driver exists
         self._loop = asyncio.new_event_loop()
-        self._sent = self._fed = 0  # bytes, to the app's thread and to its keyboard
+        self._sent = self._fed = 0  # bytes from the terminal: received by `feed`; parsed by the keyboard
 
     def run(self) -> None:
-        """Until the user leaves, or the terminal hangs up."""
+        """Run the app until the user leaves or the terminal's connection ends."""
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._run())
@@ -73,7 +75,7 @@ class AttachedChat:
                 await self._guest.close()
 
     def feed(self, data: bytes) -> None:
-        """Bytes that the terminal sent."""
+        """Pass bytes from the terminal to the app."""
         self._sent += len(data)
 
         def feed(driver: AttachedDriver) -> None:
@@ -84,20 +86,21 @@ class AttachedChat:
 
     @property
     def unread(self) -> int:
-        """Bytes and characters that the app has not read yet."""
+        """The number of bytes and characters from the terminal that the app has not read yet."""
         waiting = self._driver.keyboard.unread if self._driver else 0
         return self._sent - self._fed + waiting
 
     def resize(self, size: Size) -> None:
-        """The terminal's size; also if it is the same, all is drawn again."""
+        """Set the terminal's size and draw the whole screen again, also if the size is the same."""
         self._drive(lambda driver: driver.resize(clamp_size(size)))
 
     def hang_up(self) -> None:
-        """The terminal is gone: end the reply, keeping its text, and the app."""
+        """End the reply and the app, because the terminal's connection has ended. The reply's text is
+        kept."""
         self._app.hang_up()
 
     def _drive(self, work: Work) -> None:
-        """work(driver) in the app's thread, as soon as the app has begun."""
+        """Let the app's thread call `work(driver)`, as soon as the app runs."""
         with contextlib.suppress(RuntimeError):  # the app has ended
             self._loop.call_soon_threadsafe(self._drive_now, work)
 
@@ -119,7 +122,8 @@ class AttachedChat:
 
 
 def _draw_for(app: App[Any], environment: dict[str, str]) -> None:
-    """Draw for a terminal with this environment, not for the server's own. Textual reads the process's."""
+    """Let the app draw for a terminal with this environment. Textual itself would read the environment of the
+    server's process."""
     rest = {name: value for name, value in environment.items() if name != "NO_COLOR"}
     app.no_color = len(rest) < len(environment)
     app._filters = [kept for kept in app._filters if not isinstance(kept, NoColor | Monochrome)]
@@ -137,6 +141,6 @@ def _draw_for(app: App[Any], environment: dict[str, str]) -> None:
         soft_wrap=False,
         _environ=rest,
     )
-    # Textual redirects the process's streams while an app runs. They are the server's.
+    # While an app runs, Textual redirects the process's stdout and stderr, which the server uses.
     app._capture_stdout = sys.stdout  # type: ignore[assignment]
     app._capture_stderr = sys.stderr  # type: ignore[assignment]

@@ -1,4 +1,5 @@
-"""The client of `ruvmlx chat --server`: forwards the terminal to a chat app that runs in the server."""
+"""This module is the client of `ruvmlx chat --server`. It connects the terminal with a chat app that runs in
+the server."""
 
 import contextlib
 import json
@@ -19,8 +20,8 @@ from ruvmlx.errors import RuvmlxError, UsageError
 from .terminal import Terminal
 from .wire import PATH, STOPPED, Hello
 
-PIECE = 1 << 16  # bytes read at a time
-CONNECT_SECONDS = 10.0
+PIECE = 1 << 16  # the maximum number of bytes of one read
+CONNECT_SECONDS = 10.0  # the time limit of the connection
 START = "start one with `ruvmlx serve`, or name another: `ruvmlx chat --server URL`"
 
 
@@ -33,12 +34,15 @@ class Ended(BaseException):
 
 
 class Link:
-    """A WebSocket to a server. Iterating over `arrived` yields what has come."""
+    """A WebSocket to a server. `arrived` yields the events that the server has sent."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        """RuvmlxError, one line, if the server cannot be reached or refuses."""
+        """Connect to a server. Raise a RuvmlxError of one line if the server does not answer or refuses.
+
+        key: the API key of the server, or None.
+        """
         self.url = url
-        self._refusal = bytearray()  # the body of the server's answer, if it refuses
+        self._refusal = bytearray()  # the body of the answer of a server that refuses the connection
         self._status = 0
         parts = _split(url)
         self._ws = WSConnection(ConnectionType.CLIENT)
@@ -73,7 +77,7 @@ class Link:
         self._socket.settimeout(None)
 
     def _until_answered(self) -> Iterator[events.Event]:
-        """The server's answer, when all of it has come."""
+        """Yield the server's answer to the request, when the whole answer has arrived."""
         while data := self._socket.recv(PIECE):
             self._ws.receive_data(data)
             for event in self._ws.events():
@@ -106,7 +110,8 @@ class Link:
         return self._socket.fileno()
 
     def send(self, data: bytes | str) -> None:
-        """Nothing is sent after the server has hung up; `arrived` tells."""
+        """Send bytes or a text. If the server has closed the connection, send nothing; `arrived` then yields
+        the end."""
         message = events.TextMessage(data) if isinstance(data, str) else events.BytesMessage(data)
         with contextlib.suppress(OSError, ProtocolError):
             self._send(message)
@@ -118,11 +123,11 @@ class Link:
         self._socket.sendall(self._ws.send(event))
 
     def arrived(self) -> Iterator[events.Event]:
-        """What has come since the last call, if select says that there is something; a CloseConnection at the
-        end."""
+        """Yield the events since the last call. Call this method if `select` says that the socket has data.
+        The last event of the connection is a CloseConnection."""
         try:
             data = self._socket.recv(PIECE)
-            while getattr(self._socket, "pending", lambda: 0)():  # decrypted already: select does not see it
+            while getattr(self._socket, "pending", lambda: 0)():  # decrypted bytes, which select does not see
                 data += self._socket.recv(PIECE)
             self._ws.receive_data(data or None)
             for event in self._ws.events():
@@ -139,11 +144,11 @@ class Link:
 
 
 def _split(url: str) -> Any:
-    """The parts of a server's address, with or without the /v1 that other clients want."""
+    """Return the parts of a server's address. The address can end in /v1, which other clients need."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/", "/v1", "/v1/"):
-            _ = parts.port  # ValueError if it is no number
+            _ = parts.port  # raises ValueError if the port is no number
             return parts
     except ValueError:
         pass
@@ -151,18 +156,18 @@ def _split(url: str) -> Any:
 
 
 class Client:
-    """One terminal and its link."""
+    """Forwards bytes between the terminal and the link to the server."""
 
     def __init__(self, link: Link, terminal: Terminal) -> None:
         self._link, self._terminal = link, terminal
-        self._text: list[str] = []  # pieces of a text that has not come to its end
+        self._text: list[str] = []  # the pieces of a text message whose end has not arrived
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
         self._resized = False
         self.code, self.error = 1, f"the connection to {link.url} broke; the chat is saved."
 
     def run(self) -> None:
-        """Forward until one of the two ends."""
+        """Forward bytes until the terminal or the link ends."""
         with self._signals(), self._terminal:
             while True:
                 ready, _, _ = select.select([self._terminal.keys, self._link, self._wake], [], [])
@@ -182,7 +187,7 @@ class Client:
         return bool(typed)
 
     def _show(self) -> bool:
-        """Do what the server says; False at the end."""
+        """Handle the events from the server. Return False if the connection has ended."""
         for event in self._link.arrived():
             if isinstance(event, events.BytesMessage):
                 self._terminal.write(bytes(event.data))
@@ -206,13 +211,13 @@ class Client:
     def _copy(self, text: str) -> None:
         from ..chat import clipboard
 
-        with contextlib.suppress(RuvmlxError):  # the app has said "Copied" already
+        with contextlib.suppress(RuvmlxError):  # no error is shown, because the app has said "Copied"
             clipboard.copy(text)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """In the block, SIGTERM and SIGHUP raise `Ended`, and the terminal is the shell's while the client is
-        stopped."""
+        """In the block, SIGTERM and SIGHUP raise `Ended`. While Ctrl-Z stops the client, the terminal is
+        restored for the shell."""
 
         def ended(number: int, _: object) -> None:
             raise Ended(number)
@@ -226,7 +231,7 @@ class Client:
 
         def continued(*_: object) -> None:
             self._terminal.enter()
-            self._resized = True  # draw all again
+            self._resized = True  # a new size lets the app draw the whole screen again
 
         handlers: dict[signal.Signals, Callable[[int, Any], Any]] = {
             signal.SIGTERM: ended,
@@ -246,15 +251,18 @@ class Client:
 
 
 def is_here(url: str) -> bool:
-    """Does the URL name this machine by a loopback address? Only such a server may be sent the key that this
-    machine keeps."""
+    """Return True if the URL has a loopback address of this machine. The client sends the API key that this
+    machine keeps only to such a server."""
     name = _split(url).hostname
     return name in ("localhost", "::1") or name.startswith("127.")
 
 
 def attach(url: str, key: str | None, **chat: Any) -> int:
-    """Show the chat of a server until the user leaves; return the exit code. RuvmlxError if there is none, or
-    if it ends by itself. chat: the fields of a Hello that are not the terminal's."""
+    """Show the chat of a server until the user leaves, and return the exit code. Raise RuvmlxError if no
+    server answers, or if the server ends the chat with an error.
+
+    chat: the fields of `Hello` that the user's options set, for example `session`.
+    """
     terminal = Terminal()
     link = Link(url, key)
     try:

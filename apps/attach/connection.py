@@ -1,4 +1,5 @@
-"""What an app sends to its terminal: from the app's thread to the server's event loop."""
+"""This module has the queue of an app's output. The app's thread puts items into the queue, and the server's
+event loop takes them and sends them to the terminal."""
 
 import asyncio
 import contextlib
@@ -6,11 +7,12 @@ import json
 import threading
 from collections import deque
 
-MAX_WAITING_BYTES = 1 << 20  # bytes that may wait for a slow terminal
+MAX_WAITING_BYTES = 1 << 20  # the number of waiting bytes from which `put` blocks, for a slow terminal
 
 
 class Outbox:
-    """`put` and `tell` are for the app's thread, all else for the event loop."""
+    """The queue of an app's output. The app's thread calls `put`, `tell` and `finish`. The event loop calls
+    the other methods."""
 
     def __init__(self) -> None:
         self._loop, self._news = asyncio.get_running_loop(), asyncio.Event()
@@ -19,8 +21,8 @@ class Outbox:
         self._closed = self._finished = False
 
     def put(self, item: bytes | str) -> None:
-        """Bytes or a text. Waits while too much waits already, like a write to a terminal; after `close` it
-        does nothing."""
+        """Add bytes or a text. While the queue is full, the call blocks, like a write to a terminal. After
+        `close`, the call does nothing."""
         with self._room:
             self._room.wait_for(lambda: self._waiting < MAX_WAITING_BYTES or self._closed)
             if self._closed:
@@ -33,7 +35,7 @@ class Outbox:
         self.put(json.dumps(facts))
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """Mark the end of the output."""
         self._finished = True
         self._wake()
 
@@ -42,8 +44,8 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def taken(self) -> list[bytes | str]:
-        """Wait for items and take all of them, in order. Neighbouring bytes are joined. The list is empty
-        when the connection is finished."""
+        """Wait for items and return all of them in order, with adjacent bytes joined. Return an empty list at
+        the end of the output."""
         while not (self._items or self._finished):
             await self._news.wait()
             self._news.clear()
@@ -57,13 +59,13 @@ class Outbox:
         return found
 
     def release_room(self, item: bytes | str) -> None:
-        """The connection has taken it."""
+        """Release the room of an item that the connection has sent."""
         with self._room:
             self._waiting -= len(item)
             self._room.notify_all()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Drop all later items, because the connection has ended."""
         with self._room:
             self._closed = True
             self._room.notify_all()

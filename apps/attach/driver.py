@@ -1,6 +1,7 @@
-"""Makes a connection a terminal for Textual: keys come from it, frames go to it.
+"""This module is a Textual driver that uses a connection as the terminal: keys arrive from the connection,
+and frames go to it.
 
-The client sets the terminal's modes (terminal.py), so this driver writes nothing but what the app draws.
+The client sets the terminal's modes (terminal.py), so this driver writes only the frames of the app.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from .connection import Outbox
 
 
 class AttachedDriver(Driver):
-    """Lives in the app's thread."""
+    """A driver for a terminal at the other end of a connection. Only the app's thread uses the driver."""
 
     def __init__(self, app: App[Any], outbox: Outbox, **settings: Any) -> None:
         super().__init__(app, **settings)
@@ -28,14 +29,14 @@ class AttachedDriver(Driver):
         self.resize(self._size)
 
     def disable_input(self) -> None:
-        """Nothing is typed after the app: its client hangs up."""
+        """Do nothing, because the client closes the connection after the app has ended."""
 
     def stop_application_mode(self) -> None:
         self.flush()
 
     def write(self, data: str) -> None:
         if not self._drawn:
-            self._loop.call_soon(self.flush)  # a bell, for example, is written without a flush
+            self._loop.call_soon(self.flush)  # Textual does not flush after a bell, for example
         self._drawn.append(data)
 
     def flush(self) -> None:
@@ -47,10 +48,10 @@ class AttachedDriver(Driver):
         send_now(self, message)
 
     def resize(self, size: tuple[int, int]) -> None:
-        """Draw all, at this size."""
+        """Set the terminal's size (columns, rows), and draw the whole screen."""
         self._size = size
         self.send_message(events.Resize(Size(*size), Size(*size)))
         self._app.call_later(self._app.refresh, layout=True)
 
     def open_url(self, url: str, new_tab: bool = True) -> None:
-        """A browser would open on the server's screen."""
+        """Do nothing, because a browser would open on the server's screen."""

@@ -1,4 +1,5 @@
-"""The server's side of a terminal: a WebSocket on which a chat app runs."""
+"""This module is the server's side of attached terminals: a WebSocket endpoint that runs a chat app for each
+connection."""
 
 import asyncio
 import contextlib
@@ -26,21 +27,22 @@ from .wire import PATH, Hello, Size, last_text
 if TYPE_CHECKING:
     from .attached import AttachedChat
 
-HELLO_SECONDS = 10.0
-MOST_UNREAD = 1 << 16  # bytes that a terminal may send ahead of its app
+HELLO_SECONDS = 10.0  # the time limit for a client's first message
+MOST_UNREAD = 1 << 16  # the maximum number of unread bytes of a terminal at which the server receives more
 
 
 class Resized(msgspec.Struct):
-    """A text that a client sends after its hello."""
+    """A text message that a client sends when its terminal's size changes."""
 
     size: Size
 
 
 @dataclass
 class Terminals:
-    """The terminals that are attached to one server: an ASGI application.
+    """An ASGI application that serves the terminals that are attached to one server.
 
-    local: only this machine can connect. max_tokens: of a reply.
+    local: True if only users of this machine can connect. max_tokens: the maximum number of tokens of a
+    reply. attached: the guests (users of the shared host), one for each terminal.
     """
 
     models: ModelPool
@@ -80,13 +82,14 @@ class Terminals:
             )
 
     async def _switch(self, model: str, session: str, watch: Watch) -> None:
-        """Another model for all, if nobody else looks at this one."""
+        """Switch to another model for all users of the server. Raise UsageError if other terminals use the
+        model."""
         others = len(self.attached) - 1
         if others:
             raise UsageError(f"terminals that use this model, too: {others}; close them, then change it.")
         async with self.models.changing_first():
             await self.serving.host.switch(model, session, watch)
-            self.serving.alias = None  # it named the model of the start
+            self.serving.alias = None  # the alias was a name of the first model
 
     async def _serve(self, websocket: WebSocket, guest: Guest) -> None:
         await websocket.accept()
@@ -101,7 +104,7 @@ class Terminals:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="terminal") as thread:
             try:
                 chat = await loop.run_in_executor(thread, self._make_chat, guest, hello, outbox)
-            except RuvmlxError as error:  # a key that does not exist, for example
+            except RuvmlxError as error:  # for example, the setting `keys` has an unknown key
                 await websocket.send_text(last_text(error.exit_code, error_line(error)))
                 await websocket.close()
                 return
@@ -121,8 +124,9 @@ class Terminals:
             await websocket.close()
 
     async def _receive(self, websocket: WebSocket, chat: "AttachedChat") -> None:
-        """Until the terminal is gone. What is no message of ours ends it, too. A server that stops reads on:
-        the end of the connection comes behind what was typed."""
+        """Pass the client's messages to the app until the connection ends. An invalid message also ends the
+        loop. A server that is stopping reads without a limit, because the end of the connection arrives after
+        the typed bytes."""
         while (message := await websocket.receive())["type"] == "websocket.receive":
             if (typed := message.get("bytes")) is not None:
                 chat.feed(typed)
@@ -135,14 +139,15 @@ class Terminals:
                 await asyncio.sleep(0.05)
 
     def _make_chat(self, guest: Guest, hello: Hello, outbox: Outbox) -> "AttachedChat":
-        """In the app's thread: Textual's modules take a second to load, the first time."""
+        """Make the chat app. The app's thread calls this method, because the first import of Textual takes a
+        second."""
         from .attached import AttachedChat
 
         return AttachedChat(guest, hello, outbox, self.local, self.max_tokens)
 
 
 async def _send(websocket: WebSocket, outbox: Outbox) -> None:
-    """Until the app has ended, or its terminal is gone."""
+    """Send the app's output to the terminal until the app or the connection has ended."""
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
         while items := await outbox.taken():
             for item in items:
@@ -151,7 +156,7 @@ async def _send(websocket: WebSocket, outbox: Outbox) -> None:
 
 
 def _notice_the_dead(websocket: WebSocket) -> None:
-    """Let TCP find out within minutes that a client's machine is gone."""
+    """Turn TCP keepalive on, so that the server notices within minutes that a client's machine is gone."""
     transport = websocket.scope["state"]["connection"].transport
     found = transport.get_extra_info("socket")
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

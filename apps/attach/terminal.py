@@ -1,6 +1,8 @@
-"""The client's terminal while the app is on it: raw, with mouse and paste reports, on the other screen.
+"""This module sets the modes of the client's terminal for the app: raw input, reports of the mouse and of
+pastes, and the alternate screen.
 
-The app itself never changes these modes, so the client alone restores them, whatever happens to the server.
+The app in the server never changes these modes. So the client can restore them alone, also if the server
+fails.
 """
 
 import contextlib
@@ -14,19 +16,21 @@ from typing import Any, Self
 
 from .wire import Size
 
-_MODES = (1000, 1003, 1015, 1006, 1004, 2004)  # mouse in four forms, focus, bracketed paste
-_KITTY_KEYS = 1 | 8 | 16  # distinguish all keys, and report the text that they type
-# Other screen, modes, no cursor, no wrapping; then: does it know synchronised updates (2026)?
+_MODES = (1000, 1003, 1015, 1006, 1004, 2004)  # four modes of the mouse, focus reports, bracketed paste
+_KITTY_KEYS = 1 | 8 | 16  # flags of the kitty protocol: distinguish all keys, and report the text of a key
+# Alternate screen, the modes above, no cursor, no line wrap. `enter` adds the question whether the terminal
+# knows synchronised updates (mode 2026).
 _ENTER = "\x1b[?1049h" + "".join(f"\x1b[?{mode}h" for mode in _MODES) + "\x1b[?25l\x1b[?7l"
 _LEAVE = (
-    "\x1b[?2026l"  # a frame may have been cut
+    "\x1b[?2026l"  # ends a synchronised update, because the last frame can be incomplete
     + "".join(f"\x1b[?{mode}l" for mode in reversed(_MODES))
     + "\x1b[?7h\x1b[<u\x1b[?1049l\x1b[?25h\x1b[0m"
 )
 
 
 def _raw(attributes: list[Any]) -> list[Any]:
-    """The terminal's attributes without echo, lines, signals and flow control: each byte goes to the app."""
+    """Return the terminal's attributes without echo, line mode, signal keys and flow control, so that each
+    byte goes to the app."""
     raw = [*attributes[: tty.CC], [*attributes[tty.CC]]]
     raw[tty.LFLAG] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
     raw[tty.IFLAG] &= ~(termios.IXON | termios.IXOFF | termios.ICRNL | termios.INLCR | termios.IGNCR)
@@ -35,7 +39,8 @@ def _raw(attributes: list[Any]) -> list[Any]:
 
 
 class Terminal:
-    """Standard input and output. In a `with` block they are the app's."""
+    """The terminal at standard input and output. In a `with` block, the terminal has the modes for the
+    app."""
 
     def __init__(self) -> None:
         self.keys, self._screen = sys.stdin.fileno(), sys.stdout.fileno()
@@ -50,18 +55,19 @@ class Terminal:
         self.leave()
 
     def enter(self) -> None:
-        """Hand the terminal to the app."""
+        """Set the terminal's modes for the app."""
         self._entered = True
         termios.tcsetattr(self.keys, termios.TCSANOW, _raw(self._before))
         sequences = _ENTER
         if os.environ.get("TEXTUAL_DISABLE_KITTY_KEY") != "1":
             sequences += f"\x1b[>{_KITTY_KEYS}u"
-        if os.environ.get("TERM_PROGRAM") != "Apple_Terminal":  # it would show a "p"
+        if os.environ.get("TERM_PROGRAM") != "Apple_Terminal":  # this terminal would show a "p"
             sequences += "\x1b[?2026$p"
         self.write(sequences.encode())
 
     def leave(self) -> None:
-        """Restore the terminal; drop what was typed for the app. Does nothing if the terminal is gone."""
+        """Restore the terminal's modes, and drop unread keys that the user typed for the app. If the terminal
+        is gone, do nothing."""
         if not self._entered:
             return
         self._entered = False
@@ -76,7 +82,7 @@ class Terminal:
 
     @property
     def size(self) -> Size:
-        """Columns and rows; 80 and 24 if the terminal does not know."""
+        """The terminal's size as (columns, rows). It is (80, 24) if the terminal does not report a size."""
         try:
             found = fcntl.ioctl(self._screen, termios.TIOCGWINSZ, b"\0" * 8)
             rows, columns, _, _ = struct.unpack("HHHH", found)

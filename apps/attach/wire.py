@@ -1,10 +1,12 @@
-"""What goes between a terminal and its app on the server, over a WebSocket.
+"""This module has the messages between a client's terminal and its app on the server, over a WebSocket.
 
-    up      first one text: a `Hello`; then bytes as the terminal sends them, and texts: {"size": [80, 24]}
-    down    bytes for the terminal, and texts: {"copy": TEXT} fills the clipboard; the last one is
-            {"end": CODE, "error": LINE}, with the exit code and a line for the user, or ""
+    to the server   the first message is a text with a `Hello`; the next messages are the bytes from the
+                    terminal, and texts with a new size: {"size": [80, 24]}
+    to the client   bytes for the terminal, and texts: {"copy": TEXT} fills the clipboard; the last text is
+                    {"end": CODE, "error": LINE}, with the exit code and a line for the user, or ""
 
-A new size also asks the app to draw all of the screen again. The server closes with STOPPED if it stops.
+After a message with a size, the app draws the whole screen again. A server that stops closes the connection
+with the code STOPPED.
 """
 
 import json
@@ -14,20 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 PATH = "/chat"
-STOPPED = 1012  # the WebSocket's code for a server that stops
-Size = tuple[int, int]  # columns, rows
-MOST_CELLS = 1000  # columns, or rows: no screen has more
+STOPPED = 1012  # the WebSocket close code for a server that stops
+Size = tuple[int, int]  # (columns, rows)
+MOST_CELLS = 1000  # the maximum number of columns or rows; no screen has more
 
-# Variables that say what the terminal can show.
+# The environment variables that describe the terminal's colours and theme.
 ENVIRONMENT = ("TERM", "COLORTERM", "TERM_PROGRAM", "COLORFGBG", "NO_COLOR", "TEXTUAL_THEME")
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The terminal, and the chat that its user wants.
+    """The first message of a client: facts of the terminal, and the options of the chat.
 
-    folder: where the user is; its place: device and inode, by which a server knows whether it is on the same
-    machine. The other fields: as in chat/options.py.
+    folder: the user's current folder. place: the device and inode of this folder, by which the server knows
+    whether the client is on the same machine. chat/options.py explains the other fields.
     """
 
     size: Size
@@ -43,21 +45,21 @@ class Hello:
 
     @classmethod
     def of(cls, size: Size, **chat: Any) -> "Hello":
-        """From this process's surroundings."""
+        """Return a `Hello` for this process's environment and folder. chat: the options of the chat."""
         try:
             folder = os.getcwd()
-        except OSError:  # it was deleted
+        except OSError:  # the folder was deleted
             folder = ""
         return cls(size, _of_terminal(os.environ), folder, place_of(folder), **chat)
 
 
 def last_text(code: int, error: str) -> str:
-    """What the server sends at the end."""
+    """Return the last text that the server sends. code: the exit code. error: a line for the user, or ""."""
     return json.dumps({"end": code, "error": error})
 
 
 def place_of(folder: str) -> tuple[int, int]:
-    """Device and inode of a folder; zeros if there is none."""
+    """Return the device and the inode of a folder, or (0, 0) if there is no such folder."""
     try:
         found = os.stat(folder)
     except (OSError, ValueError):
@@ -70,6 +72,6 @@ def _of_terminal(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def clamp_size(size: Size) -> Size:
-    """A size that can be drawn."""
+    """Return a size with columns and rows between 1 and MOST_CELLS."""
     columns, rows = size
     return min(max(columns, 1), MOST_CELLS), min(max(rows, 1), MOST_CELLS)

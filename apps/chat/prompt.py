@@ -1,7 +1,9 @@
-"""The input. Enter sends; Ctrl+J, which every terminal delivers, begins a new line.
+"""This module is the app's input. Enter sends the message. Ctrl+J begins a new line; every terminal can send
+this key.
 
-Shift+Enter does so, too, in terminals that distinguish it from Enter (the kitty keyboard protocol; xterm's
-modifyOtherKeys gives the odd key name below). In others, Alt+Enter arrives as plain Enter.
+Shift+Enter begins a new line too, in terminals that distinguish it from Enter (by the kitty keyboard
+protocol, or by xterm's modifyOtherKeys, which gives the key name "shift+\\r" below). In other terminals,
+Alt+Enter arrives as plain Enter.
 """
 
 from collections.abc import Callable
@@ -18,9 +20,7 @@ from textual.widgets.text_area import Edit, EditResult
 
 from ruvmlx.text import sanitize
 
-MAX_MESSAGE_CHARACTERS = (
-    200_000  # characters of the text: each key takes half a second of work in a line of so many
-)
+MAX_MESSAGE_CHARACTERS = 200_000  # in a line of 200,000 characters, each key takes half a second of work
 EDITING = "Editing your question · Enter sends, Esc cancels"
 CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))
@@ -40,7 +40,7 @@ class Prompt(TextArea):
         Binding("ctrl+end", "app.do('select.scroll', 1000)", "To the end", show=False),
     ]
 
-    is_choosing: var[bool] = var(False)  # a reply has the focus: keys act on it
+    is_choosing: var[bool] = var(False)  # True while a reply has the focus, so that keys act on the reply
 
     class Submitted(Message):
         def __init__(self, text: str) -> None:
@@ -53,8 +53,9 @@ class Prompt(TextArea):
         moved: Callable[[], None] = lambda: None,
         complete: Callable[[], bool] = lambda: False,
     ) -> None:
-        """flash: shows a line for some seconds. moved: called when the text or the cursor has changed.
-        complete: puts the next suggestion in; False if there is none."""
+        """flash: a function that shows a line for some seconds. moved: a function that the input calls after
+        a change of the text or the cursor. complete: a function that puts the next suggestion into the input;
+        it returns False if there is no suggestion."""
         super().__init__(
             soft_wrap=True,
             tab_behavior="focus",
@@ -65,7 +66,7 @@ class Prompt(TextArea):
         self._title = self._doing = ""
         self._flash, self._moved, self._complete = flash, moved, complete
         self.earlier: list[str] = []  # earlier messages, the newest first
-        self._at = -1  # place in the history; -1 is the present draft
+        self._at = -1  # the index of the shown message in `earlier`; -1: the draft
         self._draft = ""
 
     @property
@@ -74,12 +75,13 @@ class Prompt(TextArea):
 
     @heading.setter
     def heading(self, text: str) -> None:
-        """The model's name, shown in the border."""
+        """Show a text, the model's name, in the input's border."""
         self._title = text
         self._head()
 
     def _head(self) -> None:
-        """Show what keys do now, else the model's name; without markup, for a name may contain brackets."""
+        """Show in the border what keys do now, or else the model's name. The text is `Content` and no markup,
+        because a model's name can contain brackets."""
         self.set_class(self.is_choosing, "choosing")
         self.border_title = Content(CHOOSING if self.is_choosing else self._doing or self._title)
 
@@ -90,7 +92,7 @@ class Prompt(TextArea):
             action = self.action_newline
         elif event.key == "enter":
             action = self.action_submit
-        elif event.key == "tab" and self._complete():  # now: what is typed after it comes after it
+        elif event.key == "tab" and self._complete():  # at once, so that typed letters follow the completion
             event.stop()
             event.prevent_default()
             return
@@ -102,7 +104,7 @@ class Prompt(TextArea):
         action()
 
     async def _on_paste(self, event: Paste) -> None:
-        """Keep the newlines of a paste; nothing is sent until Enter."""
+        """Insert a paste with its newlines. A newline in a paste does not send the message."""
         event.text = sanitize(event.text)
         await super()._on_paste(event)
         event.prevent_default()
@@ -113,7 +115,7 @@ class Prompt(TextArea):
         self._moved()
 
     def edit(self, edit: Edit) -> EditResult:
-        """Make the edit, with as much of its text as there is room for."""
+        """Make the edit. If its text is too long for the message, insert only the first characters."""
         replaced = self.document.get_text_range(edit.top, edit.bottom)
         room = max(0, MAX_MESSAGE_CHARACTERS - len(self.text) + len(replaced))
         if len(edit.text) > room:
@@ -124,7 +126,7 @@ class Prompt(TextArea):
         return super().edit(edit)
 
     def put_back(self, text: str) -> None:
-        """Put an unsent message back, before anything typed since."""
+        """Put an unsent message back into the input, before the text that the user typed since then."""
         if self.text.strip():
             self.insert(f"{text}\n\n", (0, 0))
         else:
@@ -134,7 +136,7 @@ class Prompt(TextArea):
     # Earlier messages
 
     def action_cursor_up(self, select: bool = False) -> None:
-        """In the first line, show the previous message of the history."""
+        """Move the cursor up. In the first line, show the previous message of the history."""
         if select or not self.navigator.is_first_wrapped_line(self.cursor_location):
             super().action_cursor_up(select)
         elif self._at + 1 < len(self.earlier):
@@ -147,7 +149,7 @@ class Prompt(TextArea):
             self._go_to(self._at - 1)
 
     def _go_to(self, place: int) -> None:
-        """Show a message of the history; the draft is kept at place -1."""
+        """Show the message at an index of the history. At index -1, show the draft again."""
         if self._at < 0:
             self._draft = self.text
         self.text = sanitize(self.earlier[place]) if place >= 0 else self._draft
@@ -162,7 +164,7 @@ class Prompt(TextArea):
         self.text, self._at = "", -1
 
     def begin_edit(self, text: str, heading: str = EDITING) -> None:
-        """Show an earlier message for editing; the draft is kept until the end."""
+        """Show an earlier message that the user wants to edit. `end_edit` shows the draft again."""
         self._draft, self._at = self.text, -1
         self.text, self._doing = text, heading
         self._head()
@@ -185,12 +187,12 @@ class Prompt(TextArea):
 
     @property
     def line_start(self) -> str:
-        """The cursor's line up to the cursor."""
+        """The text of the cursor's line before the cursor."""
         row, column = self.cursor_location
         return self.document.get_line(row)[:column]
 
     def action_delete_right_or_leave(self) -> None:
-        """Delete to the right; in an empty input, leave as in a shell."""
+        """Delete the character to the right of the cursor. In an empty input, handle the key like Ctrl+C."""
         if self.text:
             self.action_delete_right()
         else:

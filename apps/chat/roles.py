@@ -1,5 +1,5 @@
-"""Roles: system prompts under names. Some are built in; the user's own are files, `roles/NAME.md` in the data
-folder."""
+"""This module has the roles: system prompts with names, for the command /as. Some roles are built in. The
+user's own roles are files, `roles/NAME.md` in the data folder."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,8 @@ from ruvmlx.errors import NotFound, StoreError, UsageError
 from ruvmlx.platform.files import replacing
 from ruvmlx.text import did_you_mean, one_line, sanitize
 
-MAX_BYTES = 1 << 20  # bytes of a role's file
-SHOWN = 60  # characters of a role that the list shows
+MAX_BYTES = 1 << 20  # the maximum size of a role's file in bytes
+SHOWN = 60  # the number of characters of a role's system prompt that the list shows
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 BUILT_IN = {
@@ -32,13 +32,13 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """The user's own roles, and the built-in ones."""
+    """Return the names of the user's own roles and of the built-in roles."""
     own = [file.stem for file in sorted(folder().glob("*.md")) if _NAME.fullmatch(file.stem)]
     return [*own, *(name for name in BUILT_IN if name not in own)]
 
 
 def text(name: str) -> str:
-    """The system prompt of a role; NotFound for a name that none has."""
+    """Return the system prompt of a role. Raise NotFound if no role has this name."""
     name = name.lower()
     file = folder() / f"{name}.md"
     if _NAME.fullmatch(name) and file.is_file():
@@ -55,7 +55,8 @@ def text(name: str) -> str:
 
 
 def save(name: str, prompt: str) -> Path:
-    """Keep a system prompt as the user's own role, in place of one of this name."""
+    """Save a system prompt as the user's own role, and return the path of its file. An earlier role of the
+    same name is replaced."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"a role's name has small letters, digits, - and _, got {name[:40]!r}")
     if not prompt.strip():
@@ -71,7 +72,7 @@ def save(name: str, prompt: str) -> Path:
 
 
 def lines() -> list[str]:
-    """What /as prints: each role, and how it begins."""
+    """Return the lines that /as prints: each role with the first words of its system prompt."""
     known = names()
     width = max(map(len, known))
     rows = []

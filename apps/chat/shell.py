@@ -1,4 +1,5 @@
-"""The part of the app that the rest of the chat uses: its phase, and why it ended."""
+"""This module has the base class of the app, which the app's actions and widgets use. It has the app's phase
+and the error that ended the app."""
 
 from textual.app import App
 from textual.reactive import var
@@ -7,15 +8,15 @@ from .keyboard import TerminalDriver
 
 
 class ChatShell(App[int]):
-    """The app without its widgets and actions, which use it to call Textual."""
+    """The app without its widgets and actions. The actions use this class to call Textual."""
 
-    phase: var[str] = var("opening")  # then "idle", "replying", "closing"
+    phase: var[str] = var("opening")  # the other phases are "idle", "replying" and "closing"
 
     def __init__(self) -> None:
         super().__init__(driver_class=TerminalDriver)
         self.failure: BaseException | None = None  # the error that ended the app
 
     def end(self, error: BaseException | None) -> None:
-        """End the app. The exit code is the error's, or 0 without an error."""
+        """End the app. The exit code is the code of the error, or 0 without an error."""
         self.failure = error or self.failure
         self.exit(getattr(self.failure, "exit_code", 1) if self.failure else 0)

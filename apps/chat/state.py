@@ -1,7 +1,7 @@
-"""The open chat, and the outcome of a command: the same for the app and plain mode.
+"""This module has the state of the open chat and the outcome of a command, for the app and plain mode.
 
-A step is what a slash command does with the runtime. It runs in the runtime's thread and returns an
-`Outcome`; it does not know how that is shown.
+A step is a function that does the work of a slash command with the runtime. It runs in the runtime's thread
+and returns an `Outcome`. The app or plain mode shows the outcome.
 """
 
 import threading
@@ -21,20 +21,20 @@ from .tools.chat_tools import ChatTools
 
 @dataclass
 class ChatState:
-    """The open chat. A step may change it while the front end waits."""
+    """The state of the open chat. A step can change the state while the app or plain mode waits."""
 
     options: ChatOptions
-    session: str = ""  # its id; "" until a runtime is open
-    system: str | None = None  # its system prompt
-    selected: int | None = None  # message id of the selected reply
+    session: str = ""  # the id of the chat; "" until a runtime is open
+    system: str | None = None  # the system prompt of the chat
+    selected: int | None = None  # the message id of the selected reply
     candidates: list[Candidate] = field(default_factory=list)  # the two replies of the newest comparison
     response: GenerationResponse | None = None  # the newest reply, with its figures
-    lesson: RatingResult | PreferenceResult | None = None  # what was learned last
-    left_out: int = 0  # oldest messages that the model did not read any more, as it was told last
-    told_full: bool = False  # the user was told that the context is nearly full
-    listed_chats: list[str] = field(default_factory=list)  # ids, as /chats numbered them last
-    found_messages: dict[str, int] = field(default_factory=dict)  # of a search: chat -> message
-    listed_models: list[str] = field(default_factory=list)  # names, as /models numbered them last
+    lesson: RatingResult | PreferenceResult | None = None  # the result of the newest rating or choice
+    left_out: int = 0  # the number of oldest messages that the model does not read, as plain mode last said
+    told_full: bool = False  # True if plain mode has said that the context is nearly full
+    listed_chats: list[str] = field(default_factory=list)  # chat ids in the order of the last /chats
+    found_messages: dict[str, int] = field(default_factory=dict)  # chat id -> message id, of the last search
+    listed_models: list[str] = field(default_factory=list)  # model names in the order of the last /models
     sensors: Sensors = field(default_factory=Sensors)
     tools: ChatTools = field(default_factory=ChatTools)
     cancel: threading.Event = field(default_factory=threading.Event)  # ends a step that waits for a server
@@ -44,46 +44,46 @@ class ChatState:
         self.system = self.system or self.options.system
 
     def open_chat(self, session: str, system: str | None) -> None:
-        """Another chat is shown from now on: forget what belonged to the one before."""
+        """Switch to another chat, and forget the state of the chat before."""
         self.session, self.system = session, system
         self.selected, self.candidates, self.response, self.left_out = None, [], None, 0
         self.told_full = False
         self.tools.turn_all_off()
 
     def model_changed(self) -> None:
-        """Forget what belongs to the former model."""
+        """Forget the candidates and the reply of the former model."""
         self.candidates, self.response = [], None
 
     @property
     def kv(self) -> KVStats | None:
-        """The KV cache after the newest reply."""
+        """The figures of the KV cache after the newest reply, or None."""
         return self.response.kv if self.response else None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a step. `notice` and `flash` are for the app; `words`, `reply`, `then` and `model` for
-    plain mode; the other fields for both."""
+    """The outcome of a step. Only the app uses `notice` and `flash`. Only plain mode uses `words`, `reply`,
+    `then` and `model`. Both use the other fields."""
 
-    words: str = ""  # the answer, to be read aloud; may have several lines
-    notice: str = ""  # the answer, shown in the conversation
-    flash: str = ""  # the answer for the status line, where it stays for `seconds`
+    words: str = ""  # the answer as text that can be read aloud, in one or more lines
+    notice: str = ""  # the answer as a notice in the conversation
+    flash: str = ""  # the answer for the status line, which shows it for `seconds`
     seconds: float = 3.0
-    opens: str = ""  # the id of the session to switch to
-    message: int | None = None  # where to open it, or the message of the open chat to show
-    retell: bool = False  # print that session's earlier messages
-    learned: bool = False  # ratings or the adapter's version have changed
-    reply: BeginReply | None = None  # a reply to stream, after `words`
-    then: "Step | None" = None  # another step, after `reply`
+    opens: str = ""  # the id of the chat to switch to
+    message: int | None = None  # the id of the message to show, in the chat `opens` or in the open chat
+    retell: bool = False  # True if plain mode prints the earlier messages of the chat `opens`
+    learned: bool = False  # True if ratings or the adapter version have changed
+    reply: BeginReply | None = None  # a function that streams a reply, called after `words` are printed
+    then: "Step | None" = None  # another step, which runs after `reply`
     model: str = ""  # the name of the model to switch to
-    leaves: bool = False
+    leaves: bool = False  # True if the chat ends
 
 
-Step = Callable[[Runtime, ChatState, str], Outcome]  # the str: the text after the command
+Step = Callable[[Runtime, ChatState, str], Outcome]  # the str is the argument of the command
 
 
 def told(text: str) -> Outcome:
-    """The same answer in both modes."""
+    """Return an outcome that shows the same text in the app and in plain mode."""
     return Outcome(words=text, notice=text)
 
 

@@ -1,4 +1,5 @@
-"""The two lines below the input: figures of the reply and of learning, and the keys that work now."""
+"""This module has the two lines below the input. The status line shows figures of the reply and of learning.
+The second line shows the keys that work now."""
 
 import time
 from dataclasses import dataclass, replace
@@ -29,10 +30,13 @@ class Meter:
     context: int = 0  # tokens in the KV cache
     max_context: int = 0
     tokens: int = 0
-    first_at: float = 0.0  # time.perf_counter() of the first token seen
+    first_at: float = 0.0  # the time by time.perf_counter() at which the first token arrived
 
     def after(self, chunk: Chunk, asked_at: float) -> "Meter":
-        """The figures after one more chunk. Those of the response, which comes last, are exact."""
+        """Return the figures after one more chunk. The last chunk has the response, whose figures are exact.
+
+        asked_at: the time by time.perf_counter() at which the reply was requested.
+        """
         if chunk.response:
             done = chunk.response
             tps = done.generation_tps or self.tps
@@ -63,7 +67,11 @@ def learned_parts(learned: LearnStatus | None) -> list[str]:
 
 
 def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[str]:
-    """Return what the model no longer reads, and the key that summarises, if the context is nearly full."""
+    """Return texts about the messages that the model no longer reads or about a nearly full context.
+
+    left_out: the number of oldest messages that the model does not read. summed_up: the number of messages in
+    the summary. key: the label of the key that starts a summary.
+    """
     told = [f"oldest {summed_up:,} summed up"] if summed_up else []
     if left_out:
         told.append(f"oldest {left_out:,} not read ({key} sums up)")
@@ -73,8 +81,8 @@ def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[st
 
 
 def fit(left: str, parts: list[str], width: int) -> tuple[str, str]:
-    """(left, right) texts of the line. On a narrow screen the left text is dropped first, then parts of the
-    right one from its left."""
+    """Return the (left, right) texts of the status line. If `width` is too small, drop the left text first,
+    and then parts of the right text, the first part first."""
     parts = list(parts)
     while parts and cell_len(GAP.join(parts)) > width:
         parts.pop(0)
@@ -87,10 +95,10 @@ class StatusLine(Static):
     backend: reactive[str] = reactive("")
     meter: reactive[Meter] = reactive(Meter)
     learned: reactive[LearnStatus | None] = reactive(None)
-    left_out: reactive[int] = reactive(0)  # oldest messages that the model does not read any more
-    summed_up: reactive[int] = reactive(0)  # oldest messages in whose place it reads a summary
-    background: reactive[str] = reactive("")  # shown instead of the figures: work in idle time
-    message: reactive[str] = reactive("")  # shown instead of everything, for a moment
+    left_out: reactive[int] = reactive(0)  # the number of oldest messages that the model does not read
+    summed_up: reactive[int] = reactive(0)  # the number of oldest messages in the summary
+    background: reactive[str] = reactive("")  # a text about background work, in place of the figures
+    message: reactive[str] = reactive("")  # a text that replaces the whole line for some seconds
     _flashing: Timer | None = None
 
     def render(self) -> Content:
@@ -106,7 +114,7 @@ class StatusLine(Static):
         return Content(left + " " * max(0, width - cell_len(left) - cell_len(right)) + right)
 
     def flash(self, message: str, seconds: float = 3.0) -> None:
-        """Show a message for a moment."""
+        """Show a message for some seconds."""
         self.message = message
         if self._flashing:
             self._flashing.stop()
@@ -118,17 +126,18 @@ class StatusLine(Static):
 
 
 class KeyHints(Static):
-    """The keys that work now, most useful first, as many as fit. A click presses them."""
+    """A line with the keys that work now, the most useful key first, as many as fit. A click on a key runs
+    the key's action."""
 
     ORDER = (
         "Stop", "Don't edit", "Send", "Back", "Good", "Bad", "Stars", "Undo", "Thought", "Copy", "Switch",
         "Choose", "More", "Again", "Edit", "Take back", "Quit", "New line", "Rewrite", "Copy code", "Chats",
         "Write again",
     )  # fmt: skip
-    HELP = "Help"  # always shown, at the end
-    GAP = 2  # cells between two hints
+    HELP = "Help"  # the hint that always stands at the end of the line
+    GAP = 2  # terminal cells between two hints
 
-    can_take_back: reactive[bool] = reactive(False)  # shows the key, which works anyway: others may rate
+    can_take_back: reactive[bool] = reactive(False)  # True if the line shows the key "Take back"
 
     def on_mount(self) -> None:
         self._spans: list[tuple[int, int, ActiveBinding]] = []
@@ -154,8 +163,8 @@ class KeyHints(Static):
         return Content.assemble((key, "$footer-key-foreground"), f" {active.binding.description}")
 
     def _active(self) -> list[ActiveBinding]:
-        """One binding for each description, in ORDER; of two keys with one description, the focused
-        widget's."""
+        """Return one binding for each description, in ORDER. If two bindings have the same description,
+        return the binding of the widget that has the focus."""
         shown: dict[str, ActiveBinding] = {}
         for active in self.screen.active_bindings.values():
             if active.binding.show and active.enabled and self._is_useful(active):

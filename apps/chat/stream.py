@@ -1,4 +1,5 @@
-"""Shows a reply while it is written: chunks become a growing widget and live figures."""
+"""This module shows a reply while the model writes it. Each frame adds the new chunks to the reply's widget
+and updates the figures of the status line."""
 
 import asyncio
 import time
@@ -14,15 +15,16 @@ from .messages import ReplyMessage
 from .status import Meter, StatusLine
 
 FRAME = 1 / 30  # seconds between two frames of a growing reply
-REST = 0.25  # longest sleep after a frame, in seconds
+REST = 0.25  # the maximum number of seconds of sleep because of a frame's own work
 
 
 async def show_reply(
     reply: ReplyMessage, arriving: AsyncIterator[list[Chunk]], status: StatusLine
 ) -> GenerationResponse | None:
-    """Show chunks as they come. Returns the response; None if the stream ended without one.
+    """Show chunks as they arrive. Return the response, or None if the stream ended without a response.
 
-    After each frame it sleeps as long as the frame took, so that keys are handled on slow machines, too.
+    After each frame, the function sleeps as long as the frame's work took, so that the app also handles keys
+    on slow machines.
     """
     safe, asked_at, response = Sanitizer(), time.perf_counter(), None
     status.meter = replace(Meter(), max_context=status.meter.max_context)
@@ -48,7 +50,8 @@ async def drawn(widget: Widget) -> None:
 
 
 async def _show(reply: ReplyMessage, newest: Chunk, text: str) -> None:
-    """Show the text since the last frame. A token may have no text: half an emoji has none."""
+    """Show the text that has arrived since the last frame, or the progress before the first text. A token can
+    have no text, because an emoji can be several tokens."""
     if text:
         await reply.grow(text)
     elif newest.replies > 1 and not reply.text:

@@ -1,4 +1,5 @@
-"""Two calm themes, and one with high contrast. The palette (Ctrl+P) also has Textual's own."""
+"""This module has the app's themes: a dark one, a light one, and one with high contrast. The command palette
+(Ctrl+P) also has Textual's own themes."""
 
 import os
 from collections.abc import Mapping
@@ -60,13 +61,14 @@ ALL = (DARK, LIGHT, CONTRAST)
 
 
 def setting(name: str) -> str:
-    """The value of the setting for a theme's name."""
+    """Return the value of the setting `theme` for the name of a theme."""
     return name.removeprefix("ruvmlx-")
 
 
 def preferred(wanted: str = "auto", environment: Mapping[str, str] = os.environ) -> str:
-    """The theme that the setting or TEXTUAL_THEME names; else light if the terminal says so (COLORFGBG), else
-    dark."""
+    """Return the name of the theme to use: the theme that the setting names, or TEXTUAL_THEME if the setting
+    is "auto". Without either, return the light theme if COLORFGBG says that the terminal's background is
+    light, and else the dark theme."""
     if chosen := environment.get("TEXTUAL_THEME") if wanted == "auto" else wanted:
         return f"ruvmlx-{chosen}" if f"ruvmlx-{chosen}" in {made.name for made in ALL} else chosen
     background = environment.get("COLORFGBG", "").rpartition(";")[2]

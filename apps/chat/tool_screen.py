@@ -1,4 +1,4 @@
-"""Asks whether a call of a tool may run."""
+"""This module is the screen that asks the user whether a tool call may run."""
 
 from typing import ClassVar
 
@@ -12,12 +12,15 @@ from textual.widgets.option_list import Option
 from . import keys
 from .steps.tools import ALWAYS, NO, ONCE
 
-# "No" is first: who types while the question comes up must not allow anything.
+# "No" is first, so that a user who is typing when the question appears does not allow the call by mistake.
 _CHOICES = ((NO, "No"), (ONCE, "Run once"), (ALWAYS, "Always for this tool in this chat"))
 
 
 class ToolScreen(ModalScreen[str]):
-    """A question: may this call run? The screen returns ONCE, ALWAYS or NO. lines: the text of the call."""
+    """A screen that asks whether a tool call may run. It returns ONCE, ALWAYS or NO.
+
+    lines: the lines that describe the call. server: the name of the tool's server.
+    """
 
     BINDINGS: ClassVar = [*keys.OF_LISTS]
 

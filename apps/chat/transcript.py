@@ -1,4 +1,5 @@
-"""The conversation: it scrolls with new text, and loads earlier messages when the user scrolls up."""
+"""This module is the widget of the conversation. The widget scrolls with new text, and it loads earlier
+messages when the user scrolls up."""
 
 import asyncio
 import itertools
@@ -19,24 +20,24 @@ from .stream import drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-MAX_SHOWN_MESSAGES = 16  # messages that are shown at first; each takes 5 to 10 ms
-EARLIER = 10  # messages that are added on top each time
-MAX_COLUMNS = 1 << 16  # columns; more than any terminal has
+MAX_SHOWN_MESSAGES = 16  # the number of messages that are shown at first; a message takes 5 to 10 ms
+EARLIER = 10  # the number of earlier messages that one scroll to the top loads
+MAX_COLUMNS = 1 << 16  # more columns than any terminal has
 
 ChatMessage = UserMessage | ReplyMessage | ToolMessage
 
 
 @dataclass
 class ScrollHold:
-    """A widget that must not move on the screen while others are put above it."""
+    """A widget that must not move on the screen while other widgets are added above it."""
 
     widget: Widget
-    y: int  # its place in the conversation when the hold began
+    y: int  # the widget's line in the conversation when the hold began
     scroll_y: float
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def moved_by(self, arranged: DockArrangeResult) -> int:
-        """Lines between its old place and the one in a new arrangement."""
+        """Return the number of lines between the widget's old place and its place in a new arrangement."""
         places = (p.region.y for p in arranged.placements if p.widget is self.widget)
         distance = next(places, self.y) - self.y
         if distance:
@@ -45,17 +46,19 @@ class ScrollHold:
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """It follows a growing reply until the user scrolls up, and again once the user is back at the end.
+    """The conversation. It scrolls with a growing reply until the user scrolls up, and again once the user is
+    back at the end.
 
-    Of a long chat only the newest messages are loaded; scrolling to the top loads some earlier ones.
+    For a long chat, the widget loads only the newest messages. A scroll to the top loads some earlier
+    messages.
     """
 
     def __init__(self, *children: Widget) -> None:
         super().__init__(*children)
-        self._earlier: list[Turn] = []  # not shown yet
-        self._later: list[Turn] = []  # the same, below; only while a message in the middle was searched for
-        self._found: int | None = None  # that message's id
-        self._left_out: frozenset[int] = frozenset()  # ids of messages that the model does not read any more
+        self._earlier: list[Turn] = []  # the messages above the shown messages, without widgets
+        self._later: list[Turn] = []  # the messages below the shown messages, after a search
+        self._found: int | None = None  # the id of the message that a search found
+        self._left_out: frozenset[int] = frozenset()  # the ids of messages that the model no longer reads
         self._loading = asyncio.Lock()
         self._held: ScrollHold | None = None
 
@@ -63,13 +66,14 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def add(self, *widgets: Widget) -> None:
-        """Add widgets at the end, scroll to them, and follow them as they grow."""
+        """Add widgets at the end, scroll to them, and keep the end on the screen while the widgets grow."""
         await self.query_children(Welcome).remove()
         await self.mount_all(widgets)
         self.anchor()
 
     async def restart(self, turns: list[Turn], model: str, at: int | None = None) -> None:
-        """Show these turns and nothing else. at: the id of the message to show; None: the last one."""
+        """Remove all widgets and show these turns (messages). at: the id of the message to show; None: the
+        last message."""
         spoken = [turn for turn in turns if is_shown(turn)]
         places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
         end = min(len(spoken), places[0] + MAX_SHOWN_MESSAGES // 2) if places else len(spoken)
@@ -81,8 +85,9 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor(not places)
 
     def select_found(self) -> bool:
-        """Mark the message that was searched for, scroll to it, and give the focus to its reply; False if
-        there is none. Until the focus is in the input again, the end of the chat may be missing."""
+        """Mark the message that the search found, scroll to it, and give its reply the focus. Return False if
+        there is no such message. The end of the chat can stay unloaded until the input has the focus
+        again."""
         messages = self.messages
         at = next((n for n, m in enumerate(messages) if m.message_id == self._found), None)
         if self._found is None or at is None:
@@ -96,7 +101,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return True
 
     def follow_end(self) -> None:
-        """After `select_found`: scroll to the end, and follow it again."""
+        """Scroll to the end after `select_found`, and scroll with new text again."""
         if self._found is not None:
             self._found = None
             self.anchor()
@@ -110,7 +115,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return bool(self._later)
 
     async def show(self, turns: list[Turn], model: str) -> None:
-        """Show these turns; keep the widgets that are there already, up to the first difference."""
+        """Show these turns (messages). Keep the widgets of messages that stay, up to the first difference."""
         spoken = [turn for turn in turns if is_shown(turn)]
         place = {turn.id: n for n, turn in enumerate(spoken)}
         kept = [w for w in itertools.takewhile(lambda w: w.message_id in place, self.messages)]
@@ -127,9 +132,10 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def trim(self, turns: list[Turn]) -> None:
-        """Remove the oldest messages of a growing chat; scrolling up loads them again.
+        """Remove the widgets of the oldest messages of a growing chat. A scroll to the top loads them again.
+        While the user is not at the end, remove nothing.
 
-        turns: the whole chat. Nothing is removed while the reader is not at the end.
+        turns: the messages of the whole chat.
         """
         shown = self.messages
         if (
@@ -148,7 +154,7 @@ class Transcript(VerticalScroll, can_focus=False):
             await self.remove_children(gone)
 
     async def cut(self, after: Widget) -> None:
-        """Remove everything below a widget: the chat ends there."""
+        """Remove all widgets below the widget `after`."""
         self._later = []
         children = list(self.children)
         await self.remove_children(children[children.index(after) + 1 :])
@@ -165,10 +171,10 @@ class Transcript(VerticalScroll, can_focus=False):
         return bool(self._earlier)
 
     async def load_earlier(self) -> None:
-        """Put some earlier messages on top; what is on the screen stays where it is.
+        """Add some earlier messages at the top. The messages on the screen keep their places.
 
-        Do not call it in a message handler: it waits until they are laid out. Two calls at once load them
-        once.
+        Do not call this method in a message handler, because it waits until Textual has laid out the
+        messages. Two calls at the same time load the messages once.
         """
         already = self._loading.locked()
         async with self._loading:
@@ -176,7 +182,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 await self._load()
 
     async def load_later(self) -> None:
-        """Put some later messages below; like `load_earlier`."""
+        """Add some later messages at the end. The messages on the screen keep their places."""
         async with self._loading:
             self._later, turns = self._later[EARLIER:], self._later[:EARLIER]
             await self.mount_all(map(_widget, turns))
@@ -184,7 +190,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def _load(self) -> None:
         await drawn(self)
-        await self.stop_animation("scroll_y", complete=False)  # its target is about to move
+        await self.stop_animation("scroll_y", complete=False)  # the animation's target will move
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
         self._held = ScrollHold(first, first.virtual_region.y, self.scroll_y)
@@ -198,10 +204,11 @@ class Transcript(VerticalScroll, can_focus=False):
             self._held = None
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        """While earlier messages are added, keep the first old one on its line of the screen.
+        """Lay out the messages. While earlier messages are added, keep the held message on its line of the
+        screen.
 
-        This must happen during the layout, as for Textual's anchor: later, one frame would be drawn in a
-        wrong place.
+        The scroll position must change during the layout, as for Textual's anchor. After the layout, one
+        frame would be drawn in a wrong place.
         """
         arranged = super().arrange(size, optimal)
         if self._held:
@@ -212,7 +219,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return arranged
 
     def _window(self, arranged: DockArrangeResult, height: int) -> Region:
-        """The region on the screen, and one screen above and below."""
+        """Return the region on the screen, with one screen above it and one screen below it."""
         follows = self._anchored and not self._anchor_released
         top = arranged.total_region.bottom - height if follows else self.scroll_y
         return Region(0, int(top) - height, MAX_COLUMNS, 3 * height)
@@ -223,7 +230,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
 
     def show_standing(self, standing: Standing) -> None:
-        """Show every reply's present rating; also set it for replies that are not loaded yet."""
+        """Show the rating of every reply as the store has it. Set it also for replies that are not loaded."""
         ratings = standing.ratings
         for reply in self.replies:
             if reply.reply_id in ratings:
@@ -234,8 +241,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self._mark_left_out()
 
     def _mark_left_out(self) -> None:
-        """Dim the messages that the model does not read any more, and put a line above the first one that it
-        reads."""
+        """Dim the messages that the model no longer reads, and put a line above the first message that the
+        model reads."""
         before = False
         for message in self.messages:
             is_out = message.message_id in self._left_out
@@ -245,24 +252,25 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """The messages that are shown."""
+        """The widgets of the shown messages."""
         return [child for child in self.children if isinstance(child, ChatMessage)]
 
     def begin_of_answer(self, reply: ReplyMessage) -> ChatMessage:
-        """The first message after the question: the reply, or the first tool that it called."""
+        """Return the first message after the question of a reply: the reply, or the first tool call before
+        it."""
         before = list(itertools.takewhile(lambda w: w is not reply, self.messages))
         after = itertools.takewhile(lambda w: not isinstance(w, UserMessage), reversed(before))
         found: list[ChatMessage] = [reply, *after]
         return found[-1]
 
     def question_of(self, reply: ReplyMessage) -> UserMessage | None:
-        """The message that a reply answers."""
+        """Return the user's message that a reply answers, or None."""
         before = itertools.takewhile(lambda w: w is not reply, self.messages)
         return next((w for w in reversed(list(before)) if isinstance(w, UserMessage)), None)
 
     @property
     def replies(self) -> list[ReplyMessage]:
-        """The shown replies that can be rated, oldest first."""
+        """The shown replies that the user can rate, the oldest first."""
         return [m for m in self.messages if isinstance(m, ReplyMessage) and m.finished and m.reply_id]
 
     def neighbour(self, of: ReplyMessage, step: int) -> ReplyMessage:

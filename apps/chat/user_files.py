@@ -1,4 +1,5 @@
-"""Files that the user names in a chat. The app may run in another folder, or on another machine."""
+"""This module finds the files that the user names in a chat. The app can run in another folder or on another
+machine than the user's terminal."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,13 @@ from ruvmlx.errors import UsageError
 
 @dataclass(frozen=True)
 class UserFiles:
-    """folder: where the user is, to which names are relative; None: on another machine, whose files the app
-    cannot reach."""
+    """The files that the user can name. folder: the user's current folder, to which names are relative; None
+    if the user is on another machine, whose files the app cannot reach."""
 
     folder: Path | None = Path()
 
     def path(self, name: str) -> Path:
-        """The file of that name; UsageError if it is out of reach."""
+        """Return the path of a named file. Raise UsageError if the user is on another machine."""
         if self.folder is None:
             raise UsageError(
                 f"{name[:40]!r} would be a file of the server's machine, and you are not on it; "
@@ -26,7 +27,8 @@ class UserFiles:
         return self.folder is not None and self.path(name).exists()
 
     def model(self, name: str) -> str:
-        """The name of a model; of a file or a folder here, its whole path."""
+        """Return the name of a model. If the name is a file or a folder of the user, return its absolute
+        path."""
         return str(self.path(name).absolute()) if self.has(name) else name
 
 

@@ -1,4 +1,5 @@
-"""What the app shows of a runtime: collected in the runtime's thread, drawn in the app's."""
+"""This module has the data of a runtime that the app shows. The runtime's thread collects the data, and the
+app's thread draws it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from .options import ChatOptions, start_place
 
 
 def learn_status(runtime: Runtime) -> LearnStatus | None:
-    """What was learned so far; None without an adapter."""
+    """Return the state of learning, or None if the runtime uses no adapter."""
     try:
         return runtime.status()
     except NotFound:
@@ -20,12 +21,15 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """What was learned, and each reply's rating, as they are in the store. Other processes may rate, too.
-    left_out: ids of the messages for which the context has no room any more; `summed_up` of them are in the
-    summary."""
+    """The state of learning and the rating of each reply of a chat, as the store has them. Other processes
+    can add ratings to the store.
+
+    left_out: the ids of the messages for which the context has no room any more. summed_up: the number of
+    these messages that are in the summary.
+    """
 
     learned: LearnStatus | None
-    ratings: dict[str, str | None]  # reply id -> rating, of one chat
+    ratings: dict[str, str | None]  # reply id -> rating, for one chat
     left_out: frozenset[int] = frozenset()
     summed_up: int = 0
 
@@ -43,14 +47,14 @@ class Standing:
 
 @dataclass(frozen=True)
 class Opened:
-    """What the app shows of a runtime that has just been opened, or of a new session."""
+    """The data of a chat that has just been opened, and of the runtime that it uses."""
 
-    session: str
-    message: int | None  # where to begin; None: at the end
+    session: str  # the id of the chat
+    message: int | None  # the id of the message to show first; None: the end of the chat
     turns: list[Turn]
     model: str
     backend: str
-    caveat: str  # which part of the machine is not used, and why; "" if all is
+    caveat: str  # a text that says which part of the machine ruvmlx cannot use, and why; "": none
     max_context: int
     learned: LearnStatus | None
     said: list[str]  # the user's earlier messages in all chats, the newest first

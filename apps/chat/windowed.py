@@ -1,8 +1,9 @@
-"""Layout of long conversations: only widgets near the window are placed.
+"""This module makes the layout of long conversations fast: it places only the widgets near the window, the
+part of the conversation that is on the screen.
 
-Textual places every widget of a scrolling container again whenever anything in it grows, visible or not:
-25 us each, and a long reply has hundreds. `Windowed` widgets place only the children near the window. Their
-sizes and positions stay the same.
+When one widget in a scrolling container grows, Textual places every widget of the container again, also
+widgets outside the screen. This takes 25 us per widget, and a long reply has hundreds of widgets. `Windowed`
+widgets place only their children near the window. The sizes and positions of the children stay the same.
 """
 
 from dataclasses import replace
@@ -14,20 +15,21 @@ from textual.widget import Widget
 
 if TYPE_CHECKING:
     _Base = Widget
-else:  # Textual's CSS uses the first widget among a class's bases
+else:  # a mixin that is a Widget would be the base class that Textual's CSS uses
     _Base = object
 
 
 class Windowed(_Base):
-    """A mixin for containers whose height is that of their children; put it before the container.
+    """A mixin for containers that are as high as their children. Put the mixin before the container in the
+    list of base classes.
 
-    window: the region to place; None for all. The parent sets it in every layout.
+    window: the region whose children are placed; None places all. The parent sets the window in every layout.
     """
 
     window: Region | None = None
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        # Height 0: with its real height, every child would be measured again for each line that it grows.
+        # The height is 0. With the real height, Textual would measure every child again for each new line.
         arranged = super().arrange(Size(size.width, 0), optimal)
         return arranged if self.window is None or optimal else seen(arranged, self.window)
 
@@ -40,7 +42,7 @@ class Windowed(_Base):
 
 
 def tell(arranged: DockArrangeResult, window: Region) -> None:
-    """Tell the children which region of them is in the window."""
+    """Set the window of each `Windowed` child, in the child's own coordinates."""
     for placement in arranged.placements:
         if isinstance(placement.widget, Windowed):
             placement.widget.window = window.translate(-placement.region.offset)

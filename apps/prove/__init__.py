@@ -1,9 +1,10 @@
-"""`ruvmlx prove`: does rating help? Simulated users rate the real model; held-out prompts show the result.
+"""This package is `ruvmlx prove`, which measures whether ratings help. Simulated users rate replies of the
+real model. Held-out prompts (prompts that no user rates replies to) show the result.
 
-users     a simulated person's taste: (prompt, reply, finished) -> 1..5
-trial     one seed of one arm: reply, rate, and answer the held-out prompts at every checkpoint
-retention what else changed: KL, perplexity, variety, length
-report    win-rates with their intervals, over seeds
-drawn_*   users drawn from a space of tastes: what they like, their trials, the report
-taste_study  compares models of a user's taste: which predicts best from few ratings
+users     simulated users: functions that rate (prompt, reply, finished) with 1 to 5 stars
+trial     one seed of one arm (one way to learn): replies, ratings, and held-out replies at every checkpoint
+retention the other changes of the model: KL, perplexity, variety, length
+report    win-rates over seeds, with their confidence intervals
+drawn_*   users that are drawn at random from a space of tastes: their tastes, their trials, the report
+taste_study  a comparison of models of a user's taste: which model predicts best from few ratings
 """

@@ -1,1 +1,2 @@
-"""What slash commands do with the runtime, for the app and plain mode (state.Step)."""
+"""This package has the steps: the functions that do the work of slash commands with the runtime, for the app
+and plain mode (`state.Step`)."""

@@ -1,4 +1,5 @@
-"""Comparisons in plain mode: both replies one after the other, then the choice or their lengths."""
+"""This module compares two replies in plain mode. It writes both replies one after the other, and then asks
+for a choice (/compare) or prints the lengths of the replies (/effect)."""
 
 from ruvmlx.runtime import Runtime
 
@@ -7,14 +8,14 @@ from ..state import ChatState, Outcome
 
 
 def compare_replies(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Ask for the first reply; the next step asks for the second."""
+    """Begin a blind comparison: write the first reply. The outcome's next step writes the second reply."""
     compare.check(runtime, state.session, argument)
     state.candidates = []
     return _write_side(state, argument, compare.order())
 
 
 def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
-    """Write the first of the remaining `sides`: True means with what was learned."""
+    """Write the reply of the first of the remaining `sides`. True means a reply with the adapter."""
     learned, *rest = sides
     number = len(state.candidates) + 1
 
@@ -29,13 +30,14 @@ def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
 
 
 def show_effect(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Write the reply without and with what was learned, and say which is which."""
+    """Write one reply without the adapter and one with it, and name each reply."""
     compare.check(runtime, state.session, argument)
     return _write_named(state, argument, compare.draw_seed(), [])
 
 
 def _write_named(state: ChatState, text: str, seed: int, replies: list[str]) -> Outcome:
-    """Write the next side: first without, then with what was learned. replies: the texts so far."""
+    """Write the next reply: the first reply without the adapter, the second with it. replies: the texts of
+    the replies that are written."""
     learned = bool(replies)
 
     def go_on(runtime: Runtime, state: ChatState, _: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""Commands for saved chats: list, open, start, rename, copy, delete, export, import."""
+"""This module has the steps for saved chats: list, open, start, rename, copy, delete, export, import."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def list_chats(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def open_chat(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """At the message that /chats found last, if it did."""
+    """Open a chat. If the last /chats was a search, show the message that it found in this chat."""
     session = chat_files.find(runtime, argument, state.listed_chats)
     message = state.found_messages.get(session)
     if message is not None:
@@ -35,25 +35,25 @@ def title(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def pin(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Show this chat first in lists, or no longer."""
+    """Pin this chat, so that lists show it first, or unpin it."""
     said = chat_files.pin(runtime, state.session)
     return Outcome(said, flash=said)
 
 
 def folder(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Put this chat into a folder of lists; without a name, tell which there are."""
+    """Put this chat into a folder of the list of chats. Without a name, list the folders."""
     return told(chat_files.put_in_folder(runtime, state.session, argument))
 
 
 def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Copy the chat, up to the selected reply if there is one."""
+    """Copy the chat, and open the copy. If a reply is selected, the copy ends with this reply."""
     said = "This is the copy; the original chat is unchanged"
     copied = runtime.store.chats.fork(state.session, state.selected)
     return Outcome(f"{said}.", flash=said, opens=copied)
 
 
 def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Hide the chat for a day; with "now", delete it for good."""
+    """Delete the chat so that /restore can bring it back for a day. With "now", delete it permanently."""
     if argument not in ("", "now"):
         raise UsageError(f"/delete takes nothing or now, got {argument[:40]!r}")
     if argument:

@@ -1,4 +1,4 @@
-"""Commands for the model, its adapters and the system prompt."""
+"""This module has the steps for the model, its adapters and the system prompt."""
 
 from ruvmlx.runtime import Runtime
 
@@ -8,7 +8,7 @@ from .settings import value_lines
 
 
 def use_model(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument, describe the model in use."""
+    """Switch to another model. Without an argument, describe the model in use."""
     if not argument:
         return Outcome(models.in_use_line(runtime.model))
     name = models.find_model(argument, runtime.model, state.options.files, state.listed_models)
@@ -22,7 +22,8 @@ def list_models(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def use_adapter(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument, describe the adapter in use; "none": the original model; "NAME new": a new one."""
+    """Switch to an adapter, and describe the adapter in use. "none" means the original model. "NAME new"
+    starts a new adapter. Without an argument, only describe the adapter in use."""
     if argument:
         runtime.use_adapter(models.find_adapter(argument, runtime))
     said = describe.adapter(runtime)
@@ -34,7 +35,8 @@ def list_adapters(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument, show the system prompt; "none" removes it."""
+    """Set the system prompt of this chat, and show it. "none" removes the system prompt. Without an argument,
+    only show it."""
     if argument:
         prompt = None if argument == "none" else argument
         runtime.chats.set_system(state.session, prompt)
@@ -43,8 +45,8 @@ def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument, list the roles; "NAME" takes its system prompt; "save NAME" makes a role of this
-    chat's."""
+    """Use the system prompt of the role NAME (see roles.py) in this chat. "save NAME" saves the system prompt
+    of this chat as a role. Without an argument, list the roles."""
     word, _, name = argument.partition(" ")
     if not word:
         return told("\n".join(roles.lines()))
@@ -55,7 +57,7 @@ def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def prompt(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Show what the model really reads."""
+    """Show the whole prompt that the model reads, with the chat template's markers."""
     return told(runtime.chats.prompt_text(state.session))
 
 

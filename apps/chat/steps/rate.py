@@ -1,4 +1,5 @@
-"""Commands about ratings: rate, undo, roll back to an earlier version, and show what was learned."""
+"""This module has the steps for ratings: rate a reply, undo a rating, roll back to an earlier adapter
+version, and show the state of learning."""
 
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Runtime
@@ -12,7 +13,7 @@ from .shown import shown_reply
 
 
 def rate(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Rate the reply that is shown."""
+    """Rate the last reply of the open chat."""
     rating, note = parse_rating(argument)
     reply = _shown_id(runtime, state)
     with watching(still=True) as watch:
@@ -22,7 +23,7 @@ def rate(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def why(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Say why the reply that is shown was rated bad."""
+    """Add a reason to the bad rating of the last reply."""
     reason = parse_reason(argument)
     state.lesson = runtime.choices.give_reason(_shown_id(runtime, state), reason)
     return Outcome(describe.effect_words(state.lesson))
@@ -46,14 +47,14 @@ def rollback(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def details(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """The figures of the newest reply and of what was learned last."""
+    """Show the figures of the newest reply and of the newest rating or choice."""
     lines = describe.reply_details(state.response, runtime.model.context) if state.response else []
     lines += describe.details_of(state.lesson) if state.lesson else []
     return told("\n".join(lines or ["No figures yet: they come with a reply and with a rating."]))
 
 
 def explain(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Explain a word; without one, name those that can be explained."""
+    """Explain a word of the program. Without a word, list the words that have an explanation."""
     return told(glossary.explain(argument))
 
 

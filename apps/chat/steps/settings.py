@@ -1,4 +1,5 @@
-"""`/set`: settings of this chat's replies, until it is left; `ruvmlx config set` changes them for good."""
+"""This module has the step of `/set`, which changes settings of replies until the user leaves the chat. The
+command `ruvmlx config set` changes settings permanently."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ NAMES = (*SAMPLING, "max_tokens", "best_of")
 
 
 def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument, show the values that apply; with a name and a value, change one for this chat."""
+    """Show the values of the settings. With a name and a value, change one setting for this chat before."""
     name, _, value = argument.partition(" ")
     if name:
         state.options = changed(runtime, state.options, name, value.strip())
@@ -24,7 +25,8 @@ def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def changed(runtime: Runtime, options: ChatOptions, name: str, value: str) -> ChatOptions:
-    """The options with one setting changed; UsageError for a name or a value that is not allowed."""
+    """Return the options with one setting changed. Raise UsageError for a name or a value that is not
+    allowed."""
     if name not in NAMES:
         raise UsageError(
             f"/set has no {name[:40]!r}.{did_you_mean(name, NAMES)} It has: {', '.join(NAMES)}; "
@@ -43,7 +45,7 @@ def changed(runtime: Runtime, options: ChatOptions, name: str, value: str) -> Ch
 
 
 def value_lines(runtime: Runtime, options: ChatOptions) -> list[str]:
-    """The values that apply to the next reply, a line each."""
+    """Return a line for each setting, with its value for the next reply."""
     sampling = options.sampling or runtime.sampling()
     values = {name: getattr(sampling, name) for name in SAMPLING}
     values |= {

@@ -1,4 +1,5 @@
-"""The messages that are shown last: what commands act on in plain mode."""
+"""This module finds the last reply and the last question of the open chat. Commands of plain mode act on
+these messages."""
 
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Runtime, Turn
@@ -7,7 +8,10 @@ from ..state import ChatState
 
 
 def shown_reply(runtime: Runtime, state: ChatState, verb: str) -> Turn:
-    """The last reply of the open chat's branch; NotFound if there is none. verb: what is done to it."""
+    """Return the last reply on the open chat's branch. Raise NotFound if there is no reply.
+
+    verb: the word in the error message for the command's action, for example "rate".
+    """
     return _last(runtime, state, "assistant", f"reply to {verb}")
 
 

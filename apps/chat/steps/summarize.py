@@ -1,4 +1,5 @@
-"""/summarize: the model sums up the oldest messages, and reads that in their place."""
+"""This module has the step of /summarize. The model writes notes on the oldest messages, and then reads the
+notes in place of the messages."""
 
 from ruvmlx.errors import UsageError
 from ruvmlx.runtime import Runtime
@@ -8,7 +9,8 @@ from ..state import ChatState, Outcome
 
 
 def summarize(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """With "off", the model reads the messages themselves again."""
+    """Let the model write the notes. With "off", drop the notes, so that the model reads the messages
+    again."""
     session = state.session
     if argument not in ("", "off"):
         raise UsageError(f"/summarize takes nothing or off, got {argument[:40]!r}")

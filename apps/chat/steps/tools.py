@@ -1,5 +1,5 @@
-"""`/tools`: the servers of tools and what is on in this chat. `/tool`: a message that must be answered with a
-call."""
+"""This module has the steps of `/tools`, which lists tool servers and turns them on or off for the chat, and
+of `/tool`, which sends a message that the model must answer with a tool call."""
 
 import threading
 
@@ -29,7 +29,11 @@ def tools(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def switch(state: ChatState, argument: str, cancel: threading.Event) -> str:
-    """Carry out "on NAME" or "off NAME"; it needs no runtime, and may take a minute."""
+    """Turn a tool server on or off, and return words for the user. The function needs no runtime. It can take
+    a minute.
+
+    argument: "on NAME" or "off NAME". cancel: an event that, once set, ends the start of a server.
+    """
     word, _, name = argument.partition(" ")
     if word not in ("on", "off") or not name.strip():
         raise UsageError(f"{TOOLS_USAGE}: got {argument[:40]!r}")
@@ -41,13 +45,14 @@ def switch(state: ChatState, argument: str, cancel: threading.Event) -> str:
 
 
 def call_tool(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Send a message that the model must answer with a call of this tool."""
+    """Send a message that the model must answer with a call of one tool. argument: "NAME TEXT", the name of
+    the tool and the message."""
     name, text = named_question(argument)
     return Outcome(reply=say(state, text, function=name), then=place)
 
 
 def named_question(argument: str) -> tuple[str, str]:
-    """ "forecast In Rome?" -> ("forecast", "In Rome?")"""
+    """Split the argument of /tool: "forecast In Rome?" -> ("forecast", "In Rome?")."""
     name, _, text = argument.partition(" ")
     if not text.strip():
         raise UsageError("which tool, and what is the message? As in /tool forecast How warm is it in Rome?")
@@ -55,13 +60,14 @@ def named_question(argument: str) -> tuple[str, str]:
 
 
 def answer_results(state: ChatState) -> BeginReply:
-    """Streams the next reply, after the results of calls."""
+    """Return a function that streams the model's reply to the results of its tool calls."""
     session, options, how = state.session, state.options, with_tools(state)
     return lambda runtime, cancel: runtime.chats.answer_results(session, **options.for_reply(cancel), **how)
 
 
 def outcome_of(state: ChatState, call: ParsedCall, answer: str, cancel: threading.Event) -> str:
-    """The result of a call that the user was asked about. answer: ONCE, ALWAYS, NO. Interrupted: stopped."""
+    """Run a tool call if the user allows it, and return its result as text. Raise Interrupted if the user
+    stops the call. answer: the user's answer, which is ONCE, ALWAYS or NO."""
     if answer == NO:
         return NOT_ALLOWED
     if answer == ALWAYS:
@@ -74,5 +80,5 @@ def save_results(runtime: Runtime, session: str, results: list[tuple[ParsedCall,
 
 
 def stopped_results(calls: tuple[ParsedCall, ...]) -> list[tuple[ParsedCall, str]]:
-    """For the call that was stopped, and those after it."""
+    """Return results for the call that the user stopped and for the calls after it."""
     return [(call, STOPPED) for call in calls]

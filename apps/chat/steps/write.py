@@ -1,4 +1,5 @@
-"""Commands for replies: write again, continue, edit the question, switch between alternatives, copy."""
+"""This module has the steps for replies: write again, continue, edit the question, switch between the
+branches in one place, copy, save, find."""
 
 import threading
 from collections.abc import Iterator
@@ -21,13 +22,16 @@ from ..state import ChatState, Outcome, told
 from ..tools.described import result_lines
 from .shown import shown_question, shown_reply
 
-MOST_FOUND = 20  # messages that /find lists
+MOST_FOUND = 20  # the maximum number of messages that /find lists
 NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 
 
 def say(state: ChatState, text: str, instead_of: int | None = None, function: str = "") -> BeginReply:
-    """Streams the reply to a message. instead_of: id of the earlier message that this one replaces. function:
-    the tool that it must call."""
+    """Return a function that streams the reply to a message.
+
+    instead_of: the id of an earlier message that the new message replaces, or None. function: the name of the
+    tool that the reply must call, or "".
+    """
     session, options = state.session, state.options
     state.tools.begin_answer()
     how = with_tools(state, function) | ({} if instead_of is None else {"instead_of": instead_of})
@@ -39,7 +43,10 @@ def say(state: ChatState, text: str, instead_of: int | None = None, function: st
 
 
 def write_again(state: ChatState, message: int | None = None) -> BeginReply:
-    """Streams another reply beside the one with this message id, or beside the last."""
+    """Return a function that streams another reply to the same question, as a new branch.
+
+    message: the message id of the earlier reply; None: the last reply.
+    """
     session, options = state.session, state.options
     state.tools.begin_answer()
     how = with_tools(state)
@@ -49,12 +56,13 @@ def write_again(state: ChatState, message: int | None = None) -> BeginReply:
 
 
 def with_tools(state: ChatState, function: str = "") -> dict[str, Any]:
-    """What a method of `Conversations` takes besides, if tools are on."""
+    """Return the keyword argument `tools` for a method of `Conversations`, or {} if no tool is on."""
     return {"tools": state.tools.offer(function)} if state.tools.is_on or function else {}
 
 
 def write_more(state: ChatState, message: int | None = None) -> BeginReply:
-    """Streams the rest of the reply with this message id, or of the last one."""
+    """Return a function that streams the rest of a cut reply. message: its message id; None: the last
+    reply."""
     session, options = state.session, state.options
     return lambda runtime, cancel: runtime.chats.continue_reply(
         session, **options.for_reply(cancel), message=message
@@ -66,7 +74,8 @@ def again(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument, say how many replies are written to a question."""
+    """Set the number of replies that the model writes to a question, and say it. Without an argument, only
+    say it."""
     if argument:
         state.options = replace(state.options, best_of=parse("best_of", argument, "/best"))
     count = state.options.best_of or runtime.settings.best_of
@@ -74,12 +83,12 @@ def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Write only the rest: the reader has seen what came before."""
+    """Continue the last reply. Plain mode prints only the rest, because the user has seen the first part."""
     return Outcome(reply=write_more(state))
 
 
 def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument, show the question."""
+    """Replace the last question and write the reply to it. Without an argument, show the question."""
     question = shown_question(runtime, state)
     if not argument:
         return Outcome(
@@ -89,7 +98,8 @@ def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def rewrite(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Without an argument, show the reply."""
+    """Save the user's version of the last reply, from which the model learns. Without an argument, show the
+    reply."""
     reply = shown_reply(runtime, state, "rewrite")
     assert reply.id is not None
     if not argument:
@@ -117,7 +127,7 @@ def _flip(runtime: Runtime, state: ChatState, step: int) -> Outcome:
 
 
 def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Say which of several replies in this place is shown."""
+    """Say which of several replies in one place of the chat is shown. With one reply, say nothing."""
     last = runtime.chats.turns(state.session)[-1]
     if last.branches == 1:
         return Outcome()
@@ -125,13 +135,13 @@ def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def spoken(turns: list[Turn]) -> list[str]:
-    """The messages, with the speakers' names."""
+    """Return the lines of messages, each message with the name of its speaker."""
     return [line for turn in turns if is_shown(turn) for line in _lines(turn)]
 
 
 def is_shown(turn: Turn) -> bool:
-    """Return whether the chat shows this message. A reply that only calls tools is not shown; the tools'
-    results are."""
+    """Return True if the chat shows this message. The chat does not show system prompts and replies that only
+    call tools. It shows the results of tools."""
     return turn.role != "system" and (not turn.calls or turn.role == "tool" or bool(turn.content))
 
 
@@ -142,7 +152,7 @@ def _lines(turn: Turn) -> list[str]:
 
 
 def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Copy the shown reply, or one of its code blocks."""
+    """Copy the last reply, or its code block with the number in `argument`."""
     reply = sanitize(split(shown_reply(runtime, state, "copy").content).answer)
     blocks = code_blocks(reply)
     number = parse_number(argument, len(blocks), "code blocks")
@@ -151,7 +161,8 @@ def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Write a code block of the shown reply to a new file: "2 sort.py"; the first one without a number."""
+    """Write a code block of the last reply to a new file. argument: "2 sort.py", the number of the block and
+    the file; without a number, the first block."""
     reply = sanitize(split(shown_reply(runtime, state, "save from").content).answer)
     number, _, name = argument.partition(" ") if argument[:1].isdigit() else ("1", "", argument)
     blocks = code_blocks(reply)
@@ -164,7 +175,8 @@ def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """The messages of the open chat that contain all these words, each with the place where they are."""
+    """List the messages of the open chat that contain all words of `argument`, each with its number and an
+    excerpt."""
     words = argument.lower().split()
     if not words:
         raise UsageError("which words? /find lists the messages of this chat that contain them")
@@ -182,7 +194,7 @@ def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def goto(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Show the message with this number: in plain mode with the one after it."""
+    """Show the message with a number that /find printed. Plain mode also prints the message after it."""
     turns = runtime.chats.turns(state.session)
     if not turns:
         raise NotFound("this chat has no messages yet")

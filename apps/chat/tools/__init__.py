@@ -1,1 +1,2 @@
-"""Tools in the chat: programs that speak MCP, which the model may call after the user agrees."""
+"""This package gives the chat tools from servers that speak MCP. The model can call a tool if the user
+agrees."""

@@ -1,4 +1,5 @@
-"""The tools of one chat: which servers are on, what the model may call, which calls the user has to allow."""
+"""This module has the tools of one chat: the tool servers that are on, the tools that the model can call, and
+the calls that the user must allow."""
 
 import json
 import re
@@ -13,28 +14,29 @@ from ruvmlx.text import did_you_mean, one_line
 from . import server_file
 from .connections import Connections, ServerTool
 
-MOST_CALLS = 10  # that one answer may make
+MOST_CALLS = 10  # the maximum number of tool calls of one answer
 NOT_ALLOWED = "(The user did not allow this call.)"
 STOPPED = "(The user stopped this call.)"
 TOO_MANY = f"(Not run: an answer may make at most {MOST_CALLS} calls.)"
-_SHOWN = 60  # characters of a description in a list
+_SHOWN = 60  # the maximum number of characters of a tool's description in a list
 _OTHER = re.compile(r"[^\w.-]", re.ASCII)
 
 
 @dataclass
 class ChatTools:
-    """Nothing is on at first. `open_chat` of the state turns all off again."""
+    """The tool servers and the permissions of one chat. All servers are off at first. `ChatState.open_chat`
+    turns all servers off again."""
 
-    may_run: bool = True  # False: the chat is shown on another machine than it runs on
+    may_run: bool = True  # False if servers cannot be turned on, because the chat app runs in `ruvmlx serve`
     _connections: Connections = field(default_factory=Connections)
     _on: dict[str, list[ServerTool]] = field(default_factory=dict)
-    _always: set[str] = field(default_factory=set)  # tools that run without a question
-    _made: int = 0  # calls of the answer that is being written
+    _always: set[str] = field(default_factory=set)  # names of the tools that run without a question
+    _made: int = 0  # the number of tool calls of the answer that the model writes now
 
     # Servers
 
     def turn_on(self, name: str, cancel: threading.Event) -> list[str]:
-        """Start a server for this chat; returns the names of its tools."""
+        """Start a server for this chat, and return the names of its tools."""
         if not self.may_run:
             raise UsageError(
                 "tools do not run in a chat on a server; use `ruvmlx chat` without --server for them."
@@ -46,7 +48,7 @@ class ChatTools:
         return [shown for shown, tool in self.by_name().items() if tool.server == name]
 
     def turn_off(self, name: str) -> bool:
-        """Stop a server; False if it was not on."""
+        """Stop a server. Return False if the server was not on."""
         self._connections.stop(name)
         return self._on.pop(name, None) is not None
 
@@ -56,7 +58,7 @@ class ChatTools:
         self._always.clear()
 
     def close(self) -> None:
-        """Stop all servers, and wait for their ends."""
+        """Stop all servers, and wait until they have ended."""
         self._connections.close()
 
     @property
@@ -64,8 +66,8 @@ class ChatTools:
         return bool(self._on)
 
     def by_name(self) -> dict[str, ServerTool]:
-        """The tools by the names that the model uses: of two with one name, the second has its server's name
-        before it."""
+        """Return the tools by the names that the model uses. If two tools have the same name, the server's
+        name precedes the name of the second tool."""
         found: dict[str, ServerTool] = {}
         for tools in self._on.values():
             for tool in tools:
@@ -74,7 +76,7 @@ class ChatTools:
         return found
 
     def lines(self) -> list[str]:
-        """What /tools shows: each server, and the tools of those that are on."""
+        """Return the lines that /tools shows: each server, and the tools of the servers that are on."""
         known = server_file.servers()
         if not known:
             return [
@@ -95,8 +97,8 @@ class ChatTools:
     # What the model may call
 
     def offer(self, function: str = "") -> ToolOffer:
-        """Return the tools that the next reply may call. function: the tool that the reply must call; "" for
-        none. Raises UsageError if that tool is off."""
+        """Return the tools that the next reply can call. function: the name of the tool that the reply must
+        call, or "". Raise UsageError if this tool is off."""
         tools = self.by_name()
         if function and function not in tools:
             there = f"these are on: {', '.join(tools)}" if tools else "no tool is on; /tools on NAME"
@@ -113,11 +115,12 @@ class ChatTools:
     # Calls
 
     def begin_answer(self) -> None:
-        """A new answer begins: it may make MOST_CALLS calls."""
+        """Begin a new answer, which can make up to MOST_CALLS calls."""
         self._made = 0
 
     def refusal(self, call: ParsedCall) -> str:
-        """Why the call is not even asked about; "" if it may be."""
+        """Return a result that refuses the call without a question to the user, or "" if the call is
+        possible. An answer has a limit of calls, and the model can call a tool that does not exist."""
         if self._made >= MOST_CALLS:
             return TOO_MANY
         return "" if call.name in self.by_name() else f"(There is no tool {call.name}.)"
@@ -129,7 +132,8 @@ class ChatTools:
         self._always.add(call.name)
 
     def run(self, call: ParsedCall, cancel: threading.Event) -> str:
-        """The result, or one line in brackets that says what went wrong. Interrupted: `cancel` was set."""
+        """Run a tool call. Return its result, or one line in brackets with the error. Raise Interrupted if
+        `cancel` was set."""
         self._made += 1
         tool = self.by_name().get(call.name)
         try:

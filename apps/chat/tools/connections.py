@@ -1,5 +1,6 @@
-"""Open connections to tool servers, over the kept MCP client. They live in a thread with an event loop; the
-methods are called from other threads, and block."""
+"""This module has the open connections to tool servers. It uses the client of the package mcp. The
+connections run in a thread with an event loop. Other threads call the methods of `Connections`, which
+block."""
 
 import asyncio
 import contextlib
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from mcp import Client
 
 T = TypeVar("T")
-START_SECONDS = 60.0  # a server may first fetch itself from the network
-CLOSE_SECONDS = 5.0
-MOST_PAGES = 20  # of a server's list of tools
-_LOOK = 0.05  # seconds between two looks whether the user has stopped it
-_REASON = 200  # characters of an error
+START_SECONDS = 60.0  # the time limit of a server's start; a server can first download its own code
+CLOSE_SECONDS = 5.0  # the time limit for the end of all servers
+MOST_PAGES = 20  # the maximum number of pages of a server's list of tools
+_LOOK = 0.05  # seconds between two checks whether the user has stopped a call
+_REASON = 200  # the maximum number of characters of an error
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class _Connection:
 
 
 def require_client() -> None:
-    """RuvmlxError where the package is missing."""
+    """Raise RuvmlxError if the package mcp is not installed."""
     try:
         from mcp import Client  # noqa: F401
     except ImportError:
@@ -56,28 +57,30 @@ def require_client() -> None:
 
 
 class Connections:
-    """One for each server that is on."""
+    """The connections of a chat, one for each tool server that is on."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: dict[str, _Connection] = {}
 
     def start(self, server: ToolServer, cancel: threading.Event) -> list[ServerTool]:
-        """Start the server, or connect to it; returns its tools. RuvmlxError if that fails."""
+        """Start a server or connect to its address, and return its tools. Raise RuvmlxError if this fails."""
         require_client()
         return self._wait(self._start(server), cancel)
 
     def call(self, server: str, tool: str, arguments: dict[str, Any], cancel: threading.Event) -> str:
-        """The text of a call's result. RuvmlxError: it failed. Interrupted: `cancel` was set."""
+        """Call a tool and return the text of the result. Raise RuvmlxError if the call fails, and Interrupted
+        if `cancel` was set."""
         return self._wait(self._call(server, tool, arguments), cancel)
 
     def stop(self, server: str) -> None:
-        """End the connection, and a server that was started for it. Does not wait."""
+        """End the connection to a server, and the server if this program started it. Do not wait for the
+        end."""
         if self._loop is not None and server in self._open:
             self._loop.call_soon_threadsafe(self._open.pop(server).closing.set)
 
     def close(self) -> None:
-        """End all, and wait for their ends."""
+        """End all connections, and wait until they have ended."""
         if self._loop is not None:
             tasks = [connection.task for connection in self._open.values()]
             for name in list(self._open):
@@ -86,7 +89,7 @@ class Connections:
                 with contextlib.suppress(TimeoutError):
                     asyncio.run_coroutine_threadsafe(_wait_for_all(tasks), self._loop).result(CLOSE_SECONDS)
 
-    # In the calling thread
+    # Methods that run in the calling thread
 
     def _wait(self, work: Coroutine[Any, Any, T], cancel: threading.Event) -> T:
         if self._loop is None:
@@ -100,7 +103,7 @@ class Connections:
                 future.cancel()
                 raise Interrupted("stopped.")
 
-    # In the loop's thread
+    # Methods that run in the event loop's thread
 
     async def _start(self, server: ToolServer) -> list[ServerTool]:
         opened: asyncio.Future[tuple[Client, list[ServerTool]]] = asyncio.Future()
@@ -170,7 +173,7 @@ class Connections:
 
 
 async def _client(server: ToolServer, log: Any, stack: AsyncExitStack) -> "Client":
-    """The client of a server. What a program writes to its standard error goes to `log`."""
+    """Return the MCP client of a server. The standard error of a started server goes to `log`."""
     import mcp
     from mcp.client.stdio import stdio_client
     from mcp.client.streamable_http import streamable_http_client
@@ -206,7 +209,8 @@ async def _wait_for_all(tasks: "list[asyncio.Task[None]]") -> None:
 
 
 def _block_text(block: Any) -> str:
-    """A block of a result as text. The model cannot see pictures or hear sounds."""
+    """Return a block of a result as text. For a picture or a sound, return a note, because the model reads
+    only text."""
     if block.type == "text":
         return str(block.text)
     if block.type == "resource" and hasattr(block.resource, "text"):
@@ -217,7 +221,7 @@ def _block_text(block: Any) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """One line of an error, or of the first one in a group."""
+    """Return one line about an error. For a group of errors, take the first error of the group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, OSError) and error.strerror:
@@ -228,7 +232,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _last_line(log: IO[str]) -> str:
-    """The last line that a program wrote to its standard error."""
+    """Return the last line that a server wrote to its standard error."""
     log.seek(0)
     lines = [line for line in log.read(1 << 16).splitlines() if line.strip()]
     return one_line(lines[-1])[:_REASON] if lines else ""

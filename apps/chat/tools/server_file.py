@@ -1,4 +1,5 @@
-"""The tool servers that the user has written down: `mcp.json` in the data folder, as other programs have it.
+"""This module reads the tool servers that the user lists in `mcp.json` in the data folder. Other MCP clients
+use the same format:
 
 {"mcpServers": {
     "files": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "/home/me/notes"]},
@@ -18,17 +19,18 @@ from ruvmlx.chats.chat_file import read_bytes
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.text import did_you_mean, one_line
 
-MAX_BYTES = 1 << 20  # bytes of the file
-CALL_SECONDS = 60.0  # that a call may take
+MAX_BYTES = 1 << 20  # the maximum size of the file in bytes
+CALL_SECONDS = 60.0  # the default time limit of a call
 _NAME = re.compile(r"[\w.-]{1,40}")
 _FIELDS = ("command", "args", "env", "url", "headers", "timeout")
-# What other programs also write there; it changes nothing here.
+# Fields that other programs write into the file. This program ignores them.
 _IGNORED = ("type", "disabled", "autoApprove", "alwaysAllow", "description")
 
 
 @dataclass(frozen=True)
 class ToolServer:
-    """A program to start (command, args, env) or an address (url, headers). timeout: seconds of one call."""
+    """A tool server: a program to start (command, args, env) or an address (url, headers). timeout: the time
+    limit of a call in seconds."""
 
     name: str
     command: str = ""
@@ -40,7 +42,8 @@ class ToolServer:
 
     @property
     def line(self) -> str:
-        """What it runs, or where it is. Values of `env` and `headers` may be secret."""
+        """The server's command or address on one line, without `env` and `headers`, whose values can be
+        secret."""
         return one_line(self.url or " ".join([self.command, *self.args]))
 
 
@@ -49,7 +52,8 @@ def path() -> Path:
 
 
 def servers() -> dict[str, ToolServer]:
-    """The servers by name; {} without a file. UsageError if the file is not as it should be."""
+    """Return the servers by name, or {} if there is no file. Raise UsageError if the file has a wrong
+    format."""
     file = path()
     if not file.exists():
         return {}
@@ -64,7 +68,7 @@ def servers() -> dict[str, ToolServer]:
 
 
 def find(name: str) -> ToolServer:
-    """The server with this name; NotFound if there is none."""
+    """Return the server with this name. Raise NotFound if the file has no such server."""
     known = servers()
     if name not in known:
         there = f"{path()} has: {', '.join(known)}" if known else f"{path()} has none; /tools says how"
