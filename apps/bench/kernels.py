@@ -27,7 +27,7 @@ from .rows import Row, measured
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
 CONTEXT = 256
 VOCAB, WIDTH, RANK = 49152, 576, 2  # sizes of the starter model
-TOGETHER = 8  # tokens of a batch
+TOGETHER = 8  # number of tokens in a batch
 GROUPS = 8  # groups of calls; the mean time of a group is a sample
 SLOW = "scalar"  # the scalar C code, which is not measured: it takes too long
 

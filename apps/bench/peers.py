@@ -90,7 +90,7 @@ class Peers:
 
 @contextmanager
 def _left(players: dict[str, OnStage]) -> Iterator[dict[str, OnStage]]:
-    """At the end of the block, all players leave."""
+    """At the end of the `with` block, all players leave."""
     try:
         yield players
     finally:

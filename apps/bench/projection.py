@@ -18,7 +18,7 @@ CHIPS = {
     "M4": 120, "M4 Pro": 273, "M4 Max": 546,
     "M5": 153,
 }  # fmt: skip
-SEVEN = 4.07e9  # bytes of a 7B model at 4.5 bits
+SEVEN = 4.07e9  # bytes of a 7B model's weights at 4.5 bits
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ has examples and that each example can be parsed.
 
 from dataclasses import dataclass
 
-# Exit codes of every verb (docs/scripts.md).
+# These are the exit codes of every verb (docs/scripts.md).
 EXIT_CODES = (
     (0, "ok"),
     (1, "failed"),

@@ -176,8 +176,8 @@ def _longest(settings: "Settings", flags: dict[str, Any]) -> int | None:
 
 @contextlib.contextmanager
 def _signals(models: "ModelPool", server: "WebServer"):
-    """In the block, Ctrl-C, SIGTERM, SIGHUP and `ruvmlx stop` end the server in order. A second signal does
-    not wait for open connections. Under nohup, the server ignores SIGHUP."""
+    """In the `with` block, Ctrl-C, SIGTERM, SIGHUP and `ruvmlx stop` end the server in order. A second signal
+    does not wait for open connections. Under nohup, the server ignores SIGHUP."""
 
     def stop() -> None:
         server.force_exit = server.should_exit

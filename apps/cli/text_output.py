@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 UNLIMITED = 2000  # width in columns if no terminal sets a limit
 _COMMAND = r"`[^`\n]+`"
-_TRAILING = re.compile(r"[ \t]+((?:\x1b\[0m)?)[ \t]*$", re.MULTILINE)  # spaces at the ends of lines
+_TRAILING = re.compile(r"[ \t]+((?:\x1b\[0m)?)[ \t]*$", re.MULTILINE)  # matches spaces at the ends of lines
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 

@@ -36,7 +36,7 @@ class TrainingLine:
 
 @contextmanager
 def training_line(what: str) -> Iterator[TrainingLine | None]:
-    """In the block, show the line. Yield None if stderr is no terminal. After the block, the line is
+    """In the `with` block, show the line. Yield None if stderr is no terminal. After the block, the line is
     erased."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None

@@ -10,10 +10,10 @@ from .errors import ApiError
 
 # The special tokens before the first text, before the second text, and before the text that the model writes.
 GAP_TOKENS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # for Qwen-Coder
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # for StarCoder and Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # for SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # for DeepSeek-Coder
 )
 FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # a token that begins a further file
 

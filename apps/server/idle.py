@@ -64,7 +64,7 @@ class IdleWork:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """In the block, a task does the idle work."""
+        """In the `with` block, a task does the idle work."""
         task = asyncio.ensure_future(self._run())
         try:
             yield
@@ -109,8 +109,8 @@ class IdleWork:
 
     @contextlib.contextmanager
     def _name_work(self, work: str) -> Iterator[Callable[[str], None]]:
-        """In the block, status and metrics show `work` as the idle work. A call of the yielded function
-        changes the name."""
+        """In the `with` block, status and metrics show `work` as the idle work. A call of the yielded
+        function changes the name."""
 
         def begins(work: str) -> None:
             self.serving.idle_work = work

@@ -65,7 +65,8 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """In the block, the pool opens and closes models. The first model must be open before the block."""
+        """In the `with` block, the pool opens and closes models. The first model must be open before the
+        `with` block."""
         self.first.note_plan()
         await self.share.begin(self.first)
         self.first.serving.last_look = await look_between(self.first.serving.host)
@@ -163,7 +164,8 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def using(self, model: PooledModel) -> AsyncIterator[Serving]:
-        """In the block, the model is open and stays open. Raise RuvmlxError if the model cannot be opened."""
+        """In the `with` block, the model is open and stays open. Raise RuvmlxError if the model cannot be
+        opened."""
         async with self._turn:
             await self._until_opening_ends()
             if not model.is_open:
@@ -198,7 +200,7 @@ class ModelPool:
 
     @contextlib.contextmanager
     def _holding(self, model: PooledModel) -> Iterator[None]:
-        """In the block, no task closes the model if the model is open."""
+        """In the `with` block, no task closes the model if the model is open."""
         model.users += 1
         try:
             yield
@@ -234,8 +236,8 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def changing_first(self) -> AsyncIterator[None]:
-        """In the block, the chat app opens another model in place of the first model. Before the block, the
-        pool closes all other idle models to make room."""
+        """In the `with` block, the chat app opens another model in place of the first model. Before the
+        `with` block, the pool closes all other idle models to make room."""
         async with self._turn:
             await self._until_opening_ends()
             for model in self._idle_ones():

@@ -23,8 +23,8 @@ class ReplyTimes:
 
     @contextlib.contextmanager
     def reply(self) -> Iterator[None]:
-        """In the block, a reply is written. If the block ends without an error, the time of the reply is
-        remembered."""
+        """In the `with` block, a reply is written. If the block ends without an error, the time of the reply
+        is remembered."""
         self._count += 1
         number, begun = self._count, self.clock()
         self._begun[number] = begun

@@ -149,7 +149,8 @@ class Serving:
 
     @contextlib.contextmanager
     def answering(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
-        """In the block, `stop` cancels these requests. The end of the block cancels them, too."""
+        """In the `with` block, `stop` cancels these requests. The end of the `with` block cancels
+        them, too."""
         self._requests |= {request.request_id: request for request in requests}
         try:
             yield
