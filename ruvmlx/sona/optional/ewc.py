@@ -1,27 +1,28 @@
-"""Elastic weight consolidation (EWC): penalise changes to weights that earlier tasks depend on.
+"""Elastic weight consolidation (EWC) penalises changes to weights that earlier tasks depend on.
 
     penalty = strength / 2 * sum over anchors, matrices, i, j of F[i, j] (dW - dW*)[i, j]^2
 
 dW = scale * lora_a lora_b is the base's change of a matrix [in, out], dW* its value at an anchor, the end of
-a task (Kirkpatrick et al. 2017). (A Q, Q^-1 B) is the same change for any invertible Q, but a Fisher
-information of the elements of A and B would differ. So F is the diagonal Fisher information of dW. It is
-never formed:
+a task (Kirkpatrick et al. 2017). The factors (A Q, Q^-1 B) are the same change for any invertible Q, but the
+Fisher information of the elements of A and B depends on Q. So F is the diagonal Fisher information of dW. The
+matrix F is never formed:
 
     F[i, j] = rows[i] columns[j] / sum(rows),    rows[i] = mean sum_j G[i, j]^2,  columns[j] = mean sum_i ...
 
 G = sum_t x_t g_t^T is one liked reply's gradient of its mean log-probability. A product of an input and an
 output side is K-FAC's factorisation (Martens & Grosse 2015; as a penalty between tasks, Ritter et al. 2018),
-here with diagonal sides; of all such products, the one with the right row and column sums is the nearest in
-I-divergence (Shazeer & Stern 2018). The mean is exponential over examples. With P = [A | -A*] and
-Q = [B; B*], scales included,
+here with diagonal sides; of all such products, the product with the right row and column sums is the nearest
+to F in I-divergence (Shazeer & Stern 2018). "mean" is an exponential mean over replies. With P = [A | -A*]
+and Q = [B; B*], scales included,
 
     sum_ij F (dW - dW*)^2 = trace((P^T diag(rows) P) (Q diag(columns) Q^T)) / sum(rows)
 
-at a cost of rank^2 per input and output. Twin: tests/sona/test_ewc.py, with full matrices.
+at a cost of rank^2 per input and output. tests/sona/test_ewc.py compares this with full matrices.
 
-Measured by tests/sona/ewc_sweep.py --seeds 1 --steps 8: nll of two tasks and KL on plain text, in nats, for
-the starter model after it has learned a second task whose style contradicts the first. Before the second
-task, nll was 3.228 and 3.710, KL 0.129.
+The table was measured by tests/sona/ewc_sweep.py --seeds 1 --steps 8. It shows the negative log-likelihood
+(nll) of two tasks and the KL on plain text, in nats, for the starter model after it has learned a second task
+whose style contradicts the first. Before the second task, the nll was 3.228 and 3.710, and the KL 0.129.
+"Replay" trains on the ratings of the first task, too.
 
               without replay            with replay
     strength  first  second   KL        first  second   KL
@@ -30,9 +31,9 @@ task, nll was 3.228 and 3.710, KL 0.129.
     1e5       3.364   2.985  0.239      3.195   3.058  0.163
     1e7       3.254   3.357  0.172      3.222   3.448  0.108
 
-EWC works, but replay alone keeps more of the first task and loses less of the second; with replay, the
-penalty loses more than it keeps. So it is off unless asked for (`learn consolidate --ewc`). One seed; with
-another, and slightly different texts, no figure but the KL differed by more than 0.04.
+EWC works, but replay alone keeps more of the first task and loses less of the second task. With replay, the
+penalty loses more than it keeps. So EWC is off unless the user asks for it (`learn consolidate --ewc`). The
+table has one seed. With another seed and slightly different texts, no nll differed by more than 0.04.
 """
 
 import io
@@ -49,15 +50,15 @@ from ...lora.base_lora import BaseLoRA, Pair, Place, Squares
 from ...pausing import Pause
 from ..adapter_history import AdapterHistory
 
-DECAY = 0.999  # factor of the exponential mean of the Fisher information, per example
-FADE = 0.95  # the weight of the earlier one of two merged anchors: gamma of online EWC
+DECAY = 0.999  # the factor of the exponential mean of the Fisher information, per reply
+FADE = 0.95  # the weight of the earlier of two merged anchors, which is gamma of online EWC
 TASKS = 10  # the maximum number of anchors
 
 
 @dataclass
 class Fisher:
-    """An estimate of F. squares: exponential sums of (rows [in], columns [out]). mass: the sum of the
-    weights."""
+    """An estimate of the Fisher information F. squares: for each matrix, exponential sums of (rows [in],
+    columns [out]). mass: the sum of the weights of the replies."""
 
     squares: dict[Place, Squares]
     mass: float = 0.0
@@ -74,12 +75,12 @@ class Fisher:
 
     @property
     def finite(self) -> bool:
-        """Is the estimate free of NaN and Inf?"""
+        """True if the estimate has no NaN and no Inf."""
         return all(np.isfinite(x).all() for sides in self.squares.values() for x in sides)
 
     def mean(self, place: Place) -> Squares:
-        """Return the mean (rows [in], columns [out]) of the examples so far, of which there must be one or
-        more."""
+        """Return the mean (rows [in], columns [out]) of the replies so far. At least one reply must have been
+        added."""
         rows, columns = self.squares[place]
         return rows / self.mass, columns / self.mass
 
@@ -108,7 +109,7 @@ class Fisher:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Fisher":
-        """Return a stored estimate. Raises CorruptFile if it is damaged."""
+        """Read a stored estimate. Raises CorruptFile if the data is damaged."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files}
@@ -143,16 +144,16 @@ class EWC:
         self._history = history
 
     def ids(self) -> list[int]:
-        """Ids of the anchors on the path to the version in use, the oldest first."""
+        """Return the ids of the anchors on the path to the version in use, the oldest first."""
         return [row.id for row in self._history.deep.anchors()]
 
     def load(self) -> list[Anchor]:
-        """Return the anchors with these ids."""
+        """Return the anchors whose ids `ids` returns."""
         rows = self._history.deep.anchors()
         return [Anchor(self._history.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
 
     def last_version(self) -> int:
-        """The adapter version of the newest anchor; 0 if there is none."""
+        """Return the adapter version of the newest anchor; 0 if there is no anchor."""
         rows = self._history.deep.anchors()
         return rows[-1].version if rows else 0
 
@@ -160,7 +161,7 @@ class EWC:
         return Fisher({})
 
     def read_importance(self, data: bytes) -> Fisher:
-        """A stored estimate; CorruptFile if damaged."""
+        """Read a stored estimate. Raises CorruptFile if the data is damaged."""
         return Fisher.from_bytes(data)
 
     def end_run(
@@ -181,7 +182,8 @@ class EWC:
     def penalty(
         self, base: BaseLoRA, anchors: Sequence[Anchor], strength: float, pause: Pause | None = None
     ) -> tuple[float, dict[Place, Pair]]:
-        """Penalty on the base's distance to the anchors, and its gradient (see `penalty` below)."""
+        """Return the penalty on the base's distance to the anchors, and the gradient of the penalty (see
+        `penalty` below)."""
         return penalty(base, anchors, strength, pause)
 
 
@@ -214,8 +216,8 @@ def penalty(
 
 
 def _of_place(base: BaseLoRA, anchor: Anchor, place: Place, strength: float) -> tuple[float, Pair]:
-    """Return penalty and gradient of one matrix. In float64, because near the anchor the halves of P Q almost
-    cancel."""
+    """Return the penalty and the gradient of one matrix. The computation is in float64, because near the
+    anchor the two halves of P Q almost cancel."""
     rows, columns = (x.astype(np.float64) for x in anchor.fisher.mean(place))
     weight = strength / rows.sum() if rows.sum() > 0 else 0.0
     a, b = (x.astype(np.float64) for x in base.pairs[place])

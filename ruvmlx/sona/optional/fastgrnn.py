@@ -1,4 +1,5 @@
-"""FastGRNN: a small recurrent cell over the turns of a conversation (Kusupati et al. 2018, NeurIPS).
+"""FastGRNN is a small recurrent cell (Kusupati et al. 2018, NeurIPS), which reads the turns of a
+conversation.
 
     s = x W + h U                              W and U serve both gate and candidate
     z = sigmoid(s + [x, h] G + b_z)            gate; G, a low-rank update of it, is not in the paper
@@ -7,8 +8,8 @@
 
 x is one turn, h the state. The cell's weights are drawn from a fixed seed and never change; training changes
 only low-rank updates of U and G (router_lora.py). `backward` computes the gradients of all parameters by
-backpropagation through time, in float64, because a conversation has few turns and a state 24 numbers.
-`step` is the slow twin of `forward`: one turn of one conversation.
+backpropagation through time, in float64, because a conversation has few turns and a state has 24 numbers.
+`step` is the slow reference of `forward` for one turn of one conversation.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -17,14 +18,14 @@ from functools import cache
 import numpy as np
 
 HIDDEN = 24
-ZETA0, NU0 = 1.0, -4.0  # as in the paper
+ZETA0, NU0 = 1.0, -4.0  # initial values of zeta0 and nu0, as in the paper
 GATE_BIAS = -1.0  # z is about 1/4, so the newest turn weighs most
 
 
 @dataclass(frozen=True)
 class FastGRNNCell:
-    """Parameters, float64: w [I, H], u [H, H], gate_w [I, H] and gate_u [H, H] (the two halves of G), bias_z
-    [H], bias_h [H], zeta0 [], nu0 []."""
+    """The parameters of a cell, float64: w [I, H], u [H, H], gate_w [I, H] and gate_u [H, H] (the two halves
+    of G), bias_z [H], bias_h [H], zeta0 [], nu0 []."""
 
     w: np.ndarray
     u: np.ndarray
@@ -42,7 +43,8 @@ class FastGRNNCell:
 
 @dataclass(frozen=True)
 class Tape:
-    """Values for `backward`, one list item per turn: inputs, previous states, gates, candidates, masks."""
+    """The values that `forward` stores for `backward`. Each list has one item per turn: inputs, previous
+    states, gates, candidates, masks."""
 
     x: list[np.ndarray]
     before: list[np.ndarray]
@@ -66,12 +68,12 @@ def fresh(inputs: int, hidden: int = HIDDEN, seed: int = 0) -> FastGRNNCell:
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), computed with tanh, which does not overflow."""
+    """Return 1 / (1 + exp(-x)), computed with tanh, which does not overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
 def step(cell: FastGRNNCell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """One turn of one conversation: x [I], h [H] -> [H]."""
+    """Return the state after one turn x [I] of one conversation, from the state h [H] before it."""
     s = x @ cell.w + h @ cell.u
     z = sigmoid(s + x @ cell.gate_w + h @ cell.gate_u + cell.bias_z)
     k = np.tanh(s + cell.bias_h)
@@ -79,8 +81,8 @@ def step(cell: FastGRNNCell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
 
 
 def pad_conversations(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pad conversations [T_n, I] at the front to one array [N, T, I]. Also returns its mask [N, T]; 0:
-    padding."""
+    """Pad conversations [T_n, I] at the front to one array [N, T, I]. Also return a mask [N, T], which is 0
+    for padding."""
     longest = max((len(t) for t in turns), default=0)
     x, mask = np.zeros((len(turns), longest, inputs)), np.zeros((len(turns), longest))
     for row, t in enumerate(turns):
@@ -107,7 +109,8 @@ def forward(cell: FastGRNNCell, x: np.ndarray, mask: np.ndarray) -> tuple[np.nda
 
 
 def backward(cell: FastGRNNCell, tape: Tape, grad: np.ndarray) -> FastGRNNCell:
-    """Return the gradient of a scalar by every parameter. grad [N, H]: its gradient by the last states."""
+    """Return the gradient of a scalar by every parameter. grad [N, H]: the scalar's gradient by the last
+    states."""
     zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
     sums = {f.name: np.zeros_like(getattr(cell, f.name)) for f in fields(cell)}
     for x, h, z, k, m in zip(*(reversed(getattr(tape, f.name)) for f in fields(tape)), strict=True):

@@ -1,8 +1,8 @@
-"""The KL guard: after each reply it measures KL again, and scales the layer LoRA down if the KL exceeds the
-cap.
+"""After each reply, the KL guard measures the KL again, and it scales the layer LoRA down if the KL exceeds
+the cap. A layer LoRA is the part of the adapter that changes layers below the output head.
 
-At a rating, KL below the head is only estimated (layer_update.py). The guard measures it: it reads the
-reference text under the layer LoRA.
+At a rating, the KL of these layers is only estimated (layer_update.py). The guard measures the KL: the model
+reads the reference text with the layer LoRA.
 """
 
 from contextlib import suppress
@@ -14,7 +14,7 @@ from .. import instant
 from ..active_adapter import ActiveAdapter
 from .layer_adapter import LayerAdapter
 
-LOOKS = 3  # measurements per call; after the last one the layer LoRA is scaled to 0
+LOOKS = 3  # the number of measurements per call; after the last, the layer LoRA is scaled to 0
 SLACK = 1.05  # the layer LoRA is scaled down when it uses more than this many times its limit
 
 
@@ -42,7 +42,8 @@ def _commit_scaled(active: ActiveAdapter, layers: LayerAdapter, layer_lora: Laye
     state, probe = active.state, active.probe
     micro = instant.rescale_to_caps(state.micro, probe).adapter if layers.targets.head else state.micro
     kl = max(0.0, probe.kl(micro) + layers.added_kl(layer_lora))
-    with suppress(HeadMoved):  # another process committed first; its version is measured next
+    # another process committed first; the next step measures the version of that process
+    with suppress(HeadMoved):
         active.history.adjust(state.version, pack_adapter(micro, layer_lora), kl, micro.norm)
     active.catch_up()
     active.install()

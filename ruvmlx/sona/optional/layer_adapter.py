@@ -1,4 +1,5 @@
-"""The optional part for layers below the head: their targets, gradients, updates and measured KL."""
+"""This module is the optional part with which ratings change layers below the output head: it has their
+targets, gradients, updates and measured KL."""
 
 from dataclasses import dataclass
 
@@ -21,14 +22,15 @@ from .layer_gradients import LayerGradients
 
 @dataclass(frozen=True)
 class ProbedLayers:
-    """A layer LoRA with its measured curvature, and the KL probe under base and layer LoRA."""
+    """A layer LoRA with its measured curvature (measured KL divided by estimated KL), and the KL probe under
+    base and layer LoRA."""
 
     layer_lora: LayerLoRA
     probe: KLProbe
 
 
 class LayerAdapter:
-    """Implements LayerPart and LayerInstaller. It does nothing if ratings change only the head."""
+    """The implementation of LayerPart and LayerInstaller. It does nothing if ratings change only the head."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
         self.targets = parse(targets, model.shape.n_layers)
@@ -52,25 +54,26 @@ class LayerAdapter:
 
     @property
     def probe(self) -> KLProbe | None:
-        """The last measured KL probe under base and layer LoRA; None: not measured."""
+        """The last measured KL probe under base and layer LoRA; None if no probe was measured."""
         return self.measured.probe if self.measured else None
 
     def forget_probe(self) -> None:
         self.measured = None
 
     def combined_lora(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Both as one LoRA. The same arguments return the same object, because KV caches are tied to it."""
+        """Return the base and the layer LoRA as one LoRA. The same arguments return the same object, because
+        KV caches are tied to the object."""
         if self._combined[0] is not base or self._combined[1] is not layer_lora:
             self._combined = base, layer_lora, combine_loras(base, layer_lora)
         return self._combined[2]
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Like `combined_lora`, but the combination in use stays in the cache."""
+        """Return the same as `combined_lora`, but keep in the cache the combination that is in use."""
         known = self._combined[0] is base and self._combined[1] is layer_lora
         return self._combined[2] if known else combine_loras(base, layer_lora)
 
     def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
-        """Is `lora` the base, or the newest combination with it?"""
+        """Return True if `lora` is the base, or the newest combination with the base."""
         return lora is base or (self._combined[0] is base and self._combined[2] is lora)
 
     # -- before a rating -----------------------------------------------------------------------------
@@ -82,7 +85,7 @@ class LayerAdapter:
             self._unasked = layer_lora, layer_update.residual_b(layer_lora, self.targets)
 
     def needs_gradient(self, state: LearnerState) -> bool:
-        """Does a rating need a layer gradient of its reply?"""
+        """Return True if a rating needs the gradient of its reply by the layers."""
         return bool(self.targets.places) or state.layer_lora is not None
 
     def read(
@@ -94,7 +97,7 @@ class LayerAdapter:
         trace: Trace,
         pause: Pause | None = None,
     ) -> bool:
-        """Add the layer gradient to the trace if it is missing. Returns True if anything was added.
+        """Add the layer gradient to the trace if the trace has none. Return True if a gradient was added.
 
         drawn: the layer LoRA that was in force when the trace was taken
         """
@@ -135,7 +138,7 @@ class LayerAdapter:
         return layer_update.LayerLimit.above(base, self.targets)
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
-        """The layer LoRA after a rating."""
+        """Return the layer LoRA after a rating."""
         if trace.layer_gradient is None or not weight or not self.targets.places:
             return state.layer_lora
         kept = instant.retention_factor(instant.next_trend(state.micro.trend, weight, trace.log_ratio))
@@ -150,7 +153,7 @@ class LayerAdapter:
     def layers_without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
     ) -> LayerLoRA | None:
-        """The layer LoRA without the effect of the rating that led from `before` to `after`."""
+        """Return the layer LoRA without the effect of the rating that led from `before` to `after`."""
         layers, old, new = state.layer_lora, before.layer_lora, after.layer_lora
         if layers is None or new is None:
             return layers
@@ -159,7 +162,8 @@ class LayerAdapter:
     # -- the KL guard --------------------------------------------------------------------------------
 
     def knows(self, layer_lora: LayerLoRA) -> bool:
-        """Was the last measurement made with these weights, or do the weights change nothing?"""
+        """Return True if the last measurement was made with these weights, or if the weights change
+        nothing."""
         known = self.measured is not None and self.measured.layer_lora.lora_b is layer_lora.lora_b
         return known or not layer_lora.moves
 

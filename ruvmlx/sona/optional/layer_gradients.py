@@ -1,7 +1,8 @@
-"""Gradients of replies by a LayerLoRA, and the calibration of a LayerLoRA.
+"""This module computes the gradients of replies by the weights of a LayerLoRA, and calibrates a LayerLoRA. A
+LayerLoRA is the part of the adapter that changes layers below the output head.
 
 Each reply's gradient is computed while the user reads the reply. The calibration runs once per model. Both
-need the training graph (training/trainer.py), which is built at its first use.
+need the training graph (training/trainer.py), which is built at the first use.
 """
 
 import io
@@ -28,16 +29,17 @@ if TYPE_CHECKING:
     from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-MIN_FISHER_SHARE = 0.1  # the minimum of an output's Fisher information, as a share of its matrix's mean
+MIN_FISHER_SHARE = 0.1  # added to an output's Fisher information, as a share of its matrix's mean
 
 
 class LayerGradients:
-    """Gradients by a LayerLoRA, of replies and of the reference text. Used only in the backend's thread."""
+    """The gradients of replies and of the reference text by a LayerLoRA. Only the backend's thread may use
+    this object."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._store, self._model, self._backend = store, model, backend
         self._trainer: Trainer | None = None
-        self._done: dict[Any, Any] = {}  # results of an unfinished calibration, by text
+        self._done: dict[Any, Any] = {}  # the results of an unfinished calibration, by text
 
     def close(self) -> None:
         """Free the training graph."""
@@ -60,7 +62,8 @@ class LayerGradients:
         reply: ReplyRow,
         pause: Pause | None = None,
     ) -> LayerGradient:
-        """Return the gradient of a reply under base, layer LoRA and micro: about 10 ms per token."""
+        """Return the gradient of a reply's log-probability under base, layer LoRA and MicroLoRA. This takes
+        about 10 ms per token."""
         from ...training.slices import TrainingText
 
         trainer, text = self._graph(pause), TrainingText.cut(reply.context_ids, reply.rated_ids)
@@ -72,8 +75,8 @@ class LayerGradients:
         return LayerGradient(layer_lora.frame, values, text.answer_tokens)
 
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
-        """Return the log-probability of a reply, summed over its tokens, under the base alone (nats): one
-        prefill."""
+        """Return the log-probability of a reply, summed over its tokens, under the base alone (nats). This
+        needs one prefill."""
         tokens, at, total = np.asarray(reply.rated_ids, np.int32), 0, 0.0
         with with_lora(self._backend, base):
             states = self._backend.hidden_states(reply.context_ids + reply.rated_ids[:-1], pause)
@@ -85,8 +88,8 @@ class LayerGradients:
         return total
 
     def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> LayerLoRA:
-        """Return a calibrated layer LoRA of these places with lora_b = 0. It is measured once per model, then
-        stored."""
+        """Return a calibrated layer LoRA of these places with lora_b = 0. The calibration is measured once
+        per model, then stored."""
         name = zlib.crc32(json.dumps(places).encode())
         key = f"{self._model.fingerprint}/body-{name:08x}"
         stored = self._store.model_data.reference_text(key)
@@ -126,7 +129,7 @@ class LayerGradients:
     def _means(
         self, places: Sequence[Place], texts: Sequence["TrainingText"], pause: Pause | None
     ) -> dict[Place, np.ndarray]:
-        """Mean input [in] of each matrix over the predicted tokens of all texts."""
+        """Return the mean input [in] of each matrix over the predicted tokens of all texts."""
         sums, tokens = dict[Place, np.ndarray](), sum(text.answer_tokens for text in texts)
         for text in texts:
             found = self._done.get((tuple(places), text))
@@ -137,7 +140,7 @@ class LayerGradients:
         return sums
 
     def _texts(self) -> tuple[list["TrainingText"], list["TrainingText"]]:
-        """The reference text, truncated for training: answers, and prose."""
+        """Return the answers and the prose of the reference text, truncated for training."""
         from ...training.slices import MAX_TOKENS, TrainingText
 
         found: tuple[list[TrainingText], list[TrainingText]] = [], []
@@ -165,7 +168,7 @@ def _width(model: Model, place: Place) -> int:
 
 
 def _read_calibration(data: bytes, model: Model) -> LayerLoRA | None:
-    """A stored calibration; None if damaged: the caller measures again."""
+    """Read a stored calibration. Return None if the data is damaged; the caller then measures again."""
     try:
         return unpack_layers(data, model.config)
     except RuvmlxError:

@@ -1,4 +1,5 @@
-"""The instant loop below the output head: lora_b of a LayerLoRA, computed from all ratings like the head's.
+"""This module is the instant loop for layers below the output head. It computes lora_b of a LayerLoRA from
+all ratings, in the same way as instant.py computes lora_b of the head.
 
 For reply i of n_i tokens with weight w_i and gradient g_i of its log-probability with respect to lora_b,
 
@@ -10,10 +11,10 @@ F is the Fisher information per token of the untouched model's answers, so G / F
 Earlier ratings fade as they do in the head (instant.py). J is James and Stein's factor for each matrix,
 max(0, 1 - NOISE sum S / sum G^2): changes that only one reply asks for are mostly its topic.
 
-KL is capped twice. At the rating it is estimated as curvature * 1/2 sum F lora_b^2; gain keeps the estimate
-within the layer LoRA's share of the KL cap, and its rise within one rating's share. While the user reads, KL
-and perplexity are measured under the layer LoRA, which gives the curvature, and the layer LoRA is scaled down
-if it is over its limit (kl_guard.py).
+The KL is capped twice. At the rating, the KL is estimated as curvature * 1/2 sum F lora_b^2. `gain` keeps
+this estimate within the layer LoRA's share of the KL cap, and the rise of the estimate within the share of
+one rating. While the user reads, the KL and the perplexity are measured under the layer LoRA. This gives the
+curvature, and the layer LoRA is scaled down if it is over its limit (kl_guard.py).
 """
 
 import math
@@ -32,17 +33,17 @@ STEP = 1.0
 TOKENS = 300.0  # the weight of the prior, in tokens of replies
 AGREE = 12.0  # after this many ratings that agree, half of a step is taken
 NOISE = 0.5
-# The limit, as a share of the caps minus the base's part, with the head and without it.
+# The layer LoRA's share of the room that the base leaves in the caps, if ratings change the head and if not.
 BESIDE_HEAD, ALONE = 0.5, 0.9
-CAREFUL = 0.8  # the share of the limit that may be used while KL is only estimated
-HOPELESS = 1e12  # the curvature if KL is not finite: it scales lora_b to about 0
-TINY = 1e-7  # nats: below this energy the curvature is not measured
+CAREFUL = 0.8  # the share of the limit that is used while the KL is only estimated
+HOPELESS = 1e12  # the curvature if the KL is not finite; it scales lora_b to about 0
+TINY = 1e-7  # nats; the curvature is not measured below this energy (LayerLoRA.energy)
 
 
 @dataclass(frozen=True)
 class LayerLimit:
-    """The limits of the layer LoRA (nats per token): added kl in answers, and added rise of the prose's
-    nll."""
+    """The limits of the layer LoRA (nats per token). kl: the maximum KL that it adds in answers. rise: the
+    maximum rise of the prose's negative log-likelihood that it adds."""
 
     kl: float
     rise: float
@@ -73,13 +74,13 @@ def update(
         return layer_lora
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
-    with np.errstate(over="ignore", invalid="ignore"):  # checked below
+    with np.errstate(over="ignore", invalid="ignore"):  # the lines below check for NaN and Inf
         step = np.float32(weight) * gradient.values
         evidence = np.float32(kept) * layer_lora.evidence
         evidence[0] += step
         step *= step
         evidence[1] += step
-    # False for NaN; if the squares are finite, so are the other numbers.
+    # The comparison is False for NaN. If the squares are finite, all other numbers are finite, too.
     if not evidence[1].max() < MAX_MAGNITUDE**2:
         raise NotFinite("a gradient is NaN, infinite or far too large")
     tokens = kept * layer_lora.tokens + abs(weight) * gradient.tokens
@@ -90,9 +91,9 @@ def update(
 def without_rating(
     layer_lora: LayerLoRA, before: LayerLoRA | None, after: LayerLoRA, targets: Targets, limit: LayerLimit
 ) -> LayerLoRA:
-    """The layer LoRA without the effect of one past rating, from `before` to `after`."""
+    """Return the layer LoRA without the effect of one past rating, from `before` to `after`."""
     if layer_lora.frame != after.frame or (before and before.frame != after.frame):
-        return layer_lora  # the places differ: that update stays
+        return layer_lora  # the places differ, so the update stays
     evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))
     evidence[1] = np.maximum(evidence[1], 0)
     tokens = max(0.0, layer_lora.tokens - after.tokens + (before.tokens if before else 0.0))
@@ -114,8 +115,8 @@ def _uncapped_layers(
 
 
 def residual_b(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """Return lora_b [n] - theta at a gain of 1: the remainder of a consolidation, which ratings do not
-    change."""
+    """Return lora_b [n] - theta at a gain of 1. This is the part that a consolidation leaves in the layer
+    LoRA, and ratings do not change it."""
     if not layer_lora.gain:
         return np.zeros_like(layer_lora.lora_b)
     return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - evidence_theta(layer_lora, targets)
@@ -158,7 +159,7 @@ def places_mask(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> 
 
 
 def estimated_kl(layer_lora: LayerLoRA | None) -> float:
-    """Estimated KL to the base, nats per token."""
+    """Return the estimated KL to the base, nats per token."""
     if layer_lora is None:
         return 0.0
     return layer_lora.curvature * layer_lora.energy
@@ -167,9 +168,9 @@ def estimated_kl(layer_lora: LayerLoRA | None) -> float:
 def recalibrate(layer_lora: LayerLoRA, base: KLProbe, under: KLProbe, limit: LayerLimit) -> LayerLoRA:
     """Return the layer LoRA with its measured curvature.
 
-    base, under: the KL probe under the base alone, and under both. A rise of the prose's nll also counts as
-        KL. It is squared, because it is linear in lora_b while KL is quadratic. The limit that is used more
-        decides.
+    base, under: the KL probe under the base alone, and under base and layer LoRA. The curvature follows from
+        the KL or from the rise of the prose's negative log-likelihood, whichever uses more of its limit. The
+        rise is squared, because the rise is linear in lora_b and the KL is quadratic.
     """
     flat = layer_lora.energy
     if flat < TINY:

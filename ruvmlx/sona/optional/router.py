@@ -1,16 +1,17 @@
-"""The router: chooses how each reply is generated, from the ratings and latencies of earlier replies.
+"""The router chooses how each reply is generated. It learns from the ratings and latencies of earlier
+replies.
 
-Its arms need no other model: the learned adapter or the original model, with or without liked replies as
-    examples, if the user allows examples. A FastGRNN (fastgrnn.py) reads the newest turns of the
-    conversation. One Bayesian regression per arm predicts the reward (bandit.py). The arm with the best draw
-    is chosen.
+An arm is a way to generate a reply: with the learned adapter or with the original model, and with or without
+    liked replies as examples in the prompt (if the user allows examples). A FastGRNN (fastgrnn.py) reads the
+    newest turns of the conversation. One Bayesian regression per arm predicts the reward (bandit.py). The arm
+    with the best draw is chosen.
 
     reward = quality * max(0, 2 - latency_ratio)        (signal.py)
 
-The state is a pure function of the ratings in force and the trained cell. So it is the same to the bit after
-an undo, a restart or another process's rating. Only the newest WINDOW ratings count, because the adapter,
-which is part of an arm, keeps changing. The precision of the KV cache is not an arm: measurements choose it
-(kv_tuning/tier_choice.py).
+The state is a pure function of the ratings in force and the trained cell. So the state is bit for bit the
+same after an undo, a restart or another process's rating. Only the newest WINDOW ratings are used, because
+the adapter, which is part of an arm, keeps changing. The precision of the KV cache is not an arm:
+measurements choose it (kv_tuning/tier_choice.py).
 """
 
 import threading
@@ -31,28 +32,28 @@ from .bandit import Regression
 from .router_lora import Evidence, RouterLoRA, errors, fit, train
 
 ARMS = ("adapter", "plain", "adapter+examples", "plain+examples")
-WINDOW = 512  # rated choices that count
+WINDOW = 512  # the number of newest rated choices that are used
 TURNS = 8  # the maximum number of newest turns that the cell reads
-TOPIC = 32  # dimensions of a question's vector after projection
+TOPIC = 32  # the number of dimensions of a question's vector after projection
 INPUTS = TOPIC + 2
-MINIMUM = 64  # rated choices before the cell is trained; a quarter of them is held out
+MINIMUM = 64  # the number of rated choices that a training needs; a quarter of them is held out
 _LENGTH = 4.0  # the norm of a question's vector: the gates' inputs then have a standard deviation near 0.7
-_REPORT_CONVERSATIONS = 64  # newest conversations over which a report averages
+_REPORT_CONVERSATIONS = 64  # a report averages over this many newest conversations
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """A choice for one reply. probability: of this arm. best: {arm: its probability of being the best
-    one}."""
+    """The choice of an arm for one reply. probability: the probability with which this arm is chosen. best:
+    {arm: the probability that it is the best arm}."""
 
     arm: str
     probability: float
-    turns: np.ndarray  # [T, INPUTS] float32
+    turns: np.ndarray  # the cell's input for the conversation, [T, INPUTS] float32
     best: dict[str, float]
 
     @property
     def adapter(self) -> bool:
-        """Does the arm use the learned adapter?"""
+        """True if the arm uses the learned adapter."""
         return self.arm.startswith("adapter")
 
     @property
@@ -60,8 +61,8 @@ class Route:
         return self.arm.endswith("+examples")
 
     def without_examples(self) -> "Route":
-        """Return the choice for a conversation without liked replies: arms with and without examples are then
-        the same."""
+        """Return the choice for a conversation for which there are no liked replies. Arms with and without
+        examples are then the same."""
         best: dict[str, float] = {}
         for arm, share in self.best.items():
             plain = arm.removesuffix("+examples")
@@ -77,8 +78,8 @@ class Route:
 class ArmStatus:
     """The status of one arm.
 
-    chosen, rated: the number of replies
-    mean_reward: None without ratings
+    chosen, rated: the number of replies with this arm, and of these replies with a rating
+    mean_reward: the mean reward of the rated replies; None if there are no ratings
     best: the probability of being the best arm, averaged over the newest conversations
     """
 
@@ -92,7 +93,7 @@ class ArmStatus:
 @dataclass(frozen=True)
 class RouterStatus:
     """The router's status. default: the arm that is used without a router. training: the report of the newest
-    training, or {}."""
+    training; {} if there was no training."""
 
     arms: list[ArmStatus]
     default: str
@@ -104,15 +105,15 @@ class RouterStatus:
 
 
 def offered_arms(examples: bool) -> tuple[str, ...]:
-    """Return the arms to choose from. The first is the one that is used without a router."""
+    """Return the arms to choose from. The first arm is the arm that is used without a router."""
     return ("adapter+examples", "plain+examples", "adapter", "plain") if examples else ("adapter", "plain")
 
 
 def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray | None]) -> np.ndarray:
     """Return the cell's input for a conversation: [T, INPUTS] float32, the newest TURNS turns.
 
-    vector_of: a function that returns a question's whitened vector; None, if unknown, becomes a topic of
-        zeros
+    vector_of: a function that returns a question's whitened vector; if it returns None, the topic is a vector
+        of zeros
     """
     said = [m for m in messages if m.role in ("user", "assistant")][-TURNS:]
     rows = np.zeros((len(said), INPUTS), np.float32)
@@ -121,23 +122,23 @@ def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray 
         if vector is not None:
             row[:TOPIC] = _LENGTH * (vector @ _projection(len(vector)))
         row[TOPIC] = 1.0 if m.role == "user" else -1.0
-        row[TOPIC + 1] = np.log1p(len(m.content)) / 4 - 1  # about -0.4 for a word, 1 for 3,000 letters
+        row[TOPIC + 1] = np.log1p(len(m.content)) / 4 - 1  # about -0.4 for one word, and 1 for 3,000 letters
     return rows
 
 
 @cache
 def _projection(width: int) -> np.ndarray:
-    """Return a random projection [width, TOPIC] of signs, the same on every machine. It keeps mean squared
-    norms."""
+    """Return a random projection [width, TOPIC] of signs, the same on every machine. The projection keeps the
+    mean squared norm of vectors."""
     signs = np.random.Generator(np.random.PCG64(2)).integers(0, 2, (width, TOPIC), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(TOPIC))
 
 
 class Router:
-    """The router of one adapter on one model. Needs only the store, no weights."""
+    """The router of one adapter on one model. The router needs only the store and no weights."""
 
     def __init__(self, store: Store, history: AdapterHistory, fingerprint: str, examples: bool = False):
-        """examples: the user allows examples."""
+        """examples: True if the user allows examples."""
         self._store, self._history, self._mine = store, history, (fingerprint, history.name)
         self.offered = offered_arms(examples)
         self._known: Any = None  # the versions of the store's data from which the arms were fitted
@@ -149,7 +150,8 @@ class Router:
         return [Regression.prior(1 + fastgrnn.HIDDEN, mean) for mean in means]
 
     def sync(self) -> None:
-        """Fit the arms to the ratings in force, if these may have changed. This takes milliseconds."""
+        """Fit the arms to the ratings in force, unless nothing in the store has changed. This takes
+        milliseconds."""
         state, _ = self._store.routes.cell(*self._mine)
         known = (self._history.version(), self._store.routes.rated_mark(*self._mine), state)
         if known == self._known:
@@ -181,9 +183,10 @@ class Router:
     def choose(
         self, turns: np.ndarray, seed: int | None = None, arms: tuple[str, ...] | None = None
     ) -> Route:
-        """Choose among `arms` (None: all offered) for a conversation [T, INPUTS].
+        """Choose an arm for a conversation [T, INPUTS]. arms: the arms from which to choose; None for all
+        offered arms.
 
-        Deterministic for a seed, a conversation and the ratings.
+        The choice is deterministic for a seed, a conversation and the ratings.
         """
         self.sync()
         arms = arms or self.offered
@@ -200,10 +203,10 @@ class Router:
     # -- training ----------------------------------------------------------------------------------------
 
     def train(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train the cell. Use it if it predicts held-out ratings better.
+        """Train a new cell, and use this cell if it predicts held-out ratings better.
 
-        A quarter of the replies is held out, always the same ones. The new cell's squared error must be
-        smaller than that of the cell in use, by more than twice the standard error of the difference.
+        A quarter of the replies is held out, always the same replies. The squared error of the new cell must
+        be smaller than the error of the cell in use, by more than twice the standard error of the difference.
         """
         self.sync()
         rows, priors = self._rated_choices(), self._priors()

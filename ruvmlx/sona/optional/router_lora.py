@@ -1,4 +1,5 @@
-"""The router's trained weights: low-rank updates of a fixed FastGRNN cell (Hu et al. 2021).
+"""This module trains the router's weights, which are low-rank updates (Hu et al. 2021) of a fixed FastGRNN
+cell.
 
     U + A_s B_s                        rank 8: the recurrence from turn to turn
     G = A_g B_g                        rank 2: the gate
@@ -9,11 +10,12 @@ on these features, with their weights v at the optimum:
 
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 
-divided by the number of ratings. At the optimum, its gradient by the features is the one with v held fixed.
+divided by the number of ratings. At the optimum, the loss has the same gradient by the features as with a
+constant v.
 
-Ratings are few, so training takes few steps. Measured with 16 simulated users of each kind, who follow their
-taste in four ratings of five: squared error on held-out ratings before and after 10 steps, and the number of
-cells that were better by two standard errors:
+Ratings are few, so training takes few steps. The table was measured with 16 simulated users of each kind, who
+follow their taste in four ratings of five. It shows the squared error on held-out ratings before and after 10
+steps, and the number of users whose trained cell was better by two standard errors:
 
     taste depends on                 ratings      error          better
     the turn before the newest         160    0.224 -> 0.187       6
@@ -45,8 +47,8 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rated choices. x: [N, T, I] and mask: [N, T], from `fastgrnn.pad_conversations`. arm: [N], indices.
-    reward: [N]."""
+    """The rated choices of N replies. x: [N, T, I] and mask: [N, T], from `fastgrnn.pad_conversations`. arm:
+    [N], the indices of the chosen arms. reward: [N]."""
 
     x: np.ndarray
     mask: np.ndarray
@@ -62,8 +64,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RouterLoRA:
-    """The trained weights. state: (A [H, 8], B [8, H]). gate: (A [I + H, 2], B [2, H]). heads: (A [H, 4], B
-    [4, H]) per arm."""
+    """The trained weights of a router. state: (A [H, 8], B [8, H]). gate: (A [I + H, 2], B [2, H]). heads: (A
+    [H, 4], B [4, H]) per arm."""
 
     state: Pair
     gate: Pair
@@ -88,7 +90,7 @@ class RouterLoRA:
         return cls(pairs[0], pairs[1], tuple(pairs[2:]))
 
     def cell(self) -> FastGRNNCell:
-        """The fixed cell with the updates added."""
+        """Return the fixed cell with the updates added."""
         hidden = self.state[0].shape[0]
         inputs = self.gate[0].shape[0] - hidden
         base = fastgrnn.fresh(inputs, hidden)
@@ -98,12 +100,12 @@ class RouterLoRA:
         )
 
     def phi(self, h: np.ndarray, arm: int) -> np.ndarray:
-        """An arm's features: states [N, H] -> [N, 1 + H]."""
+        """Return an arm's features for some states: [N, H] -> [N, 1 + H]."""
         a, b = self.heads[arm]
         return np.concatenate([np.ones((len(h), 1)), h + (h @ a) @ b], axis=1)
 
     def states(self, turns: list[np.ndarray], inputs: int) -> np.ndarray:
-        """States after N conversations [T_n, I]: [N, H]."""
+        """Return the states [N, H] of the cell after N conversations [T_n, I]."""
         return fastgrnn.forward(self.cell(), *fastgrnn.pad_conversations(turns, inputs))[0]
 
     def to_bytes(self) -> bytes:
@@ -116,8 +118,8 @@ class RouterLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes, inputs: int, arms: int) -> "RouterLoRA | None":
-        """Return None if the data is damaged or has another shape: then the untrained cell is used until the
-        next training."""
+        """Read stored weights. Return None if the data is damaged or has another shape; the router then uses
+        the untrained cell until the next training."""
         wanted = cls.fresh(inputs, arms)
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
@@ -131,7 +133,7 @@ class RouterLoRA:
 
 
 def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[Regression]:
-    """Each arm's posterior, by rank-one updates in the order of the evidence."""
+    """Return each arm's posterior, computed by rank-one updates in the order of the evidence."""
     arms = [replace(p, precision=p.precision.copy(), moment=p.moment.copy()) for p in priors]
     h, _ = fastgrnn.forward(lora.cell(), evidence.x, evidence.mask)
     features = [lora.phi(h, arm) for arm in range(len(arms))]
@@ -154,7 +156,7 @@ def loss(
         v = np.linalg.solve(precision, prior.moment + phi.T @ r / NOISE**2)
         error, far = phi @ v - r, v - prior.mean
         total += float(error @ error / (2 * NOISE**2) + far @ prior.precision @ far / 2)
-        g = np.outer(error, v[1:]) / (NOISE**2 * n)  # by h + h A B
+        g = np.outer(error, v[1:]) / (NOISE**2 * n)  # the gradient by h + h A B
         at_h[rows] = g + (g @ b.T) @ a.T
         heads.append((h[rows].T @ (g @ b.T), (h[rows] @ a).T @ g))
         weights.append(v)
@@ -165,7 +167,7 @@ def loss(
 
 
 def _chain(grad: np.ndarray, pair: Pair) -> Pair:
-    """Gradients by A and B from the gradient by A B."""
+    """Return the gradients by A and by B from the gradient by the product A B."""
     a, b = pair
     return grad @ b.T, a.T @ grad
 
@@ -174,8 +176,8 @@ def train(
     lora: RouterLoRA, evidence: Evidence, priors: list[Regression], steps: int = STEPS,
     cancel: threading.Event | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> RouterLoRA | None:  # fmt: skip
-    """Train all A and B with AdamW. Returns None if it was cancelled. Hundreds of ratings take a fraction of
-    a second."""
+    """Train all A and B with AdamW. Return None if the training was cancelled. The training with hundreds of
+    ratings takes a fraction of a second."""
     arrays = [m.copy() for pair in lora.pairs for m in pair]
     mean, square = [np.zeros_like(m) for m in arrays], [np.zeros_like(m) for m in arrays]
     for t in range(1, steps + 1):
@@ -197,7 +199,7 @@ def _pair_arrays(arrays: list[np.ndarray]) -> RouterLoRA:
 
 
 def errors(lora: RouterLoRA, known: Evidence, unseen: Evidence, priors: list[Regression]) -> np.ndarray:
-    """Return the squared errors [N] on the unseen ratings, with arms fitted to the known ones."""
+    """Return the squared errors [N] on the unseen ratings of arms that were fitted to the known ratings."""
     arms = fit(lora, known, priors)
     h, _ = fastgrnn.forward(lora.cell(), unseen.x, unseen.mask)
     expected = np.stack([lora.phi(h, k) @ arm.mean for k, arm in enumerate(arms)])

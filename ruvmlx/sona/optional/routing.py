@@ -1,4 +1,4 @@
-"""Applies the router to a reply: builds its input, chooses an arm."""
+"""This module applies the router to a request: it builds the router's input and chooses an arm."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from .router import Route, Router, turns_of
 
 
 class Routing:
-    """The routers of one runtime, one per adapter. Lives in the backend's thread."""
+    """The routers of one runtime, one per adapter. Only the backend's thread may use this object."""
 
     def __init__(self, store: Store, fingerprint: str, examples: bool):
         self._store, self._fingerprint, self._examples = store, fingerprint, examples
@@ -40,8 +40,8 @@ class Routing:
     def _vectors(
         self, learner: Learner, question: str, session_id: str | None
     ) -> Callable[[str], np.ndarray | None]:
-        """Return a function: question -> vector. The newest question is embedded now; earlier ones are looked
-        up."""
+        """Return a function: question -> vector. The newest question is embedded now. The vectors of earlier
+        questions come from the store."""
         index = learner.rating_index
         known = dict(self._store.replies.questions(session_id)) if session_id is not None else {}
 
