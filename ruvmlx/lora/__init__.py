@@ -1,9 +1,9 @@
-"""LoRA adapters: a small one that a rating changes (MicroLoRA), a larger one that training changes
-(BaseLoRA).
+"""This package holds LoRA adapters: a small adapter that a rating changes (MicroLoRA), and a larger adapter
+that training changes (BaseLoRA).
 
-The package holds their arrays, files and arithmetic. It may import `kernels`, `models` and `platform`, but no
-backend and nothing that decides what to learn (`sona`). Start with `micro_lora.py`, then `base_lora.py` and
-`merge.py`; `interchange.py` reads and writes other tools' files.
+The package defines their arrays, files and arithmetic. It may import `kernels`, `models` and `platform`, but
+no backend and nothing that decides what to learn (`sona`). Read `micro_lora.py` first, then `base_lora.py`
+and `merge.py`. `interchange.py` reads and writes the files of other tools.
 """
 
 from .micro_lora import MicroLoRA

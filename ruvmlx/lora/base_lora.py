@@ -1,4 +1,5 @@
-"""BaseLoRA: low-rank changes of any linear layers. The background loop trains them.
+"""A BaseLoRA is a set of low-rank changes of any linear layers. The background loop (sona/background.py)
+trains it.
 
 y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
 """
@@ -17,16 +18,16 @@ from ..errors import AdapterMismatch, CorruptFile
 from ..models.config.model import ModelConfig, ModelShape
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-Place = tuple[str, int]  # module, layer; lm_head has layer 0
-Pair = tuple[np.ndarray, np.ndarray]  # lora_a [in, rank], lora_b [rank, out]; float32, contiguous
-# a matrix's squared elements, summed for each input [in] and each output [out]
+Place = tuple[str, int]  # (module, layer) of a matrix; lm_head has layer 0
+Pair = tuple[np.ndarray, np.ndarray]  # (lora_a [in, rank], lora_b [rank, out]); float32, contiguous
+# the sums of a matrix's squared elements: (for each input [in], for each output [out])
 Squares = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class BaseLoRA:
-    """lora_a and lora_b of each changed linear layer. With scale 1, alpha is a part of the factors, so layers
-    may have different ranks.
+    """The factors lora_a and lora_b of each changed linear layer. If the scale is 1, alpha is a part of the
+    factors, so layers can have different ranks.
 
     Arrays are never written after construction.
     """
@@ -41,7 +42,8 @@ class BaseLoRA:
 
     @cached_property
     def of_keys(self) -> str:
-        """Hash of the changes below the output head: keys and values depend on these. "": there are none."""
+        """A hash of the changes below the output head, because keys and values in KV caches depend on these
+        changes; "" if there are no such changes."""
         named = hashlib.blake2b(np.float32(self.scale).tobytes(), digest_size=16)
         below = [place for place in sorted(self.pairs) if place[0] != "lm_head"]
         for place in below:
@@ -78,7 +80,7 @@ class BaseLoRA:
         return cls(pairs, scale)
 
     def shrunk(self, factor: float) -> "BaseLoRA":
-        """Return the same change times `factor`. The scale is rounded to float32, because it is stored in
+        """Return the change times `factor`. The scale is rounded to float32, because it is stored in
         float32."""
         return BaseLoRA(self.pairs, float(np.float32(self.scale * factor)))
 

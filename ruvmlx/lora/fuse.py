@@ -1,10 +1,12 @@
-"""Fuse: writes a model with its adapter in the weights, as a folder that other tools can load.
+"""This module fuses an adapter into a model: it writes a folder with the changed weights, which other tools
+can load.
 
     W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
 
-Matrices without a change keep their stored form, 4-bit ones too. (They are in MLX's affine layout, which
-rounds GGUF's Q2_K, Q3_K and Q6_K to 8 bits.) Changed matrices are not quantised again, because that would
-round most of the change away. A changed head is no longer tied: the embedding keeps its own weights.
+Matrices without a change keep their stored form, also if they are quantised to 4 bits. (They are in MLX's
+affine layout, which rounds GGUF's Q2_K, Q3_K and Q6_K to 8 bits.) Changed matrices are not quantised again,
+because the rounding would remove most of the change. A changed head is no longer tied to the embedding, which
+keeps its own weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,17 +28,17 @@ from .base_lora import BaseLoRA, Pair
 from .interchange import full_name
 from .merge import HEAD
 
-_ROWS = 4096  # rows computed at a time, so that a large head does not need much memory
+_ROWS = 4096  # the number of rows per block, so that a large head does not need much memory
 _EMBEDDING = "model.embed_tokens"
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A model's weights, the changes, and the form in which they are written.
+    """A model's weights, the changes, and the form in which the new weights are written.
 
     pairs: lora_a and lora_b by the matrix's full name
-    dtype: of matrices that are not quantised
-    dequantise: whether all quantised matrices are expanded
+    dtype: the dtype of matrices that are not quantised
+    dequantise: True if all quantised matrices are expanded
     """
 
     model: Model
@@ -53,17 +55,17 @@ class _Source:
         return [f"{module}.weight"]
 
     def keeps(self, module: str) -> bool:
-        """Does the matrix stay quantised?"""
+        """Return True if the matrix stays quantised."""
         return f"{module}.scales" in self.weights and not self.dequantise and module not in self.pairs
 
 
 def fuse(
     model: Model, change: BaseLoRA, folder: Path, dtype: str | None = None, dequantise: bool = False
 ) -> None:
-    """Write the folder.
+    """Write the folder of the fused model.
 
-    dtype: of the matrices that are not quantised; None: the model's own
-    dequantise: expand all quantised matrices, for tools that cannot read MLX's layout
+    dtype: the dtype of the matrices that are not quantised; None for the model's own dtype
+    dequantise: True to expand all quantised matrices, for tools that cannot read MLX's layout
     """
     if folder.exists():
         raise UsageError(f"{folder} exists; name a new folder.")
@@ -71,7 +73,7 @@ def fuse(
     pairs = {full_name(place): pair for place, pair in change.pairs.items()}
     kind = _dtype(dtype or _own_dtype(weights))
     source = _Source(model, weights, pairs, change.scale, kind, dequantise)
-    try:  # the folder appears complete or not at all
+    try:  # the complete folder appears in one step, or not at all
         with folder_beside(folder) as fresh:
             _write(source, fresh)
             sync_folder(fresh)
@@ -106,8 +108,8 @@ def _arrays(source: _Source, modules: Mapping[str, tuple[int, int]]) -> Iterator
 
 
 def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return an array of a quantised matrix as it is written. Scales that bfloat16 holds exactly are written
-    as bfloat16, because tools compute in the dtype of the scales."""
+    """Return an array of a quantised matrix in the dtype in which it is written. Scales that bfloat16 holds
+    exactly are written as bfloat16, because tools compute in the dtype of the scales."""
     if array.dtype != np.float32 or dtype.name != "bfloat16":
         return array
     short = array.astype(dtype)
@@ -115,8 +117,9 @@ def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _fused_matrix(source: _Source, module: str, n_in: int) -> np.ndarray:
-    """Return the matrix [out, in] with the adapter's change. It is computed in blocks of rows."""
-    origin = module if f"{module}.weight" in source.weights else _EMBEDDING  # a tied head
+    """Return the matrix [out, in] with the adapter's change. The matrix is computed in blocks of rows."""
+    # a tied head has the embedding's weights
+    origin = module if f"{module}.weight" in source.weights else _EMBEDDING
     n_out, float32 = _reader(source.weights, origin, n_in)
     out = np.empty((n_out, n_in), source.dtype)
     for at in range(0, len(out), _ROWS):
@@ -169,8 +172,8 @@ def _own_dtype(weights: Weights) -> str:
 
 
 def _quantization(source: _Source, modules: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Return the "quantization" of config.json: the most common format as default, other formats by
-    matrix."""
+    """Return the "quantization" of config.json: the most common format as the default, and an entry for each
+    matrix with another format."""
     formats: dict[str, Any] = {}
     for module, (_, n_in) in modules.items():
         formats[module] = _format(source, module, n_in) if source.keeps(module) else False

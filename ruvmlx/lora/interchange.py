@@ -1,16 +1,18 @@
-"""Reads and writes the adapter files of other tools: mlx-lm's folder and Hugging Face PEFT's folder.
+"""This module reads and writes the adapter files of other tools: mlx-lm's folder and Hugging Face PEFT's
+folder.
 
     mlx-lm  adapters.safetensors       model.layers.3.self_attn.q_proj .lora_a [in, r], .lora_b [r, out]
     PEFT    adapter_model.safetensors  base_model.model.<same> .lora_A.weight [r, in], .lora_B.weight [out, r]
 
-Both have an adapter_config.json. Matrices have Hugging Face's layout, as everywhere in this project after
-loading (the loader reorders GGUF's interleaved q and k rows).
+Both folders have an adapter_config.json. Matrices have Hugging Face's layout, as everywhere in this project
+after a model is loaded (the loader reorders GGUF's interleaved q and k rows).
 
 In a model for images, the names of the language model have a prefix: `language_model.` in mlx-lm, and
 `model.language_model.` instead of `model.` in PEFT.
 
 PEFT can change lm_head of any model. mlx-lm can do so only if the embedding is not tied. With a tied
-embedding its model has no lm_head and it refuses such a file, so this module does not write one.
+embedding, mlx-lm's model has no lm_head, and mlx-lm refuses a file that changes lm_head. So this module does
+not write such a file.
 """
 
 import os
@@ -41,13 +43,14 @@ FILES = {"mlx-lm": "adapters.safetensors", "peft": "adapter_model.safetensors"}
 PACKED = "adapters-4bit.safetensors"
 _STAGE = ".new"
 _OWN = {CONFIG, PACKED, *FILES.values()}
-_LEFTOVERS = {_STAGE, *(f".{name}.new" for name in _OWN)}  # files of processes that were killed
+_LEFTOVERS = {_STAGE, *(f".{name}.new" for name in _OWN)}  # temporary files of processes that were killed
 _PEFT_PREFIX = "base_model.model."
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def full_name(place: Place) -> str:
-    """("up_proj", 3) -> "model.layers.3.mlp.up_proj"; ("lm_head", 0) -> "lm_head"."""
+    """Return a matrix's full name: ("up_proj", 3) -> "model.layers.3.mlp.up_proj"; ("lm_head", 0) ->
+    "lm_head"."""
     return "lm_head" if place == HEAD else f"model.layers.{place[1]}.{_short_name(place[0])}"
 
 
@@ -73,7 +76,7 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
 
 
 def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
-    """Return base and micro as one adapter. Their factors of the output head are concatenated, without
+    """Return base and MicroLoRA as one adapter. Their factors of the output head are concatenated, without
     rounding."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
@@ -87,10 +90,10 @@ def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
 
 
 def divide_adapter(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
-    """Reverse `combine_adapter`. A change of the head alone whose rank fits becomes a MicroLoRA. Any other
-    change becomes a base, with the fresh micro beside it.
+    """Divide an adapter into a base and a MicroLoRA. If it changes only the head and its rank is small
+    enough, it becomes a MicroLoRA. Any other change becomes a base, with the fresh MicroLoRA beside it.
 
-    Columns of lora_a beyond the change's rank are those of the fresh micro; their rows of lora_b are zero.
+    Columns of lora_a beyond the change's rank come from the fresh MicroLoRA; their rows of lora_b are zero.
     """
     if set(change.pairs) != {HEAD} or change.rank > fresh.rank:
         return (change if change.pairs else None), fresh
@@ -115,9 +118,9 @@ def export(
     """Write an adapter folder.
 
     kind: "mlx-lm" or "peft"
-    bits: 32, or 4, which only `adapters import` reads
-    name: the model's name, for people
-    wrapped: whether the model's folder holds a model for images around the language model
+    bits: 32, or 4; only the command `adapters import` reads 4 bits
+    name: the model's name, which is written into PEFT's settings
+    wrapped: True if the model's folder holds a model for images that contains the language model
     """
     if not change.pairs:
         raise UsageError("the adapter changes nothing yet; rate some replies first.")
@@ -139,8 +142,8 @@ def export(
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """Yield a new folder. At the end it replaces `folder` in one step. Until then an adapter in `folder`
-    stays as it is."""
+    """Yield a new folder. At the end, the new folder replaces `folder` in one step. Before this step, an
+    adapter in `folder` stays unchanged."""
     folder = folder.resolve()
     try:
         for old in folder.iterdir() if folder.exists() else ():
@@ -159,8 +162,8 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def _move_into(folder: Path, fresh: Path) -> None:
-    """Replace the files one by one, where the system cannot exchange folders. The settings decide which other
-    file counts. So the new files come first, then the settings, and the old files are removed last."""
+    """Replace the files one by one, because the system cannot exchange folders. The settings name the file of
+    weights. So the new weights are moved first, then the settings, and the old files are removed last."""
     written = sorted((file.name for file in fresh.iterdir()), key=lambda name: name == CONFIG)
     for name in written:
         os.replace(fresh / name, folder / name)
@@ -188,8 +191,8 @@ def _write_mlx_lm(change: BaseLoRA, config: ModelShape, folder: Path, wrapped: b
 
 
 def _mlx_lm_config(change: BaseLoRA, config: ModelShape, prefix: str = "") -> dict[str, Any]:
-    """Return mlx-lm's adapter_config.json. `keys` names a module by its path in a layer, and the output head
-    by its full path."""
+    """Return mlx-lm's adapter_config.json. In `keys`, a module has its path in a layer, and the output head
+    its full path."""
     modules = {module for module, _ in change.pairs}
     keys = sorted(prefix + m if m == HEAD[0] else _short_name(m) for m in modules)
     parameters = {"rank": change.rank, "scale": change.scale, "dropout": 0.0, "keys": keys}
@@ -222,7 +225,7 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str, wrapped: bool) -> Non
         "r": change.rank,
         "lora_alpha": change.scale * change.rank,
         "lora_dropout": 0.0,
-        # the part that reads images has a q_proj too
+        # full names, because the part that reads images has a q_proj, too
         "target_modules": sorted(named if wrapped else modules),
         "bias": "none",
         "fan_in_fan_out": False,
@@ -232,7 +235,7 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str, wrapped: bool) -> Non
 
 
 def _in_transformers(name: str) -> str:
-    """Return the name that a language model's module has inside transformers' vision model."""
+    """Return the name of a language model's module inside a vision model of transformers."""
     return re.sub(r"^model\.", "model.language_model.", name)
 
 
@@ -240,7 +243,7 @@ def _in_transformers(name: str) -> str:
 
 
 def load(folder: Path, config: ModelShape) -> BaseLoRA:
-    """Read an adapter folder of mlx-lm, PEFT or `export`, and check it against the model."""
+    """Read an adapter folder of mlx-lm, PEFT or `export`. Check that the adapter fits the model."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; an adapter is a folder with {CONFIG} in it.")
     settings = read_object(folder / CONFIG, missing_ok=False)
@@ -253,8 +256,8 @@ def load(folder: Path, config: ModelShape) -> BaseLoRA:
 
 
 def _meant_by(settings: Mapping[str, Any]) -> str:
-    """Return the name of the file that the settings belong to. A killed export may have left another file
-    beside it."""
+    """Return the name of the file that the settings belong to. A killed export can have left another file in
+    the folder."""
     if "peft_type" in settings:
         return FILES["peft"]
     return PACKED if "quantization" in settings else FILES["mlx-lm"]
@@ -374,7 +377,8 @@ def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelShape) ->
 
 
 def _scale_pair(folder: Path, settings: Mapping[str, Any], name: str, pair: Pair) -> Pair:
-    """Return a pair times its own alpha / r (or alpha / sqrt(r)). In PEFT both may differ between layers."""
+    """Return a pair times its own alpha / r (or alpha / sqrt(r)). In PEFT, alpha and r can differ between
+    layers."""
     patterns = settings.get("alpha_pattern") or {}
     if not isinstance(patterns, dict) or not all(map(_PLAIN_NAME.fullmatch, patterns)):
         raise UnsupportedModel(f"{folder.name}/{CONFIG}: alpha_pattern holds more than plain names.")

@@ -1,4 +1,4 @@
-"""LayerLoRA: a rank-1 change of any linear layers, small enough for one rating to update it.
+"""A LayerLoRA is a rank-1 change of any linear layers, small enough for one rating to update it.
 
     y = W x + lora_b (lora_a . x)
 
@@ -23,7 +23,7 @@ from .base_lora import BaseLoRA, Pair, Place, place_shape
 from .merge import merge_changes
 from .micro_lora import MicroLoRA
 
-# the value before the first measurement: matrices act together, so KL is much more than a sum over them
+# the curvature before the first measurement; KL is much more than a sum over matrices, which act together
 CURVATURE = 60.0
 _ARRAYS = ("lora_a", "lora_b", "evidence", "fisher")
 _OF_PLACES = ("starts", "counts", "frame")
@@ -32,8 +32,8 @@ _PREFIX = "body."
 
 @dataclass(frozen=True)
 class LayerLoRA:
-    """A rank-1 change. Arrays are never written after construction. sona/optional/layer_update.py explains
-    the terms.
+    """A rank-1 change of some matrices. Arrays are never changed after construction.
+    sona/optional/layer_update.py explains the terms.
 
     places: the changed matrices
     widths: (in, out) of each matrix
@@ -58,8 +58,8 @@ class LayerLoRA:
 
     @classmethod
     def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "LayerLoRA":
-        """Return a layer LoRA that changes nothing yet. reads: lora_a [in] by place. fisher: [out] by
-        place."""
+        """Return a layer LoRA that changes nothing yet. reads: lora_a [in] of each place. fisher: the Fisher
+        information [out] of each place."""
         widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
         n = sum(out for _, out in widths)
         a, f = (_concatenate(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
@@ -77,17 +77,17 @@ class LayerLoRA:
 
     @cached_property
     def frame(self) -> int:
-        """A checksum of places and lora_a. A gradient fits only adapters with the same frame."""
+        """A checksum of places and lora_a. A gradient is valid only for adapters with the same frame."""
         return zlib.crc32(self.lora_a.tobytes(), zlib.crc32(repr(self.places).encode()))
 
     @cached_property
     def moves(self) -> bool:
-        """Does this LoRA change anything?"""
+        """True if this LoRA changes any weight."""
         return bool(self.lora_b.any())
 
     @cached_property
     def energy(self) -> float:
-        """1/2 sum F lora_b^2 (nats): KL per token if all elements of lora_b acted independently."""
+        """1/2 sum F lora_b^2 (nats): the KL per token if all elements of lora_b acted independently."""
         return 0.5 * float(np.dot(self.lora_b * self.fisher, self.lora_b))
 
     @property
@@ -96,25 +96,25 @@ class LayerLoRA:
 
     @cached_property
     def pairs(self) -> dict[Place, Pair]:
-        """By place: lora_a [in, 1], lora_b [1, out]."""
+        """The factors of each place: (lora_a [in, 1], lora_b [1, out])."""
         ins, outs = (np.cumsum([w[i] for w in self.widths])[:-1] for i in (0, 1))
         parts = zip(self.places, np.split(self.lora_a, ins), np.split(self.lora_b, outs), strict=True)
         return {place: (a[:, None], b[None]) for place, a, b in parts}
 
     def flat(self, grads: Mapping[Place, Pair], scale: float) -> np.ndarray:
-        """Return the gradient by lora_b [n], from gradients by `combine_loras` pairs. In such a pair lora_b /
-        scale is the last row."""
+        """Return the gradient by lora_b [n], from the gradients by the pairs of `combine_loras`. In such a
+        pair, the last row is lora_b / scale."""
         return _concatenate([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
     def replace_fields(self, **new) -> "LayerLoRA":
-        """Replace fields other than places, widths and lora_a. Values that are cached from those three are
-        kept."""
+        """Return a copy with other values of some fields, but not of places, widths or lora_a. Cached values
+        that depend only on these three fields are kept."""
         found = replace(self, **new)
         vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
         return found
 
     def with_zero_b(self) -> "LayerLoRA":
-        """Return a copy with lora_b = 0, for use after its change was folded into the base. The evidence
+        """Return a copy with lora_b = 0, for use after the change was folded into the base. The evidence
         stays."""
         return self.replace_fields(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
@@ -123,7 +123,7 @@ class LayerLoRA:
         return self.replace_fields(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def with_places_of(self, other: "LayerLoRA") -> "LayerLoRA":
-        """Return a copy with the places of `other` appended. `other` was never rated."""
+        """Return a copy with the places of `other` appended. `other` has no ratings."""
         arrays = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
@@ -132,7 +132,7 @@ class LayerLoRA:
     # -- storage ---------------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays to store in one file with those of a MicroLoRA."""
+        """Return the arrays to store. They are stored in the same file as the arrays of a MicroLoRA."""
         found = {name: getattr(self, name) for name in _ARRAYS}
         found["places"] = np.array([f"{layer}.{module}" for module, layer in self.places])
         found["widths"] = np.array(self.widths, np.int64).reshape(-1, 2)
@@ -176,12 +176,13 @@ class LayerLoRA:
 
 
 def pack_adapter(micro: MicroLoRA, layer_lora: LayerLoRA | None) -> bytes:
-    """Serialise an adapter's micro and layer LoRA into one file."""
+    """Serialise an adapter's MicroLoRA and layer LoRA into one file."""
     return micro.to_bytes(**(layer_lora.arrays() if layer_lora else {}))
 
 
 def unpack_layers(data: bytes, config: ModelShape) -> LayerLoRA | None:
-    """Return the layer LoRA of an adapter's state, or None. Raises CorruptFile and AdapterMismatch."""
+    """Return the layer LoRA of a serialised adapter; None if the adapter has none. Raises CorruptFile and
+    AdapterMismatch as `from_arrays` does."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as f:
             stored = {name: f[name] for name in f.files if name.startswith(_PREFIX)}
@@ -200,10 +201,10 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
 def combine_loras(
     base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False
 ) -> BaseLoRA | None:
-    """Return both as one LoRA: their factors are concatenated, without rounding.
+    """Return the base and the layer LoRA as one LoRA. Their factors are concatenated, without rounding.
 
-    If the layer LoRA changes nothing, the base itself is returned. With `empty`, which gradients need, the
-    factors are concatenated anyway.
+    If the layer LoRA changes nothing, the base itself is returned. If `empty` is True, the factors are
+    concatenated even then, because gradients need them.
     """
     if layer_lora is None or not (layer_lora.moves or empty):
         return base
@@ -227,9 +228,10 @@ def fold_layers(
 ) -> BaseLoRA:
     """Return the base with the layer LoRA's change folded in.
 
-    Ranks grow by one, up to `most`. At that rank the smallest singular direction is lost.
+    Each rank grows by one, up to `most`. A pair that already has this rank loses its smallest singular
+    direction.
 
-    pause: called after each pair; it may raise an exception to stop
+    pause: a function that is called after each pair; it may raise an exception to stop
     """
     if layer_lora is None or not layer_lora.moves:
         return base

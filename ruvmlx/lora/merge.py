@@ -1,10 +1,11 @@
-"""Consolidation: two low-rank changes of one matrix become one change of a given rank, and a remainder.
+"""This module merges two low-rank changes of one matrix into one change of a given rank, and a remainder.
 
     alpha A B + beta a b  =  [alpha A | beta a] [B; b]  =  Qa (Ra Rb^T) Qb^T  =  (Qa U) S (Qb V)^T
 
-QR of both sides leaves a core of (r + q) x (r + q), so the SVD of the whole change costs little. The first
-singular directions are the nearest change of that rank (Eckart and Young 1936). The sum of the factors, A + a
-and B + b, would be wrong: its cross terms A b + a B are larger than the update.
+A QR decomposition of both sides leaves a core of (r + q) x (r + q) for ranks r and q, so the SVD of the whole
+change is cheap. The first singular directions are the nearest change of the given rank (Eckart and Young
+1936). The sum of the factors, A + a and B + b, would be wrong, because the cross terms A b + a B are larger
+than the update.
 """
 
 from dataclasses import dataclass, replace
@@ -21,10 +22,10 @@ _NOTHING = 1e-12  # singular values below this share of the largest one are roun
 
 @dataclass(frozen=True)
 class Merged:
-    """kept + tail equals the requested sum, up to an error of `lost`.
+    """The result of a merge: kept + tail is equal to the requested sum, up to an error of `lost`.
 
-    kept: [in, r], [r, out]
-    tail: [in, t], [t, out]; t may be 0
+    kept: the factors [in, r], [r, out] of the change of the given rank
+    tail: the factors [in, t], [t, out] of the remainder; t can be 0
     lost: the Frobenius norm of the error
     All factors are float32, contiguous and unscaled.
     """
@@ -57,20 +58,21 @@ def _svd(one: Pair, alpha: float, other: Pair, beta: float) -> tuple[np.ndarray,
 
 
 def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, last: int) -> Pair:
-    """Return the singular directions first ... last - 1 as two factors of equal norm, so that both train
-    alike."""
+    """Return the singular directions first ... last - 1 as two factors of equal norm, so that both factors
+    train equally fast."""
     root = np.sqrt(values[first:last])
     a, b = left[:, first:last] * root, root[:, None] * right[first:last]
     return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
 
 
 def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, MicroLoRA]:
-    """Move the head's change from micro into the base, at most `rank` directions. The tail stays in micro.
+    """Move the head's change from the MicroLoRA into the base, at most `rank` directions. The rest, the tail,
+    stays in the MicroLoRA.
 
-    The model's output does not change, unless the two together have more than rank + micro.rank directions.
-    Without a tail, micro keeps lora_a and its evidence: later ratings add to the change that the base now
-    has. With a tail, lora_a changes, so the evidence is discarded. Columns of lora_a that the tail does not
-    need are kept if they are orthogonal to the tail; their rows of lora_b are zero.
+    The model's output does not change, unless both changes together have more than rank + micro.rank
+    directions. Without a tail, the MicroLoRA keeps lora_a and its evidence, and later ratings add to the
+    change that the base now has. With a tail, lora_a changes, so the evidence is discarded. Columns of lora_a
+    that the tail does not need are kept if they are orthogonal to the tail; their rows of lora_b are zero.
     """
     d, v = micro.lora_a.shape[0], micro.lora_b.shape[1]
     old = base.pairs.get(HEAD, (np.zeros((d, 0), np.float32), np.zeros((0, v), np.float32)))
@@ -82,8 +84,8 @@ def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, M
 
 
 def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
-    """Return a MicroLoRA of the tail alone. The columns of lora_a get the mean length of micro's columns, so
-    that a rating's step keeps its size."""
+    """Return a MicroLoRA of the tail alone. The columns of its lora_a get the mean length of the old columns,
+    so that a rating's step keeps its size."""
     if tail[0].shape[1] == 0:
         return replace(micro, lora_b=np.zeros_like(micro.lora_b))
     a, b = (w.astype(np.float64) for w in tail)

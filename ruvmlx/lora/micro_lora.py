@@ -1,8 +1,8 @@
-"""MicroLoRA: a rank-2 change of the output head, small enough for one rating to update it.
+"""A MicroLoRA is a rank-2 change of the output head, small enough for one rating to update it.
 
     z = W h + scale * lora_b^T (lora_a^T h)        scale = alpha / rank       (Hu et al. 2021)
 
-Only the head changes, so keys and values stay valid after a rating.
+Only the head changes, so the keys and values in KV caches stay valid after a rating.
 """
 
 import io
@@ -24,12 +24,13 @@ class MicroLoRA:
 
     lora_a: [D, r], float32, contiguous
     lora_b: [r, V], float32, contiguous
-    evidence: [3, r, A + k], sums over the ratings so far
-    gain: the factor by which their update was scaled down
-    trend: whether the latest ratings confirm the older ones
-    taste: [A], a part of lora_b's first row at a gain of 1 (sona/taste_push.py); empty: none
+    evidence: [3, r, A + k], sums over the ratings so far, for A tokens and k features
+    gain: the factor by which the update from these ratings was scaled down
+    trend: above 0 if the latest ratings confirm the older ratings, below 0 if they contradict them
+    taste: [A], a part of lora_b's first row at a gain of 1 (sona/taste_push.py); empty if there is no such
+        part
 
-    Arrays are never written after construction. An update makes a new MicroLoRA, so a reply in progress keeps
+    Arrays are never changed after construction. An update makes a new MicroLoRA, so a reply in progress keeps
     the weights with which it started.
     """
 
@@ -43,8 +44,8 @@ class MicroLoRA:
 
     @classmethod
     def fresh(cls, directions: np.ndarray, vocab_size: int, alpha: float = ALPHA) -> "MicroLoRA":
-        """Return a new adapter with lora_a = directions [D, r]. It changes nothing yet, because lora_b is
-        zero."""
+        """Return a new adapter with lora_a = directions [D, r]. The adapter changes nothing yet, because
+        lora_b is zero."""
         a = np.ascontiguousarray(directions, np.float32)
         b = np.zeros((a.shape[1], vocab_size), np.float32)
         return cls(a, b, alpha=alpha)
@@ -63,7 +64,7 @@ class MicroLoRA:
 
     @property
     def norm(self) -> float:
-        """The Frobenius norm of scale * A B, computed without the product."""
+        """The Frobenius norm of scale * lora_a lora_b, computed without this product."""
         gram_a = self.lora_a.astype(np.float64).T @ self.lora_a
         gram_b = self.lora_b.astype(np.float64) @ self.lora_b.T
         return self.scale * float(np.sqrt(max(0.0, np.sum(gram_a * gram_b))))

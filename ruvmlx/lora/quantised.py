@@ -1,11 +1,12 @@
-"""4-bit storage of LoRA factors in files, in MLX's affine layout.
+"""This module stores LoRA factors in files with 4 bits per weight, in MLX's affine layout.
 
     w ~ scale * q + bias     q: 0..15, one scale and bias (float32) per group of 32
 
 Groups run along the columns of lora_a and the rows of lora_b, so each of the `rank` directions keeps its own
 range. The error of a weight is at most (max - min of its group) / 30, plus float rounding.
 
-Rank 8 at 768: 49,152 bytes in float32, 9,216 bytes here, with scales and biases. On normally distributed
+For example, two factors of rank 8 and width 768 need 49,152 bytes in float32, and 9,216 bytes with 4 bits,
+scales and biases. On normally distributed
     factors the product A B has a relative error of about 10% (Frobenius): tests/lora/test_quantised.py.
 """
 
@@ -24,9 +25,10 @@ _SHIFTS = np.arange(_PER_WORD, dtype=np.uint32) * BITS
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix [rows, n]. g = ceil(n / 32); codes beyond n in the last group are padding.
+    """A packed matrix [rows, n]. There are g = ceil(n / 32) groups in a row. Codes beyond n in the last group
+    are padding.
 
-    weight: uint32 [rows, 4 g], eight codes in each, lowest bits first
+    weight: uint32 [rows, 4 g], eight 4-bit codes in each number, lowest bits first
     scales, biases: float32 [rows, g]
     """
 
@@ -41,7 +43,7 @@ class Packed:
 
 
 def pack(w: np.ndarray) -> Packed:
-    """float32 [rows, n] -> 4 bits per weight. Raises ValueError for NaN and infinity."""
+    """Pack a matrix: float32 [rows, n] -> 4 bits per weight. Raises ValueError for NaN and infinity."""
     if not np.isfinite(w).all():
         raise ValueError("weights to be packed hold NaN or Inf")
     rows, n = w.shape
@@ -54,7 +56,7 @@ def pack(w: np.ndarray) -> Packed:
 
 
 def unpack(packed: Packed) -> np.ndarray:
-    """Return float32 [rows, n]. Raises CorruptFile if the shapes of the arrays do not match."""
+    """Return the matrix, float32 [rows, n]. Raises CorruptFile if the shapes of the arrays do not match."""
     rows, groups = packed.scales.shape
     sound = packed.weight.shape == (rows, groups * GROUP // _PER_WORD) and packed.biases.shape == (
         rows,
@@ -71,7 +73,7 @@ def unpack(packed: Packed) -> np.ndarray:
 
 
 def pack_pair(pair: Pair) -> tuple[Packed, Packed]:
-    """lora_a [in, r], lora_b [r, out] -> packed matrices [r, in], [r, out]."""
+    """Pack a pair: lora_a [in, r], lora_b [r, out] -> packed matrices [r, in], [r, out]."""
     return pack(np.ascontiguousarray(pair[0].T)), pack(pair[1])
 
 

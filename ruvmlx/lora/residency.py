@@ -1,4 +1,5 @@
-"""Keeps adapters in memory within a budget: hot (in use), warm (loaded), cold (only on disk)."""
+"""This module keeps adapters in memory within a budget. An adapter is hot (in use), warm (loaded, but not in
+use) or cold (only on disk)."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-BUDGET = 256 << 20  # bytes
+BUDGET = 256 << 20  # the maximum number of bytes of loaded adapters
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Resident:
     """The state of one adapter.
 
     tier: "hot" | "warm" | "cold"
-    bytes: bytes in memory; 0 when cold
+    bytes: the number of bytes in memory; 0 for a cold adapter
     """
 
     name: str
@@ -25,18 +26,20 @@ class Resident:
 
 
 class Residency(Generic[T]):
-    """Loaded adapters by name, within a budget in bytes. The least recently used adapters are evicted first.
+    """The loaded adapters by name, within a budget in bytes. The least recently used adapters are evicted
+    first.
 
-    The hot adapter is never evicted. Sizes are read again at every change, because a loaded adapter may grow.
+    The hot adapter is never evicted. The sizes are read again at every change, because a loaded adapter can
+    grow.
     """
 
     def __init__(self, load: Callable[[str], T], size: Callable[[T], int], budget: int = BUDGET):
         self._load, self._size, self.budget = load, size, budget
-        self._loaded: OrderedDict[str, T] = OrderedDict()  # the hot one is the last
-        self._counts: dict[str, list[int]] = {}  # accesses, loads
+        self._loaded: OrderedDict[str, T] = OrderedDict()  # the hot adapter is the last
+        self._counts: dict[str, list[int]] = {}  # [accesses, loads] of each adapter
 
     def get(self, name: str) -> T:
-        """Load the adapter if needed and make it the hot one. If loading fails, nothing changes."""
+        """Load the adapter if needed and make it the hot adapter. If loading fails, nothing changes."""
         found = self._loaded.pop(name) if name in self._loaded else None
         counts = self._counts.get(name, [0, 0])
         if found is None:
@@ -47,7 +50,7 @@ class Residency(Generic[T]):
         return found
 
     def load_beside(self, name: str) -> T:
-        """Load the adapter if needed. The hot one stays hot."""
+        """Load the adapter if needed. The hot adapter stays hot."""
         hot = next(reversed(self._loaded), None)
         found = self.get(name)
         if hot is not None and hot in self._loaded:
@@ -61,16 +64,16 @@ class Residency(Generic[T]):
             del self._loaded[coldest], sizes[coldest]
 
     def loaded_adapters(self) -> list[T]:
-        """Return the adapters in memory; the most recently used one is the last."""
+        """Return the adapters in memory; the most recently used adapter is the last."""
         return list(self._loaded.values())
 
     def forget(self, name: str) -> None:
-        """Drop an adapter that was deleted or that must be loaded again."""
+        """Remove an adapter from memory, because it was deleted or must be loaded again."""
         self._loaded.pop(name, None)
         self._counts.pop(name, None)
 
     def tiers(self) -> list[Resident]:
-        """Return every adapter that was ever requested, the hot one first."""
+        """Return the state of every adapter that was ever requested, the hot adapter first."""
         hot = next(reversed(self._loaded), None)
         order = [*reversed(self._loaded), *(name for name in self._counts if name not in self._loaded)]
         return [self._resident(name, hot) for name in order]

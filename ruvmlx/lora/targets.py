@@ -1,5 +1,5 @@
-"""Parses `learn_targets`, the matrices that a rating changes, and `base_targets`, those that the background
-loop trains: "head", "q_proj,v_proj:20-29", "ffn,top:8".
+"""This module parses two settings: `learn_targets` (the matrices that a rating changes) and `base_targets`
+(the matrices that the background loop trains). Examples: "head", "q_proj,v_proj:20-29", "ffn,top:8".
 
 head (lm_head)   attention (q k v o)   ffn (gate up down)   all (all of these)
 v_proj           a module in all layers; v_proj:20 in one layer, v_proj:20-29 in several
@@ -21,9 +21,9 @@ _GROUPS |= {name: (name,) for name in MODULES}
 class Targets:
     """The matrices that a rating changes.
 
-    head: whether the output head is one of them
-    places: matrices of the layers, in the model's order
-    top: change only this number of matrices, those with the largest gradients; 0: all
+    head: True if a rating changes the output head
+    places: (module, layer) of each matrix in the layers, in the model's order
+    top: the number of matrices with the largest gradients to which the change is limited; 0 for no limit
     """
 
     head: bool = True

@@ -42,7 +42,9 @@ MAX_RATINGS = 1000  # the maximum number of ratings that are used
 GAP = 2.0  # y of a preference: the better reply leads by this many stars
 COMPARES = 2.0  # log-odds, before any rating, that a user compares replies to one question
 ROOT_STEP = 0.5  # one more use of a word raises the root of its count by about 0.5; exactly 1, 0.4, 0.3 ..
-MIN_COMPARED = 8  # this many unrated replies need unshown replies before a one-thumb user can be a comparer
+# For a user who presses only one thumb, "compares" is tested only if this many unrated replies have unshown
+# replies.
+MIN_COMPARED = 8
 PAIR = 0.5  # the weight of a preference, in ratings, because it has the noise of two replies
 
 

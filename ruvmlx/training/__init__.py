@@ -1,6 +1,6 @@
-"""Training of LoRA factors on MLX: gradients, losses and the optimiser.
+"""This package trains LoRA factors with MLX: it has the gradients, the losses and the optimiser.
 
-The package computes with a model's graph and arrays. It may import the MLX backend, `lora` and `models`, but
-knows nothing of ratings or of the store: `sona` decides what to train on. Start with `trainer.py`;
-`slices.py` explains how a pass can be paused.
+The package may import the MLX backend, `lora` and `models`, but it knows nothing of ratings or of the store,
+because `sona` chooses the training data. Read `trainer.py` first. `slices.py` explains how a forward and
+backward pass can be paused.
 """

@@ -1,10 +1,11 @@
-"""AdamW for the factors of a BaseLoRA, in a training that can be stored and resumed.
+"""This module is the AdamW optimiser for the factors of a BaseLoRA. The state of the training can be stored
+and resumed.
 
     m = b1 m + (1 - b1) g      v = b2 v + (1 - b2) g^2
     w -= lr (m' / (sqrt(v') + eps) + decay w),   m' = m / (1 - b1^t),   v' = v / (1 - b2^t)
 
-(Loshchilov & Hutter 2019) It uses NumPy and float32: the factors are small, and so it works with every
-backend.
+(Loshchilov & Hutter 2019). The optimiser uses NumPy and float32, because the factors are small and NumPy
+works with every backend.
 """
 
 import io
@@ -31,7 +32,7 @@ def norm(grads: Mapping[Place, Pair]) -> float:
 def _next_weights(
     w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, lr: float, step: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weights and moments after one step."""
+    """Return the weights w and the moments m and v after one step."""
     m = m + (1 - BETA1) * (g - m)
     v = v + (1 - BETA2) * (g * g - v)
     mean, square = m / (1 - BETA1**step), v / (1 - BETA2**step)
@@ -40,11 +41,11 @@ def _next_weights(
 
 @dataclass
 class Training:
-    """A training in progress.
+    """The state of a training run.
 
     pairs: the trained factors
     step: the number of steps so far
-    facts: the background loop's own data
+    facts: data of the background loop, which is stored with the run
     mean, square: the moments m and v of the factors
     """
 
@@ -62,15 +63,15 @@ class Training:
 
     @property
     def base(self) -> BaseLoRA:
-        """The trained factors as a copy that later steps do not change."""
+        """A copy of the trained factors. Later steps do not change the copy."""
         return BaseLoRA({p: (a.copy(), b.copy()) for p, (a, b) in self.pairs.items()}, self.scale)
 
     def update(
         self, grads: Mapping[Place, Pair], lr: float, clip: float, pause: Pause = lambda: None
     ) -> None:
-        """Make one step against `grads`, after clipping their norm to `clip`.
+        """Make one step against `grads`. Before the step, their norm is clipped to `clip`.
 
-        pause: called between matrices; if it raises an exception, nothing is changed
+        pause: a function that is called between matrices; if it raises an exception, nothing is changed
         """
         cut, moved = np.float32(min(1.0, clip / max(norm(grads), 1e-12))), {}
         for place, pair in grads.items():
@@ -94,7 +95,8 @@ class Training:
 
     @classmethod
     def from_bytes(cls, data: bytes, pause: Pause = lambda: None) -> "Training | None":
-        """Reverse `to_bytes`. Returns None if the data is damaged. `pause` may raise an exception to stop."""
+        """Read a training that `to_bytes` wrote. Return None if the data is damaged. `pause` may raise an
+        exception to stop."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays: dict[str, Any] = {}

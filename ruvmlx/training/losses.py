@@ -1,4 +1,5 @@
-"""Losses as functions of logits, with their gradients, and activations that are fast on a CPU.
+"""This module has two losses as functions of logits, with their gradients, and activation functions that are
+fast on a CPU. Both losses are means over n positions:
 
 logprob:     mean log p(token)            d / d logits = (onehot(token) - p) / n
 divergence:  mean KL(frozen || p)         d / d logits = (p - frozen) / n
@@ -10,13 +11,14 @@ from ..backends.mlx import cpu_layers
 from ..platform.mx import mx
 from .slices import Stops, TrainingText
 
-Value = tuple[mx.array, mx.array]  # the loss [], and its gradient by logits [n, V] or by hidden states [n, D]
-Measure = Callable[[mx.array, slice, Stops], Value]  # (logits of some rows, which rows, stages) -> Value
+Value = tuple[mx.array, mx.array]  # (loss [], gradient by logits [n, V] or by hidden states [n, D])
+# (logits of some positions, slice of the positions, stages of the pass) -> Value
+Measure = Callable[[mx.array, slice, Stops], Value]
 
 
 @mx.custom_function
 def softmax(scores: mx.array) -> mx.array:
-    """Softmax over the last axis, with an exp that is fast on a CPU."""
+    """Return the softmax over the last axis. Its exp is fast on a CPU."""
     e = cpu_layers.exp(scores - scores.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
@@ -28,13 +30,13 @@ def _softmax_vjp(_, slope, p):
 
 @mx.custom_function
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) * up, silu(g) = g / (1 + exp(-g)), with an exp that is fast on a CPU."""
+    """Return silu(gate) * up, where silu(g) = g / (1 + exp(-g)). Its exp is fast on a CPU."""
     return gate * up / (1.0 + cpu_layers.exp(-gate))
 
 
 @swiglu.vjp
 def _swiglu_vjp(primals, slope, _):
-    """silu'(g) = s + g s (1 - s), s = 1 / (1 + exp(-g))."""
+    """Return the gradients of `swiglu`. silu'(g) = s + g s (1 - s), where s = 1 / (1 + exp(-g))."""
     gate, up = primals
     s = 1.0 / (1.0 + cpu_layers.exp(-gate))
     silu = gate * s
@@ -50,8 +52,8 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
-    """Return a Measure of the mean log p of the answer's tokens, with p at a temperature. For some rows, the
-    Measure returns the sum of their log p, and the gradient of the mean by their logits."""
+    """Return a Measure of the mean log p of the answer's tokens, with p at a temperature. For some positions,
+    the Measure returns the sum of log p, and the gradient of the mean by the logits of these positions."""
     tokens = mx.array(text.tokens[text.first :])
 
     def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
@@ -70,7 +72,7 @@ def divergence(
     """Return the mean KL(frozen || p). With `head` and `frozen` given, this is a Measure.
 
     frozen: [N, D], the hidden states of the untouched model
-    logits: [n, V], of the positions `rows`
+    logits: [n, V], the logits of the positions `rows`
     """
     untouched = head(frozen[rows]).astype(mx.float32)
     stops.add(untouched)
@@ -81,7 +83,8 @@ def divergence(
 
 
 def sums(x: mx.array, g: mx.array) -> tuple[mx.array, mx.array]:
-    """Return the row sums [in] and column sums [out] of (x^T g)^2, for x [T, in] and g [T, out].
+    """Return the row sums [in] and the column sums [out] of the squared elements of x^T g, for x [T, in] and
+    g [T, out].
 
     For few tokens, G = x^T g [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
     """

@@ -1,7 +1,8 @@
-"""Evaluates a pass over a text slice by slice, so that the caller can pause or stop it between slices.
+"""This module evaluates a forward and backward pass over a text slice by slice, so that the caller can pause
+or stop the pass between slices.
 
-A slice is a few stages of a layer, or some rows of the head. The slices are the same with and without a
-pause.
+MLX is lazy, so a slice is a part of the graph: a few stages of a layer, or the head at some positions. The
+slices are the same with and without a pause.
 """
 
 from collections import deque
@@ -12,17 +13,17 @@ from itertools import product
 from ..pausing import Pause
 from ..platform.mx import mx
 
-# the maximum length of a text: the attention scores of every layer are kept for the backward pass
+# the maximum length of a text, because every layer's attention scores stay in memory for the backward pass
 MAX_TOKENS = 512
-SLICE = 150  # tokens x layers between two pauses: 20 ms with the starter model
+SLICE = 150  # the work between two pauses in tokens x layers; 20 ms with the starter model
 
 
 @dataclass(frozen=True)
 class TrainingText:
     """A text to train on.
 
-    tokens: [T]
-    first: the loss is over the tokens from this index on; at least 1
+    tokens: the T token ids
+    first: the index of the first token in the loss; at least 1
     """
 
     tokens: tuple[int, ...]
@@ -30,7 +31,8 @@ class TrainingText:
 
     @classmethod
     def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "TrainingText":
-        """Return at most `limit` tokens: the end of the prompt, then the reply or its first `limit` / 2
+        """Return a text of at most `limit` tokens from a prompt and a reply (`said`). It has the end of the
+        prompt, and then the reply. If the text would be too long, the reply is cut to at least `limit` / 2
         tokens."""
         said = said[: max(limit // 2, limit - len(prompt))]
         prompt = prompt[-(limit - len(said)) :]
@@ -42,17 +44,18 @@ class TrainingText:
 
 
 class Stops:
-    """The stages of a pass in order, each with its work in tokens x layers."""
+    """The stages of a pass in their order, each with its work in tokens x layers."""
 
     def __init__(self) -> None:
         self._stages: list[tuple[float, Sequence[mx.array]]] = []
 
     def add(self, *made: mx.array, work: float = SLICE) -> None:
-        """Add a stage. made: its outputs, which are all arrays that the next stage reads."""
+        """Add a stage. made: the outputs of the stage, which are all arrays that the next stage reads."""
         self._stages.append((work, made))
 
     def slices(self) -> Iterator[Sequence[mx.array]]:
-        """Yield the outputs of the last stage of each slice. A yielded stage is no longer referenced here."""
+        """Yield the outputs of the last stage of each slice. This object then no longer refers to the stages
+        of the slice."""
         held: Sequence[mx.array] = ()
         stages, self._stages, total = deque(self._stages), [], 0.0
         while stages:
@@ -81,8 +84,8 @@ def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
 
 
 def stage_work(tokens: int) -> dict[str, float]:
-    """Return the work of each stage in tokens x layers, by the name of one of its modules. Attention is under
-    q_proj."""
+    """Return the work of each stage of a layer in tokens x layers: {name of one of the stage's modules:
+    work}. The attention is a part of the stage q_proj."""
     return {
         "v_proj": 0.15 * tokens,
         "q_proj": (0.1 + tokens / 1000) * tokens,
@@ -96,7 +99,7 @@ STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_p
 
 
 def from_the_last(grads: Mapping[str, mx.array], text: TrainingText) -> Iterator[list[str]]:
-    """Yield the names of the gradients, slice by slice, in the order of the backward pass."""
+    """Yield the names of the gradients for each slice, in the order of the backward pass."""
     of: dict[tuple[int, str], list[str]] = {}
     for name in grads:
         at, module = name.split(".")[:2]

@@ -1,10 +1,10 @@
-"""Gradients by the factors of a BaseLoRA, on Metal, CUDA or the CPU. The model's weights are frozen.
+"""This module computes gradients by a BaseLoRA's factors on Metal, CUDA or CPU, with frozen model weights.
 
-The head is linear and is not trained here. So its part of the chain rule is a formula (losses.py) and one
-matrix product; MLX differentiates the rest. Only positions that predict a token of the answer go through the
-head. On a CPU everything is float32.
+The output head is linear and is not trained here. So its part of the chain rule is a formula (losses.py) and
+one matrix product, and MLX differentiates the rest. The head is computed only at positions that predict a
+token of the answer. On a CPU, all numbers are float32.
 
-MLX is lazy: a pass is first built as a graph, then evaluated slice by slice (slices.py).
+MLX is lazy: a pass is first built as a graph, and the graph is then evaluated slice by slice (slices.py).
 """
 
 from collections import OrderedDict
@@ -30,8 +30,8 @@ from ..platform.mx import BLAS, mx, nn
 from .losses import Measure, Value, divergence, logprob, softmax, sums, swiglu
 from .slices import Stops, TrainingText, evaluate, evenly, from_the_last, stage_work
 
-LOGITS = 1 << 21  # logits in memory at a time: 30 ms of the starter model's head
-KNOWN = 256 << 20  # bytes of the cache of inputs of the first trained layer
+LOGITS = 1 << 21  # the number of logits in memory at a time; 30 ms of the starter model's head
+KNOWN = 256 << 20  # the maximum size of the cache of inputs of the first trained layer, bytes
 
 Pairs = dict[Place, Pair]
 Weigh = Callable[[float], float]
@@ -50,17 +50,17 @@ def _unwrap(module: nn.Module) -> nn.Module:
 
 
 class LayerInput(NamedTuple):
-    """The input x [T, D] of layer `first`."""
+    """The input x [T, D] of the layer with the index `first`."""
 
     first: int
     x: mx.array
 
 
 class Trainer:
-    """Losses and gradients on one model's graph, with a fixed change of the output head (`set_head`).
+    """The losses and gradients of one model's graph. The change of the output head is fixed (`set_head`).
 
-    backend: if it has the weights in MLX, as on a GPU, its graph is used, without its base LoRA. Otherwise
-        the trainer builds a graph and keeps it until `close`.
+    backend: a backend with the weights in MLX, as on a GPU, lends its graph, without its base LoRA. With
+        another backend or None, the trainer builds a graph and keeps it until `close`.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Trainer:
         self._head: list[tuple[mx.array, mx.array]] = []
 
     def close(self) -> None:
-        """Free the memory."""
+        """Free the memory of the graph and the caches."""
         del self._graph, self._known
         mx.clear_cache()
 
     def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
-        """Set the change of the output head: those of the base and of micro."""
+        """Set the change of the output head to the sum of the changes by the base and by the MicroLoRA."""
         changes = [(micro.lora_a, micro.lora_b * np.float32(micro.scale))] if micro else []
         if base and ("lm_head", 0) in base.pairs:
             a, b = base.pairs["lm_head", 0]
@@ -104,7 +104,7 @@ class Trainer:
         self, base: BaseLoRA, text: TrainingText, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
     ) -> tuple[float, Pairs]:
         """Return the mean log-probability of the answer, and its gradient by the base's factors, times
-        weigh(value). If the weight is 0, the backward pass is skipped and no gradient is returned."""
+        weigh(value). If weigh(value) is 0, the backward pass is skipped and no gradient is returned."""
         return self._run(base, text, logprob(text), weigh, pause)
 
     def kl(
@@ -115,7 +115,8 @@ class Trainer:
         weigh: Weigh = lambda value: 1.0,
         pause: Pause | None = None,
     ) -> tuple[float, Pairs]:
-        """Mean KL(frozen || p) and its gradient. frozen: hidden states [n, D] of the untouched model."""
+        """Return the mean KL(frozen || p), and its gradient times weigh(value). frozen: hidden states [n, D]
+        of the untouched model."""
         with mx.stream(self._device):
             known = mx.array(frozen).astype(self._dtype)
         head = partial(graph.head, self._graph)
@@ -123,8 +124,8 @@ class Trainer:
 
     def squares(self, base: BaseLoRA, text: TrainingText, pause: Pause | None = None) -> dict[Place, Squares]:
         """Return the squared gradient G of a reply's mean log-probability by each matrix that the base
-        changes. G = sum_t x_t g_t^T [in, out]; x_t: the matrix's input, g_t: the gradient by its output;
-        float32."""
+        changes. G = sum_t x_t g_t^T [in, out], where x_t is the matrix's input and g_t the gradient by its
+        output. Returned are the row and column sums of G^2, float32."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops = Stops()
@@ -143,7 +144,7 @@ class Trainer:
             found = {}
             for names in from_the_last(grads, text):
                 evaluate([[grads[name] for name in names]], pause)
-                for name in names:  # free the gradient [T, out] of each output at once
+                for name in names:  # free each output's gradient [T, out] at once
                     found[name] = sums(inputs.pop(name), grads.pop(name))
                     evaluate([found[name]], pause)
             places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}
@@ -152,7 +153,8 @@ class Trainer:
     def inputs(
         self, places: Sequence[Place], text: TrainingText, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
-        """Mean input [in] of each matrix over the answer's positions, in the untouched model; float32."""
+        """Return the mean input [in] of each matrix over the answer's positions, in the untouched model;
+        float32."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
@@ -169,7 +171,8 @@ class Trainer:
     def input_rows(
         self, places: Sequence[Place], text: TrainingText, rows: np.ndarray, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
-        """Inputs [n, in] of each matrix at n positions of the answer, in the untouched model; float32."""
+        """Return the inputs [n, in] of each matrix at n positions of the answer, in the untouched model;
+        float32."""
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
             probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
@@ -216,7 +219,8 @@ class Trainer:
             }
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
-        """Zeros [T, out] to add to each changed matrix's output. Their gradient is the output's."""
+        """Return zeros [T, out] to add to each changed matrix's output. Their gradient is the gradient by the
+        output."""
         return {
             f"{layer}.{module}": mx.broadcast_to(mx.zeros((1, 1), self._dtype), (tokens, b.shape[1]))
             for (module, layer), (_, b) in base.pairs.items()
@@ -224,7 +228,7 @@ class Trainer:
         }
 
     def states(self, base: BaseLoRA | None, text: TrainingText, pause: Pause | None = None) -> np.ndarray:
-        """Inputs of the head [n, D] at the answer's positions. base None: in the untouched model."""
+        """Return the head's inputs [n, D] at the answer's positions. base: None for the untouched model."""
         with mx.stream(self._device):
             base, stops = base or BaseLoRA({}), Stops()
             layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
@@ -280,7 +284,7 @@ class Trainer:
         return out
 
     def _loss_and_slope(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
-        """hidden [n, D] -> the loss and its gradient by hidden [n, D], computed for some rows at a time."""
+        """Return the loss and its gradient by hidden [n, D], computed for some positions at a time."""
 
         def head(h):
             logits = graph.head(self._graph, h)
@@ -312,14 +316,14 @@ class Trainer:
         stops: Stops,
         linear: Callable | None = None,
     ) -> mx.array:
-        """Run the layers from `layer_input` on. Returns the hidden states [n, D] of the answer."""
+        """Run the layers from `layer_input` on. Return the hidden states [n, D] of the answer."""
         layers, x = self._graph.model.layers, layer_input.x
         for i in range(layer_input.first, len(layers)):
             x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
         return self._graph.model.norm(x[text.first - 1 :])
 
     def _layer_input(self, text: TrainingText, first: int, pause: Pause | None) -> "LayerInput":
-        """Return the input of layer `first`. It is cached, because training does not change it."""
+        """Return the input of layer `first`. The input is cached, because training does not change it."""
         layer_input = self._known.pop((text, first), None)
         if layer_input is None:
             x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()
@@ -334,7 +338,7 @@ class Trainer:
         return layer_input
 
     def _layer(self, x: mx.array, layer: nn.Module, linear: Callable, stops: Stops) -> mx.array:
-        """x [T, D] -> [T, D]."""
+        """Return the output of one layer: x [T, D] -> [T, D]."""
         own, mlp, work = _unwrap(layer.self_attn), layer.mlp, stage_work(len(x))
         y = layer.input_layernorm(x)
         q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
@@ -351,7 +355,7 @@ class Trainer:
         return x
 
     def _attend(self, q: mx.array, k: mx.array, v: mx.array, own: nn.Module) -> mx.array:
-        """q [T, n_heads * d], k and v [T, n_kv_heads * d] -> [T, n_heads * d]."""
+        """Return the attention: q [T, n_heads * d], k and v [T, n_kv_heads * d] -> [T, n_heads * d]."""
         n, g, d = len(q), own.n_kv_heads, own.head_dim
         q, k, v = (y[None].swapaxes(1, 2) for y in own.split(q, k, v))
         q, k = own.turned_queries(q), own.turned_keys(k)
@@ -364,7 +368,7 @@ class Trainer:
 
 
 def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
-    """Run several linear layers, with their changes, on one input: x [T, in] -> a list of [T, out]."""
+    """Run several linear layers, with their LoRA changes, on one input: x [T, in] -> a list of [T, out]."""
     found = [name for name in names if f"{layer}.{name}.a" in factors]
     out = {name: _unwrap(own[name])(x) for name in names}
     if found:
@@ -380,7 +384,7 @@ def _probed_linear(
     probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
     x: mx.array, own: nn.Module, names: Sequence[str],
 ):  # fmt: skip
-    """Like `_linear`, with a probe added to each output. Stores the x of each probed layer in `inputs`."""
+    """Run `_linear`, and add a probe to each output. Store the input x of each probed layer in `inputs`."""
     out = _linear(factors, layer, x, own, names)
     for i, name in enumerate(names):
         if (key := f"{layer}.{name}") in probes:
@@ -390,5 +394,5 @@ def _probed_linear(
 
 
 def _first(base: BaseLoRA, layers: int) -> int:
-    """Return the lowest layer that the base changes; `layers` if it changes none."""
+    """Return the lowest layer that the base changes; `layers` if the base changes no layer."""
     return min((layer for module, layer in base.pairs if module != "lm_head"), default=layers)

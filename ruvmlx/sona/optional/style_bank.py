@@ -1,9 +1,10 @@
-"""Computes a model's style basis: samples a bank of replies, then computes the gradient of each reply.
+"""This module computes a model's style basis (style_basis.py): it samples a bank of replies, then computes
+the gradient of each reply.
 
     questions (style_questions.json) -> REPLIES replies to each -> gradients -> StyleBasis
 
-This takes minutes for a small model, so it can be stopped at any pause. A StyleBank keeps the finished part,
-and a later run continues it.
+This takes minutes for a small model, so the work can be stopped at any pause. A StyleBank keeps the finished
+part, and a later run continues with it.
 """
 
 import io
@@ -28,31 +29,31 @@ if TYPE_CHECKING:
     from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-REPLIES = 8  # replies to each question
+REPLIES = 8  # the number of replies to each question
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-_INPUT_TEXTS, _INPUT_ROWS = 60, 16  # texts, and positions in each, whose inputs give lora_a
-_PROSE_RIDGE = 1.0  # added to the second moment of prose inputs, as a share of its mean eigenvalue
+_INPUT_TEXTS, _INPUT_ROWS = 60, 16  # lora_a comes from the inputs in 60 texts, at 16 positions in each
+_PROSE_RIDGE = 1.0  # the ridge of the second moment of prose inputs, as a share of its mean eigenvalue
 _PROSE_TOKENS = 160  # the maximum number of tokens of each plain text
 
-Progress = Callable[[str, int, int], None]  # what is done, how many are done, how many there are
+Progress = Callable[[str, int, int], None]  # (name of the step, finished items, items in all)
 
 
 def texts(name: str) -> list[str]:
-    """Return the neutral questions ("style_questions"), or plain texts that must not change
-    ("style_prose")."""
+    """Return the neutral questions ("style_questions"), or the plain texts on which the basis must change
+    nothing ("style_prose")."""
     text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 
 @dataclass
 class StyleBank:
-    """The finished part.
+    """The finished part of the computation. P is the number of elements of all lora_b.
 
-    replies: (index of the question, token ids, whether it ended by itself)
-    lora_a: [L, in, r]
-    gradients: one [P] float16 for each reply, in order
-    prose: one gradient for each plain text
+    replies: (index of the question, token ids, True if the reply ended by itself)
+    lora_a: [L, in, r], for L layers and rank r
+    gradients: a gradient [P] float16 for each reply, in the order of the replies
+    prose: a gradient [P] for each plain text
     """
 
     replies: list[tuple[int, list[int], bool]] = field(default_factory=list)
@@ -70,7 +71,7 @@ class StyleBank:
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> "StyleBank":
-        """Return an empty bank if there is no data, or if it is damaged."""
+        """Read a stored bank. Return an empty bank if there is no data, or if the data is damaged."""
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
                 replies = [(int(q), ids, bool(ended)) for q, ids, ended in json.loads(str(f["replies"]))]
@@ -85,12 +86,13 @@ def _stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class BasisBuilder:
-    """Continues a bank to its end. Used only in the backend's thread; the backend's LoRA does not change."""
+    """The builder that completes a bank. Only the backend's thread may use this object. The backend's LoRA
+    does not change."""
 
     def __init__(
         self, model: Model, backend: Backend, bank: StyleBank, questions: Sequence[str], prose: Sequence[str]
     ):
-        """prose: plain texts that the basis must not change."""
+        """prose: plain texts whose probability the basis must not change."""
         self._model, self._backend, self.bank = model, backend, bank
         self._questions, self._prose = questions, prose
         self._layers = tuple(range(model.config.n_layers))
@@ -123,15 +125,15 @@ class BasisBuilder:
     def _sample_question(
         self, prompt: Sequence[int], rng: np.random.Generator, pause: Pause
     ) -> list[SampledReply]:
-        """REPLIES replies to one prompt, which is read once."""
+        """Sample REPLIES replies to one prompt. The model reads the prompt only once."""
         first = BegunReply.of(self._backend, prompt)
         begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
         tokenizer = self._model.tokenizer
         return sampled_replies(self._backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause)
 
     def _text(self, reply: tuple[int, list[int], bool]) -> "TrainingText":
-        """Return the text to train on. The end token belongs to the reply, because a direction may change the
-        length."""
+        """Return the text to train on. The end token is a part of the reply, because a direction can change
+        the length."""
         from ...training.slices import TrainingText
 
         question, ids, ended = reply
@@ -145,8 +147,8 @@ class BasisBuilder:
         return [(MODULE, layer) for layer in self._layers]
 
     def _directions(self, trainer: "Trainer", pause: Pause) -> np.ndarray:
-        """Return lora_a [L, in, RANK]: inputs that are large in replies and small in plain prose, so that a
-        change along them leaves other text nearly as it was."""
+        """Return lora_a [L, in, RANK]: directions along which a layer's inputs are large in replies and small
+        in plain prose. So a change along these directions hardly changes other text."""
         rng = np.random.default_rng(0)
         chosen = rng.permutation(len(self.bank.replies))[:_INPUT_TEXTS]
         replies = self._inputs(trainer, [self._text(self.bank.replies[at]) for at in chosen], rng, pause)
@@ -211,10 +213,10 @@ class BasisBuilder:
 
 
 def leading(rows: np.ndarray, prose: np.ndarray, rank: int) -> np.ndarray:
-    """Return [in, rank]: the vectors a with the largest ratio of the mean of (a . x)^2 over `rows` to that
-    over `prose` (generalised eigenvectors). Each is scaled to a mean of 1 over `rows`. rows: [n, in]. prose:
-    [m, in]."""
-    # All of it happens in the span of the rows, which may be much smaller than `in`.
+    """Return the vectors a [in, rank] with the largest ratio of the mean of (a . x)^2 over `rows` to the mean
+    over `prose` (generalised eigenvectors). Each vector is scaled, so that its mean over `rows` is 1. rows: n
+    inputs x of replies [n, in]. prose: m inputs of prose [m, in]."""
+    # The computation is in the span of the rows, whose dimension can be much smaller than `in`.
     axes = np.linalg.qr(np.concatenate([rows, prose]).T.astype(np.float64))[0]
     inner, outer = rows @ axes, prose @ axes
     moment = outer.T @ outer / len(outer)

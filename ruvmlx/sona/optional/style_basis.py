@@ -1,21 +1,24 @@
-"""The style basis: for each measure of a text, a direction in the weights that raises the measure in replies.
+"""The style basis has, for each measure of a text (taste_measures.py), a direction in the weights that raises
+the measure in replies.
 
 The basis is computed once for each model, from a bank of unrated replies to neutral questions. Ratings then
-choose one coefficient for each direction, so thirty ratings suffice: they choose 39 numbers, not thousands.
+choose one coefficient for each direction. These are 39 numbers and not thousands, so thirty ratings are
+enough.
 
 For reply i with text y_i, g_i is the gradient of log p(y_i) by lora_b at lora_b = 0. A small change d of
-lora_b changes log p(y_i) by g_i . d, so the expectation of any function f of replies changes by
-Cov(f, g . d). The direction that raises f most for a given KL is proportional to W sum_i f_i g_i, where
-W = 1 / E[g^2] stands for the inverse Fisher information. n replies are far fewer than weights, so the sum is
-a ridge regression over replies (kernel form):
+lora_b changes log p(y_i) by g_i . d, so the expectation of any function f of replies changes by Cov(f, g .
+d). The direction that raises f most for a given KL is proportional to W sum_i f_i g_i, where W = 1 / E[g^2]
+stands for the inverse Fisher information. There are far fewer replies (n) than weights, so this sum is
+computed as a ridge regression over replies (kernel form):
 
     K = G W G^T      alpha = C (C K C + lambda tr(C K C) / n)^-1 C f      d = W G^T alpha
 
-C subtracts the mean over the replies to one question: a direction must tell styles apart, not topics. The
-direction of a weighted sum of measures is the same sum of their directions.
+The rows of G are the gradients g_i. C subtracts the mean over the replies to one question, because a
+direction must tell styles apart, not topics. The direction of a weighted sum of measures is the weighted sum
+of their directions.
 
-Plain prose must not change. So each direction is projected: d -= W P^T (P W P^T)^-1 P d, where the rows of P
-are gradients of log p of prose.
+The probability of plain prose must not change. So each direction is projected: d -= W P^T (P W P^T)^-1 P d,
+where the rows of P are gradients of log p of prose.
 """
 
 import io
@@ -27,10 +30,10 @@ import numpy as np
 
 from ...lora.base_lora import BaseLoRA, Pair, Place
 
-RIDGE = 0.5  # lambda
+RIDGE = 0.5  # lambda, the strength of the ridge
 MODULE, RANK = "down_proj", 2
-FOLDS = 4  # of questions, for `response`
-_VERSION = 3  # of the stored form and of the measures' order
+FOLDS = 4  # the number of parts of the questions in the cross-validation of `response`
+_VERSION = 3  # the version of the stored form and of the order of the measures
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class BankGradients:
     """The gradients of the bank's replies.
 
     gradients: G [n, P] float32, one row for each reply
-    measures: [n, M]
+    measures: [n, M], the measures of each reply
     question: [n], the index of the reply's question
-    tokens: [n], the length of the reply
+    tokens: [n], the number of tokens of each reply
     prose: [m, P], gradients of the log-probability of plain texts
     """
 
@@ -51,21 +54,21 @@ class BankGradients:
     prose: np.ndarray
 
     def __getitem__(self, rows: np.ndarray) -> "BankGradients":
-        """Some of the replies."""
+        """Return the data of some of the replies."""
         chosen = {name: getattr(self, name)[rows] for name in ("gradients", "measures", "question", "tokens")}
         return replace(self, **chosen)
 
 
 @dataclass(frozen=True)
 class StyleBasis:
-    """The basis.
+    """A style basis of M directions in L layers.
 
     lora_a: [L, in, r] float32, the same for all directions, for down_proj of each layer
     directions: [M, L, r, out] float32, lora_b of each measure
     information: [M, M], the Fisher information per token along the directions; a change with coefficients
         beta has a KL of about beta^T information beta / 2 (nats per token)
-    response: [M, M], how much each measure rises with the coefficient of each direction, for small changes,
-        on questions that were not used for the direction
+    response: [M, M], the rise of each measure per unit of each direction's coefficient, for small changes, on
+        questions that were not used for the direction
     layers: the indices of the L layers
     """
 
@@ -104,7 +107,7 @@ class StyleBasis:
         return 0.5 * float(coefficients @ self.information @ coefficients)
 
     def to_bytes(self) -> bytes:
-        """Each row of a direction is stored as int8 with a scale of its own."""
+        """Serialise the basis. Each row of a direction is stored as int8 with its own scale."""
         out, step = io.BytesIO(), abs(self.directions).max(axis=-1, keepdims=True) / 127
         np.savez(
             out, version=_VERSION, lora_a=self.lora_a.astype(np.float16), layers=np.array(self.layers),
@@ -115,7 +118,8 @@ class StyleBasis:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "StyleBasis | None":
-        """Return None if the data is damaged or of another version: the basis must be computed again."""
+        """Read a stored basis. Return None if the data is damaged or of another version; the caller must then
+        compute the basis again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if int(f["version"]) != _VERSION:
@@ -138,25 +142,25 @@ def centre_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
 
 
 def inverse_information(gradients: np.ndarray, rows: int) -> np.ndarray:
-    """Return W [P]: 1 / mean g^2, one value for each of `rows` rows of lora_b. One value for each weight
-    would be noise, because there are more weights than replies."""
+    """Return W [P], which is 1 / mean g^2. All weights in one of the `rows` rows of lora_b get the same
+    value, because a value for each weight would be noise: there are more weights than replies."""
     square = np.einsum("np,np->p", gradients, gradients, dtype=np.float64) / len(gradients)
     mean = square.reshape(rows, -1).mean(axis=1)
     return np.repeat(1 / np.maximum(mean, 1e-12), square.size // rows).astype(np.float32)
 
 
 def directions(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray:
-    """Return [M, P]: the direction of each measure. Prose keeps its probability. rows: the rows of lora_b in
-    all layers."""
+    """Return the direction of each measure: [M, P]. The probability of prose does not change along a
+    direction. rows: the rows of lora_b in all layers."""
     weight = inverse_information(bank.gradients, rows)
     measures = centre_by_question(bank.measures.astype(np.float64), bank.question)
     return without_prose(ridge_directions(bank, weight, measures, ridge), bank.prose, weight)
 
 
 def left_out(bank: BankGradients, rows: int, ridge: float = RIDGE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield, for each of FOLDS parts of the questions: the predicted rise [n, M] of the log-probability of
-    its replies along each direction, computed from the other parts, and their measures [n, M]. Both are
-    centred."""
+    """Yield two arrays for each of FOLDS parts of the questions: the predicted rise [n, M] of the
+    log-probability of the part's replies along each direction, and the measures [n, M] of these replies. The
+    directions are computed from the other parts. Both arrays are centred."""
     for fold in range(FOLDS):
         out = bank.question % FOLDS == fold
         if out.any() and not out.all():
@@ -167,7 +171,8 @@ def left_out(bank: BankGradients, rows: int, ridge: float = RIDGE) -> Iterator[t
 
 
 def response(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray:
-    """Return [M, M]: the covariance of each measure with the log-probability along each direction."""
+    """Return the covariance of each measure with the rise of the log-probability along each direction: [M,
+    M]."""
     total, count = np.zeros((bank.measures.shape[1],) * 2), 0
     for moved, measures in left_out(bank, rows, ridge):
         total, count = total + measures.T @ moved, count + len(moved)
@@ -177,7 +182,7 @@ def response(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray
 def ridge_directions(
     bank: BankGradients, weight: np.ndarray, measures: np.ndarray, ridge: float
 ) -> np.ndarray:
-    """Return [M, P]: d of each column of measures [n, M], which are centred."""
+    """Return the direction d for each column of measures [n, M], which are centred: [M, P]."""
     count = len(bank.gradients)
     kernel = (bank.gradients * weight) @ bank.gradients.T
     kernel = centre_by_question(centre_by_question(kernel.astype(np.float64), bank.question).T, bank.question)
@@ -187,7 +192,7 @@ def ridge_directions(
 
 
 def without_prose(directions: np.ndarray, prose: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the directions [M, P], projected so that the log-probability of each prose text stays the
+    """Return the directions [M, P] after a projection, which keeps the log-probability of each prose text the
     same."""
     if not len(prose):
         return directions

@@ -1,8 +1,9 @@
-"""From a user's ratings to the coefficients of the style basis, and to how far the weights may move.
+"""This module chooses the coefficients of the style basis (style_basis.py) from a user's ratings, and how far
+the weights move.
 
 The coefficients are the taste model's weights w of the measures. A small change along them raises measure j
 by (R w)_j, where R is the basis's response, and stars by w^T R w. The taste is uncertain, so the size of the
-step follows the lower bound of that gain. For a user whose ratings say little, the model hardly changes.
+step follows the lower bound of the gain in stars. If a user's ratings say little, the model hardly changes.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,16 @@ from ..taste import GAP, NEUTRAL, STARS, Given, RatedFeatures, TasteModel
 from ..taste_fit import M
 from .style_basis import StyleBasis
 
-DOUBT = 0.5  # standard deviations below the expected gain
-FOLDS = 5  # parts of the ratings; each is predicted by a taste that was fitted to the others
+DOUBT = 0.5  # the lower bound is this many standard deviations below the expected gain
+FOLDS = 5  # the number of parts of the ratings; each part is predicted by a taste fitted to the others
 
 
 @dataclass(frozen=True)
 class StyleChoice:
-    """The choice. coefficients: [M], of the directions, up to a factor. confidence: 0 for a taste that may
-    not exist, 1 for a certain one; the change of weights is proportional to it."""
+    """The choice for one user. coefficients: [M], the coefficients of the directions, up to a common factor.
+    confidence: 0 if the ratings may show no taste at all, 1 if the taste is certain; the change of weights is
+    proportional to the confidence.
+    """
 
     coefficients: np.ndarray
     confidence: float
@@ -36,9 +39,9 @@ class StyleChoice:
 
 
 def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
-    """Return the covariance of ratings and their predictions (squared stars). It is above 0 if the taste
-    model predicts ratings to which it was not fitted. background: unrated replies, for a user who presses
-    only one thumb."""
+    """Return the covariance of ratings and their predictions (squared stars). The covariance is above 0 if
+    the taste model can predict ratings to which it was not fitted. background: unrated replies, for a user
+    who presses only one thumb."""
     predicted, stars = np.zeros(len(given)), np.array([_stars(one) for one in given])
     usual = list[float]()
     for fold in range(FOLDS):

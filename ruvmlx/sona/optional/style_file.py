@@ -1,5 +1,5 @@
-"""The files of style bases: shipped with the package, or computed on this machine and kept in the data
-folder.
+"""This module reads and writes the files of style bases. A basis comes with the package, or it is computed on
+the user's machine and stored in the data folder.
 
 A basis belongs to a model, not to an adapter. So all adapters and stores of a user share it.
 """
@@ -13,38 +13,39 @@ from ...settings import home
 from .style_bank import StyleBank
 from .style_basis import StyleBasis
 
-_FOLDER, _SHIPPED = "style", "style_bases"  # in the data folder; in this package
-_NAMED = 16  # characters of a fingerprint in a file's name
+_FOLDER, _SHIPPED = "style", "style_bases"  # the folder in the data folder, and the folder in this package
+_NAMED = 16  # the number of characters of the model's fingerprint in a file name
 
 
 class StyleFiles:
     """The style basis of one model, and the unfinished bank from which it will be computed."""
 
     def __init__(self, fingerprint: str, folder: Path | None = None):
-        """folder: None: in the data folder."""
+        """folder: the folder of the files; None for the data folder."""
         self._name = fingerprint[:_NAMED]
         self._folder = home() / _FOLDER if folder is None else folder
 
     def basis(self) -> StyleBasis | None:
-        """Return the basis; None if it must be computed first."""
+        """Return the basis; None if there is no basis yet."""
         data = self._shipped_bytes() or self._read(self._basis)
         return StyleBasis.from_bytes(data) if data else None
 
     def bank(self) -> StyleBank:
-        """Return the finished part of the computation; an empty bank if there is none."""
+        """Return the finished part of the computation; an empty bank if there is no finished part."""
         return StyleBank.from_bytes(self._read(self._bank))
 
     def put_bank(self, bank: StyleBank) -> None:
-        """Store the bank. Raises OSError."""
+        """Store the bank. Raises OSError if the file cannot be written."""
         self._write(self._bank, bank.to_bytes())
 
     def put_basis(self, basis: StyleBasis) -> None:
-        """Store a finished basis and delete the bank. Raises OSError."""
+        """Store a finished basis and delete the bank. Raises OSError if the file cannot be written."""
         self._write(self._basis, basis.to_bytes())
         self._bank.unlink(missing_ok=True)
 
     def ship(self, basis: StyleBasis) -> None:
-        """Write the basis into the package itself, so that nobody needs to compute it. Raises OSError."""
+        """Write the basis into the package itself, so that users need not compute it. Raises OSError if the
+        file cannot be written."""
         folder = Path(__file__).parent / _SHIPPED
         folder.mkdir(exist_ok=True)
         (folder / f"{self._name}.npz").write_bytes(basis.to_bytes())

@@ -1,11 +1,13 @@
-"""The style loop: after new ratings it sets the base LoRA to a combination of the style basis's directions.
+"""After new ratings, the style loop sets the base LoRA to a combination of the directions d_k of the style
+basis (style_basis.py).
 
     base = s sum_k beta_k d_k
 
-beta follows from the ratings in force (style_choice.py), so nothing is trained and an undo takes it back. s
-is as large as the confidence in the taste allows, within limits that are measured in the running backend: the
-KL to the original model, the perplexity of prose, and faults in replies to questions that no user rated
-(faults.py). MicroLoRA stays on top, scaled to the room that is left.
+beta follows from the ratings in force (style_choice.py). So nothing is trained, and an undo restores the
+earlier beta. The scale s is as large as the confidence in the taste allows, within three limits, which are
+measured in the running backend: the KL to the original model, the perplexity of prose, and faults in replies
+to questions that no user rated (faults.py). The MicroLoRA (the changes of the instant loop) stays on top. It
+is scaled to the rest of the KL cap.
 
 A base that was trained before (background.py) stays under the style.
 """
@@ -37,13 +39,13 @@ from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import StyleChoice, agreement
 from .style_file import StyleFiles
 
-KL = ROOM * KL_CAP  # nats per token, for a certain taste; the rest is for MicroLoRA
-RISE = ROOM * RISE_CAP  # of the mean negative log-likelihood of prose, nats per token
-TRIES = 4  # measurements in the search for s
+KL = ROOM * KL_CAP  # the maximum KL for a certain taste, nats per token; the rest is for the MicroLoRA
+RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
+TRIES = 4  # the maximum number of measurements in the search for s
 MIN_SHRINK = 0.05  # the factor of s after a measurement that shows a broken model
-CLOSE_ENOUGH = 0.8  # of the allowed s: this is near enough
-STEPS = (1.0, 0.7, 0.5)  # the shares of s that are tried while replies have more faults
-CURVATURE = 1.0  # measured KL divided by the KL that the basis predicts, until it is measured
+CLOSE_ENOUGH = 0.8  # the search for s ends at this share of the allowed s
+STEPS = (1.0, 0.7, 0.5)  # if replies have more faults, the next smaller share of s is tried
+CURVATURE = 1.0  # first guess of the measured KL divided by the KL that the basis predicts
 SAVE_EVERY = 60.0  # seconds
 NAME = "style"  # the name of this loop in reports
 
@@ -52,7 +54,7 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class _MeasuredBase:
-    """A measured base. scale: s. ground: the base, and the KL probe under it."""
+    """A base LoRA that was measured. scale: s. ground: the base, and the KL probe under this base."""
 
     scale: float
     ground: ProbedBase
@@ -66,8 +68,8 @@ class _MeasuredBase:
         return self.ground.probe.rise
 
     def room(self, kl: float) -> float:
-        """Return the factor by which s may grow; 0 if the model is broken. Both distances are about parabolas
-        in s."""
+        """Return the factor by which s can grow to the limits; 0 if the model is broken. The KL and the rise
+        are about parabolas in s."""
         if not (math.isfinite(self.kl) and math.isfinite(self.rise)):
             return 0.0
         shares = [kl / self.kl if self.kl > 0 else math.inf, RISE / self.rise if self.rise > 0 else math.inf]
@@ -75,7 +77,8 @@ class _MeasuredBase:
 
 
 class StyleLoop:
-    """The style loop. Used only in the backend's thread. files: where the basis is."""
+    """The style loop of one learner. Only the backend's thread may use this object. files: the files of the
+    basis."""
 
     def __init__(self, learner: Learner, model: Model, files: StyleFiles | None = None):
         self._learner, self._model = learner, model
@@ -85,7 +88,8 @@ class StyleLoop:
         self._untouched: list[SampledReply] | None = None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Compute a base LoRA from the ratings in force. Test it. Use it if it passes. Return a report."""
+        """Compute a base LoRA from the ratings in force, test the base, and use it if it passes. Return a
+        report."""
         learner, started = self._learner, time.perf_counter()
         if not self._model.is_own:
             return _report(False, missing_features(self._model.shape))
@@ -116,8 +120,8 @@ class StyleLoop:
     # -- the basis -----------------------------------------------------------------------------------
 
     def basis(self, progress: Progress, pause: Pause) -> StyleBasis:
-        """Return the model's basis. If there is none, it is computed now: this takes minutes, once for all
-        time."""
+        """Return the model's basis. If there is no basis, compute it now. This takes minutes, once for each
+        model."""
         self._basis = self._basis or self._files.basis()
         if self._basis is None:
             self._basis = self._compute(progress, pause)
@@ -171,7 +175,7 @@ class StyleLoop:
         return self._promote(parent.version, found.ground, update, facts, gain)
 
     def _without_style(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Take back the style of earlier ratings, because the ratings now say too little."""
+        """Remove the style of earlier ratings, because the ratings in force do not show a style."""
         reason, learner = "your ratings do not agree on a style yet", self._learner
         if not self._has_style:
             return self._refuse(reason, facts)
@@ -181,7 +185,7 @@ class StyleLoop:
 
     def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
         """Return the base with the largest s that is within the limits; None if every s that was tried
-        exceeds them."""
+        exceeds the limits."""
         wanted, found = KL * choice.confidence**2, list[_MeasuredBase]()
         predicted = basis.kl(choice.coefficients) * self._curvature
         scale, least = math.sqrt(wanted / max(predicted, 1e-12)), math.inf
@@ -222,7 +226,8 @@ class StyleLoop:
     # -- faults --------------------------------------------------------------------------------------
 
     def _worse(self, found: _MeasuredBase, micro: Any, pause: Pause) -> str:
-        """Return what is worse in replies to questions that no user rated; "" if nothing is."""
+        """Return in words which fault is worse in replies to questions that no user rated; "" if no fault is
+        worse."""
         backend, tokenizer = self._learner.backend, self._model.tokenizer
         if self._untouched is None:
             with self._learner.active.install_for(None):
@@ -253,8 +258,8 @@ class StyleLoop:
 
 
 def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
-    """Return a trained base and a style as one LoRA of scale 1. The last RANK of each rank belong to the
-    style."""
+    """Return a trained base and a style as one LoRA of scale 1. In each pair, the last RANK columns of lora_a
+    belong to the style."""
     if trained is None:
         return style
     pairs: dict[Place, Pair] = {
@@ -268,7 +273,7 @@ def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
 
 
 def trained_part(base: BaseLoRA) -> BaseLoRA | None:
-    """Return the trained base in a `sum_of_bases`; None if there is none."""
+    """Return the trained base in a `sum_of_bases`; None if the sum has no trained base."""
     pairs: dict[Place, Pair] = {}
     for place, (a, b) in base.pairs.items():
         if place[0] == MODULE:
