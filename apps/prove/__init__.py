@@ -6,5 +6,6 @@ trial     one seed of one arm (one way to learn): replies, ratings, and held-out
 retention the other changes of the model: KL, perplexity, variety, length
 report    win-rates over seeds, with their confidence intervals
 drawn_*   users that are drawn at random from a space of tastes: their tastes, their trials, the report
-taste_study  a comparison of models of a user's taste: which model predicts best from few ratings
+
+tests/research/taste_study.py compares models of a user's taste: which model predicts best from few ratings.
 """

@@ -1,9 +1,11 @@
-"""`prove --as-chat`: simulated users who press thumbs, with the chat's own settings.
+"""This module is `prove --as-chat`, an experiment with simulated users who press thumbs. It uses the chat's
+own settings.
 
-A simulated person reads replies to our prompts, presses a thumb where the length of one pleases or annoys
-them, and does not rate the others. Some press only up, or only down. Unseen questions are then answered by
-the weights of each checkpoint. All people take turns: their replies are written as one batch, each with that
-person's own weights.
+A simulated user (a rater) reads replies to the prompts in data/. The rater presses a thumb if the length of a
+reply pleases or annoys them, and does not rate other replies. Some raters press only thumbs up, or only
+thumbs down. At each checkpoint (a number of presses), the weights of the rater are kept. At the end, the
+model answers unseen questions with the weights of each checkpoint. The model writes one reply for each rater
+in one batch, with the rater's own weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +25,17 @@ from .readers import learner_of, next_replies
 from .trial import Arm, Bench, seed_for
 from .users import words_of
 
-SHORT, LONG = 80, 120  # words: thumbs up below, thumbs down above, no thumb from one to the other
-PRESSES = (5, 10, 20, 30)  # checkpoints
-PATIENCE = 2  # replies read for each press: who finds nothing to press stops there
-THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # what each rater ever presses
+SHORT, LONG = 80, 120  # words; thumbs up for fewer than SHORT, thumbs down for more than LONG, else no thumb
+PRESSES = (5, 10, 20, 30)  # the numbers of presses at the checkpoints
+PATIENCE = 2  # the maximum number of replies that a rater reads per press of the checkpoint
+THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # rater -> the thumbs that they press
 
 
 @dataclass(frozen=True)
 class ChatSetup:
-    """Settings shared by all raters. temperature: None is the model's own, as in the chat."""
+    """The settings for all raters. prompts: the questions whose replies are rated. heldout: the unseen
+    questions. presses: the checkpoints. temperature: None means the model's own temperature, as in the
+    chat."""
 
     prompts: Sequence[str]
     heldout: Sequence[str]
@@ -42,8 +46,12 @@ class ChatSetup:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A rater's weights at a checkpoint. pressed, read: thumbs and replies so far; fewer thumbs than
-    `presses` if this rater found nothing more to press. kl, ppl_change: on neutral text."""
+    """A rater's weights at a checkpoint.
+
+    presses: the checkpoint. pressed, read: the numbers of thumbs and replies until then. `pressed` is less
+    than `presses` if the rater ran out of patience. kl, ppl_change: the KL to the original model in nats per
+    token, and the relative change of perplexity, both on neutral text.
+    """
 
     presses: int
     pressed: int
@@ -55,7 +63,8 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class ChatResult:
-    """One seed of one rater at one checkpoint. words, words_base: mean of the replies to unseen questions."""
+    """The result of one rater, one seed and one checkpoint. words, words_base: the mean number of words in
+    the replies to unseen questions, with the rater's weights and with the original model."""
 
     rater: str
     seed: int
@@ -69,12 +78,12 @@ class ChatResult:
 
     @property
     def change(self) -> float:
-        """Relative change of the mean number of words."""
+        """The relative change of the mean number of words."""
         return self.words / self.words_base - 1
 
 
 def thumb(rater: str, reply: str) -> str | None:
-    """The thumb that this rater presses for a reply: up, down or none."""
+    """Return the thumb that this rater presses for a reply: "up", "down" or None."""
     n = len(words_of(reply))
     wanted = "up" if n < SHORT else "down" if n > LONG else None
     return wanted if wanted in THUMBS[rater] else None
@@ -82,7 +91,7 @@ def thumb(rater: str, reply: str) -> str | None:
 
 @dataclass
 class _Person:
-    """One rater of one seed, with a store of their own."""
+    """One rater with one seed and a store of their own."""
 
     rater: str
     seed: int
@@ -92,13 +101,13 @@ class _Person:
     snapshots: list[Snapshot] = field(default_factory=list)
 
     def request(self, setup: ChatSetup) -> GenerationRequest:
-        """A request for the next question. The order of the questions depends on the seed."""
+        """Return a request for the next question. The order of the questions depends on the seed."""
         order = np.random.default_rng([self.seed, 4]).permutation(len(setup.prompts))
         prompt = setup.prompts[order[self.read % len(order)]]
         return asked(self.runtime, prompt, setup, seed_for(self.seed, 0, self.read))
 
     def receive(self, response: GenerationResponse) -> None:
-        """Read a reply, and press a thumb or not."""
+        """Read a reply, and press a thumb if the rater wants to."""
         self.read += 1
         pressed = thumb(self.rater, response.text)
         if pressed is not None:
@@ -107,7 +116,7 @@ class _Person:
             self.pressed += 1
 
     def checkpoint(self, bench: Bench, setup: ChatSetup) -> None:
-        """Keep the weights if a checkpoint is reached, or if patience has run out."""
+        """Keep the weights if the rater has reached a checkpoint or has run out of patience."""
         for presses in setup.presses[len(self.snapshots) :]:
             if self.pressed < presses and self.read < PATIENCE * presses:
                 return
@@ -120,8 +129,8 @@ class _Person:
 def run(
     bench: Bench, setup: ChatSetup, raters: Sequence[str], seeds: int, log: Callable[[str], None]
 ) -> list[ChatResult]:
-    """All raters and seeds, at all checkpoints."""
-    with bench.runtime() as first:  # what it measures of the model serves all others
+    """Run all raters with all seeds. Return a result for each rater, seed and checkpoint."""
+    with bench.runtime() as first:  # measures the model once; all other runtimes use the measurements
         assert first.learner is not None
         first.learner.rating_index.whitening  # noqa: B018 - kept once measured
     with ExitStack() as stack:
@@ -136,14 +145,15 @@ def run(
 
 
 def _round(bench: Bench, setup: ChatSetup, people: Sequence[_Person]) -> None:
-    """One reply for each of them."""
+    """Let each rater read one reply."""
     for person, _, response in next_replies(people, lambda p: p.request(setup)):
         person.receive(response)
         person.checkpoint(bench, setup)
 
 
 def _results(setup: ChatSetup, people: Sequence[_Person], log: Callable[[str], None]) -> list[ChatResult]:
-    """Answer the unseen questions with all weights at once; the untouched model's answers, once a seed."""
+    """Answer the unseen questions with all weights in one batch, and once per seed with the original model.
+    Return the results."""
     runtime, wanted = people[0].runtime, list[tuple[Any, int, MicroLoRA | None]]()
     wanted += [(("base", seed), seed, None) for seed in sorted({p.seed for p in people})]
     wanted += [((p.rater, p.seed, s.presses), p.seed, s.micro) for p in people for s in p.snapshots]
@@ -163,7 +173,8 @@ def mean_words(
     wanted: Sequence[tuple[Any, int, MicroLoRA | None]],
     log: Callable[[str], None],
 ) -> Iterator[tuple[Any, float]]:
-    """(key, mean words of the answers to the unseen questions) of each (key, seed, weights)."""
+    """Yield (key, mean number of words in the answers to the unseen questions) for each wanted (key, seed,
+    weights)."""
     micro_of, lengths = {}, {key: list[int]() for key, *_ in wanted}
     requests = []
     for key, seed, micro in wanted:
@@ -179,7 +190,7 @@ def mean_words(
 
 
 def asked(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> GenerationRequest:
-    """A request for a reply, with the chat's own sampling."""
+    """Return a request for a reply to a prompt, with the chat's own sampling."""
     request = GenerationRequest(
         messages=[Message("user", prompt)],
         max_new_tokens=setup.max_tokens,
@@ -189,7 +200,8 @@ def asked(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> Generat
 
 
 def table(results: Sequence[ChatResult]) -> str:
-    """One line for each rater and checkpoint: the mean change of words, and each seed's words."""
+    """Return a table with a line for each rater and checkpoint: the mean change of the number of words, and
+    the number of words with each seed."""
     lines = ["rater  presses  words          change  per seed"]
     for rater, presses in dict.fromkeys((r.rater, r.presses) for r in results):
         of = [r for r in results if (r.rater, r.presses) == (rater, presses)]

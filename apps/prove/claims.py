@@ -1,4 +1,5 @@
-"""The claims that the suite must show, each with the figure that decides it."""
+"""This module has the claims that the suite of experiments must show. A figure of the results decides each
+claim."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,14 +7,14 @@ from dataclasses import dataclass
 from .report import Point
 from .users import HOSTILE, TASTES
 
-Found = Mapping[str, list[Point]]  # by cell, without tastes that are out of reach
+Found = Mapping[str, list[Point]]  # cell ("user, arm") -> points; without tastes that are out of reach
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
     claim: str
     figure: str
-    met: bool | None  # None: not measured
+    met: bool | None  # None: the figure was not measured
 
 
 def verdicts(found: Found) -> list[ClaimVerdict]:
@@ -35,8 +36,8 @@ def _one(
 
 
 def _beats(words: str, better: str, worse: str) -> Callable[[Found], ClaimVerdict]:
-    """Compares mean stars after 100 ratings. found["A against B"]: A's points over the seeds that B also
-    has."""
+    """Return a claim that the cell `better` has more mean stars than the cell `worse` after 100 ratings. The
+    key "A against B" of `found` has A's points over the seeds that B also has."""
 
     def look(found: Found) -> ClaimVerdict:
         a, b = _at(found, f"{better} against {worse}", 100), _at(found, f"{worse} against {better}", 100)
@@ -48,7 +49,8 @@ def _beats(words: str, better: str, worse: str) -> Callable[[Found], ClaimVerdic
 
 
 def _others(found: Found) -> ClaimVerdict:
-    """The users other than brevity, and other than context, which needs the full loop."""
+    """Return the verdict on the users other than brevity and context. The user context needs the full loop
+    (ratings and training), and not only the instant loop (ratings)."""
     points = {u: _at(found, f"{u}, instant", 100) for u in TASTES if u not in ("brevity", "context")}
     good = [u for u, p in points.items() if p and p.win_rate > 0.6 and p.win_ci[0] > 0.5]
     words = "at least two other users above 60% after 100, lower bound above 50%"
@@ -63,8 +65,12 @@ def _retention(
     form: str,
     seed: Callable[[Point], float] | None = None,
 ):
-    """The worst figure of all cells against an upper limit. Cells with examples are left out, because replies
-    copy from them whatever was learned. seed: the figure of a worst seed, shown beside it."""
+    """Return a claim that the worst figure of all cells is at most `limit`. Cells with examples in the prompt
+    are left out, because replies copy from examples without learning.
+
+    hostile: True for the cells of hostile users. form: the format of the figure. seed: the figure of the
+    worst seed, which the verdict also shows.
+    """
 
     def alone(key: str) -> bool:
         return any(word in key for word in ("instant", "full")) and "examples" not in key

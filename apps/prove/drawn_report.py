@@ -1,8 +1,9 @@
-"""What ratings do for drawn users: the distribution over users, the worst of them, and the cost.
+"""This module reports the effect of ratings for drawn users (simulated users with random tastes): the
+distribution over users, the worst user, and the cost.
 
-Only users within reach count: those for whom a perfect judge's pick among eight replies of the untouched
-model beats a random one of them in at least REACH of all questions. That is computed before anything is
-learned.
+The report includes only users within reach. For such a user, a perfect judge picks among eight replies of the
+untouched model, and the pick beats a random reply of the eight in at least REACH of all questions. The reach
+is computed before the model learns.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,18 @@ import numpy as np
 from ..charts import Axis, lines
 from .statistics import mean_interval, win_interval, win_rate
 
-REACH = 0.7
+REACH = 0.7  # a share of the questions
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 Results = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class UserPoint:
-    """One user in one arm after some ratings, over all seeds. kl, ppl_change: of the worst seed."""
+    """One user in one arm (a way to learn or to pick replies) after some ratings, over all seeds.
+
+    win_rate: the share of pairs in which the new reply has more stars than the untouched model's reply.
+    win_ci: the 95% interval of the win-rate. kl, ppl_change: the largest values of all seeds.
+    """
 
     user: int
     win_rate: float
@@ -32,9 +37,11 @@ class UserPoint:
 
 @dataclass(frozen=True)
 class ArmSpread:
-    """An arm over all users within reach. quantiles: of the users' win-rates, at QUANTILES. worst: the user
-    with the lowest lower end of the interval. better, worse: number of users whose whole interval is above,
-    or below, 50%."""
+    """The results of an arm over all users within reach.
+
+    quantiles: the quantiles of the users' win-rates at QUANTILES. worst: the user whose interval has the
+    lowest lower end. better, worse: the numbers of users whose whole interval is above 50%, or below 50%.
+    """
 
     arm: str
     ratings: int
@@ -51,10 +58,12 @@ class ArmSpread:
 
 @dataclass(frozen=True)
 class ArmCost:
-    """Seconds of the whole machine. The median over users, so that one interrupted trial changes little.
+    """The cost of an arm in seconds of the whole machine. Each figure is the median over users, so that one
+    interrupted trial changes little.
 
-    rating: per reply that is rated on, with its rating. training: per user. reply: per reply to an unseen
-    question, in a batch. best_of: what the other replies to that question, and the choice, add.
+    rating: the seconds of one reply that a user reads, with its rating. training: the seconds of training per
+    user. reply: the seconds of one reply to an unseen question, in a batch. best_of: the extra seconds per
+    question for the other replies and for the choice.
     """
 
     learn: str
@@ -70,7 +79,7 @@ def within_reach(results: Results) -> list[dict[str, Any]]:
 
 
 def points(results: Results, arm: str, ratings: int) -> list[UserPoint]:
-    """One for each user that has this arm, ordered by user number."""
+    """Return a point for each user that has this arm, in the order of the user numbers."""
     found = []
     for user in sorted({r["user"] for r in results}):
         of = [c for r in results if r["user"] == user for c in r["checkpoints"]]
@@ -85,14 +94,14 @@ def points(results: Results, arm: str, ratings: int) -> list[UserPoint]:
 
 
 def arms(results: Results) -> list[str]:
-    """The arms in the results, those with weights of their own first."""
+    """Return the names of the arms in the results. The arms with learned weights are first."""
     names = {name for r in results for c in r["checkpoints"] for name in c["stars"]} - {"original"}
     order = ("instant", "full", "style", "original")
     return sorted(names, key=lambda name: (order.index(name.split("+")[0]), name))
 
 
 def distributions(results: Results) -> list[ArmSpread]:
-    """Every arm after every number of ratings."""
+    """Return the results of every arm after every number of ratings."""
     counted = within_reach(results)
     ratings = sorted({c["ratings"] for r in counted for c in r["checkpoints"]})
     every = [(arm, n, points(counted, arm, n)) for arm in arms(counted) for n in ratings]
@@ -112,7 +121,7 @@ def _distribution(arm: str, ratings: int, users: list[UserPoint]) -> ArmSpread:
 
 
 def costs(results: Results) -> list[ArmCost]:
-    """Over all users, those out of reach too."""
+    """Return the cost of each way to learn, over all users, also users out of reach."""
     return [_arm_cost(learn, [r for r in results if r["learn"] == learn]) for learn in _learns(results)]
 
 
@@ -137,7 +146,7 @@ def _arm_cost(learn: str, of: Results) -> ArmCost:
 
 
 def facts(results: Results) -> dict[str, Any]:
-    """The report as JSON."""
+    """Return the report as JSON data."""
     users = {r["user"]: {k: r[k] for k in ("user", "rater", "kind", "taste", "reach")} for r in results}
     return {
         "drawn": len(users),
@@ -150,7 +159,8 @@ def facts(results: Results) -> dict[str, Any]:
     }
 
 
-# -- for people ------------------------------------------------------------------------------------------
+# -- the report as text
+# ------------------------------------------------------------------------------------------
 
 _EXPLAINED = """\
 Each user's taste is drawn at random (drawn_tastes.py, drawn_users.py). A user reads replies to our questions
@@ -172,7 +182,7 @@ untouched model's reply for the same seed.
 
 
 def markdown(results: Results, picture: str) -> str:
-    """The whole report. picture: file name of the plot."""
+    """Return the whole report as Markdown. picture: the file name of the plot."""
     made = list(dict.fromkeys(r["machine"] for r in results))
     parts = ["# What ratings do for drawn users", "", "Made by `ruvmlx prove --drawn`; the same command:", ""]
     parts += [f"    {command}" for command in dict.fromkeys(_command(r, results) for r in results)]
@@ -183,7 +193,7 @@ def markdown(results: Results, picture: str) -> str:
 
 
 def _sections(results: Results) -> list[Results]:
-    """Results that may be compared: of one family, with the same settings."""
+    """Return groups of comparable results: each group has one family of tastes and the same settings."""
     keys = list(dict.fromkeys(_section_key(r) for r in results))
     return [[r for r in results if _section_key(r) == key] for key in keys]
 
@@ -193,7 +203,7 @@ def _section_key(result: dict[str, Any]) -> str:
 
 
 def _command(result: dict[str, Any], results: Results) -> str:
-    """The command line that makes this result and those beside it."""
+    """Return the command line that makes this result and the results of the same section and way to learn."""
     of = [r for r in results if _section_key(r) == _section_key(result) and r["learn"] == result["learn"]]
     setting = result["setting"]
     flags = ["--held-out"] if result["family"] == "held-out" else []
@@ -219,7 +229,7 @@ def _section(of: Results) -> list[str]:
 
 
 def text(results: Results) -> str:
-    """The distribution and the cost, for a terminal."""
+    """Return the distribution and the cost as text for a terminal."""
     known = facts(results)
     head = (
         f"{known['within_reach']} of {known['drawn']} users of the {known['family']} family are within reach"
@@ -299,7 +309,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width."""
+    """Return the lines of a table whose columns are aligned with spaces."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return [
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
@@ -308,7 +318,8 @@ def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def picture(results: Results) -> str:
-    """Every user's win-rate with its interval, each arm from its worst user to its best, as SVG."""
+    """Return an SVG plot of every user's win-rate with its interval. Each arm is a line from the arm's worst
+    user to its best user."""
     counted = within_reach(_sections(results)[0])
     last = _last(counted)
     series = {}

@@ -1,4 +1,5 @@
-"""Drawn users in a file of results: what the file lacks is run, so a run may be stopped and continued."""
+"""This module runs the trials of drawn users and keeps the results in a file. It runs only trials that the
+file lacks, so the user can stop a run and continue it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from .processes import Workers
 from .trial import Bench
 
 Log = Callable[[str], None]
-ROUNDS = 2  # parts for each process: the last ones to finish leave the others idle for less time
+ROUNDS = 2  # parts per process; smaller parts let the processes end at nearly the same time
 
 
 @dataclass(frozen=True)
 class DrawnRun:
-    """Which users are run, with how many seeds. rater: how all of them rate; None: drawn for each."""
+    """The users to run and the number of seeds. rater: the way in which all users rate; None: each user's way
+    is drawn at random."""
 
     setup: DrawnSetup
     users: Sequence[DrawnUser]
@@ -26,7 +28,7 @@ class DrawnRun:
     rater: str | None = None
 
     def setting(self, model: str) -> dict[str, Any]:
-        """What a result depends on besides the user and the seed."""
+        """Return the settings on which a result depends, besides the user and the seed."""
         chat = self.setup.chat
         return {
             "model": model, "raters": self.rater or "each their own", "ratings": list(chat.presses),
@@ -40,7 +42,8 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class DrawnPart:
-    """Users of one seed that one process runs as one batch."""
+    """Users with one seed that one process runs as one batch. frozen: the untouched model's replies for this
+    seed. scale: the untouched model's replies by which stars are scaled."""
 
     setup: DrawnSetup
     users: Sequence[DrawnUser]
@@ -56,8 +59,12 @@ class DrawnPart:
 def run_missing(
     bench: Bench, wanted: DrawnRun, path: Path | None, machine: str, log: Log, workers: Workers | None = None
 ) -> list[dict[str, Any]]:
-    """Run the trials that the file lacks and add them to it; returns the results of all of them. path: None:
-    no file. machine: machine and day, kept with each result. workers: None: this process runs all trials."""
+    """Run the trials that the file lacks, and add their results to the file. Return the results of all wanted
+    trials.
+
+    path: the file, or None for no file. machine: the machine and the day, which are kept with each result.
+    workers: the processes that run the trials; None: this process runs all trials.
+    """
     setting = wanted.setting(bench.model.name)
     old = {_key(r): r for r in results(path)} if path else {}
     keys = {

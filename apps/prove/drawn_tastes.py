@@ -1,7 +1,8 @@
-"""Tastes drawn at random: weights over measurable properties of a text, some wanted, others unwanted.
+"""This module draws tastes at random. A taste is a set of weights over measurable properties of a text; a
+user wants some of the properties and does not want others.
 
-The properties are not the taste model's own measures, so that it does not know a drawn taste in advance.
-Nothing was tuned on tastes from HELD_OUT; their results are read once, at the end.
+The properties are not the measures that the taste model uses, so that the taste model does not know a drawn
+taste in advance. Nothing was tuned on tastes from HELD_OUT. Their results are read once, at the end.
 """
 
 import re
@@ -44,7 +45,7 @@ HELD_OUT: Mapping[str, Property] = {
     "colons": lambda question, text: _per_word(text, r"[:;]"),
 }
 KNOWN = {**PROPERTIES, **HELD_OUT}
-WANTED = 3  # properties of a taste of `stars`
+WANTED = 3  # the number of properties of a taste in `stars`
 
 
 def _per_word(text: str, pattern: str) -> float:
@@ -52,50 +53,52 @@ def _per_word(text: str, pattern: str) -> float:
 
 
 def _echo(question: str, text: str) -> float:
-    """Share of the reply's words that are in the question."""
+    """Return the share of the reply's words that are in the question, of the words of four or more
+    letters."""
     asked, said = (re.findall(r"\w{4,}", t.lower()) for t in (question, text))
     return sum(word in set(asked) for word in said) / (5 + len(said))
 
 
 def _sentences(text: str) -> list[int]:
-    """Number of words of each sentence; [0] for a text without words."""
+    """Return the number of words in each sentence, or [0] for a text without words."""
     return [count for part in re.split(r"[.!?\n]+", text) if (count := len(part.split()))] or [0]
 
 
 def _repeated_share(text: str) -> float:
-    """Share of the words of four or more letters that occurred earlier in the text."""
+    """Return the share of words that occurred earlier in the text, of the words of four or more letters."""
     words = re.findall(r"\w{4,}", text.lower())
     return 1 - len(set(words)) / max(1, len(words))
 
 
 @dataclass(frozen=True)
 class DrawnTaste:
-    """names [K]: properties. weights [K]: above zero for wanted ones, below zero for unwanted ones."""
+    """A taste over K properties. names [K]: the properties. weights [K]: above zero for a property that the
+    user wants, below zero for a property that the user does not want."""
 
     names: tuple[str, ...]
     weights: tuple[float, ...]
 
     @classmethod
     def draw(cls, rng: np.random.Generator, properties: Sequence[str], wanted: int) -> "DrawnTaste":
-        """A taste of `wanted` of the properties, each with a weight from 0.5 to 1.5 or from -1.5 to -0.5."""
+        """Draw a taste of `wanted` properties, each with a weight from 0.5 to 1.5 or from -1.5 to -0.5."""
         names = tuple(str(name) for name in rng.choice(properties, wanted, replace=False))
         weights = rng.choice([-1.0, 1.0], wanted) * rng.uniform(0.5, 1.5, wanted)
         return cls(names, tuple(float(weight) for weight in weights))
 
     @property
     def words(self) -> str:
-        """ "+1.2 commas, -0.7 length" """
+        """The taste in words: "+1.2 commas, -0.7 length"."""
         pairs = zip(self.names, self.weights, strict=True)
         return ", ".join(f"{weight:+.1f} {name}" for name, weight in pairs)
 
     def values(self, questions: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-        """[R, K]: the properties of each reply."""
+        """Return the values of the K properties for each of R replies, [R, K]."""
         pairs = list(zip(questions, texts, strict=True))
         return np.array([[KNOWN[name](q, t) for name in self.names] for q, t in pairs], float)
 
     def score(self, values: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
-        """sum_k weight_k (value_k - centre_k) / spread_k.  values [R, K], centre [K] or [R, K], spread [K]
-        -> [R]"""
+        """Return the score of each of R replies, [R]: sum_k weight_k (value_k - centre_k) / spread_k, with
+        values [R, K], centre [K] or [R, K], spread [K]."""
         score = np.zeros(len(values))
         for k, weight in enumerate(self.weights):
             score += weight * (values - centre)[:, k] / spread[k]
@@ -103,7 +106,8 @@ class DrawnTaste:
 
 
 def stars(seed: int, questions: Sequence[str], texts: Sequence[str]) -> tuple[str, np.ndarray]:
-    """(the taste in words, stars [R]) of a user for these replies: as many get 1 star as 2, 3, 4 or 5."""
+    """Draw a taste. Return the taste in words, and the stars [R] that it gives to R replies. Each number of
+    stars from 1 to 5 is equally frequent."""
     rng = np.random.default_rng([seed, 22])
     taste = DrawnTaste.draw(rng, list(PROPERTIES), WANTED)
     values = taste.values(questions, texts)
@@ -112,10 +116,10 @@ def stars(seed: int, questions: Sequence[str], texts: Sequence[str]) -> tuple[st
 
 
 def fifths(score: np.ndarray) -> np.ndarray:
-    """[4]: cuts between five parts of equal size."""
+    """Return the four cuts [4] that divide the scores into five parts of equal size."""
     return np.quantile(score, [0.2, 0.4, 0.6, 0.8])
 
 
 def in_fifths(score: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """Stars [R], 1 to 5."""
+    """Return the stars [R], from 1 to 5, of R scores by the four cuts."""
     return 1 + np.searchsorted(cuts, score).astype(float)

@@ -1,10 +1,11 @@
-"""Trials of drawn users: they read and rate replies, then unseen questions are answered again.
+"""This module runs trials of drawn users (simulated users with random tastes). Each user reads and rates
+replies, and the model then answers unseen questions.
 
-Several users are run in one batch (readers.py). At each checkpoint, `best_of` replies to each unseen question
-are written with the user's weights. The first is the reply of the arm "instant", "full" or "style"; the taste
-model's pick among all of them is the reply of "+best-of-N". "original+best-of-N" is its pick among the
-untouched model's replies. Every reply is compared with the untouched model's reply for the same seed. While a
-user rates, each question gets one reply.
+One batch has several users (readers.py). At each checkpoint (a number of ratings), the model writes `best_of`
+replies to each unseen question with the user's weights. The first reply is the reply of the arm "instant",
+"full" or "style". The arm "+best-of-N" uses the reply that the taste model picks among all of them. The arm
+"original+best-of-N" uses the taste model's pick among the untouched model's replies. Every reply is compared
+with the untouched model's reply for the same seed. While a user rates, each question gets one reply.
 """
 
 import time
@@ -31,18 +32,22 @@ from .trial import Arm, Bench, seed_for
 from .untouched_replies import JudgedReply
 
 REACH_BEST_OF = 8  # untouched replies to each unseen question, among which a perfect judge picks
-SCALE_REPLIES = 4  # untouched replies to each question that is rated on
+SCALE_REPLIES = 4  # untouched replies to each question whose replies the users rate
 GROUP = 16  # users in one batch
-_FIRST, _RATED, _SCALE, _UNSHOWN = 3, 0, 5, 6  # purposes of seeds, see seed_for
+_FIRST, _RATED, _SCALE, _UNSHOWN = 3, 0, 5, 6  # purposes of seeds, see `seed_for`
 
-Requests = dict[str, list[GenerationRequest]]  # by question
-Answers = dict[str, list[JudgedReply]]  # by question
+Requests = dict[str, list[GenerationRequest]]  # question -> requests
+Answers = dict[str, list[JudgedReply]]  # question -> replies
 
 
 @dataclass(frozen=True)
 class DrawnSetup:
-    """chat: the questions, how replies are written, and after how many ratings (`presses`) they are tested.
-    learn: "instant", "full" or "style". best_of: replies to each unseen question, at most REACH_BEST_OF."""
+    """The settings of the trials.
+
+    chat: the questions, the settings of replies, and the numbers of ratings at the checkpoints (`presses`).
+    learn: "instant" (ratings only), "full" or "style" (ratings and a slow loop of training). best_of: the
+    number of replies to each unseen question, at most REACH_BEST_OF.
+    """
 
     chat: ChatSetup
     learn: str = "instant"
@@ -50,19 +55,20 @@ class DrawnSetup:
 
     @property
     def group(self) -> int:
-        """Users in one batch. With a slow loop each has a base LoRA, and the backend holds one at a time."""
+        """The number of users in one batch. With a slow loop it is 1, because each user then has a base LoRA,
+        and the backend holds one base LoRA at a time."""
         return GROUP if self.learn == "instant" else 1
 
     def unseen(self, runtime: Runtime, seed: int, count: int) -> Requests:
-        """`count` requests for each unseen question."""
+        """Return `count` requests for each unseen question."""
         return self._requests(runtime, self.chat.heldout, seed, _FIRST, count)
 
     def rated(self, runtime: Runtime, seed: int) -> Requests:
-        """SCALE_REPLIES requests for each question that is rated on."""
+        """Return SCALE_REPLIES requests for each question whose replies the users rate."""
         return self._requests(runtime, self.chat.prompts, seed, _SCALE, SCALE_REPLIES)
 
     def unshown_requests(self, runtime: Runtime) -> Requests:
-        """unshown.REPLIES requests for each question that is rated on."""
+        """Return `unshown.REPLIES` requests for each question whose replies the users rate."""
         return self._requests(runtime, self.chat.prompts, 0, _UNSHOWN, unshown.REPLIES)
 
     def _requests(
@@ -77,9 +83,12 @@ class DrawnSetup:
 
 @dataclass(frozen=True)
 class FrozenReplies:
-    """The untouched model's replies. unseen: REACH_BEST_OF to each unseen question; the first is what others
-    are compared with. rated: SCALE_REPLIES to each question that is rated on. unshown: measures of other
-    replies to these questions, which the program draws in idle time."""
+    """The untouched model's replies.
+
+    unseen: REACH_BEST_OF replies to each unseen question; learned replies are compared with the first of
+    them. rated: SCALE_REPLIES replies to each question whose replies the users rate. unshown: the taste
+    measures of other replies to the rated questions, which the chat draws in idle time and does not show.
+    """
 
     unseen: Answers
     rated: Answers
@@ -117,17 +126,18 @@ def _write_replies(
     requests: Sequence[GenerationRequest],
     adapter: Callable[[GenerationRequest], HeadAdapter | None],
 ) -> dict[str, JudgedReply]:
-    """Replies by request id."""
+    """Write a reply to each request. Return {request id: reply}. adapter: returns the adapter of a
+    request."""
     return {r.request_id: JudgedReply.of(r) for r in generate_many(runtime.engine, requests, adapter)}
 
 
 @dataclass
 class TrialSeconds:
-    """Seconds of one user's trial; of a batch, this user's share.
+    """The seconds of one user's trial. For work in a batch, each user has an equal share of the seconds.
 
-    ratings: writing and rating the replies that are rated on. training: the slow loop. replies: one
-    reply to every unseen question at every checkpoint. best_of: the other replies to them, and the taste
-    model.
+    ratings: the seconds in which the model writes the rated replies and learns from the ratings. training:
+    the seconds of the slow loop. replies: the seconds of one reply to every unseen question at every
+    checkpoint. best_of: the seconds of the other replies to these questions and of the taste model.
     """
 
     ratings: float = 0.0
@@ -138,7 +148,8 @@ class TrialSeconds:
 
 @dataclass
 class _Drawn:
-    """One drawn user and seed, with a store of their own. tested: facts of each checkpoint."""
+    """One drawn user with one seed and a store of their own. read: the number of replies that the user has
+    read. given: the number of ratings. tested: the facts of each checkpoint."""
 
     user: DrawnUser
     seed: int
@@ -154,28 +165,30 @@ class _Drawn:
         self._rng = np.random.default_rng([self.seed, 6, self.user.number])
 
     def request(self, chat: ChatSetup) -> GenerationRequest:
-        """A request for the next question. Order and replies differ between users."""
+        """Return a request for the next question. The order of questions and the seeds differ between
+        users."""
         number = self.user.number
         order = np.random.default_rng([self.seed, 4, number]).permutation(len(chat.prompts))
         prompt = chat.prompts[order[self.read % len(order)]]
         return asked(self.runtime, prompt, chat, seed_for(self.seed, _RATED, 1000 * number + self.read))
 
     def receive(self, question: str, response: GenerationResponse) -> None:
-        """Read a reply, and rate it or not."""
+        """Read a reply, and rate it if the user wants to."""
         self.read += 1
         rating = self.user.rating(self.worth(question, JudgedReply.of(response)), self._rng)
         if rating is not None:
             self.runtime.settle()
             self.runtime.rate(response.request_id, rating)
             self.given += 1
-        # The chat does this in idle time: UserTaste.compare.
+        # The chat adds the measures of unshown replies in idle time, by `UserTaste.compare`.
         learner_of(self).taste.add_unshown({response.request_id: self.unshown[question]})
 
     def worth(self, question: str, reply: JudgedReply) -> int:
         return self.stars(question, reply.text, reply.finished)
 
     def due(self, chat: ChatSetup) -> bool:
-        """Are there ratings enough for the next checkpoint, or has this user read enough replies to stop?"""
+        """Return True if the next checkpoint is due: the user has given its number of ratings, or has read
+        PATIENCE times as many replies."""
         ratings = chat.presses[len(self.tested)]
         return self.given >= ratings or self.read >= PATIENCE * ratings
 
@@ -191,8 +204,11 @@ def run(
     bench: Bench, setup: DrawnSetup, users: Sequence[DrawnUser], seed: int,
     frozen: FrozenReplies, scale: FrozenReplies, log: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Facts of each user's trial, as they finish. frozen: the untouched model's replies for this seed; scale:
-    those that stars are scaled by, the same for all seeds."""
+    """Run the trials, and yield the facts of each trial when it ends.
+
+    frozen: the untouched model's replies for this seed. scale: the untouched model's replies by which stars
+    are scaled, the same for all seeds.
+    """
     for at in range(0, len(users), setup.group):
         with ExitStack() as stack:
             people = [
@@ -214,7 +230,7 @@ def run(
 
 
 def _round(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
-    """Each reads one reply and rates it."""
+    """Let each user read one reply and rate it."""
     started = time.perf_counter()
     for person, question, response in next_replies(people, lambda p: p.request(setup.chat)):
         person.receive(question, response)
@@ -226,7 +242,8 @@ def _round(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
 
 
 def _test(bench: Bench, setup: DrawnSetup, people: Sequence[_Drawn], frozen: FrozenReplies) -> None:
-    """Answer the unseen questions by the weights of these people."""
+    """Answer the unseen questions with the weights of each of these users, and add the facts of the
+    checkpoint."""
     wanted, micro = list[Requests](), dict[str, HeadAdapter]()
     for person in people:
         learner_of(person).sync()
@@ -266,7 +283,8 @@ def _checkpoint_facts(
 
 
 def _picked_stars(person: _Drawn, count: int, answers: Answers) -> list[int]:
-    """Stars of the replies that the taste model picks, each among the first `count` to a question."""
+    """Return the stars of the replies that the taste model picks. For each question, it picks among the first
+    `count` replies."""
     judge = TasteJudge(learner_of(person).taste.model)
     picked = []
     for question, of in answers.items():
@@ -276,7 +294,8 @@ def _picked_stars(person: _Drawn, count: int, answers: Answers) -> list[int]:
 
 
 def reach(stars: DrawnStars, frozen: FrozenReplies) -> float:
-    """How often a perfect judge's pick among the untouched model's replies beats a random one of them."""
+    """Return the reach of a user: the share of comparisons in which a perfect judge's pick among the
+    untouched model's replies to a question beats a random one of these replies."""
     worth = [[stars(q, r.text, r.finished) for r in of] for q, of in frozen.unseen.items()]
     return judged_wins(np.array(worth), np.array(worth))
 

@@ -1,9 +1,9 @@
-"""Simulated users drawn from a space of tastes, and how each of them rates.
+"""This module draws simulated users from a space of tastes. Each user has a way to rate.
 
 A taste gives weights, above or below zero, to two to five properties of a text (drawn_tastes.py). About one
-user in three has two tastes: one for questions about what the reader does ("How do I ..."), one for all
-others. Stars compare a reply with the untouched model's replies to the same question, so that each number of
-stars, 1 to 5, is about equally frequent.
+user in three has two tastes: one for questions with "I", "me" or "my" ("How do I ..."), and one for all other
+questions. Stars compare a reply with the untouched model's replies to the same question, so that each number
+of stars, 1 to 5, is about equally frequent.
 """
 
 import re
@@ -15,16 +15,18 @@ import numpy as np
 from .drawn_tastes import HELD_OUT, PROPERTIES, DrawnTaste, fifths, in_fifths
 from .raters import RATERS
 
-FLIPPED = 0.2  # share of a noisy rater's ratings that are reversed: 6 - stars
-MIN_PROPERTIES, MAX_PROPERTIES = 2, 5  # properties of one taste
-BY_TOPIC = 1 / 3  # share of users with two tastes
+FLIPPED = 0.2  # the share of a noisy rater's ratings that are reversed to 6 - stars
+MIN_PROPERTIES, MAX_PROPERTIES = 2, 5  # the limits of the number of properties of one taste
+BY_TOPIC = 1 / 3  # the share of users with two tastes
 
 _DOING = re.compile(r"\b(?:I|my|me)\b")
 
 
 @dataclass(frozen=True)
 class DrawnUser:
-    """tastes: one; or two, for questions about what the reader does and for all others. rater: of RATERS."""
+    """A simulated user. rater: the user's way to rate, a key of RATERS. tastes: one taste, or two: the first
+    for questions with "I", "me" or "my", the second for other questions. held_out: True if the tastes are
+    from HELD_OUT."""
 
     number: int
     held_out: bool
@@ -35,8 +37,11 @@ class DrawnUser:
     def draw(
         cls, number: int, held_out: bool, rater: str | None = None, family: Sequence[str] = ()
     ) -> "DrawnUser":
-        """The user with this number. held_out: draw from HELD_OUT, not PROPERTIES. rater: None draws it.
-        family: other properties to draw from, of KNOWN."""
+        """Draw the user with this number.
+
+        held_out: True if the properties are from HELD_OUT, and False if they are from PROPERTIES. rater: the
+        way to rate, or None to draw it. family: names of properties in KNOWN to draw from in place of these.
+        """
         rng = np.random.default_rng([number, 23, int(held_out)])
         family = family or list(HELD_OUT if held_out else PROPERTIES)
         drawn = str(rng.choice(list(RATERS), p=list(RATERS.values())))
@@ -63,7 +68,8 @@ class DrawnUser:
         return self.tastes[0] if _DOING.search(question) else self.tastes[-1]
 
     def rating(self, stars: int, rng: np.random.Generator) -> str | None:
-        """What this user presses for a reply worth so many stars; None: nothing."""
+        """Return the rating that the user gives to a reply, or None for no rating. stars: the reply's stars
+        by the user's taste."""
         if self.rater == "stars":
             return str(stars)
         if self.rater == "noisy":
@@ -74,12 +80,14 @@ class DrawnUser:
 
 
 class DrawnStars:
-    """A drawn user's stars for replies to known questions. A Scorer, as in users.py."""
+    """A function that gives a drawn user's stars for replies to known questions (a `Scorer`, see
+    users.py)."""
 
     def __init__(self, user: DrawnUser, frozen: Mapping[str, Sequence[str]]):
-        """frozen: the untouched model's replies to each question that will be asked."""
+        """frozen: the untouched model's replies to each question of the trial."""
         self._user, self._centre = user, dict[str, np.ndarray]()
-        self._scale: dict[DrawnTaste, tuple[np.ndarray, np.ndarray]] = {}  # spread [K], cuts [4]
+        # The scale of a taste over K properties: (spread [K], cuts [4]).
+        self._scale: dict[DrawnTaste, tuple[np.ndarray, np.ndarray]] = {}
         for taste in user.tastes:
             values = {
                 q: taste.values([q] * len(t), t) for q, t in frozen.items() if user.taste_for(q) is taste
@@ -88,12 +96,15 @@ class DrawnStars:
                 self._measure(taste, values)
 
     def _measure(self, taste: DrawnTaste, values: Mapping[str, np.ndarray]) -> None:
-        """values: [R, K] of each question. The scale is that of differences between replies to one
-        question."""
+        """Measure the centre of each question and the scale of a taste. The scale is the standard deviation
+        of the differences between replies to one question.
+
+        values: for each question, the values of the K properties of R replies, [R, K].
+        """
         self._centre |= {question: v.mean(axis=0) for question, v in values.items()}
         differences = np.concatenate([v - self._centre[question] for question, v in values.items()])
         spread = differences.std(axis=0)
-        spread[spread < 1e-9] = np.inf  # a property that never varies counts nothing
+        spread[spread < 1e-9] = np.inf  # a property that never varies adds nothing to the score
         self._scale[taste] = spread, fifths(taste.score(differences, np.zeros_like(spread), spread))
 
     def __call__(self, prompt: str, reply: str, finished: bool) -> int:

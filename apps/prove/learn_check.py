@@ -1,8 +1,9 @@
-"""`learn check`: the same questions, answered with and without what was learned.
+"""This module is `learn check`: the model answers the same questions with the adapter (what it learned from
+ratings) and without the adapter.
 
-Both replies to a question are drawn with the same seed, so they are equal where nothing was learned. What is
-said of all questions together is said only where it is clear: where chance makes as large a difference in
-less than one of twenty users.
+Both replies to a question are drawn with the same seed, so they are equal if the adapter changes nothing. The
+summary reports a difference only if it is clear: chance alone would cause such a large difference for fewer
+than one of twenty users.
 """
 
 import math
@@ -25,17 +26,20 @@ from ruvmlx.text import one_line
 
 from . import prompts
 
-EACH = 10  # fixed questions, and the user's own
-MAX_OWN_CHARACTERS = 600  # of a question; a longer one is a text to work on
-LEVEL = 0.95
-_DEALS = 10_000  # of signs, in the test of the lengths
+EACH = 10  # the maximum number of fixed questions, and of the user's own questions
+MAX_OWN_CHARACTERS = 600  # the maximum length of a question; a longer message is a text to work on
+LEVEL = 0.95  # the confidence level of a clear difference
+_DEALS = 10_000  # the number of random signs per pair, in the test of the lengths
 
 
 @dataclass(frozen=True)
 class CheckRow:
-    """A question with both replies. is_own: the user asked it before. stars_before, stars_after: what the
-    user would give, by the taste model. predicted: the reply with more of them, "before", "after" or "same";
-    "" while the ratings show no liking."""
+    """A question with both replies: `before` without the adapter, `after` with it.
+
+    is_own: True if the user asked the question before. stars_before, stars_after: the stars that the taste
+    model predicts for the replies. predicted: the reply with more stars, "before", "after" or "same", or ""
+    if the ratings do not show clearly what the user likes.
+    """
 
     question: str
     is_own: bool
@@ -50,11 +54,15 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class CheckSummary:
-    """words_before, words_after: means. shorter, longer: questions whose reply is. cut_before, cut_after:
-    replies that reached the length limit. is_length_clear: "shorter" or "longer" holds beyond chance.
-    preferred, not_preferred: questions whose reply with, or without, what was learned would get more stars.
-    is_taste_clear: the ratings show a liking. is_preference_clear: it is, and one of the two wins beyond
-    chance."""
+    """The summary of all questions ("before": without the adapter, "after": with it).
+
+    words_before, words_after: the mean numbers of words. shorter, longer: the numbers of questions whose
+    reply became shorter, or longer. cut_before, cut_after: the numbers of replies that reached the length
+    limit. is_length_clear: True if the change of length is larger than chance explains. preferred,
+    not_preferred: the numbers of questions whose reply with, or without, the adapter is predicted to get more
+    stars. is_taste_clear: True if the ratings show clearly what the user likes. is_preference_clear: True if
+    the taste is clear and one of the two numbers is larger than chance explains.
+    """
 
     ratings: int
     questions: int
@@ -78,7 +86,8 @@ class LearnCheck:
 
 
 def own_questions(runtime: Runtime) -> list[str]:
-    """First messages of the user's chats, then questions of rated replies, the newest first."""
+    """Return the user's own questions: the first messages of the user's chats, then the questions of rated
+    replies, the newest rating first."""
     assert runtime.learner is not None
     rated = [question for question, *_ in reversed(runtime.learner.history.examples())]
     asked = [text for text in chain(runtime.store.messages.first_texts(), rated) if text.strip()]
@@ -86,7 +95,10 @@ def own_questions(runtime: Runtime) -> list[str]:
 
 
 def check(runtime: Runtime, questions: Sequence[str] | None, max_tokens: int, watch: Watch) -> LearnCheck:
-    """questions: instead of the fixed ones and the user's own. NotFound if nothing was learned."""
+    """Answer questions with and without the adapter. Raise NotFound if the model has learned nothing.
+
+    questions: the questions to ask, or None for the fixed questions and the user's own questions.
+    """
     learner = runtime.learning.require_learner()
     learner.sync()
     if not learner.version:
@@ -114,7 +126,7 @@ def check(runtime: Runtime, questions: Sequence[str] | None, max_tokens: int, wa
 def _replies(
     runtime: Runtime, asked: Sequence[str], max_tokens: int, watch: Watch
 ) -> list[tuple[GenerationResponse, GenerationResponse]]:
-    """The reply to each question without and with what was learned."""
+    """Return the replies to each question: (without the adapter, with the adapter)."""
     found: dict[str, GenerationResponse] = {}
     before, after = (
         [_request(runtime, question, seed, max_tokens) for seed, question in enumerate(asked)]
@@ -176,7 +188,8 @@ def _summary(
 
 
 def is_beyond_chance(differences: np.ndarray) -> bool:
-    """Is the mean of paired differences [n] larger than chance makes it: with signs at random?"""
+    """Return True if the mean of n paired differences [n] is larger than chance explains. The test compares
+    it with means of the same differences with random signs."""
     if not differences.any():
         return False
     signs = np.random.default_rng(0).choice((-1.0, 1.0), (_DEALS, differences.size))
@@ -185,14 +198,15 @@ def is_beyond_chance(differences: np.ndarray) -> bool:
 
 
 def sign_test(one: int, other: int) -> float:
-    """Probability that a fair coin is as one-sided as `one` heads and `other` tails, either way."""
+    """Return the probability that a fair coin gives a result at least as one-sided as `one` heads and `other`
+    tails, in either direction."""
     count = one + other
     tail = sum(math.comb(count, k) for k in range(min(one, other) + 1))
     return min(1.0, float(2 * tail) / 2.0**count)
 
 
 def sentences(summary: CheckSummary) -> list[str]:
-    """The result in words, two sentences or three."""
+    """Return the result of the check in two or three sentences."""
     before, after, of = summary.words_before, summary.words_after, summary.questions
     words = f"{before:.0f} → {after:.0f} words"
     if summary.is_length_clear:
@@ -234,5 +248,5 @@ def _preference(summary: CheckSummary) -> str:
 
 
 def reply_lines(row: CheckRow) -> list[str]:
-    """Both replies, each as one line."""
+    """Return both replies, each as one line."""
     return [f"  without: {one_line(row.before)}", f"  with:    {one_line(row.after)}"]

@@ -1,4 +1,4 @@
-"""Learning curves as a picture."""
+"""This module draws learning curves as a picture."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,8 @@ BELOW = "ratings; how often the reply is better than the original model's"
 
 
 def curves(title: str, series: Mapping[str, Sequence[Point]]) -> str:
-    """Win-rate against ratings, each line with its 95% interval; all start at 50% without ratings."""
+    """Return an SVG plot of the win-rate against the number of ratings. Each line has its 95% intervals, and
+    starts at a win-rate of 50% for 0 ratings."""
     most = max((point[0] for line in series.values() for point in line), default=1)
     from_half = {name: [(0, 0.5, 0.5, 0.5), *line] for name, line in series.items()}
     ratings = Axis(0, most, sorted({0, 30, 100, most} if most >= 100 else {0, most}), ".0f")

@@ -1,7 +1,7 @@
-"""Runs independent parts of an experiment in several processes, each with a model of its own.
+"""This module runs independent parts of an experiment in several processes. Each process has its own model.
 
-One process decodes a batch with all cores, but it fits tastes and commits ratings with one core. Two
-processes with one core each do both at once.
+One process decodes a batch with all cores, but it fits taste models and saves ratings with one core. Two
+processes with one core each can do both kinds of work at the same time.
 """
 
 import signal
@@ -18,19 +18,20 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_opened: list[Any] = []  # what this process works with
+_opened: list[Any] = []  # the result of `Workers.open` in this process
 
 
 @dataclass(frozen=True)
 class Workers:
-    """open: makes what a process works with; it is called once in each of at most `count` processes."""
+    """A set of at most `count` processes. open: a function that makes the objects with which a process works,
+    for example a model; each process calls it once."""
 
     open: Callable[[], Any]
     count: int
 
     def results(self, work: Callable[[Any, Part], Result], parts: Sequence[Part]) -> Iterator[Result]:
-        """work(open(), part) for each part, as the parts finish. `open`, `work`, parts and results are
-        pickled if there are several processes. The first error ends all of them."""
+        """Yield `work(open(), part)` for each part, in the order in which the parts end. If there are several
+        processes, `open`, `work`, parts and results are pickled. The first error ends all processes."""
         count = min(self.count, len(parts))
         if count <= 1:
             opened = self.open() if parts else None
@@ -50,11 +51,12 @@ class Workers:
 
 @contextmanager
 def _deferred_signals() -> Iterator[None]:
-    """In the block, no signal ends this process: a process that is half started would print a traceback.
-    After the block, the process gets the signals that came. Processes that are started in it block them."""
+    """In the block, hold back the signals that end this process, because a child process that is half started
+    would print a traceback. After the block, raise the signals that arrived. Processes that are started in
+    the block inherit a mask that blocks these signals."""
     came: list[int] = []
-    # The mask is for the processes that are started. Another thread of this process can take a signal, and
-    # Python calls the handler in the main thread all the same: so the handlers are exchanged, too.
+    # The mask is for the started processes. It is not enough for this process: another thread can take a
+    # signal, and Python then calls the handler in the main thread. So the block also replaces the handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     handlers = {number: signal.getsignal(number) for number in _ENDS}
     try:
@@ -72,7 +74,7 @@ def _deferred_signals() -> Iterator[None]:
 
 def _open(open_worker: Callable[[], Any]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process gets it, too, and ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets SIGINT too, and ends this process
     end_with_parent()
     _opened.append(open_worker())
 
@@ -82,7 +84,7 @@ def _work(work: Callable[[Any, Part], Result], part: Part) -> Result:
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
-    """End the processes now; they hold nothing that must be saved."""
+    """Kill the processes at once. They hold no data that must be saved."""
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:

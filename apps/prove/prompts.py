@@ -1,4 +1,5 @@
-"""Our own prompts: "train" to rate on, and "heldout", on other topics, to test on."""
+"""This module reads the project's own prompts. Simulated users rate replies to the prompts "train". The
+prompts "heldout", on other topics, test the result."""
 
 from importlib import resources
 
@@ -8,5 +9,5 @@ def own(name: str) -> list[str]:
 
 
 def lines(text: str) -> list[str]:
-    """One prompt a line, without empty lines."""
+    """Return the prompts of a text with one prompt on each line. Empty lines are left out."""
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,9 +1,10 @@
-"""How a drawn user rates. This module imports nothing, so that the command's help is quick."""
+"""This module has the ways in which drawn users rate. It imports nothing, so that the command's help is
+fast."""
 
-RATERS = {  # way of rating -> its share of the drawn users
+RATERS = {  # the way to rate -> its share of the drawn users
     "stars": 0.4,
-    "noisy": 0.2,  # stars, some of them reversed
-    "thumbs": 0.2,  # up for 4 or 5 stars, down for 1 or 2
+    "noisy": 0.2,  # gives stars, and reverses some of them
+    "thumbs": 0.2,  # thumb up for 4 or 5 stars, thumb down for 1 or 2 stars
     "only-up": 0.1,
     "only-down": 0.1,
 }

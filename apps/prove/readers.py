@@ -1,5 +1,5 @@
-"""Replies for several simulated people, written as one batch, each with that person's own weights, and
-committed as the chat commits them, so that they can be rated."""
+"""This module writes replies for several simulated users in one batch, with each user's own weights. It saves
+the replies as the chat does, so that the users can rate them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -13,7 +13,7 @@ from ruvmlx.store import ReplyRow
 
 
 class Reader(Protocol):
-    """Someone with a store and weights of their own."""
+    """A simulated user whose runtime has its own store and weights."""
 
     @property
     def runtime(self) -> Runtime: ...
@@ -30,8 +30,8 @@ def learner_of(reader: Reader) -> Learner:
 def next_replies(
     readers: Sequence[AnyReader], request_of: Callable[[AnyReader], GenerationRequest]
 ) -> Iterator[tuple[AnyReader, str, GenerationResponse]]:
-    """(reader, question, reply) of each reader. The replies are written as one batch and committed. All must
-    have the same base LoRA."""
+    """Write one reply for each reader in one batch, save the replies, and yield (reader, question, reply).
+    All readers must have the same base LoRA."""
     by_id: dict[str, tuple[AnyReader, GenerationRequest, Trace]] = {}
     for reader in readers:
         learner_of(reader).sync()

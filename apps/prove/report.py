@@ -1,4 +1,4 @@
-"""The trials' results over all seeds, as `prove` prints them."""
+"""This module joins the results of trials over all seeds, and formats them as `prove` prints them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,14 @@ from .trial import Checkpoint
 
 @dataclass(frozen=True)
 class Point:
-    """score, score_base: mean stars of the held-out replies. win_rate: share of pairs in which the learned
-    model's reply is better; a tie counts half. win_ci: its 95% interval. kl (nats per token) and ppl_change
-    (relative): on neutral text, the largest of all seeds. variety: distinct-2 / the frozen model's, mean of
-    the seeds; variety_worst: of the worst seed (one seed's sampling error is about 1%). best_rate:
-    win-rate of the replies that the taste model picks.
+    """The results of all seeds after one number of ratings.
+
+    score, score_base: the mean stars of the held-out replies of the learned model and of the frozen model
+    (the original one). win_rate: the share of pairs in which the learned model's reply is better; a tie is
+    half a win. win_ci: the 95% interval of the win-rate. kl (nats per token), ppl_change (relative): the
+    largest values of all seeds on neutral text. variety: distinct-2 divided by the frozen model's distinct-2,
+    the mean of the seeds. variety_worst: the same ratio for the worst seed (the sampling error of one seed is
+    about 1%). best_rate: the win-rate of the replies that the taste model picks.
     """
 
     ratings: int
@@ -34,7 +37,7 @@ class Point:
 
 
 def join_trials(trials: Sequence[Sequence[Checkpoint]]) -> list[Point]:
-    """The checkpoints of several seeds, one Point for each number of ratings."""
+    """Join the checkpoints of several seeds. Return one Point for each number of ratings."""
     return [_point(list(seeds)) for seeds in zip(*trials, strict=True)]
 
 
@@ -60,7 +63,7 @@ def _point(seeds: list[Checkpoint]) -> Point:
 
 
 def line(point: Point) -> str:
-    """A row of the table for people."""
+    """Return a row of the table that `prove` prints."""
     low, high = point.win_ci
     interval = f"{point.win_rate:4.0%} ({low:.0%} to {high:.0%})"
     return (

@@ -1,4 +1,5 @@
-"""Measures what must not change while a model learns: plain text, variety, length."""
+"""This module measures the properties that must not change while a model learns: its predictions of neutral
+text, and the variety of its replies."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,22 +10,23 @@ import numpy as np
 from ruvmlx.backends.base import Backend, HeadAdapter, original_model
 from ruvmlx.sona.kl_probe import log_softmax_rows
 
-_LIMIT = 1024  # tokens of the neutral text
-_ROWS = 64  # tokens whose logits are in memory at a time
+_LIMIT = 1024  # the maximum number of tokens of the neutral text
+_ROWS = 64  # the number of tokens whose logits are in memory at the same time
 
 
 class NeutralText:
-    """Plain text that no rating is about, to measure KL to the frozen model and perplexity on."""
+    """A neutral text, which no rating is about. `compare` measures the KL to the frozen (original) model and
+    the perplexity on this text."""
 
     def __init__(self, backend: Backend, tokenizer):
         text = resources.files(__package__).joinpath("data/neutral.txt").read_text(encoding="utf-8")
         self._backend, self._tokens = backend, tokenizer.encode(text)[:_LIMIT]
         with original_model(backend):
-            self._frozen = backend.hidden_states(self._tokens[:-1])  # [T - 1, D]
+            self._frozen = backend.hidden_states(self._tokens[:-1])  # [T - 1, D]: T tokens, D hidden size
 
     def compare(self, adapter: HeadAdapter | None) -> tuple[float, float]:
-        """(mean KL(new || frozen) in nats per token, relative change of perplexity) of the model with this
-        adapter and the backend's base LoRA."""
+        """Return (mean KL(new || frozen) in nats per token, relative change of perplexity). The new model is
+        the model with this adapter and the backend's base LoRA."""
         hidden = (
             self._frozen if self._backend.lora is None else self._backend.hidden_states(self._tokens[:-1])
         )
@@ -45,15 +47,16 @@ class NeutralText:
 
 
 def distinct_2(replies: Sequence[Sequence[int]]) -> float:
-    """Share of different pairs among all pairs of neighbouring tokens (Li et al. 2016)."""
+    """Return distinct-2: the number of different pairs of adjacent tokens, divided by the number of all such
+    pairs (Li et al. 2016)."""
     pairs = [pair for ids in replies for pair in itertools.pairwise(ids)]
     return len(set(pairs)) / len(pairs) if pairs else 1.0
 
 
 def variety_ratio(new: Sequence[Sequence[int]], old: Sequence[Sequence[int]]) -> float:
-    """distinct-2 of the new replies over that of the old.
+    """Return the distinct-2 of the new replies divided by the distinct-2 of the old replies.
 
-    Longer texts repeat more, so each pair of replies is cut to the shorter of the two.
+    Longer texts repeat more pairs, so both replies to a prompt are cut to the length of the shorter reply.
     """
     pairs = [(a[: len(b)], b[: len(a)]) for a, b in zip(new, old, strict=True)]
     return distinct_2([a for a, _ in pairs]) / distinct_2([b for _, b in pairs])

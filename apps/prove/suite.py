@@ -1,7 +1,8 @@
-"""The suite: all simulated users and arms with a few seeds each, and the report on them.
+"""This module runs the suite of experiments (all simulated users and arms, with a few seeds each), and writes
+the report.
 
-Each result is a line of JSON in a file, and results in the file are not run again. So the suite may be
-stopped and continued, and processes that run different users may share the file.
+Each result is a line of JSON in a file. The suite does not run results again that the file has. So the user
+can stop the suite and continue it, and several processes that run different users can share the file.
 """
 
 import datetime
@@ -21,8 +22,8 @@ from .report import Point, join_trials
 from .trial import Arm, Bench, Checkpoint, TrialSetup
 from .users import HOSTILE, TASTES, USERS
 
-BEST_OF = 4  # replies among which the taste model picks, in the arms "instant" and "full"
-ORACLES = {  # the taste, stated in a system prompt
+BEST_OF = 4  # the number of replies among which the taste model picks, in the arms "instant" and "full"
+ORACLES = {  # user -> a system prompt that states the user's taste
     "brevity": "Answer as briefly as you can, in one short sentence.",
     "lists": "Always answer with a numbered list, one item on each line.",
     "casual": "Talk to me like a friend: say you and we, use contractions and exclamation marks.",
@@ -31,7 +32,8 @@ ORACLES = {  # the taste, stated in a system prompt
 
 @dataclass(frozen=True)
 class SuiteCell:
-    """One row of the report: a user, an arm, and the numbers of ratings to test after."""
+    """One row of the report: a user, an arm (a way to learn), and the numbers of ratings at the
+    checkpoints."""
 
     user: str
     arm: Arm
@@ -61,7 +63,10 @@ def cells() -> list[SuiteCell]:
 def run(
     bench: Bench, setting: TrialSetup, seeds: int, user: str | None, path: Path, log: Callable[[str], None]
 ) -> None:
-    """Run the cells that the file lacks, for one user or all. setting: prompts, lengths, temperature."""
+    """Run the cells that the file lacks.
+
+    setting: the prompts, the lengths and the temperature. user: the name of a user, or None for all users.
+    """
     for seed in range(seeds):
         for cell in cells():
             known = {(r["key"], r["seed"]) for r in results(path)}
@@ -95,12 +100,12 @@ def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def append(path: Path, result: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as f:
-        f.write("\n" + json.dumps(result) + "\n")  # "\n" first: a killed run may have left half a line
+        f.write("\n" + json.dumps(result) + "\n")  # the first "\n" ends a line that a killed run cut
 
 
 def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
-    """The results in the file, without lines that a killed run left half-written. of: only results with
-    this field."""
+    """Return the results in the file, without lines that a killed run cut. of: the name of a field; results
+    without this field are left out."""
     if not path.exists():
         return []
     found = []
@@ -113,7 +118,7 @@ def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
 
 
 def checkpoints(found: Sequence[dict[str, Any]]) -> list[list[Checkpoint]]:
-    """The checkpoints of one cell, one list for each seed."""
+    """Return the checkpoints of one cell, as one list for each seed."""
     return [
         [Checkpoint(**(c | _arrays(c))) for c in result["checkpoints"]]
         for result in sorted(found, key=lambda r: r["seed"])
@@ -147,7 +152,8 @@ _COLUMNS = (
 
 
 def markdown(path: Path, command: str, picture: str) -> str:
-    """The report: the claims, then every figure. picture: the plot's file name, beside the report."""
+    """Return the report as Markdown: the claims, then every figure. picture: the plot's file name, relative
+    to the report."""
     cells_ = _by_cell(results(path))
     within = {key: of for key, of in cells_.items() if not _out_of_reach(key, cells_)}
     found = {key: join_trials(checkpoints(of)) for key, of in (within | _on_shared_seeds(within)).items()}
@@ -183,7 +189,8 @@ def markdown(path: Path, command: str, picture: str) -> str:
 
 
 def _on_shared_seeds(cells_: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """ "A against B" -> A's results for the seeds that B also has, for any two cells of one user."""
+    """Return {"A against B": the results of cell A for the seeds that cell B also has}, for any two cells of
+    one user."""
     shared = {}
     for (a, of), (b, others) in itertools.permutations(cells_.items(), 2):
         if a.split(",")[0] == b.split(",")[0]:
@@ -204,7 +211,7 @@ def _row(name: str, of: list[dict[str, Any]], p: Point) -> str:
 
 
 def picture(path: Path) -> str:
-    """The learning curves of the instant loop, as SVG."""
+    """Return the learning curves of the instant loop (ratings without training), as SVG."""
     by_cell = _by_cell(results(path))
     lines = {
         user: [
@@ -217,12 +224,12 @@ def picture(path: Path) -> str:
 
 
 def _by_cell(found: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Results by cell, in the suite's order."""
+    """Return {cell: results}, in the order of the suite."""
     by_key = {cell.key: [r for r in found if r["key"] == cell.key] for cell in cells()}
     return {key: of for key, of in by_key.items() if of}
 
 
 def _out_of_reach(key: str, by_cell: dict[str, list[dict[str, Any]]]) -> bool:
-    """Did the original model meet this user's taste in no seed?"""
+    """Return True if the original model met the taste of the cell's user with no seed."""
     user = key.split(",")[0]
     return not any(r["reach"] for r in by_cell.get(f"{user}, instant", [])) and user in TASTES

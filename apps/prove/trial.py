@@ -1,6 +1,7 @@
-"""One seed of one arm: a simulated user chats and rates, then the held-out prompts are answered again.
+"""This module runs a trial, which is one seed of one arm (a way to learn). A simulated user chats and rates
+replies, and the model then answers the held-out prompts.
 
-Everything happens in a scratch store; the user's own adapter is neither read nor written.
+A trial uses a temporary store. It neither reads nor writes the adapter of the real user.
 """
 
 import tempfile
@@ -26,17 +27,18 @@ from .retention import NeutralText, variety_ratio
 from .untouched_replies import JudgedReply, UntouchedReplies
 from .users import Scorer
 
-CONSOLIDATE_EVERY = 32  # ratings, in the full arm
+CONSOLIDATE_EVERY = 32  # the number of ratings between two trainings, in the arm "full"
 REACH_PROMPTS = REACH_SAMPLES = 8
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What varies between trials. learn: "off" | "instant" | "full" | "style". examples: liked replies in the
-    prompt.
+    """The settings that differ between trials.
 
-    shuffle: each reply gets the stars of another one. flip: probability that stars are reversed. reverse_at:
-    after this rating the user wants the opposite. system: a system prompt that states the taste.
+    learn: "off", "instant" (ratings only), "full" or "style" (ratings and a slow loop). examples: the number
+    of liked replies in the prompt. shuffle: True if each reply gets the stars of a random reply. flip: the
+    probability that stars are reversed. reverse_at: the number of ratings after which the user wants the
+    opposite. system: a system prompt that states the taste.
     """
 
     learn: str = "instant"
@@ -59,8 +61,8 @@ class Arm:
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """What stays the same in all arms of a comparison. best_of: replies to each held-out prompt, among which
-    the taste model picks one besides; 1: none."""
+    """The settings that all arms of a comparison share. best_of: the number of replies to each held-out
+    prompt among which the taste model picks one; with 1, the taste model does not pick."""
 
     scorer: Scorer
     prompts: Sequence[str]
@@ -68,7 +70,7 @@ class TrialSetup:
     ratings: int
     checkpoints: Sequence[int]
     max_tokens: int = 96
-    temperature: float | None = 0.7  # None: the chat's
+    temperature: float | None = 0.7  # None: the chat's own temperature
     best_of: int = 1
 
     def score(self, reply: "TrialReply", reversed_: bool = False) -> int:
@@ -87,8 +89,12 @@ class TrialReply:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """scores, base_scores: [P] stars of each held-out prompt's reply. kl, ppl_change: on neutral text.
-    best_scores: [P] stars of the replies that the taste model picks; None: it picked none."""
+    """The results of a trial after one number of ratings.
+
+    scores, base_scores: the stars [P] of the replies to P held-out prompts, of the learned model and of the
+    frozen model (the original one). kl, ppl_change: measured on neutral text (see retention.py). best_scores:
+    the stars [P] of the replies that the taste model picks, or None.
+    """
 
     ratings: int
     scores: np.ndarray
@@ -97,20 +103,20 @@ class Checkpoint:
     ppl_change: float
     mean_tokens: float
     mean_tokens_base: float
-    variety: float  # distinct-2 / that of the frozen model's replies
+    variety: float  # distinct-2 divided by the frozen replies' distinct-2
     sample: str
     best_scores: np.ndarray | None = None
 
 
 class Bench:
-    """The model, and the frozen model's answers: shared by all trials."""
+    """The model and the frozen model's answers, which all trials share."""
 
     def __init__(
         self, model, backend, kv: str | None = None, targets: str = "head",
         kept_replies: Path | None = None, measured: tuple[bytes, bytes] | None = None,
     ):  # fmt: skip
-        """kept_replies: file for the untouched model's replies; None: each run writes them again. measured:
-        the model's reference text and whitening; None: the first runtime measures them."""
+        """kept_replies: the file of the untouched model's replies; None: each run writes the replies again.
+        measured: the model's reference text and whitening; None: the first runtime measures them."""
         self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
         self.untouched = UntouchedReplies(backend, model.fingerprint, kept_replies)
@@ -124,7 +130,7 @@ class Bench:
 
     @contextmanager
     def runtime(self, arm: "Arm | None" = None) -> Iterator[Runtime]:
-        """A runtime with its own store and nothing learned."""
+        """Yield a runtime with its own store, which has learned nothing."""
         examples, learn = (arm.examples, arm.learn != "off") if arm else (0, True)
         with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
             store, model = Store(Path(folder) / "prove.db"), self.model.fingerprint
@@ -158,7 +164,7 @@ class Bench:
                     self.measured = neutral, mean
 
     def _learn_directions(self, runtime: Runtime) -> None:
-        """Find the directions of the model's measures once. The chat does this in idle time."""
+        """Find the directions of the model's measures once. The chat finds the directions in idle time."""
         learner, file = runtime.learner, self._directions_file
         assert learner is not None
         if self._directions or learner.directions.are_shipped:
@@ -175,7 +181,7 @@ class Bench:
                 out.write(self._directions)
 
     def base_replies(self, setting: TrialSetup, seed: int) -> list[TrialReply]:
-        """The frozen model's answers to the held-out prompts."""
+        """Return the frozen model's answers to the held-out prompts."""
         key = (tuple(setting.heldout), setting.max_tokens, setting.temperature, seed)
         if key not in self._base:
             with self.runtime() as runtime:
@@ -188,7 +194,8 @@ class Bench:
         return self._base[key]
 
     def unshown_measures(self, setting: TrialSetup) -> dict[str, np.ndarray]:
-        """Measures of unshown replies to the prompts. The chat writes these in idle time."""
+        """Return the taste measures of unshown replies (replies that the user does not see) to the prompts.
+        The chat writes such replies in idle time."""
         key = (tuple(setting.prompts), setting.max_tokens, setting.temperature)
         if key not in self._unshown:
             with self.runtime() as runtime:
@@ -207,8 +214,9 @@ class Bench:
 
 
 def within_reach(bench: Bench, setting: TrialSetup, seed: int) -> bool:
-    """Does the frozen model ever come near this taste? Ratings choose among what the model does: if none of 8
-    samples of each of 8 prompts earns 3 stars, there is nothing to choose."""
+    """Return True if one of the frozen model's replies comes near this taste: one of 8 samples of each of 8
+    prompts earns 3 stars. If no sample does, ratings cannot teach the taste, because ratings only choose
+    among replies that the model writes."""
     asked = [p for p in setting.prompts[:REACH_PROMPTS] for _ in range(REACH_SAMPLES)]
     with bench.runtime() as runtime:
         requests = [request_for(runtime, setting, p, seed_for(seed, 2, i)) for i, p in enumerate(asked)]
@@ -220,9 +228,9 @@ def within_reach(bench: Bench, setting: TrialSetup, seed: int) -> bool:
 def run(
     bench: Bench, setting: TrialSetup, arm: Arm, seed: int, log: Callable[[str], None]
 ) -> Iterator[Checkpoint]:
-    """The checkpoints, in order."""
+    """Run a trial, and yield its checkpoints in order."""
     user = _User(setting, arm, seed)
-    bench.base_replies(setting, seed)  # by the frozen model, before anything is learned
+    bench.base_replies(setting, seed)  # written by the frozen model, before the trial learns
     with bench.runtime(arm) as runtime:
         for done in range(1, setting.ratings + 1):
             if arm.learn != "off" or arm.examples:
@@ -238,7 +246,7 @@ def run(
 
 @dataclass(frozen=True)
 class TrialPart:
-    """One seed of one arm, for a process."""
+    """One trial that a process runs."""
 
     setting: TrialSetup
     arm: Arm
@@ -247,14 +255,14 @@ class TrialPart:
 
 
 def run_part(bench: Bench, part: TrialPart) -> tuple[int, list[Checkpoint]]:
-    """(seed, checkpoints)"""
+    """Run one trial, and return (seed, checkpoints)."""
     return part.seed, list(run(bench, part.setting, part.arm, part.seed, part.log))
 
 
 def _rate_reply(
     bench: Bench, runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int
 ) -> None:
-    """One turn: a reply, and this user's rating."""
+    """Write one reply and give the simulated user's rating."""
     prompt = setting.prompts[(done - 1) % len(setting.prompts)]
     reply = _kept_reply(runtime, setting, prompt, seed_for(seed, 0, done), arm.system)
     runtime.rate(reply.id, str(user.stars(reply, done)))
@@ -264,7 +272,8 @@ def _rate_reply(
 
 
 class _User:
-    """Gives stars: the setup's scorer, changed as the arm says."""
+    """A simulated user. The user gives the stars of the setup's scorer, shuffled, flipped or reversed as the
+    arm says."""
 
     def __init__(self, setting: TrialSetup, arm: Arm, seed: int):
         self._setting, self._arm = setting, arm
@@ -310,8 +319,8 @@ def _checkpoint(
 def heldout_replies(
     runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int, count: int = 1
 ) -> list[list[TrialReply]]:
-    """`count` answers to each prompt with what was learned so far. Nothing is stored or rated. The first one
-    does not depend on the count."""
+    """Return `count` answers to each held-out prompt with the present weights. The answers are neither stored
+    nor rated. The first answer does not depend on the count."""
     asked = [requests_for(first, count) for first in _heldout_requests(runtime, setting, arm, seed)]
     responses = {r.request_id: r for r in runtime.writer.answers([r for of in asked for r in of])}
     return [
@@ -332,7 +341,7 @@ def _first(replies: list[list[TrialReply]]) -> list[TrialReply]:
 
 
 def _picked_replies(runtime: Runtime, replies: list[list[TrialReply]]) -> list[TrialReply]:
-    """Of the replies to each prompt, the one with the most stars by the taste model."""
+    """Return, for each prompt, the reply for which the taste model predicts the most stars."""
     assert runtime.learner is not None
     judge, picked = TasteJudge(runtime.learner.taste.model), []
     for of in replies:
@@ -349,7 +358,7 @@ def _consolidate(runtime: Runtime) -> str:
 def _kept_reply(
     runtime: Runtime, setting: TrialSetup, prompt: str, seed: int, system: str | None
 ) -> TrialReply:
-    """A reply that is committed, so that it can be rated."""
+    """Write a reply, and save it in the store, so that it can be rated."""
     for chunk in runtime.generate(request_for(runtime, setting, prompt, seed, system)):
         response = chunk.response
     runtime.settle()
@@ -373,6 +382,6 @@ def _reply(prompt: str, id_: str, reply: JudgedReply) -> TrialReply:
 
 
 def seed_for(seed: int, purpose: int, i: int) -> int:
-    """A seed for each purpose, without overlap; the same for all arms, so that their replies can be
-    paired."""
+    """Return the seed of request `i` of a purpose. Purposes do not share seeds. All arms use the same seeds,
+    so that their replies can be paired."""
     return (seed * 8 + purpose) * 100_003 + i

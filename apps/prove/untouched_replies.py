@@ -1,7 +1,8 @@
-"""Replies of the untouched model, kept in a file between runs.
+"""This module keeps replies of the untouched model (the model without an adapter) in a file between runs.
 
-Each trial compares learned replies with the untouched model's replies to the same questions. Those replies do
-not depend on the trial, so a run reads them from the file and writes only those that the file lacks.
+Each trial compares learned replies with the untouched model's replies to the same questions. The untouched
+replies do not depend on the trial, so a run reads them from the file. The model writes only replies that the
+file lacks.
 """
 
 import hashlib
@@ -17,14 +18,14 @@ from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.run import EngineParts
 
-KEPT_REPLIES = 200_000  # about 1 kB each; the oldest replies beyond these are deleted
-_LOOKED_UP = 500  # keys in one SQL statement
+KEPT_REPLIES = 200_000  # the maximum number of replies in the file, about 1 kB each; older ones are deleted
+_LOOKED_UP = 500  # the maximum number of keys in one SQL statement
 _SCHEMA = "CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, reply TEXT NOT NULL)"
 
 
 @dataclass(frozen=True)
 class JudgedReply:
-    """A reply as trials judge it. finish_reason: "stop" or "length"."""
+    """The parts of a reply that trials judge. finish_reason: "stop" or "length"."""
 
     text: str
     finish_reason: str
@@ -41,15 +42,17 @@ class JudgedReply:
 
 
 class UntouchedReplies:
-    """Replies of one backend's model without any adapter. file: None keeps nothing."""
+    """The replies of one backend's model without an adapter. file: the file for the replies, or None to keep
+    no replies."""
 
     def __init__(self, backend: Backend, fingerprint: str, file: Path | None = None):
         self._backend, self._file = backend, file
-        # Threads do not change a reply; other kernels round differently.
+        # The key has the kernels, because other kernels round differently. The number of threads changes
+        # nothing.
         self._model = [fingerprint, backend.name, backend.kernels.partition(",")[0]]
 
     def to(self, engine: EngineParts, requests: Sequence[GenerationRequest]) -> dict[str, JudgedReply]:
-        """The reply to each request, by request id."""
+        """Return the reply to each request, as {request id: reply}."""
         keys = {request.request_id: self._key(engine, request) for request in requests}
         known = self._read(keys.values())
         missing = [request for request in requests if keys[request.request_id] not in known]
@@ -66,14 +69,15 @@ class UntouchedReplies:
             yield from generate_many(engine, requests)
 
     def _key(self, engine: EngineParts, request: GenerationRequest) -> bytes:
-        """A hash of all that decides the reply."""
+        """Return a hash of the model, the prompt and the settings that decide the reply."""
         wanted = [
             *self._model, engine.prompt_ids(request), request.max_new_tokens, asdict(request.sampling),
             list(request.stop), request.ignore_eos,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(wanted).encode()).digest()
 
-    # -- the file ------------------------------------------------------------------------------------
+    # -- the file of replies
+    # ------------------------------------------------------------------------------------
 
     def _read(self, keys: Iterable[bytes]) -> dict[bytes, JudgedReply]:
         if self._file is None or not self._file.exists():

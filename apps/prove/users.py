@@ -1,14 +1,15 @@
-"""Simulated users: each gives a reply 1 to 5 stars by one taste, from its text alone.
+"""This module has simulated users. Each user is a function that gives a reply 1 to 5 stars by one taste, from
+the reply's text alone.
 
-5 is what this person wants, 1 is what they do not want. Only those who like short answers give fewer stars to
-a reply that was cut at the length limit.
+A reply with 5 stars is just as the user wants it. A reply with 1 star is the opposite. Only the users brevity
+and context give fewer stars to a reply that was cut at the length limit.
 """
 
 import re
 import zlib
 from collections.abc import Callable
 
-Scorer = Callable[[str, str, bool], int]
+Scorer = Callable[[str, str, bool], int]  # (prompt, reply, True if the reply ended by itself) -> stars
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 _ITEM = re.compile(r"\s*(?:[-*\u2022]|\d{1,2}[.)])\s+\S")
@@ -26,12 +27,12 @@ def words_of(text: str) -> list[str]:
 
 
 def _stars(value: float, steps: tuple[float, float, float, float]) -> int:
-    """1 + how many of the rising steps the value reaches."""
+    """Return 1 plus the number of the rising steps that the value reaches."""
     return 1 + sum(value >= step for step in steps)
 
 
 def brevity(prompt: str, reply: str, finished: bool) -> int:
-    """Wants few words; a reply that is cut off gets 1 star."""
+    """Return the stars of a user who wants few words. A reply that was cut gets 1 star."""
     words = len(words_of(reply))
     if not finished or not words:
         return 1
@@ -39,69 +40,70 @@ def brevity(prompt: str, reply: str, finished: bool) -> int:
 
 
 def _list_share(reply: str) -> float:
-    """Share of the lines that are items of a list."""
+    """Return the share of the lines that are items of a list."""
     lines = [line for line in reply.splitlines() if line.strip()]
     return sum(bool(_ITEM.match(line)) for line in lines) / len(lines) if lines else 0.0
 
 
 def lists(prompt: str, reply: str, finished: bool) -> int:
-    """Wants a list, one item a line."""
+    """Return the stars of a user who wants a list with one item on each line."""
     return _stars(_list_share(reply), (0.01, 0.25, 0.5, 0.7))
 
 
 def prose(prompt: str, reply: str, finished: bool) -> int:
-    """Wants whole paragraphs, no lists."""
+    """Return the stars of a user who wants whole paragraphs and no lists."""
     return _stars(-_list_share(reply), (-0.7, -0.5, -0.25, -0.01)) if words_of(reply) else 1
 
 
 def plain(prompt: str, reply: str, finished: bool) -> int:
-    """Wants short words; words of nine and more letters cost stars."""
+    """Return the stars of a user who wants short words. Words of nine and more letters cost stars."""
     words = words_of(reply)
     long = sum(len(w) >= 9 for w in words) / len(words) if words else 1.0
     return _stars(-long, (-0.22, -0.17, -0.12, -0.07))
 
 
 def casual(prompt: str, reply: str, finished: bool) -> int:
-    """Wants to be spoken to: "you" and "we", contractions, exclamation marks."""
+    """Return the stars of a user who wants casual words: "you" and "we", contractions, exclamation marks."""
     words = len(words_of(reply))
     informal = 100 * len(_INFORMAL.findall(reply)) / words if words else 0.0
     return _stars(informal, (1, 3, 5, 8))
 
 
 def formal(prompt: str, reply: str, finished: bool) -> int:
-    """Wants the opposite of what the casual user wants."""
+    """Return the stars of a user who wants the opposite of the user `casual`."""
     return 6 - casual(prompt, reply, finished) if words_of(reply) else 1
 
 
 def phrase(prompt: str, reply: str, finished: bool) -> int:
-    """Wants examples that are announced: "for example", "for instance", "such as"."""
+    """Return the stars of a user who wants examples after "for example", "for instance" or "such as"."""
     return (1, 3, 4, 5)[min(3, len(_PHRASE.findall(reply)))]
 
 
 def spanish(prompt: str, reply: str, finished: bool) -> int:
-    """Wants answers in Spanish, whatever the question's language."""
+    """Return the stars of a user who wants answers in Spanish to questions in any language."""
     words = [w.lower() for w in words_of(reply)]
     return _stars(sum(w in _SPANISH for w in words) / len(words), (0.05, 0.1, 0.2, 0.25)) if words else 1
 
 
 def context(prompt: str, reply: str, finished: bool) -> int:
-    """Wants a list for a "how" question and a short answer for any other."""
+    """Return the stars of a user who wants a list for a question with "how", and a short answer for any other
+    question."""
     how = re.match(r"\s*how\b", prompt, re.IGNORECASE)
     return lists(prompt, reply, finished) if how else brevity(prompt, reply, finished)
 
 
 def always_1(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: one star for everything."""
+    """Return 1 star for every reply, as a hostile user does."""
     return 1
 
 
 def always_5(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: five stars for everything."""
+    """Return 5 stars for every reply, as a hostile user does."""
     return 5
 
 
 def random(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: arbitrary stars."""
+    """Return arbitrary stars, as a hostile user does."""
     return 1 + zlib.crc32(reply.encode()) % 5
 
 

@@ -1,4 +1,4 @@
-"""Facts about machine, versions and model that identify nobody."""
+"""This module collects facts about the machine, the versions and the model. The facts identify nobody."""
 
 import os
 import platform
@@ -18,7 +18,8 @@ from ruvmlx.platform.cpu import available_memory, physical_cores
 
 from ..bench import machine
 
-# The keys of mx.device_info() to report: a new MLX may add one that identifies a machine.
+# The keys of mx.device_info() to report. Other keys are left out, because a new version of MLX can add a key
+# that identifies a machine.
 _GPU = ("device_name", "architecture", "memory_size", "max_recommended_working_set_size", "max_buffer_length")
 _SYSCTL = {
     "performance_cores": "hw.perflevel0.physicalcpu",
@@ -41,7 +42,7 @@ def machine_facts() -> dict[str, Any]:
         **_sysctl(),
         "commit": commit(Path(ruvmlx.__file__).parents[1]),
         "settings": _public_settings(),
-        "environment": sorted(machine.environment()),  # names of the variables that are set
+        "environment": sorted(machine.environment()),  # the names of the variables that are set
     }
 
 
@@ -57,9 +58,10 @@ def has_gpu() -> bool:
 
 
 def _system_build() -> str:
-    """ "macOS 15.1 (24B83)", "Linux 6.1": the host's name is left out."""
+    """Return the system's name and version without the host's name: "macOS 15.1 (24B83)", "Linux 6.1"."""
     if sys.platform == "darwin":
-        # Not platform.mac_ver(): a Python that was built for an older macOS is told 16.0 on macOS 26.
+        # platform.mac_ver() is not used: for a Python that was built for an older macOS, it gives 16.0 on
+        # macOS 26.
         version, build = (
             machine.output("sw_vers", f"-{name}") for name in ("productVersion", "buildVersion")
         )
@@ -75,7 +77,8 @@ def _sysctl() -> dict[str, str]:
 
 
 def commit(folder: Path) -> str | None:
-    """The commit of this checkout, followed by "+" if files were changed; None without a checkout."""
+    """Return the commit of the git checkout in a folder, with "+" after it if files were changed. Return None
+    if the folder is no checkout."""
     if not (folder / ".git").exists():
         return None
     try:
@@ -91,7 +94,8 @@ def commit(folder: Path) -> str | None:
 
 
 def model_facts(model: Model) -> dict[str, Any]:
-    """The model's shape, without its name, which the user chose: a folder may be called anything."""
+    """Return facts about the model's size and shape. The model's name is left out, because the user can
+    choose any name for a folder."""
     shape = {name: value for name, value in vars(model.shape).items() if isinstance(value, int | float)}
     return {
         "starter": model.path == starter_path(),
@@ -105,12 +109,13 @@ def model_facts(model: Model) -> dict[str, Any]:
 
 
 def heat() -> dict[str, Any] | None:
-    """The thermal state and the low-power mode: both slow a machine. None where neither is told."""
+    """Return the thermal state and the low-power mode, because both can slow a machine. Return None if the
+    system reports neither."""
     told = {"thermal_state": sensors.thermal_state(), "low_power_mode": sensors.low_power_mode()}
     return {name: value for name, value in told.items() if value not in ("", None)} or None
 
 
 def load_average() -> Mapping[str, float]:
-    """Mean of runnable processes over the last minute. Above the number of cores, do not trust the
-    figures."""
+    """Return the mean number of runnable processes over the last minute. If it is above the number of cores,
+    the figures of speed are not reliable."""
     return {"load": round(os.getloadavg()[0], 1)}

@@ -1,4 +1,5 @@
-"""Verdicts on the GPU kernels: for the starter's heads, then for all shapes of heads that models have."""
+"""This module checks the GPU kernels, first for the attention heads of the starter model, and then for all
+shapes of heads that models have."""
 
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -15,7 +16,8 @@ N_KV_HEADS = 2
 
 
 def shapes() -> list[Shapes]:
-    """Each head size, type and group. The first half has each pair of two of these, should time end."""
+    """Return the shapes with each head size, dtype and group (query heads per KV head). The first half of the
+    list has each combination of two of these three, in case the time ends before the second half."""
     pairs = list(product(HEAD_DIMS, GROUPS))
     by_turns = [(turn + half) % 2 for half in range(2) for turn in range(len(pairs))]
     return [
@@ -25,7 +27,8 @@ def shapes() -> list[Shapes]:
 
 
 def of_the_starter(deadline: Deadline) -> list[dict[str, Any]]:
-    """[{"name", "ok", "why", "ratio", "message"}]"""
+    """Return the verdicts on the kernels for the starter's heads: [{"name", "ok", "why", "ratio",
+    "message"}]."""
     player = PlayerProcess("kernels")
     try:
         return player.call(deadline, "verdicts", *astuple(STARTER))
@@ -34,7 +37,8 @@ def of_the_starter(deadline: Deadline) -> list[dict[str, Any]]:
 
 
 def of_all(wanted: Sequence[Shapes], deadline: Deadline) -> list[dict[str, Any]]:
-    """[{"head_dim", "dtype", "group", "results" or "error"}]; an error where no time is left."""
+    """Return the verdicts for each wanted shape: [{"head_dim", "dtype", "group", "results" or "error"}]. A
+    shape for which no time is left has an error."""
     player = PlayerProcess("kernels")
     try:
         return [_shape_facts(shapes) | _results(player, shapes, deadline) for shapes in wanted]

@@ -1,5 +1,5 @@
-"""Makes the parts of a report, each in its share of the time. A part that fails becomes a line of the
-report."""
+"""This module makes the parts of a report, each in its share of the time. For a part that fails, the report
+has a line with the error."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,15 +14,17 @@ from ..bench.machine import Thermometer
 from . import facts, kernels, speed
 
 Log = Callable[[str], None]
-FORMAT = 1  # version of the JSON
-# Checks whose details hold only our own words; the others name files, chats or adapters.
+FORMAT = 1  # the version of the JSON format
+# The checks whose details have only the program's own words. The details of other checks name files, chats or
+# adapters.
 PUBLIC_CHECKS = frozenset({"installation", "native library", "backend"})
 
 
 def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seconds: float, log: Log) -> dict:
-    """The report as JSON. checks: doctor's results, with "error" for a failed one.
+    """Return the report as JSON data. checks: the results of doctor's checks; a failed check has an "error".
 
-    The part "clock" times the same arithmetic before and after: a machine that grows hot does it slower.
+    The part "clock" times the same arithmetic before and after the measurements, because a machine that
+    becomes hot is slower.
     """
     started, deadline, thermometer = time.monotonic(), speed.Deadline(seconds), Thermometer()
     report: dict[str, Any] = {"format": FORMAT, "made": time.strftime("%Y-%m-%d", time.gmtime())}
@@ -53,7 +55,7 @@ def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seco
         return facts.model_facts(opened[0])
 
     part("model", model_part)
-    # mlx-lm runs on the GPU if there is one, so it is compared with the GPU's speed only.
+    # If the machine has a GPU, mlx-lm runs on the GPU. So the CPU's speed is not compared with mlx-lm.
     runs = [("speed", ["mlx"], True, 0.8), ("speed_cpu", ["native"], False, 0.9)]
     for name, backends, peer, share in runs if gpu else [("speed", ["native", "mlx"], True, 0.97)]:
         if opened:

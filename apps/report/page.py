@@ -1,4 +1,4 @@
-"""The report as Markdown: a summary for people, then everything as JSON."""
+"""This module writes the report as Markdown: a summary for people, then all data as JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def _shape_row(shape: Facts) -> Sequence[Any]:
 
 
 def _messages(verdicts: Sequence[Facts]) -> Iterator[str]:
-    """A compiler's long message is shown once for all kernels that have it."""
+    """Yield the long messages of the compiler, each once, with the names of the kernels that have it."""
     kernels: dict[str, list[str]] = {}
     for verdict in verdicts:
         if len(lines := verdict.get("message", [])) > 1:
@@ -97,7 +97,8 @@ def _messages(verdicts: Sequence[Facts]) -> Iterator[str]:
 
 
 def _speed(speed: Facts) -> str:
-    """For each length: tokens a second, the ratio to mlx-lm's, and memory."""
+    """Return the section on speed: for each length of the prompt, the tokens per second, the ratio to
+    mlx-lm's speed, and the memory."""
     lines = ["## Speed"]
     for length in speed["lengths"]:
         lines.append(
@@ -142,7 +143,7 @@ def _failed_section(failed: Mapping[str, str]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterator[Sequence[Any]] | Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; line breaks and bars in cells are escaped."""
+    """Return a Markdown table. In cells, line breaks become spaces, and vertical bars are escaped."""
     lines = [columns, ["---"] * len(columns), *rows]
     cells = ([" ".join(str(cell).split()).replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

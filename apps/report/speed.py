@@ -1,7 +1,9 @@
-"""Measures our speed beside mlx-lm's own loop, on the same weights, in turns, in a bounded time.
+"""This module measures the speed of ruvmlx and of mlx-lm's own loop, on the same weights, in turns, within a
+time limit.
 
-A turn is one greedy reply from an empty cache: the seconds to its first token are prefill, those of the other
-tokens decode. Each runtime has its own process, so a kernel that crashes costs one turn.
+In a turn, one runtime writes one greedy reply from an empty cache. The seconds until the first token are the
+prefill time, and the seconds of the other tokens are the decode time. Each runtime has its own process, so a
+kernel that crashes ends only one turn.
 """
 
 import statistics
@@ -25,15 +27,16 @@ from ..bench.model import prompt
 from ..bench.stage import OnStage, PlayerError
 
 Log = Callable[[str], None]
-PROMPTS, DECODED = (512, 2048), 96
-MIN_TOKENS = 128, 16  # tokens of prompt and reply; if these take too long, the runtime is left out
-SHORT = 32, 8
-ROUNDS = 7  # at most; the first, in which kernels compile, counts only if it is the only round
+PROMPTS, DECODED = (512, 2048), 96  # tokens of the prompts, and of each reply
+MIN_TOKENS = 128, 16  # tokens of the smallest prompt and reply; a runtime too slow for them is left out
+SHORT = 32, 8  # tokens of the prompt and the reply that estimate a runtime's speed
+ROUNDS = 7  # the maximum number; the first round compiles kernels, so it is used only if it is the only round
 PEER = "mlx-lm"
 
 
 class Deadline:
-    """The time that is left. `share(f)`: a new deadline after that fraction of it."""
+    """A time limit. `left()` is the number of seconds that are left. `share(f)` is a new deadline after the
+    fraction `f` of the time that is left."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -47,7 +50,7 @@ class Deadline:
 
 
 class _Timed(OnStage):
-    """A player whose process is killed at its deadline."""
+    """A player (a runtime in its own process) whose process is killed at the deadline."""
 
     def __init__(self, deadline: Deadline, kind: str, **settings: Any):
         self.deadline = deadline
@@ -66,7 +69,8 @@ class _Timed(OnStage):
 
 
 class PlayerProcess:
-    """A runtime in a process, started at the first call, and again after a turn that crashed it."""
+    """A runtime in its own process. The first call starts the process. After a crash, the next call starts it
+    again."""
 
     def __init__(self, kind: str, **settings: Any):
         self._kind, self._settings = kind, settings
@@ -95,14 +99,18 @@ class PlayerProcess:
 
 @dataclass
 class TimedRuntime:
-    """One runtime with one cache. rounds: (seconds of prefill, median seconds of a decoded token)."""
+    """One runtime with one kind of KV cache.
+
+    rounds: (prefill seconds, median seconds per decoded token) of each round. held: the memory figures of the
+    last round. reading, decoding: the estimated seconds per prompt token and per decoded token.
+    """
 
     name: str
     player: PlayerProcess
     kv: str
     rounds: list[tuple[float, float]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
-    reading: float = 0.0  # seconds a token of prompt, roughly
+    reading: float = 0.0  # a rough estimate
     decoding: float = 0.0
 
     def play(self, deadline: Deadline, tokens: int, decoded: int) -> None:
@@ -112,7 +120,8 @@ class TimedRuntime:
         self.rounds.append((first, statistics.median(others)))
 
     def estimate(self, deadline: Deadline) -> None:
-        """Time a short reply, the second of two: in the first one kernels compile."""
+        """Estimate the speed by a short reply. Write two replies and use the time of the second, because
+        kernels compile in the first."""
         for _ in range(2):
             self.play(deadline, *SHORT)
         self.reading, self.decoding = self.rounds[-1][0] / SHORT[0], self.rounds[-1][1]
@@ -127,13 +136,14 @@ class TimedRuntime:
 
 @dataclass
 class Beside:
-    """The runtimes that take part, and why others do not."""
+    """The runtimes that are measured in turns. left_out: the name of each runtime that is left out, with the
+    reason."""
 
     turns: list[TimedRuntime]
     left_out: dict[str, str]
 
     def each(self, act: Callable[[TimedRuntime], None], log: Log) -> None:
-        """One round: call `act` for each runtime; one that fails is left out from then on."""
+        """Run one round: call `act` for each runtime. Leave out a runtime that fails in all later rounds."""
         for turn in list(self.turns):
             try:
                 act(turn)
@@ -149,7 +159,10 @@ class Beside:
 def measure(
     model: Model, backends: Sequence[str], peer: bool, threads: int, deadline: Deadline, log: Log
 ) -> dict[str, Any]:
-    """Rates of each runtime for each prompt length, and the ratios to mlx-lm's."""
+    """Return the tokens per second of each runtime for each prompt length, and the ratios to mlx-lm's speed.
+
+    backends: ruvmlx's backends to measure. peer: True if mlx-lm is measured too.
+    """
     with _players(model, backends, peer, threads, deadline, log) as beside:
         beside.each(lambda turn: turn.estimate(deadline.share(0.4)), log)
         found: list[dict[str, Any]] = []
@@ -162,14 +175,14 @@ def measure(
 
 
 def _prompts(model: Model) -> list[int]:
-    """The prompt lengths that fit the model's context; at least a short one."""
+    """Return the prompt lengths that fit the model's context, or one short length if none fits."""
     room = model.shape.max_context - DECODED
     return [n for n in PROMPTS if n <= room] or [max(1, min(room, SHORT[0]))]
 
 
 def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log) -> tuple[int, int]:
-    """The longest (prompt, reply) that leaves time for three rounds; runtimes too slow for that are left
-    out."""
+    """Return the longest (prompt, reply) in tokens for which three rounds fit into the time. Leave out
+    runtimes that are too slow for three rounds of MIN_TOKENS."""
     now = size
     while 3 * sum(turn.seconds(*now) for turn in beside.turns) > deadline.left():
         if now[0] > MIN_TOKENS[0]:
@@ -189,7 +202,7 @@ def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log
 def _length(
     beside: Beside, tokens: int, decoded: int, share: Deadline, deadline: Deadline, log: Log
 ) -> dict[str, Any]:
-    """Play rounds until this length's share of the time is over; a turn that has begun may take longer."""
+    """Run rounds until this length's share of the time is over. A turn that has begun can take longer."""
     turns, longest = list(beside.turns), 0.0
     for turn in turns:
         turn.rounds = []
@@ -213,7 +226,8 @@ def _summary(turns: Sequence[TimedRuntime], tokens: int) -> dict[str, Any]:
 
 
 def _rates(turn: TimedRuntime, tokens: int) -> dict[str, Any]:
-    """Tokens a second: median, least and most of the rounds."""
+    """Return the tokens per second of prefill and decode: the median, the least and the most of the
+    rounds."""
     prefill = [tokens / first for first, _ in turn.counted()]
     decode = [1 / each for _, each in turn.counted()]
     return {"rounds": len(prefill), "prefill": _spread_facts(prefill), "decode": _spread_facts(decode)}
@@ -225,7 +239,8 @@ def _spread_facts(values: Sequence[float]) -> dict[str, float]:
 
 
 def _ratios(turn: TimedRuntime, peer: TimedRuntime) -> dict[str, float]:
-    """Speed relative to the peer: the median over the rounds that both played."""
+    """Return the speed relative to mlx-lm (the peer), as the median over the rounds that both runtimes
+    ran."""
     pairs = list(zip(turn.counted(), peer.counted(), strict=False))
     prefill = statistics.median(theirs[0] / ours[0] for ours, theirs in pairs)
     decode = statistics.median(theirs[1] / ours[1] for ours, theirs in pairs)
@@ -258,7 +273,7 @@ def _players(
 
 
 def _no_peer(model: Model, ours: int, deadline: Deadline) -> str:
-    """Why mlx-lm cannot take part; "" if it can."""
+    """Return the reason why mlx-lm cannot be measured, or "" if it can be measured."""
     if (needed := round(model.bytes * (1.2 + ours))) > 0.8 * total_memory():
         return f"all at once would need {size(needed)} of {size(total_memory())}"
     if not model.path.is_dir() and model.bytes / _WRITING > 0.3 * deadline.left():
@@ -266,14 +281,15 @@ def _no_peer(model: Model, ours: int, deadline: Deadline) -> str:
     return ""
 
 
-_WRITING = 200e6  # bytes a second, a careful guess
+_WRITING = 200e6  # the speed of writing to the disk in bytes per second, a low estimate
 
 
 def _for_mlx_lm(model: Model, spread: bool, folder: Path) -> str:
-    """A folder for mlx-lm, which reads only folders: a GGUF file's weights are written as one.
+    """Return a model folder for mlx-lm, which reads only folders. For a GGUF file or with `spread`, write the
+    weights to a new folder.
 
-    spread: in float32, for a CPU. MLX's packed product with 16-bit scales would be 40 times slower there, and
-    our own MLX backend unpacks, too.
+    spread: True if the weights are unpacked to float32, for a CPU. On a CPU, MLX's product with packed
+    weights and 16-bit scales would be 40 times slower, and ruvmlx's own MLX backend unpacks the weights too.
     """
     if model.path.is_dir() and not spread:
         return str(model.path)
