@@ -1,11 +1,11 @@
-"""Models on this machine: from a model's name to its files, checked weights, a `Model` and its tokenizer.
+"""This package finds a model by its name, checks its files, and makes a `Model` with weights and a tokenizer.
 
 from ruvmlx.models import find_model, list_local_models, load_model
 
-The package reads files that it does not trust and checks every size in them. It may import `platform`, `text`
-and `errors`, but no backend and nothing that computes with weights. Start with `load.py`, then
-`config/model.py` (what a loaded model is) and `config/families.py` (what differs between architectures).
-Its rooms, from the bottom to the top: `files`, `config`, `text`, `weights`, `find`.
+The package does not trust the files of a model: it checks every size in the files before it uses the size. It
+imports no backend and no code that computes with weights. Start with `load.py`, then read `config/model.py`
+(the description of a loaded model) and `config/families.py` (the differences between architectures). Its
+packages, from the lowest layer to the highest layer, are `files`, `config`, `text`, `weights` and `find`.
 """
 
 from typing import Any
@@ -15,7 +15,8 @@ _HOMES = {"load_model": "load", "list_local_models": "find.local", "find_model":
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name at its first use, because start-up time counts."""
+    """Import a name at its first use, because an import of all modules would make the program start
+    slowly."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,5 +1,5 @@
-"""From a model's name to a Model: find it, check it, build the tokenizer. `load_weights` loads the weights
-later."""
+"""This module loads a model by its name: it finds the files, checks them and builds the tokenizer. The method
+`Model.load_weights` reads the weights later."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +16,10 @@ from .find.starter import STARTER_SAMPLING, STARTER_SYSTEM, starter_path
 
 
 def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
-    """Find a model by name (resolve.py says how) and check everything except the weights' values.
+    """Find a model by its name (see find/resolve.py) and check its files, but not the values of the weights.
 
-    `Model.load_weights()` reads the weights and refuses NaN and infinity. watch: is told what must be
-    fetched.
+    `Model.load_weights()` reads the weights and raises CorruptFile for NaN and infinity. watch: it receives
+    the facts about the model before a download, and the progress of the download.
     """
     found = find_model(name, watch)
     if found.path.is_dir():
@@ -61,7 +61,8 @@ _SAMPLED_GGUF = ("token_embd.weight", "output.weight", "output_norm.weight", "bl
 
 
 def _gguf_sampling(metadata: Mapping[str, Any], model_type: str, path: Path) -> dict[str, float]:
-    """Return general.sampling.temp and similar keys, which newer files have."""
+    """Return the model's sampling defaults from general.sampling.temp and similar keys, which newer files
+    have."""
     values = {name: metadata.get(f"general.sampling.{name}") for name in SAMPLING}
     values |= {"temperature": metadata.get("general.sampling.temp")}
     names = [path.name, *(str(metadata.get(f"general.{key}", "")) for key in ("name", "basename"))]

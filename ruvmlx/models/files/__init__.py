@@ -1,5 +1,6 @@
-"""File formats: GGUF, safetensors and JSON files, and the blocks of numbers inside them.
+"""This package reads and writes file formats: GGUF, safetensors and JSON, and the quantised blocks in these
+files.
 
-Every size that a file states is checked here before it is used. Nothing here may know what a layer, a
-token or a model name is. Start with `gguf.py` and `safetensors_file.py`.
+It checks every size in a file before it uses the size. It has no knowledge of layers, tokens and model names.
+Start with `gguf.py` and `safetensors_file.py`.
 """

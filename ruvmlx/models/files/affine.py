@@ -1,16 +1,19 @@
-"""Quantised weights in MLX's affine layout: w = scale * q + bias, both per group of inputs."""
+"""This module converts quantised weights in MLX's affine layout: w = scale * q + bias. Each group of inputs
+has one scale and one bias."""
 
 import numpy as np
 
 from ...errors import CorruptFile
 
-ROWS = 1 << 10  # rows converted at a time
+ROWS = 1 << 10  # the number of rows that one step converts
 
 
 def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width: int) -> np.ndarray:
-    """w = scale * q + bias: uint32 [out, width * bits / 32], scales and biases [out, width / group_size].
+    """Return the weights w = scale * q + bias as float32 [out, width]. out: the rows; width: the inputs of a
+    row.
 
-    Value i of a row is bits i * bits ... i * bits + bits - 1 of the row's bit string, low bit first.
+    packed: the codes q in uint32 [out, width * bits / 32]. scales, biases: [out, width / group_size]. Code i
+    of a row is in the bits i * bits to i * bits + bits - 1 of the row, the low bit first.
     """
     bits, rest = divmod(32 * packed.shape[1], width)
     if rest or width % scales.shape[1]:
@@ -24,7 +27,7 @@ def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width
 
 
 def codes(packed: np.ndarray, bits: int) -> np.ndarray:
-    """uint32 [out, in * bits / 32] -> uint8 [out, in]."""
+    """Unpack the codes of uint32 [out, in * bits / 32] into uint8 [out, in], one code per byte."""
     stream = np.unpackbits(packed.astype("<u4").view(np.uint8), axis=1, bitorder="little")
     digits = stream.reshape(len(packed), -1, bits)
     return np.packbits(digits, axis=2, bitorder="little")[..., 0]
@@ -33,12 +36,12 @@ def codes(packed: np.ndarray, bits: int) -> np.ndarray:
 def as_eight_bits(
     packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same weights with codes of 8 bits. If all biases are -2^(bits - 1) scales, they become -128
-    scales. So kernels still see that the weights have no biases of their own."""
+    """Return the same weights with codes of 8 bits. If each bias is -2^(bits - 1) * scale, the new bias is
+    -128 * scale. So kernels can still compute the biases from the scales."""
     wide = np.empty((len(packed), packed.shape[1] * 8 // bits), np.uint32)
     middle = 1 << bits - 1
     symmetric = bool((biases == -middle * scales).all())
-    for at in range(0, len(packed), ROWS):  # bits take 8 times the memory of bytes
+    for at in range(0, len(packed), ROWS):  # in steps, because unpacked bits take 8 times the memory
         q = codes(packed[at : at + ROWS], bits)
         wide[at : at + ROWS] = (q + np.uint8(128 - middle) if symmetric else q).view("<u4")
     if not symmetric:

@@ -1,4 +1,4 @@
-"""Makes text of unknown origin safe for error messages."""
+"""This module makes text of unknown origin safe for error messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +7,8 @@ from ...errors import CorruptFile, RuvmlxError
 
 
 def one_line(value: object, limit: int = 120) -> str:
-    """Return printable, short text on one line, because names and messages from files may contain
-    anything."""
+    """Return the value as short, printable text on one line, because names and messages from files can
+    contain any characters."""
     text = " ".join(str(value).split()).rstrip(".") or type(value).__name__
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= limit else f"{text[: limit - 40]}...{text[-37:]}"
@@ -16,8 +16,8 @@ def one_line(value: object, limit: int = 120) -> str:
 
 @contextmanager
 def library(where: str) -> Iterator[None]:
-    """For calls of a Rust library that reads a file or uses what it has read. Its panics are not Exceptions;
-    they become CorruptFile."""
+    """Convert all errors in a `with` block to CorruptFile. Use it for calls of a Rust library with data of a
+    file, because a panic in Rust is no Exception in Python."""
     try:
         yield
     except (RuvmlxError, KeyboardInterrupt, SystemExit, GeneratorExit):

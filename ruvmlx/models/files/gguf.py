@@ -1,18 +1,18 @@
-"""Reads GGUF v2/v3 headers without trusting any byte of them.
+"""This module reads GGUF v2/v3 headers and does not trust any byte of the file. The format is:
 
     "GGUF" | version u32 | n_tensors u64 | n_kv u64
     n_kv      x  key string | type u32 | value
     n_tensors x  name string | n_dims u32 | dims u64[n_dims] (fastest first) | type u32 | offset u64
     padding to `general.alignment` | tensor data
 
-A string is a u64 length and that many bytes of UTF-8. All numbers are little-endian.
+A string is a u64 length and then this number of bytes of UTF-8. All numbers are little-endian.
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 
-Every length is compared with the rest of the file before anything of that length is made. So a hostile header
+The reader compares every length with the rest of the file before it allocates memory. So a hostile header
 costs neither memory nor time. An inconsistent header raises `CorruptFile` with one line.
 
-One case cannot be handled: if another program shortens the file while it is mapped, the process ends
-    (SIGBUS).
+The module cannot handle one case: if another program shortens the file while this process has the file
+mapped, the process ends (SIGBUS).
 """
 
 import mmap
@@ -33,12 +33,12 @@ from .gguf_types import SUPPORTED, TENSOR_TYPES, TensorType, name_of
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_STRINGS = 1 << 21  # in all arrays together; the largest vocabularies with merges have 800,000
+MAX_STRINGS = 1 << 21  # strings in all arrays together; the largest vocabularies with merges have 800,000
 MAX_NAME = 1 << 12
 MAX_ALIGNMENT = 1 << 16
 STRING, ARRAY = 8, 9
 
-# id of a value's type -> struct format
+# The keys are the type ids of GGUF values. The values are the formats of Python's module struct.
 SCALARS = {
     0: "<B",
     1: "<b",
@@ -56,13 +56,14 @@ SCALARS = {
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where one tensor is. shape: in NumPy's order, rows first. offset: bytes from the start of the file."""
+    """The place of one tensor in a file. shape: the dimensions in NumPy's order, rows first. offset: the
+    bytes from the start of the file."""
 
     name: str
     shape: tuple[int, ...]
     type: TensorType
     offset: int
-    part: int = 0  # the part of a split file; 0: the first
+    part: int = 0  # the index of the part file that has the tensor
 
     @property
     def elements(self) -> int:
@@ -75,14 +76,14 @@ class GGUFTensor:
 
 @dataclass
 class GGUFFile:
-    """A checked file: every tensor is inside `data`, and no two tensors overlap."""
+    """A GGUF file with a checked header: every tensor is inside `data`, and no two tensors overlap."""
 
     path: Path
     data: mmap.mmap
     version: int
-    metadata: Mapping[str, Any]  # scalars, str, list[str], or NumPy arrays that view the file
+    metadata: Mapping[str, Any]  # the values are scalars, str, list[str], or NumPy arrays that view the file
     tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)
-    others: tuple[mmap.mmap, ...] = ()  # the other parts of a split file
+    others: tuple[mmap.mmap, ...] = ()  # the other part files of a split model
 
     @property
     def tensor_bytes(self) -> int:
@@ -90,14 +91,14 @@ class GGUFFile:
 
     @property
     def types(self) -> dict[str, int]:
-        """{type: number of weights}"""
+        """Return {type: number of weights}."""
         counts: dict[str, int] = {}
         for tensor in self.tensors.values():
             counts[tensor.type.name] = counts.get(tensor.type.name, 0) + tensor.elements
         return counts
 
     def raw(self, tensor: GGUFTensor) -> np.ndarray:
-        """Return the tensor's stored bytes: uint8 [nbytes], read-only, not copied."""
+        """Return the tensor's stored bytes as uint8 [nbytes], a read-only view of the file."""
         data = (self.data, *self.others)[tensor.part]
         return np.frombuffer(data, np.uint8, tensor.nbytes, tensor.offset)
 
@@ -128,7 +129,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 class _Cursor:
-    """Reads the file forward. Refuses to read past its end."""
+    """A reader that moves forward through the file and raises CorruptFile at a read past the end."""
 
     def __init__(self, name: str, data: mmap.mmap):
         self.name, self.data, self.at, self.size = name, data, 0, len(data)
@@ -141,7 +142,7 @@ class _Cursor:
         return self.size - self.at
 
     def take(self, n: int, what: str) -> int:
-        """Move n bytes forward. Returns where these bytes begin."""
+        """Move n bytes forward. Return the offset at which these bytes begin."""
         if n > self.bytes_left():
             raise self.bad(f"{what} needs {n} bytes at offset {self.at}, {self.bytes_left()} are left")
         at, self.at = self.at, self.at + n
@@ -162,8 +163,8 @@ class _Cursor:
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
-    """Return n_tensors, n_kv and version. Both counts have been compared with the size of the rest of the
-    file."""
+    """Return n_tensors, n_kv and version. The function raises CorruptFile if a count is too large for the
+    rest of the file."""
     magic = cursor.data[cursor.take(4, "the magic") : 4]
     if magic != b"GGUF":
         raise cursor.bad(f"it begins with {magic!r}, not b'GGUF'")
@@ -220,7 +221,8 @@ def _read_array(cursor: _Cursor, key: str) -> list[str] | np.ndarray:
 
 
 def _read_strings(cursor: _Cursor, key: str, count: int) -> list[str]:
-    """Read strings in one tight loop: a vocabulary with its merges has hundreds of thousands."""
+    """Read `count` strings in one fast loop, because a vocabulary with its merges has hundreds of thousands
+    of strings."""
     _check_count(cursor, f"strings of {key}", count, cursor.strings_left, 8)
     cursor.strings_left -= count
     data, at, size = cursor.data, cursor.at, cursor.size
@@ -242,7 +244,7 @@ def _read_strings(cursor: _Cursor, key: str, count: int) -> list[str]:
 
 
 def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Return name, shape (rows first), type id, and offset from the start of the data section."""
+    """Return a tensor's name, shape (rows first), type id, and offset from the start of the data section."""
     name = cursor.string("a tensor name", MAX_NAME)
     n_dims = cursor.number("<I", f"the rank of {name}")
     if not 1 <= n_dims <= 4:

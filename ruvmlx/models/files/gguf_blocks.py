@@ -1,9 +1,11 @@
-"""Converts GGUF blocks to float32 weights or to MLX's affine layout, with whole-array operations.
+"""This module converts GGUF blocks to float32 weights or to MLX's affine layout, with operations on whole
+arrays.
 
-MLX stores w = scale * q + bias with unsigned q; consecutive weights are packed from the low bits of a uint32
-upwards. Types with groups of 32 or more lose nothing: only the places of their codes change. The groups of 16
-in Q2_K, Q3_K and Q6_K have no such form. Two of them are rounded to 8 bits with one scale. The step of the 8
-bits is at most a quarter of the coarser group's own step.
+In the affine layout, a weight is w = scale * q + bias with an unsigned code q. The codes of consecutive
+weights are packed into uint32 words from the low bits upwards. The conversion is exact for GGUF types with
+groups of 32 or more weights: only the places of the codes change. MLX has no groups of 16 weights, as Q2_K,
+Q3_K and Q6_K have. So the module joins two such groups into one group of 32 and rounds the weights to 8 bits.
+The step between two 8-bit levels is at most a quarter of the larger step of the two groups.
 """
 
 from collections.abc import Callable
@@ -15,18 +17,20 @@ from .gguf import GGUFTensor
 from .gguf_codes import Codes, halves
 from .gguf_types import TensorType
 
-# blocks of 32 weights that are unpacked at a time; twice as fast if they fit into a core's cache
+# The number of blocks of 32 weights that one step unpacks. These blocks fit into a core's cache, which makes
+# the conversion twice as fast.
 BLOCKS = 1 << 12
 PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
-AffineArrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # words [n, ...], scales and biases [n, groups]
+AffineArrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # codes [n, words], scales, biases [n, groups]
 
 
 def unpack(
     raw: np.ndarray, tensor: GGUFTensor, pause: Callable[[], None] = lambda: None
 ) -> dict[str, np.ndarray]:
-    """Stored bytes uint8 [nbytes] -> {"weight"} or {"weight", "scales", "biases"}, in the tensor's shape.
+    """Convert the stored bytes uint8 [nbytes] of a tensor to arrays in the tensor's shape. Return {"weight"}
+    for plain numbers, or {"weight", "scales", "biases"} in MLX's affine layout.
 
-    pause: called after each piece of a packed tensor; it may raise an exception to stop
+    pause: the function calls it after each piece of a packed tensor; it can raise an exception to stop
     """
     kind = tensor.type
     if kind.block == 1:
@@ -36,7 +40,7 @@ def unpack(
     blocks = raw.reshape(-1, kind.nbytes)
     packed, factors = np.empty((len(blocks), kind.block * kind.affine_bits // 32), np.uint32), []
     for some in _pieces(len(blocks), kind):
-        with np.errstate(invalid="ignore"):  # such numbers are refused below
+        with np.errstate(invalid="ignore"):  # check_finite refuses NaN and infinity below
             packed[some], *both = _affine(blocks[some], kind)
         factors.append(both)
         pause()
@@ -52,7 +56,8 @@ def unpack(
 
 
 def dequantise_blocks(raw: np.ndarray, kind: TensorType, name: str) -> np.ndarray:
-    """Stored bytes uint8 [..., nbytes] of whole blocks -> float32, with the same bits as in llama.cpp."""
+    """Convert the bytes uint8 [..., nbytes] of whole blocks to float32 weights. The weights have the same
+    bits as in llama.cpp."""
     blocks = raw.reshape(-1, kind.nbytes)
     out = np.empty((len(blocks), kind.block), np.float32)
     for some in _pieces(len(blocks), kind):
@@ -69,12 +74,13 @@ def _pieces(n: int, kind: TensorType) -> list[slice]:
 def _codes(blocks: np.ndarray, kind: TensorType) -> Codes:
     if kind.codes is None:
         raise TypeError(f"{kind.name} has no blocks")
-    with np.errstate(invalid="ignore", over="ignore"):  # numbers that are not finite are refused later
+    with np.errstate(invalid="ignore", over="ignore"):  # check_finite refuses NaN and infinity later
         return kind.codes(blocks)
 
 
 def _weights(codes: Codes, kind: TensorType) -> np.ndarray:
-    """Return scale * (q - zero) or scale * q - low: float32 [n, block]."""
+    """Return the weights scale * (q - zero) or scale * q - low as float32 [n, block]. n: the number of
+    blocks."""
     groups = codes.scales.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
         q = codes.q.astype(np.float32).reshape(-1, groups, kind.block // groups)
@@ -85,7 +91,7 @@ def _weights(codes: Codes, kind: TensorType) -> np.ndarray:
 
 
 def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
-    """Use the fast way for a type if there is one. Its twin is `_packed`."""
+    """Convert blocks to MLX's affine layout, with the fast function of the type if there is one."""
     if kind.name in _QUICK:
         return _QUICK[kind.name](blocks)
     codes = _codes(blocks, kind)
@@ -95,7 +101,8 @@ def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
 
 
 def _pack_codes(codes: Codes, kind: TensorType) -> AffineArrays:
-    """Pack the codes without changing them. Groups that are wider than MLX's become two groups of 128."""
+    """Pack the codes without a change of their values. Groups of 256 weights become two groups of 128
+    weights, because MLX has no larger groups."""
     scales = np.repeat(codes.scales, max(1, kind.group // 128), axis=1)
     with np.errstate(over="ignore"):
         biases = np.float32(-kind.zero) * scales if codes.lows is None else -codes.lows
@@ -103,8 +110,8 @@ def _pack_codes(codes: Codes, kind: TensorType) -> AffineArrays:
 
 
 def pack_words(q: np.ndarray, bits: int) -> np.ndarray:
-    """uint8 [n, m] -> uint32 [n, m * bits / 32]. The first code is in the lowest bits. m: a multiple of
-    32."""
+    """Pack codes uint8 [n, m] into words uint32 [n, m * bits / 32]. The first code is in the lowest bits. n:
+    the number of blocks; m: the codes of a block, a multiple of 32."""
     if bits == 8:
         return np.ascontiguousarray(q).view("<u4")
     if bits == 4:
@@ -118,7 +125,7 @@ def pack_words(q: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _narrow(scales: np.ndarray, biases: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scales and biases in float16 if that loses nothing."""
+    """Return the scales and biases in float16 if float16 holds all values exactly, else unchanged."""
     with np.errstate(over="ignore", invalid="ignore"):
         short = scales.astype(np.float16), biases.astype(np.float16)
         same = (short[0] == scales).all() and (short[1] == biases).all()
@@ -126,12 +133,12 @@ def _narrow(scales: np.ndarray, biases: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def round_to_8_bits(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray]) -> AffineArrays:
-    """Round weights to the nearest of 255 levels around 0, in groups of 32.
+    """Round weights to the nearest of 255 levels around 0. Each group of 32 weights has one scale.
 
-    scales_for: a function of the groups' largest magnitudes that returns scales, rounded up
+    scales_for: a function that gets the largest magnitude of each group and returns the scales, rounded up
     """
     groups = w.reshape(len(w), -1, 32)
-    magnitudes = groups.view(np.uint32) & np.uint32(0x7FFFFFFF)  # integers are three times as fast
+    magnitudes = groups.view(np.uint32) & np.uint32(0x7FFFFFFF)  # integers: a maximum is three times as fast
     scales = scales_for(magnitudes.max(2).view(np.float32))
     step = np.where(scales == 0, 1, scales).astype(np.float32)[..., None]
     steps = groups / step
@@ -142,17 +149,18 @@ def round_to_8_bits(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray
 
 
 def _scales_for(most: np.ndarray) -> np.ndarray:
-    """Return the smallest scales for 127 steps: in float16, unless some are too small or too large for it."""
+    """Return, for the largest magnitude of each group, the smallest scale for 127 steps. The scales are in
+    float16, or in float32 if a scale is too small or too large for float16."""
     scales = most / np.float32(127)
     used = scales[scales > 0]
-    if used.size and not (used.min() > 2.0**-18 and used.max() < 256):  # this is true for NaN too
+    if used.size and not (used.min() > 2.0**-18 and used.max() < 256):  # the condition is also true for NaN
         return scales
     short = scales.astype(np.float16)
     return np.where(short < scales, np.nextafter(short, np.float16(np.inf)), short)
 
 
 def _plain(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
-    """Return a view of the file, not a copy."""
+    """Return a tensor of plain numbers as a view of the file."""
     if tensor.type.name == "BF16":
         import ml_dtypes
 
@@ -160,14 +168,16 @@ def _plain(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     return raw.view(PLAIN_DTYPES[tensor.type.name]).reshape(tensor.shape)
 
 
-# Q4_0, Q4_1 and Q8_0 directly: 4 to 10 times as fast.
+# The functions below convert Q4_0, Q4_1 and Q8_0 without unpacked codes, which is 4 to 10 times as fast.
 
 
 def _nibbles(blocks: np.ndarray, at: int) -> np.ndarray:
-    """16 bytes with split halves -> 16 bytes with consecutive pairs: uint8 [n, 16] as uint32 [n, 4].
+    """Reorder the 4-bit codes of blocks from GGUF's order to MLX's order. Return uint32 [n, 4].
 
-    Read as u16, two neighbours of a half are 8 bits apart:   ---- hhhh ---- HHHH
-                                                              b1   a1   b0   a0     (a: w[j], b: w[j + 16])
+    In GGUF, byte j has code j and code j + 16. In MLX, byte j has the codes 2 j and 2 j + 1. A u16 of two
+    GGUF bytes has the codes a0 = w[j] and a1 = w[j + 1], and the codes b0 and b1 of w[j + 16] and w[j + 17]:
+
+        bits 15 to 0:  b1 a1 b0 a0
     """
     pairs = np.ascontiguousarray(blocks[:, at : at + 16]).view("<u2")  # [n, 8]
     out = np.empty((len(blocks), 16), np.uint8)
@@ -177,7 +187,8 @@ def _nibbles(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _times(scales: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return scales and factor * scales, both exact: in float16 if they fit, else both in float32."""
+    """Return the scales and factor * scales, both exact. Both are in float16 if all values fit, else in
+    float32."""
     with np.errstate(over="ignore"):
         biases = scales * np.float16(factor)
     if np.isfinite(biases).all() or not np.isfinite(scales).all():
@@ -194,7 +205,7 @@ def _q4_1(blocks: np.ndarray) -> AffineArrays:
 
 
 def _q8_0(blocks: np.ndarray) -> AffineArrays:
-    packed = (np.ascontiguousarray(blocks[:, 2:]) ^ 0x80).view("<u4")  # i8 + 128 as u8
+    packed = (np.ascontiguousarray(blocks[:, 2:]) ^ 0x80).view("<u4")  # the signed code plus 128, as uint8
     return packed, *_times(halves(blocks, 0), -128)
 
 
@@ -202,15 +213,16 @@ _QUICK: dict[str, Callable[[np.ndarray], AffineArrays]] = {"Q4_0": _q4_0, "Q4_1"
 
 
 def check_blocks(raw: np.ndarray, kind: TensorType, name: str) -> None:
-    """Refuse NaN and infinity in the blocks' own float16 numbers. raw: uint8 [..., whole blocks]."""
+    """Raise CorruptFile for NaN and infinity in the float16 scales of blocks. raw: uint8 [..., whole
+    blocks]."""
     blocks = raw.reshape(-1, kind.nbytes)
     for at in kind.halves:
         check_finite(halves(blocks, at), name)
 
 
 def check_finite(array: np.ndarray, name: str) -> None:
-    """Refuse NaN and infinity. This checks the bits in pieces: it needs no large temporary array and works
-    for any float type."""
+    """Raise CorruptFile for NaN and infinity. The function checks the bits of the numbers piece by piece, so
+    it needs no large temporary array and works for any float type."""
     kind = array.dtype.name
     bits: np.ndarray = array.reshape(-1).view(np.uint16 if array.itemsize == 2 else np.uint32)
     magnitude, first_bad = {

@@ -1,26 +1,31 @@
-"""Extracts the integers and scales from GGUF blocks. There is one function per type; gguf_types.py has the
-table.
+"""This module extracts the integer codes and the scales from GGUF blocks. It has one function for each
+quantisation type; gguf_types.py has the table of the types.
 
-Blocks are uint8 [n, bytes of a block]. A weight is
+Blocks are uint8 [n, bytes of a block]. A weight with the code q is
 
     scale * (q - zero)      or, if the type stores `lows`,      scale * q - low
 
-with one scale (and low) for each group of consecutive weights. The product of a block's float16 scale and the
-integer scale of a group fits into float32 exactly. So weights computed from these are rounded at most once,
-as in llama.cpp. Bit layouts: ggml-common.h of https://github.com/ggml-org/ggml.
+with one scale (and one low) for each group of consecutive weights. The product of a block's float16 scale and
+the integer scale of a group is exact in float32. So a weight is rounded at most once, as in llama.cpp.
+ggml-common.h of https://github.com/ggml-org/ggml defines the bit layouts.
+
+The docstring of each function gives the layout of a block: the fields in order, separated by | or commas. d
+and dmin are scales, m is a minimum, qs are the low bits of the codes, and qh or hmask are the high bits of
+the codes.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-# Of four-bit codes that are not evenly spaced.
+# The values of four-bit codes whose values do not have equal distances.
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-FP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice e2m1
+FP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # 2 * e2m1 float
 
 
 class Codes(NamedTuple):
-    """q: uint8 [n, weights of a block]; scales, lows: float32 [n, groups of a block]."""
+    """The codes and scales of n blocks. q: uint8 [n, weights of a block]. scales, lows: float32 [n, groups of
+    a block]."""
 
     q: np.ndarray
     scales: np.ndarray
@@ -28,7 +33,7 @@ class Codes(NamedTuple):
 
 
 def halves(blocks: np.ndarray, at: int) -> np.ndarray:
-    """The f16 at byte `at` of every block: [n]."""
+    """Return the float16 number at byte `at` of every block: [n]."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")[:, 0]
 
 
@@ -37,18 +42,18 @@ def _scale(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _two_halves(nibbles: np.ndarray) -> np.ndarray:
-    """Bytes [n, ..., m] -> [n, ..., 2 m]: all low nibbles, then all high nibbles."""
+    """Split bytes [n, ..., m] into four-bit numbers [n, ..., 2 m]: all low halves, then all high halves."""
     return np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
 
 
 def _bits(blocks: np.ndarray) -> np.ndarray:
-    """Bytes [n, m] -> their bits [n, 8 m], lowest first."""
+    """Split bytes [n, m] into bits [n, 8 m], the lowest bit of each byte first."""
     return np.unpackbits(np.ascontiguousarray(blocks), axis=1, bitorder="little")
 
 
 def _fields(data: np.ndarray, bits: int) -> np.ndarray:
-    """Bytes [n, ..., m] -> fields of this many bits [n, ..., 8 / bits, m]; the lowest field of each byte
-    comes first."""
+    """Split bytes [n, ..., m] into numbers of `bits` bits [n, ..., 8 / bits, m]. The lowest number of each
+    byte comes first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return data[..., None, :] >> shifts & np.uint8((1 << bits) - 1)
 
@@ -67,7 +72,7 @@ def q4_1(blocks: np.ndarray) -> Codes:
 
 
 def q5_0(blocks: np.ndarray) -> Codes:
-    """f16 d | qh[4], bit j: the fifth bit of weight j | qs[16]"""
+    """f16 d | qh[4]: bit j is the fifth bit of code j | qs[16]"""
     return Codes(_two_halves(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4, _scale(blocks, 0))
 
 
@@ -83,12 +88,12 @@ def q8_0(blocks: np.ndarray) -> Codes:
 
 
 def iq4_nl(blocks: np.ndarray) -> Codes:
-    """f16 d | qs[16]: indices of levels"""
+    """f16 d | qs[16]: indices into IQ4_LEVELS"""
     return Codes(_levels(_two_halves(blocks[:, 2:]), IQ4_LEVELS, 128), _scale(blocks, 0))
 
 
 def mxfp4(blocks: np.ndarray) -> Codes:
-    """u8 e | qs[16]: four-bit floats, to multiply by 2^(e - 127)"""
+    """u8 e: the scale is 2^(e - 127) | qs[16]: four-bit floats (e2m1)"""
     return Codes(_levels(_two_halves(blocks[:, 1:]), FP4_LEVELS, 16), _half_power(blocks[:, :1]))
 
 
@@ -97,8 +102,8 @@ def _levels(numbers: np.ndarray, levels: np.ndarray, zero: int) -> np.ndarray:
 
 
 def _half_power(e: np.ndarray) -> np.ndarray:
-    """Return 2^(e - 128) as float32: half of the power, because the levels are twice the floats. 255 is
-    NaN."""
+    """Return 2^(e - 128) as float32. This is half of the scale 2^(e - 127), because FP4_LEVELS has twice the
+    values of the floats. If e is 255, the result is NaN."""
     wide = e.astype(np.uint32)
     bits = np.where(wide < 2, np.uint32(0x00200000) << wide, (wide - 1) << 23).astype(np.uint32)
     return np.where(e == 255, np.float32(np.nan), bits.view(np.float32))
@@ -108,35 +113,37 @@ def _half_power(e: np.ndarray) -> np.ndarray:
 
 
 def q2_k(blocks: np.ndarray) -> Codes:
-    """u8 scales[16]: low nibble scale, high nibble low | qs[64], four fields | f16 d, f16 dmin"""
+    """u8 scales[16]: low 4 bits scale, high 4 bits low | qs[64]: 2-bit codes | f16 d, f16 dmin"""
     q = _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 256)
     s, m = blocks[:, :16] & 15, blocks[:, :16] >> 4
     return Codes(q, _scale(blocks, 80) * s, _scale(blocks, 82) * m)
 
 
 def q3_k(blocks: np.ndarray) -> Codes:
-    """hmask[32], eight fields: the third bit | qs[64], four fields | scales[12], six bits | f16 d"""
+    """hmask[32]: the third bits of the codes | qs[64]: 2-bit codes | scales[12]: 6-bit scales | f16 d"""
     low = _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 256)
     high = _fields(blocks[:, :32], 1).reshape(-1, 256)
     return Codes(low | high << 2, _scale(blocks, 108) * q3_k_scales(blocks))
 
 
 def q3_k_scales(blocks: np.ndarray) -> np.ndarray:
-    """int8 [n, 16]: four low bits in bytes 96 .. 103, two high bits in 104 .. 107, minus 32."""
+    """Return the scales of Q3_K blocks: int8 [n, 16]. The four low bits are in the bytes 96 to 103, and the
+    two high bits are in the bytes 104 to 107. The stored value is the scale plus 32."""
     low = _two_halves(blocks[:, 96:104])
     high = _fields(blocks[:, 104:108], 2).reshape(-1, 16)
     return (low | high << 4).astype(np.int8) - np.int8(32)
 
 
 def q4_k(blocks: np.ndarray) -> Codes:
-    """f16 d, f16 dmin | scales[12] | qs[128]: of every 64 weights, the first 32 are in the low nibbles"""
+    """f16 d, f16 dmin | scales[12] | qs[128]: of 64 weights, the first 32 are in the low halves of 32
+    bytes"""
     q = _two_halves(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256)
     s, m = _six_bits(blocks[:, 4:16])
     return Codes(q, _scale(blocks, 0) * s, _scale(blocks, 2) * m)
 
 
 def q5_k(blocks: np.ndarray) -> Codes:
-    """f16 d, f16 dmin | scales[12] | qh[32], eight fields: the fifth bit | qs[128] as Q4_K"""
+    """f16 d, f16 dmin | scales[12] | qh[32]: the fifth bits of the codes | qs[128] as in Q4_K"""
     q = _two_halves(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 256)
     s, m = _six_bits(blocks[:, 4:16])
     high = _fields(blocks[:, 16:48], 1).reshape(-1, 256)
@@ -144,10 +151,11 @@ def q5_k(blocks: np.ndarray) -> Codes:
 
 
 def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """12 bytes -> eight scales and eight lows of six bits.
+    """Return eight scales and eight lows of six bits from 12 bytes.
 
-    Bytes 0..3 and 4..7 hold the first four of each, and two high bits of the others. Bytes 8..11 hold the low
-    nibbles of the others.
+    The low six bits of the bytes 0 to 3 are the first four scales, and those of the bytes 4 to 7 are the
+    first four lows. The high two bits of these bytes are the high bits of the last four scales and lows. The
+    bytes 8 to 11 hold the low four bits of the last four scales and lows.
     """
     a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)
@@ -155,20 +163,21 @@ def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def q6_k(blocks: np.ndarray) -> Codes:
-    """ql[128]: of every 128 weights, the first 64 are in low nibbles | qh[64], four fields | i8 scales[16] |
-    f16 d"""
+    """ql[128]: of 128 weights, the first 64 are in the low halves of 64 bytes | qh[64]: the two high bits of
+    the codes | i8 scales[16] | f16 d"""
     low = _two_halves(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 256)
     high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 256)
     return Codes(low | high << 4, _scale(blocks, 208) * blocks[:, 192:208].view(np.int8))
 
 
 def q8_k(blocks: np.ndarray) -> Codes:
-    """f32 d | i8 qs[256] | sums, not needed"""
+    """f32 d | i8 qs[256] | sums of the codes, which this function does not need"""
     return Codes(blocks[:, 4:260] ^ 0x80, np.ascontiguousarray(blocks[:, :4]).view("<f4"))
 
 
 def iq4_xs(blocks: np.ndarray) -> Codes:
-    """f16 d | u16 and scales[4]: two high and four low bits of eight scales | qs[128]: indices of levels"""
+    """f16 d | u16: the two high bits of eight scales | scales[4]: the four low bits | qs[128]: indices into
+    IQ4_LEVELS"""
     q = _levels(_two_halves(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 256), IQ4_LEVELS, 128)
     low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
     high = np.stack([blocks[:, 2:4] >> s & 3 for s in (0, 2, 4, 6)], axis=-1).reshape(-1, 8)
@@ -179,7 +188,8 @@ def iq4_xs(blocks: np.ndarray) -> Codes:
 
 
 def q3_k_as_q6_k(blocks: np.ndarray) -> np.ndarray:
-    """Q3_K blocks [n, 110] -> Q6_K blocks [n, 210] of the same weights: q - 4 = (q + 28) - 32."""
+    """Convert Q3_K blocks [n, 110] to Q6_K blocks [n, 210] of the same weights. The Q6_K code is q + 28,
+    because q - 4 = (q + 28) - 32."""
     q = q3_k(blocks).q + np.uint8(28)
     low = (q & 15).reshape(-1, 2, 2, 64)
     high = (q >> 4).reshape(-1, 2, 4, 32) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]

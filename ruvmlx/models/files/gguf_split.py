@@ -1,6 +1,7 @@
-"""Models in several GGUF files: `name-00001-of-00003.gguf` and so on. The first file has the metadata.
+"""This module reads models that consist of several GGUF files: `name-00001-of-00003.gguf` and so on.
 
-Each file lists and holds its own tensors. (llama.cpp: tools/gguf-split)
+The first file has the metadata. Each file has the headers and the data of its own tensors. (The format is
+that of tools/gguf-split in llama.cpp.)
 """
 
 import re
@@ -21,15 +22,16 @@ def whole_name(path: Path) -> str:
 
 
 def first_part(path: Path) -> Path:
-    """Return the first part of the model that a file belongs to, if that part exists; else the file
-    itself."""
+    """Return the first part file of the model to which a file belongs. If there is no first part, return the
+    file itself."""
     found = PART.fullmatch(path.stem)
     first = _part(path, 0, int(found["count"])) if found else path
     return first if first.is_file() else path
 
 
 def read_whole(path: Path) -> GGUFFile:
-    """Return a GGUF file, or all parts of a split one, as one file. path: any of the parts."""
+    """Return a GGUF file, or all part files of a split model joined into one object. path: the file, or any
+    of the part files."""
     named = read_gguf(path)
     count = _count(named)
     if count == 1:

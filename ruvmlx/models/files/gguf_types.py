@@ -1,4 +1,4 @@
-"""The tensor types of GGUF files that can be read, one row each."""
+"""This module has the table of the GGUF tensor types that ruvmlx can read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,18 +11,18 @@ from .gguf_codes import Codes
 
 @dataclass(frozen=True)
 class TensorType:
-    """One type. See gguf_codes.py for the codes.
+    """One tensor type. gguf_codes.py explains the codes.
 
-    block: weights that are stored together; 1 for plain numbers
-    nbytes: bytes of a block
-    codes: the function that extracts the codes
-    bits: bits of a code q
-    group: weights that share a scale
-    zero: the code of 0 if no lows are stored
-    halves: byte positions of the float16 numbers in a block
-    wide: whether float16 would round the scales
-    uneven: whether the codes are floats
-    mode: MLX's name if MLX computes with such matrices without conversion
+    block: the number of weights in one block; 1 for plain numbers
+    nbytes: the number of bytes in one block
+    codes: the function that extracts the codes from blocks
+    bits: the number of bits of a code q
+    group: the number of weights that share a scale
+    zero: the code of the weight 0, for a type without lows
+    halves: the byte positions of the float16 numbers in a block
+    wide: True if float16 is not precise enough for the scales
+    uneven: True if the codes are floats
+    mode: MLX's name for the type if MLX computes with this type directly; else ""
     """
 
     name: str
@@ -39,7 +39,8 @@ class TensorType:
     mode: str = ""
 
     def widen_to_8_bits(self) -> "TensorType":
-        """Return the same weights in codes of 8 bits. Without lows, 128 is the code of 0."""
+        """Return a type that reads the same blocks as codes of 8 bits. In a type without lows, the code of
+        the weight 0 is then 128."""
 
         def codes(blocks: np.ndarray) -> Codes:
             assert self.codes is not None
@@ -51,17 +52,19 @@ class TensorType:
 
     @property
     def affine(self) -> bool:
-        """Can MLX's affine layout hold the same weights? Its groups have 32, 64 or 128 weights."""
+        """Return True if MLX's affine layout can hold the same weights. The layout has groups of 32, 64 or
+        128 weights."""
         return 32 <= self.group <= 128 and not self.uneven
 
     @property
     def affine_group(self) -> int:
-        """The weights that share a scale in the affine layout."""
+        """Return the number of weights that share a scale in MLX's affine layout."""
         return min(128, max(32, self.group))
 
     @property
     def affine_bits(self) -> int:
-        """The bits of a weight in the affine layout. Groups smaller than 32 are rounded to 8 bits."""
+        """Return the number of bits of a weight in MLX's affine layout. It is 8 for types with groups of
+        fewer than 32 weights, because the conversion rounds these weights."""
         return self.bits if self.group >= 32 else 8
 
 
@@ -87,12 +90,12 @@ ROWS = (
 TENSOR_TYPES = {row.id: row for row in ROWS}
 SUPPORTED = ", ".join(row.name for row in ROWS)
 
-_NAMES = str.split(  # by type id
+_NAMES = str.split(  # ggml's names; the index of a name is the type id
     "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S "
     "IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 - - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4"
 )
 
 
 def name_of(id: int) -> str | None:
-    """Return ggml's name of a type, even if it cannot be read; None for an unknown id."""
+    """Return ggml's name of a type, also for a type that ruvmlx cannot read; None for an unknown id."""
     return _NAMES[id] if id < len(_NAMES) and _NAMES[id] != "-" else None

@@ -1,4 +1,4 @@
-"""Writes the header of a GGUF file: the metadata, and where each tensor will be."""
+"""This module writes the header of a GGUF file: the metadata and the offset of each tensor."""
 
 import struct
 from typing import Any
@@ -12,7 +12,7 @@ ALIGNMENT = 32
 
 
 class Typed:
-    """A value with its GGUF type id. For example, Typed(4, 32) is a u32."""
+    """A value with its GGUF type id. For example, Typed(4, 32) is the u32 number 32."""
 
     def __init__(self, kind: int, value: Any):
         self.kind, self.value = kind, value
@@ -32,7 +32,8 @@ def _string(text: str | bytes) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Return type id and value. value: str, bool, Typed, list[str], or an array of int32 or float32."""
+    """Return the bytes of a value and its type id. value: a str, bool, Typed, list[str], or an array of int32
+    or float32."""
     if isinstance(value, Typed):
         return struct.pack("<I", value.kind) + struct.pack(
             {2: "<H", 4: "<I", 5: "<i", 6: "<f", 10: "<Q"}[value.kind], value.value
@@ -53,7 +54,8 @@ def pad_to_alignment(data: bytes) -> bytes:
 def gguf_header(
     metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...], int]], version: int = 3
 ) -> bytes:
-    """Return everything before the first tensor. tensors: name -> (type name, shape, number of bytes)."""
+    """Return all bytes of the file before the first tensor. tensors: {name: (type name, shape, number of
+    bytes)}."""
     out = [struct.pack("<4sIQQ", b"GGUF", version, len(tensors), len(metadata))]
     out += [_string(key) + _value(value) for key, value in metadata.items()]
     offset = 0

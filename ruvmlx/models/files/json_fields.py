@@ -1,4 +1,5 @@
-"""Typed look-ups in a JSON object. null counts as absent, as in transformers."""
+"""This module reads fields of a JSON object and checks their types. It treats null as a missing field, as
+transformers does."""
 
 from math import isfinite
 from typing import Any
@@ -7,8 +8,8 @@ from ...errors import CorruptFile
 
 
 class Fields:
-    """Typed look-ups. Each raises CorruptFile if the value has another type. where: the model's name, for
-    error messages."""
+    """A JSON object whose methods return fields of one type. Each method raises CorruptFile if the value has
+    another type. where: the model's name, for error messages."""
 
     def __init__(self, data: dict[str, Any], where: str):
         self.data, self.where = data, where

@@ -1,4 +1,4 @@
-"""Reads JSON files of a model folder, with one-line errors."""
+"""This module reads the JSON files of a model's folder. Its errors have one line of text."""
 
 import errno
 import json
@@ -13,8 +13,8 @@ MAX_BYTES = 200_000_000
 
 
 def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """Return a JSON object. If the file is missing and may be, return {}. limit: bytes; a larger file is not
-    read."""
+    """Return the JSON object in a file. missing_ok: True if the result for a missing file is {}. limit: the
+    maximum size of the file in bytes; a larger file raises CorruptFile."""
     try:
         value = json.loads(read_ordinary(path, limit))
     except FileNotFoundError:

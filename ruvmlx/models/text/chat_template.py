@@ -1,13 +1,13 @@
-"""Chat templates: Jinja code from a model's files, run in a sandbox.
+"""This module renders chat templates in a sandbox. A chat template is Jinja code from a model's files.
 
-Typed text cannot become a special token. In every message, U+FDD0 (a noncharacter) is put after each
-character that begins a special token's string. The tokenizer searches the rendered text for special tokens;
-typed ones no longer match. Then it removes the marks. Text that the template writes is not marked, so all
-other ids are those of the rendered text.
+Text from a user cannot become a special token. In every message, the module puts U+FDD0 (a noncharacter)
+after each character that begins a special token's string. The tokenizer searches the rendered text for
+special tokens, and special tokens that a user typed do not match. Then the tokenizer removes the marks. The
+text of the template itself has no marks, so its special tokens match.
 
-Without a template the vocabulary decides the form: ChatML with <|im_start|> and <|im_end|>, Llama 3's with
-<|start_header_id|> and <|eot_id|>, Mistral's with [INST] and [/INST], else lines of "User: ..." and
-"Assistant: ..." with an empty line between turns.
+If a model has no template, the vocabulary decides the form: ChatML with <|im_start|> and <|im_end|>, Llama
+3's form with <|start_header_id|> and <|eot_id|>, Mistral's form with [INST] and [/INST], else lines of "User:
+..." and "Assistant: ..." with an empty line between turns.
 """
 
 import re
@@ -42,10 +42,12 @@ PLAIN = (
 
 
 class ChatTemplate:
-    """Renders conversations; typed text is guarded.
+    """A chat template that renders conversations. It marks users' text, so that the text contains no special
+    token.
 
-    bos, eos: the strings that templates know as bos_token and eos_token
-    gap: for Mistral's form without a template: the text between a special token and other text
+    source: the Jinja code; None: the form that the special tokens suggest
+    bos, eos: the values of the template's variables bos_token and eos_token
+    gap: the text between a special token and other text, for Mistral's form without a template
     """
 
     def __init__(
@@ -64,10 +66,10 @@ class ChatTemplate:
         tools: Tools = (),
         values: Mapping[str, Any] | None = None,
     ) -> str:
-        """Conversation -> text with U+FDD0 marks. If the template has no place for system text, the text
-        joins the first user turn.
+        """Return the conversation as text with U+FDD0 marks. If the template accepts no system message, the
+        system text goes to the beginning of the first user turn.
 
-        values: more variables for the template; they do not replace its own
+        values: more variables for the template; they do not replace the variables that this class sets
         """
         more = {name: self._guard.inside(value) for name, value in (values or {}).items()}
         asked: dict[str, object] = {**more, "add_generation_prompt": add_generation_prompt}
@@ -87,8 +89,11 @@ class ChatTemplate:
             raise UsageError(f"with the variables of this request, {error}") from None
 
     def begin_reply(self, prompt: str, opening: str) -> str:
-        """Return a rendered prompt with the text that begins its reply. If the template has opened a thought,
-        the thought in `opening` replaces it. If `opening` has no thought, the opened one is closed."""
+        """Return a rendered prompt with the first text of its reply. opening: this text.
+
+        If the template ends with the tag that begins a thought, and `opening` begins with this tag, the tag
+        occurs only once in the result. If `opening` has no thought, the function closes the template's
+        thought."""
         bare = prompt.rstrip()
         tag = next((tag for tag in THOUGHT_TAGS if bare.endswith(tag)), None)
         if tag is None:
@@ -107,8 +112,8 @@ class ChatTemplate:
         return {"role": message.role, "content": self._guard(message.content), **more}
 
     def _run_with_later(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
-        """Run the template. Some templates allow system text only at the beginning: then later system text is
-        folded into other turns."""
+        """Run the template. Some templates allow system text only at the beginning. For such a template, put
+        later system text into other turns and run the template again."""
         later = [turn["content"].strip() for turn in turns[1:] if turn["role"] == "system"]
         if not any(later):
             return self._run_with_first(turns, asked)
@@ -126,8 +131,8 @@ class ChatTemplate:
         return self._run_with_system(turns, asked)
 
     def _run_with_system(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
-        """Run the template. Some templates refuse a system turn, others drop it without an error: then it is
-        folded into the first user turn."""
+        """Run the template. Some templates refuse a system turn, and some ignore it without an error. For
+        such a template, put the system text into the first user turn and run the template again."""
         system = turns[0]["content"].strip()
         try:
             text = self._run(turns, asked)
@@ -171,8 +176,9 @@ def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def fold_later(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Move system text after the first turn into the turn before it, if that is not a reply. Otherwise it
-    joins the turn after it. If there is none, it becomes a turn of the user."""
+    """Move each later system text into the turn before it. If the turn before it is a reply, move the system
+    text into the turn after it. If no turn follows, or a reply follows, make the system text a turn of the
+    user."""
     folded, waiting = [turns[0]], list[str]()
     for turn in turns[1:]:
         if turn["role"] == "system" and (waiting or folded[-1]["role"] == "assistant"):
@@ -204,8 +210,9 @@ def _fallback(specials: Sequence[str], gap: str) -> str:
 
 
 def pick(templates: str | list | Mapping | None) -> str | None:
-    """Return the template from tokenizer_config.json's chat_template: one string, or several by name. Of
-    several, "default" is used, or "tool_use" if there are tools."""
+    """Return the template from the field chat_template of tokenizer_config.json. The field has one string, or
+    several templates with names. With several templates, the result uses "default" for requests without tools
+    and "tool_use" for requests with tools."""
     if isinstance(templates, str) or templates is None:
         return templates
     if isinstance(templates, list):
@@ -218,7 +225,7 @@ def pick(templates: str | list | Mapping | None) -> str | None:
 
 
 def _choice(with_tools: str, without: str) -> str:
-    """Join two templates into one. The plus signs keep line ends that Jinja would otherwise remove beside a
-    block."""
+    """Join two templates into one with a Jinja `if`. The plus signs stop Jinja from removing the line ends
+    beside the `if`."""
     first, second = (source.removesuffix("\n") for source in (with_tools, without))
     return f"{{%+ if tools +%}}{first}{{%+ else +%}}{second}{{%+ endif %}}"

@@ -1,4 +1,5 @@
-"""The tokenizer of a GGUF file: byte-level BPE or SentencePiece, depending on its vocabulary."""
+"""This module makes the tokenizer of a GGUF file: byte-level BPE or SentencePiece, as the file's metadata
+says."""
 
 from ...errors import UnsupportedModel
 from ..files.gguf import GGUFFile

@@ -1,4 +1,4 @@
-"""The tokenizer keys of a GGUF file, checked: pieces, types, scores, special tokens."""
+"""This module reads and checks the tokenizer keys of a GGUF file: tokens, types, scores, special tokens."""
 
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 class GGUFVocab:
-    """Typed views of tokenizer.ggml.*. tokens: list of V pieces; types: int [V]; scores: float32 [V]."""
+    """The metadata tokenizer.ggml.* of a GGUF file with checked types. V: the number of tokens. tokens: a
+    list of V texts. types: int [V]. scores: float32 [V]."""
 
     def __init__(self, file: GGUFFile):
         self.file, self.where = file, file.path.name
@@ -59,7 +60,7 @@ class GGUFVocab:
         return value
 
     def token_id(self, name: str) -> int | None:
-        """Return `tokenizer.ggml.<name>_token_id` if it exists and names a token."""
+        """Return `tokenizer.ggml.<name>_token_id`, or None if the file has no such token."""
         key = f"tokenizer.ggml.{name}_token_id"
         value: Any = self.file.metadata.get(key)
         if value is None:
@@ -74,7 +75,8 @@ class GGUFVocab:
 
     @cached_property
     def types(self) -> np.ndarray:
-        """The stored types. Tokens that steer chats become CONTROL, whatever the file calls them."""
+        """Return the types of the tokens. A token that controls the form of chats gets the type CONTROL, even
+        if the file has another type for it."""
         stored = self._per_token("tokenizer.ggml.token_type", "iu")
         types = np.full(len(self.tokens), NORMAL) if stored is None else stored.astype(np.int64)
         for i in np.flatnonzero(types == USER_DEFINED):
@@ -109,8 +111,8 @@ class GGUFVocab:
     def common(self, *, adds_bos: bool, **more: Any) -> dict[str, Any]:
         """Return the arguments of BaseTokenizer.
 
-        adds_bos: used if the file does not say
-        `add_eos_token` is not read: a prompt that ends with EOS asks for nothing.
+        adds_bos: the value for a file without the key add_bos_token
+        The method ignores the key add_eos_token, because a model writes no reply after EOS.
         """
         ends = (self.token_id(name) for name in ("eot", "eom"))
         return {

@@ -1,14 +1,16 @@
-"""Mistral's instruct forms as a chat template, for files that name only the form's version, or nothing.
+"""This module writes Mistral's chat forms as Jinja templates, for model files that have no chat template.
 
-    v3    the system text stands in the last user turn; tools before it
-    v7    [SYSTEM_PROMPT]; results of tools with the id of their call
-    v11   each call of a tool as name, id and arguments
-    v13   tools before the first user turn; calls and results without ids
-    v15   model settings before the first user turn: how much the model is to think
+A file can name the version of its chat form. The versions differ in these points:
 
-Text follows special tokens without a space, because SentencePiece puts a space before every run of text.
-`gap` is for tokenizers that put a space only before the whole text. (mistral-common's encoder is the oracle
-of the tests.)
+    v3    the last user turn has the system text; the list of tools is before this turn
+    v7    [SYSTEM_PROMPT] has the system text; a tool result has the id of its tool call
+    v11   a tool call has a name, an id and arguments
+    v13   the list of tools is before the first user turn; tool calls and results have no ids
+    v15   the reasoning effort is before the first user turn
+
+The template writes no space after a special token, because SentencePiece puts a space before every run of
+text. `gap` is the space for tokenizers that put a space only before the whole text. The tests compare the
+result with mistral-common's encoder.
 """
 
 import json
@@ -21,13 +23,14 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True)
 class Efforts:
-    """The values of EFFORTS that a model has, and its default."""
+    """The reasoning efforts that a model supports (values of EFFORTS), and the model's default effort."""
 
     values: tuple[str, ...]
     default: str
 
     def expression(self) -> str:
-        """Return a Jinja expression. The variable enable_thinking selects the most or the least effort."""
+        """Return a Jinja expression for the effort. The template's variable enable_thinking selects the
+        highest or the lowest effort; without the variable, the default applies."""
         most, least = (json.dumps(pick(self.values, key=EFFORTS.index)) for pick in (max, min))
         asked = f"{most} if enable_thinking else {least}"
         return f"({asked}) if enable_thinking is defined else {json.dumps(self.default)}"
@@ -101,10 +104,10 @@ _FORM = """\
 
 
 def mistral_template(version: int, efforts: Efforts | None = None, gap: str = "") -> str:
-    """Return the template.
+    """Return the chat template of one version.
 
     version: one of VERSIONS
-    efforts: for v15
+    efforts: the reasoning efforts of a model with version 15
     gap: the text between a special token and other text
     """
     effort = efforts.expression() if efforts else "none"
@@ -113,8 +116,8 @@ def mistral_template(version: int, efforts: Efforts | None = None, gap: str = ""
 
 
 def version_of(special_tokens: Iterable[str]) -> int:
-    """Return the newest version whose special tokens a vocabulary has. Used if nothing else names the
-    version."""
+    """Return the newest version whose special tokens are all in the vocabulary. The caller uses this function
+    if no file of the model names the version."""
     found = set(special_tokens)
     needed = {11: {"[SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]"}, 7: {"[SYSTEM_PROMPT]"}}
     return next((version for version, tokens in needed.items() if tokens <= found), 3)

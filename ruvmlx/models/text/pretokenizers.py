@@ -1,7 +1,9 @@
-"""How byte-level BPE vocabularies split text before merging, by GGUF's `tokenizer.ggml.pre`.
+"""This module lists the regular expressions with which byte-level BPE tokenizers split text before the
+merges.
 
-Each entry is a list of patterns that are applied one after the other, as in llama.cpp. Each match is a piece,
-and so is the text between two matches.
+The keys of PATTERNS are the values of GGUF's `tokenizer.ggml.pre`. Each value is a list of patterns. The
+tokenizer applies the patterns one after the other, as llama.cpp does. Each match becomes a piece of text. The
+text between two matches also becomes a piece.
 """
 
 from ...errors import UnsupportedModel
@@ -37,14 +39,14 @@ PATTERNS = {
     "deepseek-r1-qwen": [_QWEN2],
     "tekken": [_TEKKEN],
 }
-# A word in the vocabulary is not merged up.
+# With these pre-tokenizers, a piece that is in the vocabulary becomes one token without merges.
 WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})
-ADDS_BOS = WHOLE_WORDS  # if the file does not say otherwise
+ADDS_BOS = WHOLE_WORDS  # with these pre-tokenizers, a text begins with BOS unless the file forbids it
 
 
 def patterns(pre: str, where: str) -> list[str]:
-    """Return the patterns of a pre-tokenizer. An unknown one is refused, because a guess would silently
-    change ids."""
+    """Return the patterns of a pre-tokenizer. Raises UnsupportedModel for an unknown pre-tokenizer, because a
+    wrong guess would change token ids without an error."""
     if pre not in PATTERNS:
         raise UnsupportedModel(
             f"{where}: pre-tokenizer {pre[:40]!r} is not known; known are {', '.join(sorted(PATTERNS))}. "

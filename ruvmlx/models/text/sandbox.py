@@ -1,8 +1,9 @@
-"""A Jinja sandbox for templates from a model's files: no attribute tricks, no files, limited work.
+"""This module runs a model's Jinja chat templates in a sandbox with limits of time and memory.
 
-Jinja's ImmutableSandboxedEnvironment keeps templates away from Python's internals: it stops all escapes in
-`tests/models/test_sandbox.py`. It limits no work except range()'s; `sandbox_bounds.py` limits the rest.
-Nothing is computed while a template is compiled, because the limits are those of a render.
+Jinja's ImmutableSandboxedEnvironment keeps templates away from Python's internals: it stops all attacks in
+`tests/models/test_sandbox.py`. Jinja limits only the work of range(); `sandbox_bounds.py` limits all other
+work. The compilation of a template evaluates no expressions, because the limits apply only while a template
+renders.
 """
 
 import json
@@ -44,11 +45,12 @@ _ESCAPED = re.compile(f"[^\0-\x7f{GUARD}]")
 
 
 class Refused(TemplateError):
-    """The template called raise_exception(): it does not accept this conversation."""
+    """The template called raise_exception(), because the template does not accept this conversation."""
 
 
 class _NothingFolded(CodeGenerator):
-    """Leaves constant expressions such as {{ 1.5 | round(9) }} to the render, where their work is limited."""
+    """A Jinja compiler that does not evaluate constant expressions such as {{ 1.5 | round(9) }}. The sandbox
+    evaluates these expressions while the template renders, because the limits apply then."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):
@@ -57,7 +59,7 @@ class _NothingFolded(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Checks the clock and the sizes wherever a template could run too long."""
+    """A Jinja environment that checks the time and the sizes of values at each operation of a template."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
     code_generator_class = _NothingFolded
@@ -78,12 +80,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         return bounded_operation(operator, left, right, partial(super().call_binop, context, operator))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Replace what Jinja cannot intercept by filters of ours."""
+        """Parse a template. Replace the operations that Jinja cannot intercept by calls of this module's
+        filters."""
         return _Bound().visit(super()._parse(source, name, filename))
 
 
 class _Bound(NodeTransformer):
-    """Jinja finds these methods by the names of its nodes."""
+    """A visitor that puts filters with limits around operations. Jinja calls its methods by the node
+    names."""
 
     def _filter_node(self, name: str, node: Any, *args: nodes.Expr | None) -> nodes.Filter:
         given = [arg or nodes.Const(None, lineno=node.lineno) for arg in args]
@@ -112,14 +116,15 @@ class _Bound(NodeTransformer):
 
 
 class _Generation(Extension):
-    """{% generation %}...{% endgeneration %} marks assistant text for training. Here it is only its body."""
+    """The Jinja tag {% generation %}...{% endgeneration %}, which marks assistant text for training. This
+    class renders only the text between the two tags."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance's attribute
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # as in transformers: variables set inside are unknown outside
+        # As in transformers, variables that the block sets do not exist after the block.
         return [nodes.Scope(body, lineno=line)]
 
 
@@ -134,13 +139,14 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON as Hugging Face writes it, without HTML escapes. The marks of typed text are never
-    escaped."""
+    """Return a value as JSON without HTML escapes, as transformers does. The guard character in users' text
+    stays as it is."""
     widths = [len(x) if isinstance(x, str) else x for x in (indent, *(separators or ())) if x is not None]
     if any(width > MAX_INDENT for width in widths):
         raise SecurityError(f"tojson with an indent above {MAX_INDENT}")
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    # Without an indent the result is at most about six times as long, and C code makes it quickly.
+    # Without an indent, the JSON is at most about six times as long as the value, and C code writes it
+    # quickly.
     text = encoder.encode(admit(value)) if indent is None else bounded_join(encoder.iterencode(admit(value)))
     return _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 

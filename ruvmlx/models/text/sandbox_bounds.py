@@ -1,12 +1,13 @@
-"""Limits the time, text and memory of one render of a chat template.
+"""This module limits the time, the text and the memory of one render of a chat template.
 
-Jinja's sandbox has one limit: 100,000 steps of a range(). Within it, two nested loops run for hours, and "a"
-* 10**10 takes gigabytes. A clock alone does not help: one call of a C function can take hours, and Python can
-neither stop nor measure it. So every value has a limit. Its expanded size, which counts a part as often as it
-occurs, is at most `Budget.longest`. All text made in one render is at most TIMES as much. At any time the
-render holds at most `Budget.most_held` bytes; a text counts until nothing uses it. An operation that could
-make a larger value is refused before it runs. Filters and methods whose work is not about linear in the size
-of their values are not available (`FILTERS`, `METHODS`). Loops and calls check the clock.
+Jinja's sandbox has one limit: 100,000 steps of a range(). With this limit, two nested loops can run for
+hours, and "a" * 10**10 takes gigabytes. A limit of time alone is not enough: one call of a C function can
+take hours, and Python can neither stop nor measure the call. So every value has a limit. The expanded size of
+a value (a part is counted at each place where it occurs) is at most `Budget.longest`. All text of one render
+is at most TIMES as long. The live values of a render take at most `Budget.most_held` bytes. The module
+refuses an operation before it runs if its result could be too large. Templates cannot call filters and
+methods whose work grows faster than the size of their values (see `FILTERS`, `METHODS`). Loops and calls
+check the time.
 """
 
 import re
@@ -21,21 +22,21 @@ from jinja2.sandbox import SecurityError
 from jinja2.utils import Namespace
 
 MAX_SECONDS = 2.0
-MAX_STEPS = 100_000  # of one range()
-MAX_SOURCE = 1 << 17  # characters of a template; those of real models have some thousands
-# Characters of the longest value: BASE_VALUE_CHARACTERS + PER_CHARACTER times the size of the conversation.
+MAX_STEPS = 100_000  # the maximum number of steps of one range()
+MAX_SOURCE = 1 << 17  # the maximum characters of a template; templates of real models have some thousands
+# The limit of one value in characters is BASE_VALUE_CHARACTERS + PER_CHARACTER * the conversation's size.
 BASE_VALUE_CHARACTERS, PER_CHARACTER = 1 << 20, 8
-TIMES = 64  # all text and lists made in one render, as a multiple of the longest value
-# bytes that a render may hold: HELD + PER_BYTE times the bytes of the conversation
+TIMES = 64  # the limit of all text and lists of one render, divided by the limit of one value
+# The limit of a render's live values in bytes is HELD + PER_BYTE * the conversation's bytes.
 HELD, PER_BYTE = 64 << 20, 16
-SHORT = 256  # characters: a shorter sum counts only when it is in a list
-TOGETHER = 4096  # pieces of a text that are joined early, because each takes 50 bytes
-MAX_WIDTH = 1024  # of padding, indentation and repetition
-MAX_DIGITS = 100  # to which a number may be rounded
-MAX_BITS = 4096  # of a number
-MAX_INDENT = 16  # of JSON
-MAX_DEPTH = 100  # of nested lists; Python's own limit is about 1,000 calls
-OTHER = 64  # characters that count for a number, None, or an object without its own text
+SHORT = 256  # characters; the live values do not include a shorter sum of texts unless a list has it
+TOGETHER = 4096  # the number of pieces that `bounded_join` joins at once, because each takes 50 bytes
+MAX_WIDTH = 1024  # the maximum width of padding, indentation and repetition
+MAX_DIGITS = 100  # the maximum number of digits of a rounded number
+MAX_BITS = 4096  # the maximum number of bits of an integer
+MAX_INDENT = 16  # the maximum indentation of JSON
+MAX_DEPTH = 100  # the maximum depth of nested lists; Python's own limit is about 1,000 calls
+OTHER = 64  # the size in characters of a number, None, or an object without its own text
 
 FILTERS = frozenset(
     """
@@ -61,18 +62,18 @@ METHODS: Mapping[type, frozenset[str]] = {
 }
 _WIDENING = frozenset(("center", "ljust", "rjust", "zfill", "batch", "slice", "truncate"))
 _STRIPPING = frozenset(("trim", "strip", "lstrip", "rstrip"))
-_NESTED = re.compile(r"\{[^{}]*\{")  # a width that is a field itself
-_ESCAPING = re.compile(r"%[^a-zA-Z%]*[ra]|![ra]")  # %r and similar forms write up to ten characters for one
+_NESTED = re.compile(r"\{[^{}]*\{")  # a format whose width is another field, such as "{:{}}"
+_ESCAPING = re.compile(r"%[^a-zA-Z%]*[ra]|![ra]")  # %r and !r can write ten characters for one character
 
 
 class Budget:
-    """The limits of one render. names: its variables."""
+    """The limits of one render. names: the variables of the template."""
 
     def __init__(self, names: Mapping[str, Any]):
         self._known: dict[int, tuple[Any, int, int]] = {}  # id -> (value, expanded size, depth)
         self._deadline = time.monotonic() + MAX_SECONDS
         self._started = time.thread_time()
-        self._texts: dict[int, str] = {}  # id -> a text that this render has made or received
+        self._texts: dict[int, str] = {}  # id -> a text of this render or of its variables
         self._text_bytes = self._list_bytes = self._sweep_at = 0
         self.longest, self.most_held = BASE_VALUE_CHARACTERS, sys.maxsize
         sizes = [self.spread(value)[0] for value in names.values()]
@@ -83,7 +84,7 @@ class Budget:
     def check_clock(self) -> None:
         if time.monotonic() < self._deadline:
             return
-        # A busy machine is not the template's fault.
+        # The limit applies to processor time, because a busy machine slows every template.
         left = MAX_SECONDS - (time.thread_time() - self._started)
         if left <= 0:
             raise SecurityError(f"it ran for more than {MAX_SECONDS:g} seconds")
@@ -94,7 +95,7 @@ class Budget:
             raise SecurityError(f"it makes a text of more than {self.longest} characters")
 
     def admit(self, value: Any) -> Any:
-        """Return the value if its expanded size is allowed. New parts of it count."""
+        """Return the value if its expanded size is allowed. Add its size to the text of this render."""
         size, _ = self.spread(value)
         self.check_size(size)
         self.take(
@@ -103,8 +104,8 @@ class Budget:
         return value
 
     def hold(self, text: str) -> None:
-        """Count the bytes of a text, once, until only this object uses it."""
-        if len(text) < 2 or id(text) in self._texts:  # Python has each single character only once
+        """Add the bytes of a text to the live values until no other object uses the text."""
+        if len(text) < 2 or id(text) in self._texts:  # Python shares the texts of one character
             return
         self._texts[id(text)] = text
         self._text_bytes += sys.getsizeof(text)
@@ -112,7 +113,7 @@ class Budget:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Forget the texts that nothing else uses. The next sweep comes when the held bytes have doubled."""
+        """Remove the texts that no other object uses. The next sweep follows when the bytes have doubled."""
         used = [text for text in self._texts.values() if sys.getrefcount(text) > _UNUSED]
         self._texts = {id(text): text for text in used}
         self._text_bytes = sum(map(sys.getsizeof, used))
@@ -127,8 +128,7 @@ class Budget:
             raise SecurityError("it makes too much text")
 
     def spread(self, value: Any, level: int = 0) -> tuple[int, int]:
-        """Return (expanded size, depth). Values are immutable in templates, so each list is walked only
-        once."""
+        """Return (expanded size, depth). Templates cannot change values, so each list is read only once."""
         if isinstance(value, str):
             self.hold(value)
             return len(value) + 2, 0
@@ -154,20 +154,20 @@ class Budget:
         return size, depth
 
     def note_joined(self, whole: list[Any], left: list[Any], right: list[Any]) -> None:
-        """Compute what `spread` returns for left + right without a walk, because a loop may build a list
-        piece by piece."""
+        """Store the result of `spread` for whole = left + right without reading the lists, because a loop can
+        build a long list piece by piece."""
         (size, depth), (more, below) = self.spread(left), self.spread(right)
         self._known[id(whole)] = whole, size + more - 2, max(depth, below)
         self._list_bytes += sys.getsizeof(whole)
 
 
-_UNUSED = 3  # references to a text in `Budget._sweep` if only `_texts` holds it
+_UNUSED = 3  # the reference count of a text in `Budget._sweep` if no other object uses the text
 
 _budget: ContextVar[Budget] = ContextVar("budget")
 
 
 class budgeted:
-    """The block has the budget of a render with these variables."""
+    """A context manager that sets the limits of one render. names: the variables of the template."""
 
     def __init__(self, names: Mapping[str, Any]):
         self._names = names
@@ -190,11 +190,10 @@ def admit(value: Any) -> Any:
 
 
 def bounded_operation(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], Any]) -> Any:
-    """Compute left operator right, for +, *, ** or %. Numbers below 1e9 are not limited. Texts and lists are
-    not limited while the result is small."""
+    """Compute `left operator right` for +, *, ** or %. Raises SecurityError for a too large result."""
     budget = _budget.get()
     budget.check_clock()
-    # nearly all operations are of this kind
+    # Most operations add two texts, so this case comes first.
     if operator == "+" and isinstance(left, str) and isinstance(right, str):
         budget.check_size(len(left) + len(right))
         budget.take(len(left) + len(right))
@@ -225,7 +224,7 @@ def call_function(function: Any, args: tuple, apply: Callable[..., Any], kwargs:
     budget = _budget.get()
     budget.check_clock()
     args = as_lists(args)
-    method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format in its own function
+    method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format in another function
     owner, name = getattr(method, "__self__", None), str(getattr(method, "__name__", ""))
     if owner is not None and type(owner).__module__ in ("builtins", "markupsafe"):
         if not any(isinstance(owner, kind) and name in names for kind, names in METHODS.items()):
@@ -239,8 +238,8 @@ def call_function(function: Any, args: tuple, apply: Callable[..., Any], kwargs:
 
 
 def check_work(name: str, subject: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a text method or a filter that would make a long text from a short one, or run for a long
-    time."""
+    """Raise SecurityError for a text method or a filter that would write a long text from a short text, or
+    run for a long time."""
     budget, given = _budget.get(), (*args, *kwargs.values())
     if name in _WIDENING and any(isinstance(x, int) and abs(x) > MAX_WIDTH for x in given):
         raise SecurityError(f"{name} with a width above {MAX_WIDTH}")
@@ -275,18 +274,18 @@ def _width(given: Any) -> int:
 
 
 def _check_format(form: Any, given: Any) -> None:
-    """Check the widths in a format: numbers in the text, or arguments for a "*" or a nested "{"."""
+    """Raise SecurityError if a format's width is too large, or is an argument ("*" or a nested "{")."""
     text, budget = str(form), _budget.get()
     digits = "".join(c if c.isdigit() else " " for c in text).split()
     if any(len(run) > 3 for run in digits) or "*" in text or _NESTED.search(text.replace("{{", "")):
         raise SecurityError("a format with a width above 999")
     escaping = _ESCAPING.search(text) or not all(isinstance(x, str | int | float) for x in given)
-    fields = text.count("{") + text.count("%")  # each may name the longest value
+    fields = text.count("{") + text.count("%")  # each field can contain the longest value
     budget.check_size(fields * ((10 if escaping else 1) * budget.spread(given)[0] + 1000) + len(text))
 
 
 def as_lists(args: Iterable[Any]) -> tuple[Any, ...]:
-    """Return iterators as lists. They are checked before use, and an iterator can be used only once."""
+    """Return the arguments with lists instead of iterators, because a check would use up an iterator."""
     return tuple(admit(list(ticking(arg))) if isinstance(arg, Iterator) else arg for arg in args)
 
 
@@ -298,7 +297,7 @@ def ticking(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class Loop:
-    """The values of a {% for %} loop. Each step checks the clock."""
+    """The values of a {% for %} loop. Each step of the loop checks the time."""
 
     def __init__(self, values: Any):
         self._values = values
@@ -307,11 +306,11 @@ class Loop:
         return ticking(self._values)
 
     def __len__(self) -> int:
-        return len(self._values)  # TypeError if they have no length; Jinja expects it
+        return len(self._values)  # raises TypeError for values without a length, as Jinja expects
 
 
 class Steps:
-    """A range() that checks the clock at each step."""
+    """A range() that checks the time at each step."""
 
     def __init__(self, *args: int):
         self._steps = range(*args)
@@ -329,15 +328,14 @@ class Steps:
 
 
 class Variables(Namespace):
-    """Jinja's namespace(). It can contain itself, or others many times, so it has no text."""
+    """Jinja's namespace() with a fixed text, because a namespace that contains itself has an endless text."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
 def bounded_concat(parts: Iterable[Any]) -> str:
-    """Join a ~ b ~ c, or what a macro or a block has written. The sizes are checked before the text is
-    made."""
+    """Join the parts of a ~ b ~ c, or the output of a macro or a block. Check the sizes before the join."""
     budget, texts = _budget.get(), list(parts)
     budget.check_clock()
     budget.check_size(sum(budget.spread(part)[0] - 2 for part in texts if isinstance(part, str)))
@@ -345,7 +343,7 @@ def bounded_concat(parts: Iterable[Any]) -> str:
 
 
 def bounded_slice(values: Any, start: Any, stop: Any, step: Any) -> Any:
-    """values[start:stop:step]."""
+    """Return values[start:stop:step]."""
     found = values[start:stop:step]
     budget = _budget.get()
     budget.take(len(found) if isinstance(found, str) else 8 * len(found))
@@ -354,7 +352,7 @@ def bounded_slice(values: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 def bounded_join(pieces: Iterable[str]) -> str:
-    """Join pieces of text. The size is checked while it grows."""
+    """Join pieces of text. Each new piece checks the size of the whole text."""
     budget, texts, size = _budget.get(), list[str](), 0
     whole: list[str] = []
     for piece in pieces:
@@ -369,7 +367,8 @@ def bounded_join(pieces: Iterable[str]) -> str:
 
 
 def bounded_sum(values: Iterable[Any], getter: Callable[[Any], Any], start: Any) -> Any:
-    """The filter `sum`, one addition at a time, because sums of lists grow with the square."""
+    """Do the work of the filter `sum` with one checked addition at a time, because a sum of lists copies the
+    lists at each addition."""
     total = start
     for value in ticking(values):
         total = bounded_operation("+", total, getter(value), lambda a, b: a + b)
@@ -377,14 +376,14 @@ def bounded_sum(values: Iterable[Any], getter: Callable[[Any], Any], start: Any)
 
 
 def bounded_filter(name: str, plain: Callable) -> Callable:
-    """Return the same filter with `check_work` before it. Jinja passes a context to some filters first; it
-    stays first.
+    """Return a filter that calls `check_work` and then the filter `plain`. Jinja passes a context to some
+    filters as the first argument, and the context stays the first argument.
 
-    A lazy filter does its work at once. But its result can still be iterated only once, and is true.
+    If the filter `plain` returns an iterator, the new filter computes all its values at once.
     """
     skip = 1 if hasattr(plain, "jinja_pass_arg") else 0
 
-    @wraps(plain)  # keeps the mark that makes Jinja pass the context
+    @wraps(plain)  # this copies the attribute by which Jinja knows to pass the context
     def call_filter(*args: Any, **kwargs: Any) -> Any:
         check_clock()
         args = args[:skip] + as_lists(args[skip:])

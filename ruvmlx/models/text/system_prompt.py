@@ -1,11 +1,11 @@
-"""The system prompt that a model really receives, and where it comes from."""
+"""This module finds the system prompt that a model really receives, and the source of this prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config.model import Message, Model
 
-_MARK = "\ue000system\ue000"  # no template writes private-use characters
+_MARK = "\ue000system\ue000"  # a text with private-use characters, which no template writes
 _QUESTION = "\ue000question\ue000"
 
 
@@ -19,9 +19,10 @@ class SystemPrompt:
 
 
 def system_prompt(model: Model, given: str | None = None) -> SystemPrompt:
-    """Return what the model receives as its system prompt.
+    """Return the system prompt that the model receives.
 
-    given: the user's choice, which always wins; "": no system prompt; None: the user chose nothing
+    given: the user's system prompt, which replaces all other system prompts; "": the user wants no system
+    prompt; None: the user has not chosen
     """
     if given is not None:
         return SystemPrompt(given, "yours" if given else "none")
@@ -40,7 +41,7 @@ def with_system(model: Model, messages: Sequence[Message]) -> list[Message]:
 
 
 def _of_template(model: Model) -> str:
-    """Return what the chat template writes as system prompt for a conversation without one."""
+    """Return the system prompt that the chat template adds to a conversation without a system message."""
     question = Message("user", _QUESTION)
     bare = model.tokenizer.chat_text([question])
     before, mark, after = model.tokenizer.chat_text([Message("system", _MARK), question]).partition(_MARK)

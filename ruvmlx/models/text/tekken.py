@@ -1,15 +1,16 @@
-"""Mistral's tekken.json: a byte-level BPE vocabulary, its special tokens, and the version of its chat form.
+"""This module reads Mistral's file tekken.json: a byte-level BPE vocabulary, its special tokens, and the
+version of its chat form. The file has these fields:
 
     config           pattern, default_vocab_size, default_num_special_tokens, version ("v3", "v7", ...)
-    vocab            rank, token_bytes (base64); only the first
-                     default_vocab_size - default_num_special_tokens entries count
-    special_tokens   rank, token_str; missing in old files, which have the tokens of _SPECIALS
-    model_settings_builder   reasoning_effort: values, default; from v15 on, and only in some files
+    vocab            rank, token_bytes (base64); the tokenizer uses only the first
+                     default_vocab_size - default_num_special_tokens entries
+    special_tokens   rank, token_str; old files do not have this field and use the tokens of _SPECIALS
+    model_settings_builder   reasoning_effort: values, default; only in some files from v15 on
 
 A special token's id is its rank. An ordinary token's id is its rank + default_num_special_tokens. The file
-lists no merges: of all neighbours that together form a token, those whose token has the lowest rank are
-merged first. So every split of a token into two tokens is a merge with the token's rank. (mistral-common's
-reader is the oracle of the tests.)
+lists no merges. The tokenizer merges, at each step, the two neighbours that together form the token with the
+lowest rank. So every split of a token into two tokens is a merge with the token's rank. The tests compare the
+result with mistral-common's reader.
 """
 
 import base64
@@ -32,14 +33,15 @@ _SPECIALS = str.split(
     "[TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] "
     "[/SYSTEM_PROMPT] [TOOL_CONTENT]"
 )
-_MAX_TOKENS = 1 << 24  # tokens
+_MAX_TOKENS = 1 << 24  # the maximum number of tokens of a vocabulary
 
 
 class TekkenTokenizer(BaseTokenizer):
     """The tokenizer of a tekken.json."""
 
     def __init__(self, path: Path, template: str | None = None, eos_ids: Iterable[int] = ()):
-        """template: the folder's own; None: the form of the file's version."""
+        """template: the chat template of the model's folder; None: the chat form of the version in the
+        file."""
         data = read_object(path, missing_ok=False)
         where = f"{path.parent.name}/{path.name}"
         config = Fields(Fields(data, where).table("config"), where)
@@ -71,7 +73,7 @@ class TekkenTokenizer(BaseTokenizer):
 
 
 def _sizes(config: Fields) -> tuple[int, int]:
-    """Return the number of all tokens, and how many of them are special or reserved for special ones."""
+    """Return the number of all tokens, and the number of ids for special tokens."""
     total, special = config.integer("default_vocab_size"), config.integer("default_num_special_tokens")
     if not 0 < special <= total - 256 <= _MAX_TOKENS:
         raise CorruptFile(
@@ -105,7 +107,7 @@ def _efforts(data: dict[str, Any], where: str) -> Efforts | None:
 
 
 def _special_tokens(data: dict[str, Any], offset: int, where: str) -> dict[str, int]:
-    """Return {text: id} of the special tokens that the file names."""
+    """Return {text: id} for the special tokens in the file."""
     entries = data.get("special_tokens")
     if entries is None:
         return {text: i for i, text in enumerate(_SPECIALS) if i < offset}
@@ -125,7 +127,7 @@ def _special_id(special: dict[str, int], text: str, where: str) -> int:
 
 
 def _pieces(vocab: Any, count: int, where: str) -> list[str]:
-    """Return the ordinary tokens by rank, in byte_level.py's characters."""
+    """Return the ordinary tokens in order of rank, written with the characters of byte_level.py."""
     if not isinstance(vocab, list) or len(vocab) < count:
         raise CorruptFile(f"{where}: vocab is not a list of {count} tokens or more.")
     chars = dict(enumerate(byte_chars()))
@@ -148,8 +150,8 @@ def _build(pieces: list[str], offset: int, config: Fields, added: dict[str, int]
 
 
 def _merges(pieces: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Return all splits of each token. At most one of them occurs: the one that the token's own bytes are
-    merged to before."""
+    """Return all splits of each token into two tokens, as merges. The tokenizer uses at most one split of a
+    token: the split into the two tokens that the earlier merges of the token's bytes give."""
     return [
         (piece[:k], piece[k:])
         for piece in pieces[256:]

@@ -1,8 +1,8 @@
-"""Thoughts: the part of a reply in <think> (R1, Qwen3, SmolLM3) or [THINK] (Magistral), up to the closing
-tag.
+"""This module separates the thought of a reply from its answer. A thought is the text between <think> and
+</think> (R1, Qwen3, SmolLM3) or between [THINK] and [/THINK] (Magistral).
 
-Some templates open the thought in the prompt. Then the reply's text is given the same tag at its start. So
-the text alone always shows which part is the thought and which the answer.
+Some templates write the opening tag at the end of the prompt. Then ruvmlx puts the same tag at the start of
+the reply's text. So the text alone always shows which part is the thought and which part is the answer.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from ..config.model import Tokenizer
 from .typed_text import THOUGHT_TAGS as TAGS
 
-_TAIL = 8  # tokens at the end of a prompt that contain the tag and the space after it
+_TAIL = 8  # the last tokens of a prompt, which contain the opening tag and the space after the tag
 
 
 @dataclass(frozen=True)
 class Thought:
-    """A reply in two parts. is_open: the thought has not ended, so there is no answer yet."""
+    """A reply in two parts. is_open: True if the thought has not ended, so that there is no answer yet."""
 
     thought: str
     answer: str
@@ -24,7 +24,8 @@ class Thought:
 
 
 def split(text: str) -> Thought:
-    """Split a reply's text into its thought and its answer. Without a thought, all of it is the answer."""
+    """Split a reply's text into its thought and its answer. If there is no thought, the whole text is the
+    answer."""
     begun = text.lstrip()
     for begin, end in TAGS.items():
         if begun.startswith(begin):
@@ -34,36 +35,36 @@ def split(text: str) -> Thought:
 
 
 def tag_of(template: str | None) -> str | None:
-    """Return the tag that begins a thought, if the chat template has one. None: the model does not think
-    first."""
+    """Return the tag that begins a thought if the chat template contains the tag or its closing tag. Return
+    None for the template of a model that writes no thoughts."""
     return next(
         (tag for tag, end in TAGS.items() if tag in (template or "") or end in (template or "")), None
     )
 
 
 def join_thought(thought: str, answer: str, tag: str) -> str:
-    """Join a thought and an answer to a reply's text. `split` is the reverse."""
+    """Join a thought and an answer to a reply's text. `split` does the reverse."""
     return f"{tag}\n{thought}\n{TAGS[tag]}\n\n{answer}"
 
 
 def opened_by(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
-    """Return the tag at the end of a prompt, with the space after it; "" if there is none."""
+    """Return the opening tag at the end of a prompt, with the space after the tag, or "" without a tag."""
     tail = tokenizer.decode(prompt_ids[-_TAIL:])
     bare = tail.rstrip()
     return next((begin + tail[len(bare) :] for begin in TAGS if bare.endswith(begin)), "")
 
 
 class ThoughtCounter:
-    """Decides, token by token, which sampled tokens are the thought.
+    """A counter that decides, token by token, which sampled tokens belong to the thought.
 
     tokens: the number of sampled tokens in the thought so far, with its tags
-    is_decided: False while the text may still become the beginning of a tag
+    is_decided: False while the text can still become an opening tag
     """
 
     def __init__(self, tokenizer: Tokenizer, begun: str = ""):
         """begun: the text of the reply before its first sampled token."""
         self._tokenizer, self._text = tokenizer, begun
-        self._end = ""  # the tag that ends the thought; "" outside of a thought
+        self._end = ""  # the closing tag of the current thought; "" outside of a thought
         self.tokens = self._seen = 0
         self.is_decided = False
         self._look()
@@ -87,7 +88,7 @@ class ThoughtCounter:
             if self._end in self._text:
                 self._end = ""
             else:
-                self._text = self._text[1 - len(self._end) :]  # all text in which the end tag may have begun
+                self._text = self._text[1 - len(self._end) :]  # the closing tag can begin in this text
 
     def _decide(self) -> None:
         text = self._text.lstrip()
@@ -98,10 +99,10 @@ class ThoughtCounter:
 
 
 class AnswerFilter:
-    """Removes the thought from a stream of text."""
+    """A filter that removes the thought from a stream of text."""
 
     def __init__(self) -> None:
-        self._text = ""  # all text until the answer begins
+        self._text = ""  # all text before the answer
         self._answering = False
 
     @property
@@ -109,7 +110,8 @@ class AnswerFilter:
         return not self._answering and split(self._text).is_open
 
     def feed(self, text: str) -> str:
-        """Add text of the reply. Returns the answer's part of it. Text that may become a tag is held back."""
+        """Add text of the reply and return the part that belongs to the answer. The filter keeps text that
+        can become an opening tag for a later call."""
         if self._answering:
             return text
         self._text += text
@@ -119,7 +121,7 @@ class AnswerFilter:
         return self.flush()
 
     def flush(self) -> str:
-        """End the stream. Returns the text that was held back."""
+        """End the stream and return the text that the filter has kept."""
         if self._answering:
             return ""
         answer = split(self._text).answer

@@ -1,20 +1,22 @@
-"""Remembers the token ids of long texts. An agent sends its whole conversation with every turn; encoding
-8,000 tokens again takes tens of milliseconds before the first new token."""
+"""This module caches the token ids of long texts. An agent sends its whole conversation with every turn.
+Without the cache, the tokenizer would encode 8,000 tokens again, which takes tens of milliseconds before the
+first new token."""
 
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-MIN_RUN_CHARACTERS = 500  # characters: shorter texts are encoded fast enough
-MAX_CACHED_CHARACTERS = 1 << 20  # characters that are kept: those used last
+MIN_RUN_CHARACTERS = 500  # the minimum length of a cached text, because short texts are fast
+MAX_CACHED_CHARACTERS = 1 << 20  # the total length of the cached texts, which are the last used texts
 
 
 class KnownRuns:
-    """Remembers what encode(text, first) returned. Can be called from any thread.
+    """A cache of the results of encode(text, first). Any thread can call the cache.
 
-    salt: a text is found only with the salt with which it was encoded. So the time tells no one which texts
-        other people have sent.
+    salt: a part of the key. The cache finds a text only with the salt of the first call. So a user cannot
+    measure,
+        by the time of a request, which texts other users have sent.
     """
 
     def __init__(self, encode: Callable[[str, bool], list[int]]):

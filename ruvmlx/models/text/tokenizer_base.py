@@ -1,8 +1,8 @@
-"""What all tokenizers share: special tokens, BOS, decoding, chats.
+"""This module has the base class of all tokenizers: special tokens, BOS, decoding and chats.
 
-A *special token* steers the model (<s>, <|im_end|>, [INST]...). Text becomes a special token only through
-`special=True` or through the chat template, never by typing it. Added tokens that are plain text (runs of
-spaces, <think>...) are matched in any text, as in Hugging Face and llama.cpp.
+A *special token* controls the model (<s>, <|im_end|>, [INST]...). Text becomes a special token only with
+`special=True` or through the chat template; a user cannot type a special token. Added tokens that are plain
+text (runs of spaces, <think>...) match in any text, as in Hugging Face's tokenizers and llama.cpp.
 """
 
 import re
@@ -15,27 +15,30 @@ from ..config.model import Message, Tools
 from .token_cache import KnownRuns
 from .typed_text import GUARD, THOUGHT_TAGS
 
-# Tokens that end a reply for any model that has them, whatever its eos entry says.
+# These tokens end a reply of every model whose vocabulary has them, even if the model's files do not list
+# them.
 END_TOKENS = frozenset(
     str.split(
         "<|eot_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <end_of_turn> <EOT> _<EOT> "
         "<|end_of_sentence|> <｜end▁of▁sentence｜>"
     )
 )
-BRIEF = 64  # tokens
-LETTERS = 8  # the maximum average number of characters per token in meaningful text
+BRIEF = 64  # tokens that `_encode_bounded` encodes beyond the limit
+LETTERS = 8  # the maximum average number of characters per token in ordinary text
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
 
 
 def is_special(text: str, marked: bool) -> bool:
-    """Does an added token steer the model? marked: whether its file calls it special."""
+    """Return True if an added token is a special token. marked: True if the model's file marks it as
+    special."""
     if text in THOUGHT_TAGS or text in THOUGHT_TAGS.values():
         return False
     return marked or text in END_TOKENS or bool(LOOKS_SPECIAL.fullmatch(text))
 
 
 class BaseTokenizer(ABC):
-    """Implements the Tokenizer protocol with two methods of a subclass: `_encode_run` and `_piece_bytes`."""
+    """The base class of the tokenizers. A subclass implements the two methods `_encode_run` and
+    `_piece_bytes`."""
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class BaseTokenizer(ABC):
         self.bos_id = bos_id
         self.adds_bos = adds_bos and bos_id is not None
         ends = {i for text, i in self.special_tokens.items() if text in END_TOKENS}
-        self.eos_id = eos_id  # the one that templates know as eos_token
+        self.eos_id = eos_id  # the id of the template's variable eos_token
         known = (i for i in more_eos_ids if 0 <= i < vocab_size)
         self.eos_ids = frozenset(ends.union(known, () if eos_id is None else (eos_id,)))
         self.chat_template = chat_template
@@ -66,8 +69,8 @@ class BaseTokenizer(ABC):
 
     @abstractmethod
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        """Return the ids of a run of plain text, without special tokens. first: whether the text begins with
-        this run."""
+        """Return the ids of a run of text that contains no special tokens. first: True if the run is the
+        beginning of the whole text."""
 
     @abstractmethod
     def _piece_bytes(self, token_id: int) -> bytes:
@@ -78,8 +81,9 @@ class BaseTokenizer(ABC):
     def encode(
         self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Text -> ids. add_bos: True: the model's own rule decides (`adds_bos`). most: as in
-        `encode_chat`."""
+        """Return the token ids of a text. add_bos: if True, the model's rule `adds_bos` decides if BOS is
+        added; if False, BOS is not added. special: True if special tokens in the text become their ids. most:
+        as in `encode_chat`."""
         if special:
             ids = self._encode_special(text, most=most)
         else:
@@ -94,14 +98,14 @@ class BaseTokenizer(ABC):
         return self._bytes[token_id]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
+        """Return the text of token ids without special tokens. Invalid UTF-8 becomes U+FFFD."""
         data = b"".join(map(self.token_bytes, ids))
         if self.strips_leading_space:
             data = data.removeprefix(b" ")
         return data.decode("utf-8", "replace")
 
     def text_with_specials(self, ids: Sequence[int]) -> str:
-        """Ids -> text with the special tokens written out, as the model reads it."""
+        """Return the text of token ids with the strings of the special tokens."""
         names = {token_id: text.encode() for text, token_id in self.special_tokens.items()}
         return b"".join(names.get(i) or self.token_bytes(i) for i in ids).decode("utf-8", "replace")
 
@@ -117,11 +121,12 @@ class BaseTokenizer(ABC):
         opening: str = "",
         values: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Conversation -> ids. Special tokens come only from the template. If the template wrote a BOS, no
-        second one is added.
+        """Return the token ids of a conversation. Only the template's text gives special tokens. If the
+        template writes BOS, the method does not add a second BOS.
 
-        most: for a text with more tokens, the result may be the ids of its beginning; it has more than `most`
-            ids
+        most: a limit of tokens. For a longer text, the method can return only the ids of the text's
+        beginning;
+            these are still more than `most` ids.
         """
         text = self._chat.render(messages, add_generation_prompt, thinking, tools, values)
         if opening:
@@ -129,7 +134,7 @@ class BaseTokenizer(ABC):
         return self._with_bos(self._encode_special(text, salt, most))
 
     def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
-        """Return what the template writes, with special tokens."""
+        """Return the text that the template writes, with special tokens."""
         return self._chat.render(messages, tools=tools).replace(GUARD, "")
 
     # Inside --------------------------------------------------------------------------------------
@@ -142,7 +147,8 @@ class BaseTokenizer(ABC):
         return ChatTemplate(self.chat_template, self.special_tokens, *names, gap=self._gap())
 
     def _gap(self) -> str:
-        """Return the space that encoding adds before a whole text, but not after a special token; else ""."""
+        """Return " " if the tokenizer adds a space before a whole text, but not after a special token;
+        else ""."""
         if not self.strips_leading_space:
             return ""
         first, later = (
@@ -151,7 +157,7 @@ class BaseTokenizer(ABC):
         return " " if first != later else ""
 
     def _special_text(self, token_id: int | None) -> str:
-        """Return a special token as it is written, or ""."""
+        """Return the string of a special token, or "" if the id is not a special token."""
         return next((text for text, i in self.special_tokens.items() if i == token_id), "")
 
     def _with_bos(self, ids: list[int]) -> list[int]:
@@ -161,7 +167,8 @@ class BaseTokenizer(ABC):
 
     @cached_property
     def _special_pattern(self) -> re.Pattern | None:
-        """Match the longest first, so that a special string wins over its own prefixes."""
+        """Return a pattern for the special tokens. Longer strings come first in the pattern, so that the
+        pattern does not match only a prefix of a special token."""
         texts = sorted(self.special_tokens, key=len, reverse=True)
         return re.compile("(" + "|".join(map(re.escape, texts)) + ")") if texts else None
 
@@ -170,8 +177,8 @@ class BaseTokenizer(ABC):
         return KnownRuns(self._encode_run)
 
     def _encode_special(self, text: str, salt: str = "", most: int | None = None) -> list[int]:
-        """Encode text. Special strings become their ids. The runs between them lose their guards and are
-        encoded."""
+        """Return the ids of a text. The strings of special tokens become their ids. The method removes the
+        guard characters from the text between special tokens and encodes this text."""
         text = _clean(text)
         parts = self._special_pattern.split(text) if self._special_pattern else [text]
         ids: list[int] = []
@@ -187,8 +194,8 @@ class BaseTokenizer(ABC):
 
     @staticmethod
     def _encode_bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
-        """Return the ids of a run. If it has more than `most` tokens, only its beginning is encoded, which
-        takes less time."""
+        """Return the ids of a run of text. If the run has more than `most` tokens, encode only its beginning,
+        because this takes less time."""
         if most is not None and len(run) > (enough := LETTERS * (most + BRIEF)):
             begun = encode(run[:enough])
             if len(begun) > most:

@@ -1,4 +1,5 @@
-"""Byte-level BPE from a GGUF vocabulary. The `tokenizers` library does the merges."""
+"""This module makes a byte-level BPE tokenizer from a GGUF vocabulary. Hugging Face's library `tokenizers`
+does the merges."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,11 +14,11 @@ from .tokenizer_base import BaseTokenizer
 if TYPE_CHECKING:  # it needs numpy, which the tokenizer's process does not import
     from .gguf_vocab import GGUFVocab
 
-BRIEF = 2000  # characters: encoded in a millisecond
+BRIEF = 2000  # characters; the library encodes a text of this length in a millisecond
 
 
 class GGUFByteLevelTokenizer(BaseTokenizer):
-    """`tokenizer.ggml.model` = "gpt2"."""
+    """The tokenizer of a GGUF file whose key `tokenizer.ggml.model` is "gpt2"."""
 
     def __init__(self, vocab: "GGUFVocab"):
         pre = vocab.text("tokenizer.ggml.pre") or "default"
@@ -35,8 +36,8 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
         return piece.encode() if token_id in self._added_ids else piece_to_bytes(piece)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same tokenizer in the form of Hugging Face's tokenizer.json, with special tokens in
-        their places."""
+        """Return this tokenizer as the content of a Hugging Face tokenizer.json, with the special tokens at
+        their ids."""
         out = json.loads(self._bpe.to_str())
         out["model"]["vocab"] |= self.special_tokens
         added = {i: _added_token(i, text, True) for text, i in self.special_tokens.items()}
@@ -54,8 +55,8 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """Return a text's ids with the `tokenizers` library. Its `encode` holds Python's lock, for seconds if the
-    text is long; `encode_batch` does not."""
+    """Return a text's token ids from a tokenizer of the `tokenizers` library. The library's `encode` holds
+    Python's global lock, for a long text for seconds, and `encode_batch` does not hold the lock."""
     if len(text) < BRIEF:
         return tokenizer.encode(text, add_special_tokens=False).ids
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
@@ -68,7 +69,7 @@ def _added_token(token_id: int, text: str, special: bool) -> dict[str, Any]:
 
 
 def _puts_in_front(token_id: int | None, text: str) -> dict[str, Any]:
-    """Return tokenizer.json's post-processor that begins a text with one token."""
+    """Return a post-processor for tokenizer.json that puts one token before each text."""
     first, rest = {"SpecialToken": {"id": text, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     more = [first, rest, {"Sequence": {"id": "B", "type_id": 1}}]
     known = {text: {"id": text, "ids": [token_id], "tokens": [text]}}
@@ -85,11 +86,11 @@ def byte_level_bpe(
 ) -> Any:
     """Return a tokenizer of the `tokenizers` library. Raises CorruptFile if the parts do not fit together.
 
-    ids: {piece in byte_level.py's characters: id}
-    merges: the first is tried first
-    cuts: patterns, applied one after the other
-    added: texts that are matched before anything is cut
-    whole_words: whether a word of the vocabulary is not split
+    ids: {token in the characters of byte_level.py: id}
+    merges: the pairs of tokens to merge, in the order of their priority
+    cuts: the patterns that split the text, which apply one after the other
+    added: texts that become tokens before the patterns split the text
+    whole_words: True if a piece that is in the vocabulary becomes one token without merges
     """
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
@@ -97,7 +98,7 @@ def byte_level_bpe(
         steps: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         if missing := [c for c in byte_chars() if c not in ids]:
-            # A byte without a token is dropped, and nothing is merged across the gap.
+            # The tokenizer drops a byte that has no token, and does not merge the tokens before and after it.
             steps.append(pre_tokenizers.Split(Regex(_char_class(missing)), "removed"))
         tokenizer = Tokenizer(models.BPE(dict(ids), merges, ignore_merges=whole_words))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
@@ -106,7 +107,7 @@ def byte_level_bpe(
 
 
 def _build(vocab: "GGUFVocab", pre: str, added: dict[str, int]) -> Any:
-    # Special tokens are not in the BPE model, so a word with the same spelling cannot become one.
+    # The BPE model has no special tokens, so a word with the spelling of a special token stays ordinary text.
     ids = {token: i for i, token in enumerate(vocab.tokens) if token not in vocab.special_tokens}
     cuts = patterns(pre, vocab.where)
     return byte_level_bpe(ids, _merges(vocab), cuts, added, vocab.where, whole_words=pre in WHOLE_WORDS)

@@ -1,7 +1,8 @@
-"""The tokenizer of a Hugging Face folder: tokenizer.json, else tekken.json, else tokenizer.model.
+"""This module reads the tokenizer of a Hugging Face folder: tokenizer.json, else tekken.json, else
+tokenizer.model.
 
-The `tokenizers` library reads tokenizer.json. Then we take it apart: we match special tokens (only if the
-caller allows it); its model and its text steps do the rest.
+The `tokenizers` library reads tokenizer.json. ruvmlx itself finds the special tokens in a text, and only if
+the caller allows special tokens. The library's model, normalizer and pre-tokenizer encode the other text.
 """
 
 import json
@@ -23,8 +24,8 @@ MAX_TEMPLATE = 1 << 22  # the maximum size of a template's file
 
 
 def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
-    """Return the tokenizer of a folder. eos: eos_token_id entries of its configuration files, numbers or
-    lists."""
+    """Return the tokenizer of a folder. eos: the values of eos_token_id in the folder's configuration files;
+    each value is a number or a list."""
     config = read_object(path / "tokenizer_config.json")
     template = _template(path, config)
     eos_ids = {i for entry in eos for i in token_ids(entry)}
@@ -42,7 +43,8 @@ def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
 
 
 def token_ids(entry: Any) -> list[int]:
-    """Return the ids in an eos_token_id entry, which may be anything."""
+    """Return the ids in a value of eos_token_id. The value can have any type, because the file is not
+    checked."""
     entries = entry if isinstance(entry, list) else [entry]
     return [i for i in entries if type(i) is int and i >= 0]
 
@@ -62,14 +64,14 @@ def _template(path: Path, config: dict[str, Any]) -> str | None:
 
 
 def _token_name(config: dict[str, Any], key: str) -> str:
-    """Return the text of "bos_token": "<s>" or {"content": "<s>", ...}."""
+    """Return the text of a token in tokenizer_config.json. The value is "<s>" or {"content": "<s>", ...}."""
     value = config.get(key)
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) else ""
 
 
 class JsonTokenizer(BaseTokenizer):
-    """tokenizer.json: byte-level or SentencePiece-like BPE."""
+    """The tokenizer of a tokenizer.json file: byte-level BPE, or BPE in the style of SentencePiece."""
 
     def __init__(self, path: Path, config: dict[str, Any], template: str | None, eos_ids: Iterable[int]):
         full = _read(path)
@@ -99,7 +101,8 @@ class JsonTokenizer(BaseTokenizer):
         return ids if self._forbidden.isdisjoint(ids) else self._spelled_out(ids)
 
     def _spelled_out(self, ids: list[int]) -> list[int]:
-        """Spell a word letter by letter if it is a special token of the model's own vocabulary."""
+        """Replace each special token in `ids` by the ids of its characters, because the text is a user's
+        text."""
         out: list[int] = []
         for i in ids:
             letters = self._special_text(i) if i in self._forbidden else None
@@ -124,7 +127,7 @@ def _read(path: Path) -> Any:
 
 
 def _template_bos(full: Any, special: dict[str, int]) -> int | None:
-    """Return the special token that the file's own post-processor puts first."""
+    """Return the id of the special token that the file's post-processor puts before a text, or None."""
     ids = full.encode("", add_special_tokens=True).ids
     return ids[0] if ids and ids[0] in special.values() else None
 
@@ -137,7 +140,7 @@ def _adds_bos(full: Any, config: dict[str, Any], bos: int | None) -> bool:
 
 
 def _metaspace_bytes(piece: str) -> bytes:
-    """ "▁Paris" -> b" Paris", "<0x0A>" -> b"\\n"."""
+    """Return the bytes of a SentencePiece token: "▁Paris" gives b" Paris", "<0x0A>" gives b"\\n"."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         try:
             return bytes([int(piece[3:5], 16)])
@@ -147,7 +150,8 @@ def _metaspace_bytes(piece: str) -> bytes:
 
 
 class _Steps:
-    """The normalizer and pre-tokenizer of a tokenizer.json, and what they do to single tokens."""
+    """The normalizer and the pre-tokenizer of a tokenizer.json, and the facts that ruvmlx needs about
+    them."""
 
     def __init__(self, full: Any, where: str):
         self._pre = _state(full.pre_tokenizer)
@@ -164,7 +168,7 @@ class _Steps:
         self.prefixes_space = self._prefixes_space()
 
     def _prefixes_space(self) -> bool:
-        """Is a space put before a text? A Prepend, a Metaspace or a ByteLevel step does this."""
+        """Return True if a step (Prepend, Metaspace or ByteLevel) puts a space before a text."""
         for part in [*_flat(self._pre), *_flat(self._normalizer)]:
             if part.get("prepend_scheme") in ("always", "first") or part.get("type") == "Prepend":
                 return True
@@ -173,8 +177,8 @@ class _Steps:
         return False
 
     def tokenizer(self, full: Any, plain_added: list[Any], first: bool) -> Any:
-        """Return the same model and steps without special tokens. first: False: for runs that are not at the
-        start."""
+        """Return a tokenizer with the same model and steps, but without special tokens. first: False for a
+        tokenizer of runs that are not at the start of the text."""
         from tokenizers import Tokenizer
 
         out = Tokenizer(full.model)
@@ -186,8 +190,8 @@ class _Steps:
         return out
 
     def _inner_pre(self, full: Any) -> Any:
-        """Return the pre-tokenizer for later runs: Metaspace with prepend_scheme "first" puts nothing before
-        them."""
+        """Return the pre-tokenizer for runs after the first run. A Metaspace step with prepend_scheme "first"
+        puts no space before these runs."""
         if not any(part.get("prepend_scheme") == "first" for part in _flat(self._pre)):
             return full.pre_tokenizer
         from tokenizers import Tokenizer
@@ -229,7 +233,7 @@ def _sentencepiece(
 
 
 def _added_tokens(path: Path, config: dict[str, Any]) -> dict[str, tuple[int, bool]]:
-    """text -> (id, special)."""
+    """Return {text: (id, True if the token is special)} for the added tokens of a folder."""
     found = {
         t: (i, True) for t, i in read_object(path / "added_tokens.json").items() if type(i) is int and i >= 0
     }

@@ -1,11 +1,11 @@
-"""Runs the tokenizer of a folder in a separate process.
+"""This module runs the tokenizer of a folder in a separate process.
 
 The libraries for tokenizer.json and tokenizer.model can panic, abort, search a regular expression for hours
 or take all memory, for any text. So a child process with limits opens the files and encodes each text
-(`platform/bounded_process.py`). This process keeps the facts and the bytes of the tokens.
+(`platform/bounded_process.py`). The parent process keeps the special tokens and the bytes of the tokens.
 
-At its start the child encodes texts on which careless files run too long. A model that fails is refused at
-once.
+At its start the child encodes test texts on which bad tokenizer files run too long. If a test fails, the
+program refuses the model at once.
 """
 
 import sys
@@ -23,22 +23,22 @@ from .tokenizer_json import folder_tokenizer, token_ids
 
 READ = ("tokenizer.json", "tekken.json", "tokenizer.model")  # the first file that exists is the tokenizer
 SECONDS, BYTES_PER_SECOND = 5.0, 4e6  # seconds of processor time to open a file; a large file gets more
-MEMORY, PER_BYTE = 200_000_000, 20  # bytes; a large vocabulary takes about 15 times the size of its file
+MEMORY, PER_BYTE = 200_000_000, 20  # bytes; a large vocabulary takes about 15 bytes for a byte of its file
 TEXT_SECONDS, CHARACTERS_PER_SECOND = 1.0, 2e5  # seconds of processor time to encode a text
 PER_CHARACTER = 600  # bytes of memory to encode one character
-# the maximum number of tokens per byte of a text, and the number allowed besides
+# The maximum number of tokens of a text is MOST_TOKENS * the text's bytes + BESIDES.
 MOST_TOKENS, BESIDES = 8, 64
-BLOCK = 4096  # tokens whose bytes are fetched together
-LONG_TEXT_CHARACTERS = 5_000  # characters
+BLOCK = 4096  # the number of tokens whose bytes one request fetches
+LONG_TEXT_CHARACTERS = 5_000  # the length of the long test texts
 
 
 class ProcessTokenizer(BaseTokenizer):
-    """The tokenizer of `folder_tokenizer`, in a child process. Every method may raise CorruptFile or
-    UnsupportedModel if it cannot be used, and Interrupted if the user stopped it. Can be called from any
-    thread."""
+    """The tokenizer of `folder_tokenizer` in a child process. Every method can raise CorruptFile or
+    UnsupportedModel if the tokenizer does not work, and Interrupted if the user stops the program. Any thread
+    can call the methods."""
 
     def __init__(self, folder: Path, eos: Iterable[Any] = ()):
-        """eos: as in folder_tokenizer."""
+        """eos: the values of eos_token_id, as in folder_tokenizer."""
         file = next((folder / name for name in READ if (folder / name).is_file()), folder)
         size = file.stat().st_size
         if size > MAX_BYTES:
@@ -49,7 +49,7 @@ class ProcessTokenizer(BaseTokenizer):
         super().__init__(**self._ask(["facts", [i for entry in eos for i in token_ids(entry)]], 0))
 
     def _ask(self, request: list[Any], characters: int) -> Any:
-        """Send a request to the child. characters: of the text to encode."""
+        """Send a request to the child and return the answer. characters: the length of the text to encode."""
         seconds = TEXT_SECONDS + characters / CHARACTERS_PER_SECOND
         memory = self._memory + PER_CHARACTER * characters
         try:
@@ -102,7 +102,7 @@ def texts() -> Iterator[str]:
 
 
 class _Answers:
-    """The child's answers about one tokenizer. It opens the tokenizer at the first request."""
+    """The child's functions for one tokenizer. The first request opens the tokenizer."""
 
     def __init__(self, folder: Path):
         self._folder = folder

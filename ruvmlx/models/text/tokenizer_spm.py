@@ -1,7 +1,8 @@
-"""SentencePiece vocabularies, from a tokenizer.model or from the pieces and scores of a GGUF file.
+"""This module makes SentencePiece tokenizers from a tokenizer.model, or from the tokens and scores of a GGUF
+file.
 
-GGUF has only pieces, scores and types. `model_proto` writes them as the protocol buffer that the
-sentencepiece library reads. These few fields are needed (sentencepiece_model.proto):
+A GGUF file has only tokens, scores and types. `model_proto` writes these as the protocol buffer that the
+sentencepiece library reads. The protocol buffer needs these fields (sentencepiece_model.proto):
 
     ModelProto       1: repeated SentencePiece   2: TrainerSpec   3: NormalizerSpec
     SentencePiece    1: string piece   2: float score   3: enum type (the same numbers as GGUF's)
@@ -20,11 +21,12 @@ from ..files.json_files import MAX_BYTES
 from .gguf_vocab import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, GGUFVocab
 from .tokenizer_base import BaseTokenizer
 
-SPACE = "\u2581"  # sentencepiece's visible space
+SPACE = "\u2581"  # the character that stands for a space in SentencePiece tokens
 
 
 class SentencePieceTokenizer(BaseTokenizer):
-    """Wraps a sentencepiece processor. added: {text: id} of tokens outside its own vocabulary."""
+    """A tokenizer that uses the sentencepiece library. processor: the library's object. added: {text: id} of
+    the tokens outside the processor's vocabulary."""
 
     def __init__(self, processor: Any, added: dict[str, int] | None = None, **common: Any):
         super().__init__(**common)
@@ -33,8 +35,8 @@ class SentencePieceTokenizer(BaseTokenizer):
         self._added = {i: text for text, i in (added or {}).items()}
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        """Encode a run. As in llama.cpp, a run after a special token gets the dummy space too, if the
-        vocabulary has one."""
+        """Return the ids of a run of text. If the vocabulary puts a space before a text, a run after a
+        special token also gets this space, as in llama.cpp."""
         return self._sp.encode(text)
 
     def _piece_bytes(self, token_id: int) -> bytes:
@@ -48,12 +50,12 @@ class SentencePieceTokenizer(BaseTokenizer):
         return piece.replace(SPACE, " ").encode()
 
     def as_proto(self) -> bytes:
-        """The bytes of a tokenizer.model."""
+        """Return the content of a tokenizer.model file for this tokenizer."""
         return self._sp.serialized_model_proto()
 
 
 def gguf_sentencepiece(vocab: GGUFVocab) -> SentencePieceTokenizer:
-    """`tokenizer.ggml.model` = "llama"."""
+    """Return the tokenizer of a GGUF file whose key `tokenizer.ggml.model` is "llama"."""
     prefix = vocab.flag("tokenizer.ggml.add_space_prefix", True)
     squeeze = vocab.flag("tokenizer.ggml.remove_extra_whitespaces", False)
     processor = load_processor(model_proto(vocab, prefix, squeeze), vocab.where)
@@ -65,14 +67,15 @@ def load_processor(proto: bytes, where: str) -> Any:
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        processor.id_to_piece(list(range(processor.vocab_size())))  # checks that every piece is UTF-8
+        processor.id_to_piece(list(range(processor.vocab_size())))  # this fails if a token is not UTF-8
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         raise CorruptFile(f"{where}: not a sound SentencePiece vocabulary: {one_line(error)}.") from None
     return processor
 
 
 def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
-    """A serialized sentencepiece ModelProto."""
+    """Return a serialized ModelProto of sentencepiece. squeeze: True if the tokenizer removes extra
+    spaces."""
     types = vocab.types.tolist()
     _check_types(vocab, types)
     pieces = zip(vocab.tokens, vocab.scores.tolist(), types, strict=True)
@@ -88,7 +91,8 @@ def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
 
 
 def _check_types(vocab: GGUFVocab, types: list[int]) -> None:
-    """Check what sentencepiece requires: known types, one unknown piece, correct byte pieces."""
+    """Raise CorruptFile if a type is unknown, if there is not exactly one token of type UNKNOWN, or if a byte
+    token has a wrong text; sentencepiece requires this."""
     if types.count(UNKNOWN) != 1:
         raise CorruptFile(
             f"{vocab.where}: {types.count(UNKNOWN)} tokens are of type 'unknown'; one was expected."
@@ -131,7 +135,8 @@ def _read(path: Path) -> bytes:
 
 
 def read_tokenizer_model(path: Path, common: dict[str, Any], added: dict[str, int]) -> SentencePieceTokenizer:
-    """Read a tokenizer.model beside a safetensors model. common: what the folder's other files say."""
+    """Read the tokenizer.model of a safetensors model. common: arguments of BaseTokenizer from the folder's
+    other files."""
     processor = load_processor(_read(path), path.name)
     special = {
         processor.id_to_piece(i): i

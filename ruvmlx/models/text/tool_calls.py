@@ -1,22 +1,24 @@
-"""Tool calls in a reply's text: parsers for streams and whole replies, for the forms in which models write
-calls.
+"""This module parses tool calls in a reply's text, for streams and for whole replies.
 
     parser = CallParser(dialect, names)
     for text in stream:
         parser.add(text)      # -> [TextPiece("Let me see."), CallBegun(0, "a1B2c3D4e", "weather"), ...]
-    parser.end()              # what was held back
+    parser.end()              # -> the pieces of the text that the parser has kept
+
+Models write tool calls in these forms (dialects):
 
     LLAMA      {"name": "weather", "parameters": {...}}      the whole reply, perhaps after <|python_tag|>
     MISTRAL    [TOOL_CALLS][{"name": "weather", "arguments": {...}}, ...]
     MISTRAL11  [TOOL_CALLS]weather[ARGS]{...}                perhaps with [CALL_ID]abcdefgh1 before [ARGS]
-    HERMES     <tool_call>{"name": "weather", "arguments": {...}}</tool_call>         Qwen's, too
+    HERMES     <tool_call>{"name": "weather", "arguments": {...}}</tool_call>         also Qwen's form
 
-LLAMA and HERMES: without marks, a reply that begins with such an object is a call if the name is a tool's.
-Small models leave the marks out.
+A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small models leave the marks out. So in
+LLAMA and HERMES, a reply that begins with such an object is a tool call without marks if the name is the name
+of a tool.
 
-Marks that are special tokens are in the text, because the engine shows them if a request has tools
-(`shown_marks`). Text that only looks like a call stays text. A call that is cut off ends where the text ends.
-Spaces beside calls are removed. Nothing is parsed inside a thought.
+Some marks are special tokens. The engine writes these into the reply's text if a request has tools
+(`shown_marks`). Text that only looks like a tool call stays text. If the reply ends inside a tool call, the
+call ends there. The parser removes spaces beside tool calls, and parses no tool calls inside a thought.
 """
 
 import re
@@ -43,7 +45,8 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class CallBegun:
-    """A call begins. index: its number in the reply. id: made here. name: the function's name."""
+    """The beginning of a tool call. index: the call's number in the reply. id: a new random id. name: the
+    function's name."""
 
     index: int
     id: str
@@ -52,7 +55,7 @@ class CallBegun:
 
 @dataclass(frozen=True)
 class ArgumentsPiece:
-    """The next piece of a call's arguments. All pieces together are JSON."""
+    """The next piece of a tool call's arguments. All pieces of one call, joined, are JSON."""
 
     index: int
     text: str
@@ -70,14 +73,14 @@ class ParsedCall:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a model writes calls.
+    """The form in which a model writes tool calls.
 
-    begin: the mark before calls
-    key: the key of the arguments
-    end: the mark after each call
-    named: whether the name stands before the arguments instead of inside the object
-    bare: whether the mark may be missing if the answer begins with an object that has the name of a tool
-    between: characters that may stand between two objects
+    begin: the mark before the tool calls
+    key: the key of the arguments in the JSON object
+    end: the mark after each tool call
+    named: True if the function's name is before the arguments and not inside the JSON object
+    bare: True if a reply can begin with the JSON object of a tool call without a mark
+    between: the characters that are allowed between two JSON objects
     """
 
     name: str
@@ -99,44 +102,44 @@ _MARKS = (ARGS, CALL_ID, *(mark for d in DIALECTS for mark in (d.begin, d.end) i
 
 
 def shown_marks(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return {id: text} of the marks of calls that are special tokens. Without them a call could not be told
-    from text."""
+    """Return {id: text} of the marks that are special tokens. The engine must write these tokens into the
+    text, because the parser finds tool calls by the marks."""
     return {i: text for text, i in tokenizer.special_tokens.items() if text in _MARKS}
 
 
 def new_call_id() -> str:
-    """Return nine letters and digits, as Mistral's templates require."""
+    """Return a random id of nine letters and digits, because Mistral's templates require this form."""
     return "".join(secrets.choice(_ID) for _ in range(9))
 
 
 class CallParser:
-    """Splits a reply's text into its answer and its calls while it arrives."""
+    """A parser that splits a stream of a reply's text into the answer and the tool calls."""
 
     def __init__(self, dialect: Dialect, names: Iterable[str] = ()):
-        """names: the names of the tools; a bare object with another name is text."""
+        """names: the names of the tools; a JSON object without a mark and with another name is text."""
         self._dialect, self._names = dialect, frozenset(names)
         self._state: Callable[[], bool] = self._in_beginning
-        self._text = ""  # text that arrived and was not parsed yet
-        self._space = ""  # space after the answer so far; shown only if more text follows
-        self._mark = ""  # what was read of a call before it began, in case it is not a call
+        self._text = ""  # text that the parser has received and not parsed yet
+        self._space = ""  # spaces after the answer so far; the parser returns them only if more text follows
+        self._mark = ""  # the text before a possible call, which becomes answer text if there is no call
         self._thought_end = ""
         self._call: CallObject | None = None
-        self._span: JSONSpan | None = None  # the arguments after a name
-        self._bare = False  # whether the current call has no mark
-        self._after_call = False  # whether no text came after the last call
+        self._span: JSONSpan | None = None  # the scanner of the arguments after a name
+        self._bare = False  # True if the current call has no mark
+        self._after_call = False  # True if a call has ended and no text has followed
         self._out: list[Piece] = []
         self.calls = 0  # the number of calls that have begun
 
     def add(self, text: str) -> list[Piece]:
-        """Add text of the reply. Returns the pieces that are certain so far."""
+        """Add text of the reply. Return the pieces that later text cannot change."""
         self._text += text
         while self._text and self._state():
             pass
         return self._take_pieces()
 
     def end(self) -> list[Piece]:
-        """End the reply. Returns the text that was held back. A mark after a call that the end of the reply
-        cut off is removed."""
+        """End the reply and return the last pieces. The parser removes an incomplete mark after a tool
+        call."""
         marks = self._dialect.begin, self._dialect.end
         if self._after_call and any(mark.startswith(self._text) for mark in marks):
             self._text = ""
@@ -148,7 +151,7 @@ class CallParser:
         return self._take_pieces()
 
     def _take_pieces(self) -> list[Piece]:
-        """Return the pieces. Neighbouring pieces of text are joined, empty ones are left out."""
+        """Return the new pieces. Join neighbouring pieces of text, and leave out empty pieces."""
         found, self._out = self._out, []
         joined: list[Piece] = []
         for piece in found:
@@ -160,7 +163,7 @@ class CallParser:
         return joined
 
     def _show(self, text: str) -> None:
-        """Add text of the answer. Spaces at its end are held back."""
+        """Add text to the answer. Keep the spaces at the end of the text for later."""
         text = self._space + text
         if self._after_call:
             text = text.lstrip(SPACE)
@@ -173,10 +176,10 @@ class CallParser:
         self._show(self._text[:n])
         self._text = self._text[n:]
 
-    # States: each reads from _text, and returns False if it needs more text ------------------------
+    # States: each method reads from _text and returns False if it needs more text -------------------
 
     def _in_beginning(self) -> bool:
-        """Read a thought, a bare call, or text."""
+        """Find out if the text begins with a thought, a JSON object without a mark, or other text."""
         begun = self._text.lstrip(SPACE)
         opening = next((tag for tag in THOUGHT_TAGS if begun.startswith(tag)), "")
         if opening:
@@ -210,7 +213,7 @@ class CallParser:
         return True
 
     def _in_name(self) -> bool:
-        """weather[ARGS]{...}, weather[CALL_ID]abcdefgh1[ARGS]{...} or weather{...}"""
+        """Read the name in weather[ARGS]{...}, weather[CALL_ID]abcdefgh1[ARGS]{...} or weather{...}."""
         head, brace, rest = self._text.partition("{")
         if len(head) > _LONGEST_HEAD:
             return self._no_call()
@@ -278,20 +281,20 @@ class CallParser:
         self.calls += 1
 
     def _no_call(self) -> bool:
-        """Treat what was read as text."""
+        """Add the text that was read since the mark to the answer, because it is no tool call."""
         self._show(self._mark)
         self._mark, self._call, self._state = "", None, self._in_text
         return True
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Return the length of the longest end of `text` with which `mark` begins."""
+    """Return the number of characters at the end of `text` that are equal to the beginning of `mark`."""
     sizes = range(min(len(text), len(mark) - 1), 0, -1)
     return next((size for size in sizes if mark.startswith(text[-size:])), 0)
 
 
 def parse(text: str, dialect: Dialect, names: Iterable[str] = ()) -> tuple[str, list[ParsedCall]]:
-    """Split a whole reply into its answer and its calls."""
+    """Split a whole reply into the answer and the tool calls."""
     parser = CallParser(dialect, names)
     answer, heads, arguments = "", list[CallBegun](), dict[int, str]()
     for piece in [*parser.add(text), *parser.end()]:

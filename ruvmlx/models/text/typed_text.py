@@ -1,4 +1,4 @@
-"""Guards typed text, so that what a user writes cannot become a special token in a rendered chat."""
+"""This module marks users' text, so that the text cannot become a special token in a rendered chat."""
 
 import re
 from bisect import bisect_left
@@ -7,23 +7,24 @@ from typing import Any
 
 GUARD = "\ufdd0"  # a noncharacter that marks typed text in rendered chats; the tokenizer removes it
 
-# Part of a reply's text, whatever their file says.
+# These tags are ordinary text of a reply, even if the model's file marks them as special tokens.
 THOUGHT_TAGS = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _WORD = re.compile(r"[\w.-]*")
-_NEAR = 256  # characters: of a longer beginning, only these are checked
+_NEAR = 256  # the number of characters at the beginning of a text that the guard checks
 
 
 class Guard:
-    """Marks typed text so that it contains no special token's string, and none can form at its edges.
+    """A function that marks a user's text. The marked text contains no special token's string. It also forms
+    no special token together with the template's text before it.
 
-    Thought tags get no mark, because templates search for them to leave old thoughts out.
+    Thought tags get no mark, because templates search for the tags to remove the thoughts of old replies.
     """
 
     def __init__(self, specials: Sequence[str]):
         self._specials = tuple(specials)
         self._first = _firsts(specials)
-        # All text after a special token's first character, backwards: a search for its end becomes a search
-        # for a prefix.
+        # The reversed strings of the special tokens without their first character: in reversed strings, a
+        # search for an end is a search for a prefix.
         self._tails = sorted(text[:0:-1] for text in specials)
         self._inside = "\0".join(text[1:] for text in specials)
         self._longest = max(map(len, specials), default=0)
@@ -39,8 +40,9 @@ class Guard:
         return marked[:head] + GUARD + marked[head:]
 
     def inside(self, value: Any) -> Any:
-        """Mark the text in tools and in their calls (nested JSON). Templates compare words of it ("function",
-        "string") and look up keys. So a word that contains no special token is not marked."""
+        """Mark the text in tools and tool calls (nested JSON). Templates compare words in this text
+        ("function", "string") and look up keys. So the guard does not mark a word that contains no special
+        token."""
         if isinstance(value, str):
             innocent = _WORD.fullmatch(value) and not any(text in value for text in self._specials)
             return value if innocent else self(value)
@@ -53,19 +55,19 @@ class Guard:
         near = text[:_NEAR]
         if any(self._ends_one(near[:k]) for k in range(1, min(self._longest, len(near) + 1))):
             return True
-        if len(text) > _NEAR and near in self._inside:  # it may end a longer special token
+        if len(text) > _NEAR and near in self._inside:  # the text can end a special token that is longer
             return True
         return 0 < len(text) < self._longest and text in self._inside
 
     def _ends_one(self, text: str) -> bool:
-        """Does a special token end with this text, and begin before it?"""
+        """Return True if a special token ends with this text and has more characters before it."""
         backwards = text[::-1]
         at = bisect_left(self._tails, backwards)
         return at < len(self._tails) and self._tails[at].startswith(backwards)
 
 
 def _firsts(specials: Sequence[str]) -> re.Pattern[str] | None:
-    """Match a character that begins a special token but no thought tag."""
+    """Return a pattern for a character that begins a special token and does not begin a thought tag."""
     firsts = "".join(map(re.escape, sorted({text[0] for text in specials})))
     tags = [*THOUGHT_TAGS, *THOUGHT_TAGS.values()]
     free = "|".join(re.escape(tag) for tag in tags if not any(text.startswith(tag) for text in specials))
