@@ -1,5 +1,5 @@
-"""The chat suite runs the chat app on a pseudo-terminal. It measures the delay of keys, of a growing reply
-and of Esc, and the growth of memory."""
+"""The chat suite runs the chat app on a pseudo-terminal. The suite measures the delay of keys, of a growing
+reply and of Esc, and the growth of memory."""
 
 import json
 import random
@@ -216,7 +216,7 @@ def _drawn(arrived: Sequence[tuple[float, bytes]]) -> list[float]:
     times: list[float] = []
     tail = b""
     for at, data in arrived:
-        tail = tail[-5:] + data  # two pieces of output may share a word
+        tail = tail[-5:] + data  # a word may be split between two pieces of output
         newest = max(map(int, re.findall(rb"w(\d{5})", tail)), default=-1)
         times += [at] * (newest + 1 - len(times))
     return times

@@ -2,8 +2,8 @@
 terminal.
 
 Unlike the user's app, this app writes to the file `events`, one JSON value on each line: its phases, the
-times of the paced tokens, and the bytes of the KV cache. It can start to learn after less than a second, and
-its training never ends.
+times of the paced tokens, and the bytes of the KV cache. The app can start to learn after less than a second,
+and its training never ends.
 """
 
 import itertools
@@ -68,9 +68,9 @@ def pieces(first: int, count: int) -> Iterator[str]:
 
 
 class PacedReplies:
-    """This class replaces the writer's `generate`. Its replies are written in advance and come at an even
-    pace. The store keeps them like replies of the model, but without a trace, so nothing is learned from
-    them."""
+    """This class replaces the writer's `generate`. The replies of this class are written in advance and come
+    at an even pace. The store keeps them like replies of the model, but without a trace (the data from which
+    a rating learns), so a rating changes nothing."""
 
     def __init__(self, runtime: Runtime, rate: float, tell: Tell):
         self._prepared = runtime.writer.prepare_request

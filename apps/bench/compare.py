@@ -1,4 +1,4 @@
-"""This module compares two reports. It finds rows that became faster or slower by more than chance.
+"""This module compares two reports. The module finds rows that became faster or slower by more than chance.
 
 If a row has a reference (the machine's own speed in the same turns), the samples are divided by the
 reference, because a slow hour of the machine slows both. A permutation test compares the medians of the
@@ -71,7 +71,8 @@ def verdicts(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, s
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the differences of machine and settings. They may explain a change better than the code does."""
+    """Return the differences of machine and settings. Such a difference may explain a change better than the
+    code does."""
     found = []
     for part in ("machine", "settings"):
         a, b = old.get(part, {}), new.get(part, {})

@@ -1,5 +1,5 @@
 """The KV cache suite compares the cache's tiers with an f16 cache in bytes, peak memory and speed, and with
-llama.cpp's caches. It also measures chats that are resumed from disk."""
+llama.cpp's caches. The suite also measures chats that are resumed from disk."""
 
 import statistics
 import tempfile
@@ -28,8 +28,8 @@ FAR = 4096  # tokens: from this length on, the design limits the share of f16's 
 def run(
     ours: Mapping[str, OnStage], peers: Peers, long: int, rounds: int, log: Callable[[str], None]
 ) -> list[Row]:
-    """Return all rows of the suite. ours: the players "tiered" and "f16". long: tokens of the long
-    context."""
+    """Return all rows of the suite. ours: the players (players.py) of ruvmlx with a "tiered" and with an
+    "f16" cache. long: tokens of the long context."""
     rows = _memory(ours, long, log)
     for lengths, tokens in ((USUAL, long), (TIGHT_LENGTHS, long // 2)):
         rows += _quality(ours["tiered"], tokens, lengths)

@@ -143,7 +143,7 @@ def _trace(runtime: Any) -> list[Row]:
 
 
 def _direction(runtime: Any) -> Row:
-    """Measure the direction of a rating's update. It is computed from data that are prepared while the user
+    """Measure the direction of a rating's update. The data for this direction are prepared while the user
     reads the reply."""
     learner = runtime.learner
     probe, trace = learner.probe, next(reversed(learner.traces.held.values()))
@@ -283,7 +283,7 @@ def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:
 def _median(
     name: str, values: Sequence[float], unit: str, target: float | None = None, note: str = ""
 ) -> Row:
-    """Return a row from all values. Its samples are the medians of consecutive parts."""
+    """Return a row from all values. The samples of the row are the medians of consecutive parts."""
     parts = np.array_split(np.asarray(values), min(GROUPS, len(values)))
     samples = [float(np.median(part)) for part in parts]
     return measured(name, samples, unit, target, note=note, better="lower")

@@ -28,8 +28,8 @@ _PACKAGES = ("ruvmlx", "mlx", "mlx-lm", "numpy", "llama-cpp-python")
 
 
 def facts(threads: int) -> dict[str, Any]:
-    """Return the facts besides the code on which figures depend. They have no name of a person, host
-    or path."""
+    """Return the facts besides the code on which figures depend. No fact has the name of a person, host or
+    path."""
     return hardware(threads) | {"matmul": matmul.implementations()[0]}
 
 
@@ -182,8 +182,8 @@ class Thermometer:
 
     @property
     def drift(self) -> float:
-        """The slowdown of the run: the median of the later readings / the first reading - 1. It is 0 with
-        fewer than 2 readings."""
+        """The slowdown of the run: the median of the later readings / the first reading - 1. With fewer than
+        2 readings, the drift is 0."""
         if len(self.readings) < 2:
             return 0.0
         first, *rest = self.readings

@@ -1,5 +1,5 @@
-"""The model suite measures time to first token, prefill and decode. Other runtimes and the machine's limits
-are measured in the same turns."""
+"""The model suite measures time to first token, prefill and decode. In a turn, each player (players.py) is
+measured once: ruvmlx, other runtimes, and the machine's limits."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -12,8 +12,8 @@ from .clocked import steps
 
 @cache
 def _silence() -> Any:
-    """Return a log function that prints nothing. Python never frees it, because llama.cpp continues to call
-    it."""
+    """Return a log function that prints nothing. Python never frees the function, because llama.cpp continues
+    to call it."""
     import llama_cpp as lib
 
     return lib.llama_log_callback(lambda *_: None)
@@ -151,8 +151,8 @@ class LlamaCpp:
 
 
 class MlxLm:
-    """mlx-lm's own model and cache. They are called as mlx-lm's generator calls them, on as many threads as
-    MLX uses."""
+    """mlx-lm's own model and cache. The benchmark calls both as mlx-lm's generator does, on as many threads
+    as MLX uses."""
 
     PATIENCE = 20.0  # maximum seconds for 256 prompt tokens; a slower runtime is left out
 

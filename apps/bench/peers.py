@@ -1,5 +1,5 @@
-"""This module runs the peers, which are other runtimes to compare with: llama.cpp and mlx-lm. They have the
-same weights and take part in the same turns."""
+"""This module runs the peers, which are other runtimes to compare with: llama.cpp and mlx-lm. All runtimes
+have the same weights and take part in the same turns."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

@@ -178,7 +178,7 @@ class Ruvmlx:
 
 
 def _names(tokens: list[int]) -> Chain:
-    """Return the names of the pages. They need no key, because the cache folder is for one model."""
+    """Return the names of the KV pages. The names need no key, because the cache folder is for one model."""
     return extend([root({})], tokens)
 
 
@@ -239,8 +239,8 @@ class Products:
 
 
 class Verdicts:
-    """This player checks each GPU kernel against its twin. It has a process of its own, which a bad kernel
-    may crash."""
+    """This player checks each GPU kernel against its twin. The player has a process of its own, because a bad
+    kernel may crash the process."""
 
     def __init__(self) -> None:
         self.facts = {"name": "kernels"}

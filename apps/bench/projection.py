@@ -1,5 +1,5 @@
 """This module computes the expected speed of M-series chips from this machine's figures and Apple's
-bandwidths. It measures nothing.
+bandwidths. The module measures nothing.
 
 Decoding a token reads every weight and the cache once. If a run here used a share s of this machine's memory
 bandwidth, a chip with a bandwidth of B bytes a second is expected to decode s B / bytes tokens a second, and

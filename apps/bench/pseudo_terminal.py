@@ -1,4 +1,5 @@
-"""This module runs a program on a pseudo-terminal. It sends keys, and records the output with its times."""
+"""This module runs a program on a pseudo-terminal. The module sends keys, and records the output with its
+times."""
 
 import fcntl
 import os

@@ -16,7 +16,7 @@ class Row:
     in the same unit. condition: the condition under which the value or the target holds. spread: the
     uncertainty of the value, as a fraction of the value.
 
-    reference: the machine's own speed beside each sample. Two runs are compared relative to it.
+    reference: the machine's own speed beside each sample. Two runs are compared relative to this speed.
     """
 
     name: str

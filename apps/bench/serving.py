@@ -1,5 +1,5 @@
 """The serving suite measures requests in parallel, also with llama.cpp, requests with different adapters, and
-the arrival of a long prompt."""
+the arrival of a long prompt. In a turn, each player (players.py) is measured once."""
 
 from collections.abc import Callable
 

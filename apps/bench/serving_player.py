@@ -1,5 +1,5 @@
-"""This module defines the player of the serving suite. It runs requests in parallel with the scheduler of
-`engine/scheduler.py`."""
+"""This module defines the player of the serving suite. The player runs requests in parallel with the
+scheduler of `engine/scheduler.py`."""
 
 import time
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""This module runs suites. It collects their rows, facts about the machine, and whether the machine's speed
-was constant."""
+"""This module runs suites. The module collects their rows, facts about the machine, and whether the machine's
+speed was constant."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

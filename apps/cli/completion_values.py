@@ -1,7 +1,7 @@
 """This module returns the values that the shell can complete: names of models, adapters, chats and settings.
 
-A shell waits for each answer, so this module imports no large module. It lists files, and it reads the
-store's tables with sqlite3 alone, read-only. If an error occurs, the shell gets no values.
+A shell waits for each answer, so this module imports no large module. The module lists files, and it reads
+the store's tables with sqlite3 alone, read-only. If an error occurs, the shell gets no values.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""`doctor`: checks this installation. It can also write a report for other people."""
+"""`doctor`: checks this installation. The verb can also write a report for other people."""
 
 import shlex
 import stat
@@ -30,7 +30,7 @@ def _library() -> str:
     kernels: dict[str, list[str]] = {}
     for name, impl in sorted(found.items()):
         kernels.setdefault(impl, []).append(name)
-    few = 3  # a group of more kernels is shown as a number
+    few = 3  # of a larger group of kernels, only the number is shown
     return "; ".join(
         f"{impl}: {', '.join(names) if len(names) <= few else count(len(names), 'kernel')}"
         for impl, names in kernels.items()

@@ -180,7 +180,8 @@ def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -
 
 
 def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
-    """Run the deep loop, which records what was learned. It promotes no weights, so these fields are None."""
+    """Run the deep loop, which records what was learned. The deep loop promotes no weights, so the fields
+    `promoted` and `ppl_change` are None."""
     from .training_line import training_line
 
     with training_line("replies") as line:

@@ -144,8 +144,8 @@ def prove(as_json: bool, **flags: Any) -> None:
 
 
 def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
-    """Print the effect of thumbs. --ratings: the number of thumbs. Without --max-tokens and --temp, the
-    chat's own settings apply."""
+    """Print the effect of thumbs-up and thumbs-down ratings. --ratings: the number of these ratings. Without
+    --max-tokens and --temp, the chat's own settings apply."""
     from ..prove import as_chat
 
     source = click.get_current_context().get_parameter_source
@@ -349,7 +349,7 @@ def open_bench(settings: Settings, say, measured=None):
 
 
 def workers(flags: dict[str, Any], bench: Any) -> Any:
-    """Return the processes for independent trials. It is this process alone on a GPU, with a scorer of the
+    """Return the processes for independent trials. There is only this process on a GPU, with a scorer of the
     user's own, or if two copies of the model do not fit into memory."""
     from ruvmlx.platform import cpu
 

@@ -45,7 +45,7 @@ def effective(name: str, found: settings.Resolved) -> str:
     return str(settings.written(found.value))
 
 
-@config.command("set", context_settings={"ignore_unknown_options": True})  # a value such as -1 is no option
+@config.command("set", context_settings={"ignore_unknown_options": True})  # allows the value -1
 @click.argument("name", shell_complete=complete_setting_names)
 @click.argument("value", shell_complete=complete_setting_values)
 def set_setting(name: str, value: str) -> None:

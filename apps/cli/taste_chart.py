@@ -14,8 +14,8 @@ ROWS = [5 - STEP * i for i in range(9)]
 
 
 def plot(record: TasteRecord) -> list[str]:
-    """Return the lines of a chart with numbers of ratings. It has a column for each number of given stars and
-    a row for each number of predicted stars."""
+    """Return the lines of a chart with numbers of ratings. The chart has a column for each number of given
+    stars and a row for each number of predicted stars."""
     columns = sorted({1.0, 2.0, 3.0, 4.0, 5.0, *(r.given for r in record.ratings)})
     counts = Counter((_row(r.predicted), r.given) for r in record.ratings)
     width = max(4, 1 + max((len(str(n)) for n in counts.values()), default=0))
@@ -29,7 +29,7 @@ def plot(record: TasteRecord) -> list[str]:
 
 
 def _row(predicted: float) -> float:
-    """Return the nearest row."""
+    """Return the row of the chart that is nearest to a predicted number of stars."""
     return min(ROWS, key=lambda row: abs(row - predicted))
 
 

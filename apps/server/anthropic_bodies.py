@@ -36,7 +36,8 @@ class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"
 
 
 class ThoughtBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
-    """The model's thought in an earlier reply. The chat template decides whether the model reads it again."""
+    """The model's thought in an earlier reply. The chat template decides whether the model reads this thought
+    again."""
 
     thinking: str
     signature: str = ""

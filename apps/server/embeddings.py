@@ -42,8 +42,8 @@ class Embeddings(Struct):
 
 
 async def embeddings(call: Call) -> Answer:
-    """Return one vector for each text. The model computes them without its adapter. Replies go on
-    meanwhile."""
+    """Return one vector for each text. The model computes them without its adapter. Replies in progress
+    continue meanwhile."""
     body: EmbeddingBody = call.body
     name = await embedder_name(call)
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -64,8 +64,8 @@ async def embedder_name(call: Call) -> str:
 
 
 async def vectors_of(call: Call, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
-    """Return one unit vector [dimensions] for each text, and the number of tokens of all texts. Replies go on
-    meanwhile."""
+    """Return one unit vector [dimensions] for each text, and the number of tokens of all texts. Replies in
+    progress continue meanwhile."""
     host, letters = call.serving.host, sum(map(len, texts))
     ids = await host.encode(lambda runtime: _encode_texts(runtime, texts), letters)
     vectors = await host.call_in_slices(

@@ -1,5 +1,5 @@
-"""This module is the outermost layer of the application. It checks the host, the origin and the API key,
-answers CORS preflight requests, and sends the errors of these checks."""
+"""This module is the outermost layer of the application. The module checks the host, the origin and the API
+key, answers CORS preflight requests, and sends the errors of these checks."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Gate:
-    """An ASGI application around the router. It passes on only requests that may use the server."""
+    """An ASGI application around the router. Only allowed requests reach the router."""
 
     def __init__(self, app: App, serving: Serving, access: Access, endpoints: Sequence[Endpoint]):
         self._app, self._serving, self._access = app, serving, access

@@ -1,5 +1,6 @@
-"""This module does work while no request runs. It prepares replies for their ratings, which means that it
-computes the data that a rating of the reply needs. Then it learns."""
+"""This module does work while no request runs. The module prepares replies for their ratings, which means
+that it computes the data that a rating of the reply needs. After this preparation, the module trains on the
+ratings."""
 
 import asyncio
 import contextlib

@@ -92,7 +92,7 @@ class Slot(Struct):
 
 
 async def tokenize(call: Call) -> Answer:
-    """Return the tokens of a text. Replies go on meanwhile."""
+    """Return the tokens of a text. Replies in progress continue meanwhile."""
     body: TokenizeBody = call.body
 
     def encode(runtime: Runtime) -> TokenizedText:

@@ -15,7 +15,7 @@ from .serving import Serving
 
 @dataclass
 class PooledModel:
-    """A model that the server has opened at least once. It may be closed now.
+    """A model that the server has opened at least once. The model may be closed now.
 
     name: the name in the request; "" for the server's first model. need: the memory of its plan; None before
     there is a plan. scratch: bytes of working memory that the plan leaves out. users: the number of requests

@@ -106,7 +106,7 @@ def usage_of(
 
 def room_of(responses: Sequence[GenerationResponse], allowed: int | None) -> int | UnsetType:
     """Return the tokens of the longest reply that the context had room for, if the request allowed a longer
-    reply. Otherwise return UNSET."""
+    reply. If the request allowed no longer reply, return UNSET."""
     limits = [response.limit for response in responses if response.limit is not None]
     return UNSET if allowed is None or min(limits, default=allowed) >= allowed else min(limits)
 

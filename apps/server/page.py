@@ -90,8 +90,8 @@ async def page(call: Call) -> Answer:
 
 @cache
 def _page() -> PlainText:
-    """Join the HTML, CSS and JavaScript files to one page. Its Content-Security-Policy allows only the page's
-    own script and style and requests to this server."""
+    """Join the HTML, CSS and JavaScript files to one page. The page's Content-Security-Policy allows only the
+    page's own script and style and requests to this server."""
     text, style, script = (
         (Path(__file__).parent / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
     )

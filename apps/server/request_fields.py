@@ -1,9 +1,9 @@
 """This module lists the request fields that this server does not use.
 
 A body's struct lists the fields that the server uses. UNUSED lists further fields that clients send and that
-cannot change the answer. The server accepts them, and the answer's header `x-ruvmlx-ignored` names them.
-WOULD_CHANGE lists fields that would change the answer. The server refuses them, and the error gives the name
-and the reason. A field that is in no list is refused with its name.
+cannot change the answer. The server accepts these fields, and the answer's header `x-ruvmlx-ignored` names
+them. WOULD_CHANGE lists fields that would change the answer. The server refuses these fields, and the error
+gives the name of the field and the reason. A field that is in no list is refused with its name.
 
 A path is written as in an error, without numbers: `tools[].strict`. `tools[web_search]` means the items of
 `tools` whose `type` is web_search.

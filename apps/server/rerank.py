@@ -1,5 +1,5 @@
-"""This module answers POST /v1/rerank, in the form of Jina and Cohere. It sorts texts by their similarity to
-a query."""
+"""This module answers POST /v1/rerank, in the form of Jina and Cohere. The module sorts texts by their
+similarity to a query."""
 
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
@@ -28,7 +28,8 @@ class Ranking(Struct):
 
 
 async def rerank(call: Call) -> Answer:
-    """Sort texts by the similarity of their embeddings to the query's embedding. Replies go on meanwhile."""
+    """Sort texts by the similarity of their embeddings to the query's embedding. Replies in progress continue
+    meanwhile."""
     body: RerankBody = call.body
     name = await embedder_name(call)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]

@@ -1,5 +1,5 @@
-"""This module defines the tools and the form of the answer in the body of POST /v1/responses. It also turns
-them into the engine's form."""
+"""This module defines the tools and the form of the answer in the body of POST /v1/responses. The module also
+turns tools and form into the engine's types."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal

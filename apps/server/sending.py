@@ -1,5 +1,5 @@
-"""This module sends answers as JSON, text or server-sent events. It detects clients that leave or do not
-read."""
+"""This module sends answers as JSON, text or server-sent events. The module detects clients that leave or do
+not read."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

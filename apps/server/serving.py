@@ -29,8 +29,8 @@ from .written_calls import WrittenCalls
 
 NO_ADAPTER = "none"
 MAX_RECENT_REQUESTS = 50
-# The server's work while no request runs: it prepares replies for their ratings, trains, and measures the KV
-# cache.
+# The server's idle work, while no request runs: it prepares replies for their ratings (computes the data that
+# a rating needs), trains, and measures the KV cache.
 IDLE_WORK = ("preparing", "training", "measuring")
 
 
@@ -166,7 +166,8 @@ class Serving:
             request.cancel.set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that writes a reply. Its task runs to the end, also if the client leaves."""
+        """Run a coroutine that writes a reply. The task of the coroutine runs to the end, also if the client
+        leaves."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._finish_task)

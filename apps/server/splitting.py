@@ -20,7 +20,7 @@ class Calls:
         self._over = False
 
     def add(self, text: str) -> list[Piece]:
-        """Add text of the answer. Return all pieces that are certain so far."""
+        """Add text of the answer. Return the pieces of text and tool calls that are certain so far."""
         return self._keep_allowed(self._parser.add(text))
 
     def end(self) -> list[Piece]:

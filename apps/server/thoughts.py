@@ -15,7 +15,7 @@ class ThoughtStream:
         self._begun = not split  # True: the leading space of this part is cut already
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Add text. Return the new text of the thought and the new text of the answer."""
+        """Add a piece of the reply. Return the new text of the thought and the new text of the answer."""
         self._held += text
         if self._end == "":
             self._decide()

@@ -1,5 +1,5 @@
-"""This module runs the web server uvicorn. It adds limits on headers and connections, which uvicorn does not
-have."""
+"""This module runs the web server uvicorn. The module adds limits on headers and connections, which uvicorn
+does not have."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,7 @@ def connection_class(limits: ServerLimits) -> type[H11Protocol]:
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server that does not handle signals. The program that runs it handles them."""
+    """A uvicorn server that does not handle signals. The program that runs the server handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -128,7 +128,7 @@ def web_server(app: Gate, limits: ServerLimits, log: RequestLog) -> WebServer:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on this address. Raise RuvmlxError if this is not possible."""
+    """Return a socket that listens on this address. Raise RuvmlxError if the address is not available."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,4 +1,4 @@
-"""This module writes the replies to requests. It returns parts as they arrive, or whole replies."""
+"""This module writes the replies to requests. The module returns parts as they arrive, or whole replies."""
 
 import asyncio
 import time
@@ -91,7 +91,7 @@ async def requests_for(
 
 def is_likely_to_go_on(prompt: Mapping[str, Any]) -> bool:
     """Return True if later requests probably begin with this prompt, so that its KV cache is worth keeping
-    for a restart. This is true if the conversation has more than one turn, a long system prompt, or tools."""
+    for a restart. Such prompts have more than one turn, a long system prompt, or tools."""
     messages = prompt.get("messages") or ()
     turns = [message for message in messages if message.role != "system"]
     before = sum(len(message.content) for message in messages if message.role == "system")

@@ -20,7 +20,7 @@ MAX_CALLS = 4096  # maximum number of remembered calls; the oldest are dropped
 
 @dataclass
 class WrittenCalls:
-    """This class maps the id of a call to its arguments. Only one thread may use it."""
+    """This class maps the id of a call to its arguments. Only one thread may use the class."""
 
     _arguments: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
