@@ -3,8 +3,8 @@
 JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
 "parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences": [{"better",
 "worse", "kind"}]}; better and worse are ids of messages; tool_turns.py describes calls. `parse` reads such
-files. It also reads any object or list of {"role", "content"} messages, as other programs write them. It
-imports only words: imported replies cannot be rated or continued.
+files, and any object or list of {"role", "content"} messages, as other programs write them. `parse` imports
+only words: imported replies cannot be rated or continued.
 """
 
 import json

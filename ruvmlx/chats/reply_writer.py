@@ -198,8 +198,8 @@ class ReplyWriter:
 
     def _with_examples(self, request: GenerationRequest, learner: Learner) -> GenerationRequest:
         """Insert liked replies to similar questions as turns directly before the question, so that the KV
-        cache of the earlier turns stays valid. They take at most a quarter of the context, and no room of the
-        reply."""
+        cache of the earlier turns stays valid. The examples take at most a quarter of the context, and no
+        room of the reply."""
         assert request.messages is not None
         messages, context = list(request.messages), self.window.size
         free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)

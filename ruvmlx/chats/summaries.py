@@ -71,8 +71,8 @@ class Summaries:
         return (chat.summary or "") if at else "", spoken[at:]
 
     def forget(self, session_id: str) -> None:
-        """Remove the summary. Then the model reads the messages themselves again, if the context has room for
-        them."""
+        """Remove the summary, so that the model reads the messages themselves again, if the context has room
+        for them."""
         self._store.chats.set_summary(session_id, None, None)
 
     def write(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
@@ -107,7 +107,7 @@ class Summaries:
         self._store.chats.set_summary(session_id, text, old[-1].id)
 
     def _first_kept(self, turns: list[Turn]) -> int:
-        """Return the index of the first message that stays as it is. This message is a question."""
+        """Return the index of the first message that is not summed up; this message is always a question."""
         first, room = len(turns), self._window.size // KEPT_SHARE
         while first and (len(turns) - first < KEPT_MESSAGES or room > 0):
             first -= 1

@@ -62,7 +62,8 @@ class Admission:
         name = (tuple(prompt), request.cache_salt, request.adapter_id, request.priority, policy)
         growth = self._growth(request, len(prompt), replies, policy)
         free = pool.budget - self.pinned_bytes(mine)
-        levels = range(1 if running else MAX_LEVEL + 1)  # beside other requests no page may lose precision
+        # while other requests run, no page must lose precision
+        levels = range(1 if running else MAX_LEVEL + 1)
         for grant in self._ways(name, growth, policy, levels):
             if self.total([*running, grant]) <= free:
                 return self._apply_grant(grant, running, request)

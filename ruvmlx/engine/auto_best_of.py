@@ -1,7 +1,7 @@
-"""This module chooses the number of replies for best of n if the setting `best_of` is "auto". It chooses the
-largest number, up to 4, whose decode step takes at most 1.5 times as long as a step for one reply.
+"""This module chooses the number of replies for best of n if the setting `best_of` is "auto". The choice is
+the largest number, up to 4, whose decode step takes at most 1.5 times as long as a step for one reply.
 
-The module measures the steps on the open model. It keeps the times in DATA/batch_costs.json:
+The module measures the decode steps on the open model, and keeps the times in DATA/batch_costs.json:
 
     {"format": 1, "seconds": {"<backend> <fingerprint>": [<step of 1 reply>, <of 2>, <of 3>, <of 4>]}}
 """

@@ -66,8 +66,8 @@ class BestOf:
         """Prepare the job; `start` begins it.
 
         requests: what `requests_for` returned
-        score: the judge; None: the user's taste is unknown. Then reply 0 is chosen and streams, and all
-            replies are written to their ends.
+        score: the judge; None: the user's taste is unknown, so reply 0 is chosen and streams, and all replies
+            are written to their ends.
         lora: the base LoRA of the runs
         """
         self._engine, self._requests, self._recorders = engine, requests, recorders
@@ -105,7 +105,7 @@ class BestOf:
     # Decoding
 
     def next_chunk(self) -> Chunk:
-        """Handle one new token of every running reply. The chunk has no text while another reply may become
+        """Handle one new token of every running reply. The chunk has no text while another reply can become
         the leader."""
         if self.leader.request.cancel.is_set():
             self._interrupted = self.running
@@ -137,8 +137,8 @@ class BestOf:
         return stars
 
     def _news(self) -> tuple[str, tuple[TokenLogprob, ...]]:
-        """Return the leader's text and logprobs since the last call. Both are empty while another reply may
-        become the leader."""
+        """Return the leader's text and logprobs since the last call. Text and logprobs are empty while
+        another reply can become the leader."""
         if not self._chosen:
             return "", ()
         shown, self._shown = self._shown, len(self.leader.text)

@@ -92,8 +92,8 @@ def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matc
 class _Vocabulary:
     """The tokenizer interface of llguidance: the bytes of each token. 0xFF marks special tokens.
 
-    If a vocabulary has no end token, this class adds one after the last token. It is never drawn, because the
-    reply ends as soon as nothing else is allowed.
+    If a vocabulary has no end token, this class adds one after the last token. This end token is never drawn,
+    because the reply ends as soon as no other token is allowed.
     """
 
     is_tokenizer_wrapper = True
@@ -128,7 +128,8 @@ _known: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
 
 
 def _vocabulary(tokenizer: Tokenizer, vocab: int) -> Vocabulary:
-    """Return the vocabulary for llguidance. It is made once, because this takes 0.2 s for 49,152 tokens."""
+    """Return the vocabulary for llguidance. The vocabulary is made once, because this takes 0.2 s for 49,152
+    tokens."""
     if tokenizer not in _known:
         from llguidance import LLTokenizer
 

@@ -1,4 +1,4 @@
-"""This module builds a prompt's messages from a chat. It drops the oldest ones if the context would
+"""This module builds a prompt's messages from a chat. The oldest messages are left out if the context would
 overflow."""
 
 import functools

@@ -43,8 +43,8 @@ class StreamDecoder:
 
 
 class StopStrings:
-    """StopStrings ends a stream at the first stop string. It holds back text that can be the start of a stop
-    string.
+    """StopStrings ends a stream at the first stop string. Text that can be the start of a stop string is held
+    back.
 
     hit: the stop string that ended the stream
     """

@@ -1,9 +1,10 @@
 """This module decides how many drafted tokens are worth a check. The answer is 0 if plain decoding is faster.
 
-A check of k drafted tokens costs more than a decode step. It yields the accepted tokens and one more token.
-`MeasuredLength` measures the cost on this machine. `Acceptance` counts, in one reply, how often a guess is
-right after a match of some length. A guess that was not checked counts too, because the next token of the
-reply shows whether its first token was right. So a reply learns at no cost when drafts begin to pay.
+A check of k drafted tokens costs more than a decode step. The result of a check is the accepted tokens and
+one more token. `MeasuredLength` measures the cost on this machine. `Acceptance` counts, in one reply, how
+often a guess is right after a match of some length. A guess that was not checked counts too, because the next
+token of the reply shows whether its first token was right. So a reply learns at no cost when drafts begin to
+pay.
 """
 
 from dataclasses import dataclass

@@ -87,8 +87,8 @@ class DraftedSteps:
         return guess.tokens[: self._length.choose(guess.match, len(guess.tokens), self._acceptance)]
 
     def _count(self, token: int) -> None:
-        """Count whether the first token of the guess was right. While all tokens are right, count the next
-        ones."""
+        """Count whether the first token of the guess was right. While all guessed tokens are right, count the
+        next guessed tokens too."""
         guess = self._guess
         if guess is not None:
             is_right = guess.tokens[0] == token

@@ -5,8 +5,8 @@
 
 A schema of some hundred bytes can take hours, or all memory, to compile. So a child process with limits
 compiles each constraint first, for a vocabulary of single bytes (`platform/bounded_process.py`). If the child
-succeeds, this process compiles the constraint for the model's vocabulary. This takes about the same time, and
-other threads continue meanwhile.
+succeeds, this process compiles the constraint for the model's vocabulary. The second compilation takes about
+the same time, and other threads continue meanwhile.
 
 A constraint that llguidance cannot apply in full is never applied in part. For example, a keyword of JSON
 Schema that llguidance does not know is a UsageError.
@@ -40,8 +40,8 @@ _KINDS = {
 # JSON allows endless space, and small models can write space for ever. 40 characters are enough for an indent
 # of 20 levels.
 _JSON = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
-# Write JSON as json.dumps and the template filter tojson do. Then the prompt of the next turn begins with the
-# tokens that the cache has.
+# Write JSON as json.dumps and the template filter tojson do, so that the prompt of the next turn begins with
+# the tokens that the cache has.
 _AS_TEMPLATES = {
     "whitespace_pattern": None,
     "whitespace_flexible": False,

@@ -1,5 +1,5 @@
-"""This module computes the perplexity of a text with the same KV cache as for replies. It also computes the
-loss of precision through a tiered cache."""
+"""This module computes the perplexity of a text with the same KV cache as for replies. The module also
+computes the loss of precision through a tiered cache."""
 
 import itertools
 import math

@@ -23,7 +23,7 @@ class Sink(Protocol):
         """Receive the next chunk. The last chunk has the response."""
 
     def fail(self, error: BaseException) -> None:
-        """Receive the error that ended the request. This is the last call."""
+        """Receive the error that ended the request. After `fail` the sink receives no more calls."""
 
 
 class Job(Protocol):

@@ -27,8 +27,8 @@ class Place:
 
 
 class ReadingOrder:
-    """A reading order computes the order. It counts work in prompt tokens. It ignores that tokens of long
-    prompts cost a little more."""
+    """ReadingOrder computes the order. Work is counted in prompt tokens. The computation ignores that tokens
+    of long prompts cost a little more."""
 
     def __init__(self) -> None:
         self._clock = 0.0  # the number of tokens that the imagined machine has read of a prompt with share 1
@@ -42,7 +42,7 @@ class ReadingOrder:
         return place
 
     def count(self, tokens: float) -> None:
-        """Count tokens that were read. It does not matter which prompt they belong to."""
+        """Count tokens that were read, no matter which prompt the tokens belong to."""
         while tokens > 0 and self._read_there:
             first = min(self._read_there, key=lambda place: place.end)
             shares, rest = sum(place.share for place in self._read_there), first.end - self._clock

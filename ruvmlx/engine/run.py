@@ -156,12 +156,12 @@ class Run:
         return Chunk("", 0, at + len(piece), len(self.prompt))
 
     def _piece(self) -> int:
-        """Return the number of prompt tokens to read next. They fill whole KV pages, and they take about
+        """Return the number of prompt tokens to read next. These tokens fill whole KV pages, and take about
         PIECE_SECONDS at the measured pace."""
         done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
-        # Complete a partly read chunk first. Then the cache has the same bits as after whole chunks.
+        # Complete a partly read chunk first, so that the cache has the same bits as after whole chunks.
         rest = chunk - done % chunk if self._in_parts else chunk
         return min(max(wanted, LEAST_PIECE), rest)
 
@@ -334,8 +334,8 @@ class Run:
         return Chunk(tail, len(self.ids), response=self._response(ended))
 
     def sync(self) -> None:
-        """Close the source, undo a step that ran ahead, and end the session. Then other requests can use the
-        cache. After a cancelled prefill the cache holds only a part of the prompt."""
+        """Close the source, undo a step that ran ahead, and end the session, so that other requests can use
+        the cache. After a cancelled prefill the cache holds only a part of the prompt."""
         self.source.close()
         self.engine.sessions.done(self.session)
 

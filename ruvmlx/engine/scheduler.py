@@ -161,7 +161,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start waiting requests in the order of rank, then of arrival. If a request waits for memory, all
-        later requests wait too. If they did not, this request could wait for ever."""
+        later requests wait too. Otherwise later requests could take the memory for ever."""
         ordered = sorted(self._waiting, key=lambda t: -t.rank)
         for i, ticket in enumerate(ordered):
             if self._uses(ticket.request.session_id):

@@ -1,5 +1,5 @@
-"""This module writes sessions to disk and loads them. It decides which sessions go to disk, and whether a
-stored session helps a prompt."""
+"""This module writes sessions (kept KV caches) to disk and loads them. The module decides which sessions go
+to disk, and whether a stored session helps a prompt."""
 
 import math
 import queue
@@ -51,8 +51,8 @@ class SessionsOnDisk:
         self._early: EarlyWriter | None = None
 
     def keep_early(self, session: Session) -> None:
-        """Start to write, in another thread, the pages that the next replies will not change. Then little is
-        left to write at the end of the process. This works only if every thread can read the memory of a
+        """Start to write, in another thread, the pages that the next replies will not change, so that little
+        is left to write at the end of the process. Do nothing if only one thread can read the memory of a
         page."""
         cache = session.cache
         paged = isinstance(cache, PagedCache) and cache.pool.storage.background and cache.ends[-1] > 0
@@ -147,7 +147,8 @@ class EarlyPart:
 
 
 class EarlyWriter:
-    """A thread that writes sequences while replies run. It reads forks, whose pages do not change."""
+    """A thread that writes sequences while replies run. The thread reads forks of the sequences, because the
+    pages of a fork do not change."""
 
     def __init__(self, folder: CacheFolder):
         self._folder, self._stopped = folder, threading.Event()

@@ -133,8 +133,8 @@ class StepSource:
 
 
 class StreamSource:
-    """A source that reads a backend's token stream. It keeps hidden states; `drawn_from` computes logits from
-    the hidden states."""
+    """A source that reads a backend's token stream. The source keeps hidden states; `drawn_from` computes
+    logits from the hidden states."""
 
     at_once = False
 

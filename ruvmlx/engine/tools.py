@@ -8,14 +8,14 @@
     pieces = parser.end()                                   # parser.calls: the number of calls
 
 The module learns the form of a model's calls from the text that its chat template writes for one call. A
-template can have no place for tools, or can write calls in an unknown form. Then the tools go into the system
-text, in the form of the Hermes models (`HERMES`).
+template can have no place for tools, or can write calls in an unknown form. For such a template the tools go
+into the system text, in the form of the Hermes models (`HERMES`).
 
 With "required" or `function`, a constraint makes the reply one call, or up to MOST_CALLS calls, that can be
-parsed. If the function is `strict`, the arguments fit its parameters. If not, the constraint ignores the
-keywords of JSON Schema that llguidance does not know, because the parameters of tools are often written for
-people. Arguments have undeclared properties only if the parameters allow them. With "auto" and `answer`, a
-reply is either calls in this form or text that fits `answer`.
+parsed. If the function is `strict`, the arguments fit its parameters. If the function is not `strict`, the
+constraint ignores the keywords of JSON Schema that llguidance does not know, because the parameters of tools
+are often written for people. Arguments have undeclared properties only if the parameters allow them. With
+"auto" and `answer`, a reply is either calls in this form or text that fits `answer`.
 """
 
 import hashlib
@@ -91,7 +91,7 @@ def prepare(
 
     choice: one of CHOICES
     function: the name of the function that the reply must call
-    parallel: False: where a constraint requires calls, the reply has one call
+    parallel: False: a reply that must call tools has exactly one call
     answer: the JSON schema of a reply without calls
     """
     if choice not in CHOICES:

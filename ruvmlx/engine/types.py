@@ -135,7 +135,7 @@ class GenerationResponse:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a reply. `text` is complete UTF-8 and may be empty. Only the last chunk has `response`."""
+    """A piece of a reply. `text` is complete UTF-8 and can be empty. Only the last chunk has `response`."""
 
     text: str
     generated: int = 0  # tokens generated so far

@@ -267,8 +267,8 @@ class Decoder:
         """Append tokens after `offset` earlier tokens. Their pages must exist and be hot. Returns hidden
         [outputs, D] of the last tokens and, with `head`, logits [outputs, V].
 
-        Raises Cancelled, or NotFinite when a logit is NaN or infinite. Then the older tokens have not
-        changed.
+        Raises Cancelled, or NotFinite when a logit is NaN or infinite. After an error the older tokens have
+        not changed.
         """
         n, shape = len(tokens), self.shape
         hidden: Array = np.empty((outputs, shape.hidden_size), np.float32)

@@ -12,7 +12,7 @@ from ruvmlx.kernels.replies import DRAW, Drawing, ReplyStruct, ReplyWork
 
 
 class TokenDrawing:
-    """This class draws the tokens of one reply. It needs 16 bytes of scratch memory for each id of the
+    """This class draws the tokens of one reply. An object needs 16 bytes of scratch memory for each id of the
     vocabulary."""
 
     def __init__(self, temperature: float, top_p: float, min_p: float, top_k: int, impl: str | None = None):

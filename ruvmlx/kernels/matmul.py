@@ -63,7 +63,7 @@ def implementations() -> tuple[str, ...]:
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """Return the functions of one implementation (None: the fastest). They run without the GIL."""
+    """Return the functions of one implementation (None: the fastest). These functions run without the GIL."""
     table = _lib().rvm_matmul_impl(impl.encode() if impl else None)
     if not table:
         raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")
@@ -110,7 +110,7 @@ class Matrix:
         self.rows, self.cols, self.tiles = int(spec.rows), int(spec.cols), -(-int(spec.rows) // 16)
 
     def __getitem__(self, row: int) -> Array:
-        """Return row `row`, dequantised as MLX does. This is the lookup of an embedding."""
+        """Return row `row` (an embedding, for example), dequantised as MLX does."""
         out = np.empty(self.cols, np.float32)
         if row < 0 or _lib().rvm_matrix_row(self.memory.ctypes.data, row, out.ctypes.data) != OK:
             raise IndexError(f"row {row} of a matrix of {self.rows} rows")

@@ -135,7 +135,7 @@ def _sound(
     cache: PagedCache,
 ) -> Found | None:
     """Return the files. If a page of the lowest tier would be among the newest tokens, leave out the newest
-    pages. Then the caller computes the tokens of these pages again, as after `PagedCache.trim`."""
+    pages; the caller computes the tokens of these pages again, as after `PagedCache.trim`."""
     end, wanted = first + len(tiers), []
     offset = PAGE * end + (len(tail[0]) if tail else 0)
     newest = max(0, offset - cache.policy.lengths[0]) // PAGE

@@ -191,7 +191,7 @@ class PagedCache:
         return other
 
     def clear(self) -> None:
-        """Release all pages. Then the cache is empty."""
+        """Release all pages, so that the cache is empty."""
         self._stop()
         self._cut(0)
         self.offset = self.first = 0
@@ -216,7 +216,7 @@ class PagedCache:
                 yield i, page.tier, self.pool.sizes[page.tier], dump
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
-        """Fill an empty cache from what `dump` returned. Raises ValueError if the facts do not fit this kind
+        """Fill an empty cache from the result of `dump`. Raises ValueError if the facts do not fit this kind
         of cache.
 
         read: a function of n that returns the next n bytes of the dump

@@ -74,9 +74,9 @@ class CacheFolder:
 
         names: the page names of the tokens (chain.py)
         until: the latest end of the write (a time of time.monotonic())
-        stop: a function for a call from another thread. Then only pages below f16 are written, because the
-            next reply does not change these pages. The call ends when this function returns True, or after
-            `remove` was called for the owner.
+        stop: a function for a call from another thread. With `stop`, only pages below f16 are written,
+            because the next reply does not change these pages. The call ends when this function returns True,
+            or after `remove` was called for the owner.
         """
         if len(tokens) < PAGE or not owners.fits(owner):
             return False

@@ -40,13 +40,13 @@ class TierPolicy:
         """Return one number for each tier below hot: how many of the oldest pages, in a sequence of `offset`
         tokens, are in this tier or in a lower tier.
 
-        The numbers are valid for the next token. This token must find lengths[0] tokens in f16, itself
+        The numbers are valid for the next token. The next token must find lengths[0] tokens in f16, itself
         included.
         """
         return tuple(max(0, offset + 1 - age) // PAGE for age in reversed(self.lengths))
 
     def next_change(self, offset: int) -> int:
-        """Return the smallest offset above this one at which `counts` changes."""
+        """Return the smallest offset above `offset` at which `counts` changes."""
         return min(_next_change(offset, age) for age in self.lengths)
 
     def bytes(self, offset: int, page_bytes: tuple[int, ...]) -> int:

@@ -65,7 +65,7 @@ class PagePool:
         self.storage, self.level, self.least = storage, 0, 0
         self.budget = budget
         self.pressure = pressure
-        # A function that frees a cache that is only kept for reuse. It returns True if there was such a
+        # A function that frees a cache that is only kept for reuse. The function returns True if it freed a
         # cache.
         self.reclaim: Callable[[], bool] = lambda: False
         self._pages = [0] * len(TIERS)
@@ -156,8 +156,8 @@ class PagePool:
     def abandon(self, pages: Sequence[Page | None], begun: Sequence[Lower]) -> None:
         """Release these pages, and the pages of demotions that have begun, later.
 
-        The garbage collector calls this function in any thread, and in the middle of any work of the pool.
-        Here a wait for another thread could never end.
+        The garbage collector calls this function in any thread, and in the middle of any work of the pool. In
+        this situation a wait for another thread could last for ever.
         """
         self._abandoned.append((pages, begun))
 
@@ -170,7 +170,7 @@ class PagePool:
                     self.release(page)
 
     def compact(self, tier: int) -> None:
-        """Return unused memory of a tier to the system. Pages may get other numbers."""
+        """Return unused memory of a tier to the system. The pages can get other numbers."""
         moved = self.storage.compact(tier)
         if not moved:
             return

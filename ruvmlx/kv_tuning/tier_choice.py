@@ -75,8 +75,8 @@ def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> Cand
 
 
 def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
-    """Return the standard error of the mean KL. It is the larger one of the errors over blocks and over
-    replies, because the tokens of one reply are not independent."""
+    """Return the standard error of the mean KL. The result is the larger one of the errors over blocks and
+    over replies, because the tokens of one reply are not independent."""
     spread = max(0.0, sum(r.squares for r in rows) / blocks - kl * kl)
     within = spread / max(1, blocks - 1)
     between = sum((r.total - r.blocks * kl) ** 2 for r in rows) / blocks**2

@@ -106,8 +106,8 @@ class Adapters:
                 self._db.execute(f"DELETE FROM {table} WHERE fingerprint = ? AND name = ?", fingerprint, name)
             self._ratings.delete(fingerprint, name)
             self._preferences.delete(fingerprint, name)
-            # A new adapter with this name starts at version 1 again. It must not find the old adapter's
-            # traces.
+            # A new adapter with this name starts at version 1 again. The new adapter must not find the old
+            # adapter's traces.
             self._traces.delete_of_adapter(fingerprint, name)
             self._witness.record("remove", {"model": fingerprint, "adapter": name, "version": row.version})
         self._db.truncate_log()

@@ -124,7 +124,7 @@ class Witness:
         return None if found is None else int(found)
 
     def check(self) -> Chain:
-        """Compute every hash again and return the result. This takes about 4 us per row."""
+        """Compute every hash again and return the result. The check takes about 4 us per row."""
         sql = "SELECT seq, time, kind, body, previous, hash FROM witness ORDER BY seq"
         with self._db.snapshot():
             rows, why = self._db.rows(sql), self._missing_rows() or self._missing_triggers()

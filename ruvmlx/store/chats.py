@@ -97,7 +97,8 @@ class Chats:
         """Commit a chat with all its messages and return its id.
 
         Many short transactions write the chat, so other processes can write in between. The chat is hidden
-        until it is complete. If the process is killed, a start at least an hour later erases the rest.
+        until it is complete. If the process is killed, a start at least an hour later erases the incomplete
+        chat.
 
         messages: parents before children
         head: the id of the last message of the current branch
@@ -165,7 +166,7 @@ class Chats:
         return None
 
     def ids(self) -> set[str]:
-        """Return the ids of all chats, with empty and soft-deleted ones."""
+        """Return the ids of all chats, including empty and soft-deleted chats."""
         return {row["id"] for row in self._db.rows("SELECT id FROM sessions")}
 
     def _ids_beginning_with(self, beginning: str, where: str) -> list[str]:
@@ -279,7 +280,8 @@ class Chats:
         return self.clean_index(seconds)
 
     def clean_index(self, seconds: float) -> bool:
-        """Continue to clean the search index for about this many seconds. Returns the same as `delete`."""
+        """Continue to clean the search index for about this many seconds. Returns the same result as
+        `delete`."""
         return self._index.clean(seconds) and self._db.truncate_log()
 
     def _erase_some(self, session_id: str) -> bool:

@@ -1,7 +1,7 @@
 """This module opens one SQLite file that is durable at every commit.
 
-It uses WAL with synchronous=FULL (and F_FULLFSYNC on macOS). So when a call that writes returns, the data is
-on the disk.
+The database uses WAL with synchronous=FULL (and F_FULLFSYNC on macOS). So when a call that writes returns,
+the data is on the disk.
 """
 
 import os
@@ -94,8 +94,8 @@ class Database:
         """Take the write lock. Raises an error if one process keeps the lock, or if many processes pass the
         lock to each other for too long.
 
-        SQLite's own pauses grow to 100 ms. Then a process that has waited long would lose against processes
-        that come later.
+        SQLite's own pauses grow to 100 ms. With such pauses a process that has waited long would lose against
+        processes that come later.
         """
         began = changed = time.monotonic()
         commits = self._commits_of_others(0)
@@ -193,8 +193,8 @@ class Database:
     def truncate_log(self) -> bool:
         """Move the write-ahead log into the file, so that the log keeps no copy of deleted data.
 
-        Returns False while another process still reads the log. Then a later call moves the log, or the last
-        process that closes the file.
+        Returns False while another process still reads the log. In this case a later call moves the log, or
+        the last process that closes the file.
         """
         with _readable_errors(self.path):
             ((blocked, _, _),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -1,4 +1,4 @@
-"""This module stores how replies used the KV cache, and measurements of tier policies. It stores only
+"""This module stores how replies used the KV cache, and measurements of tier policies. The tables hold only
 numbers, no words of a chat."""
 
 import json
@@ -43,7 +43,7 @@ class KVMeasured:
     total: float  # the sum of the KL divergences of the blocks (nats per token)
     squares: float  # the sum of the squares of the blocks' KL divergences
     us: float  # microseconds for one decoded token at the end of the reply
-    us_f16: float  # the same with the f16 cache; the two caches are measured in turns
+    us_f16: float  # microseconds per decoded token with the f16 cache; the two caches are measured in turns
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _to_columns(row: Any) -> dict[str, Any]:
 
 
 def _read(row_class: type[Row], values: dict[str, Any]) -> Row:
-    """Return the row from its values by column. This is the reverse of `_to_columns`."""
+    """Return the row from its values by column (the reverse of `_to_columns`)."""
     for field in _BY_TIER.keys() & row_class.__annotations__.keys():
         values[field] = tuple(values.pop(name) for name in _BY_TIER[field])
     return row_class(**values)

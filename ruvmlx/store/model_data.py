@@ -11,7 +11,7 @@ class ModelData:
         self._db = db
 
     def reference_text(self, fingerprint: str) -> bytes | None:
-        """Return a KL probe or the calibration of a layer LoRA, as bytes. Both come from the reference
+        """Return a KL probe or the calibration of a layer LoRA, as bytes. Both were measured on the reference
         text."""
         return self._db.value("SELECT data FROM neutral WHERE fingerprint = ?", fingerprint)
 

@@ -53,7 +53,8 @@ class Preferences:
         self._db, self._witness = db, witness
 
     def add(self, fingerprint: str, name: str, version: int, row: PreferenceRow) -> None:
-        """Add the preference that made a version. It replaces an earlier preference between the same replies.
+        """Add the preference that made a version. The new preference replaces an earlier one between the same
+        replies.
 
         Call inside a transaction.
         """

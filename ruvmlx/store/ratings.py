@@ -63,7 +63,7 @@ class Ratings:
     def add(
         self, fingerprint: str, name: str, version: int, reply_id: str, rating: str, note: str, weight: float
     ) -> None:
-        """Add the rating that made a version. It replaces the reply's earlier rating.
+        """Add the rating that made a version. The new rating replaces the reply's earlier rating.
 
         Call inside a transaction.
         """

@@ -58,8 +58,8 @@ class ReplyRow:
 
     @property
     def teaches(self) -> bool:
-        """Return True if ratings of this reply teach something. They teach nothing if the reply only repeated
-        itself and was ended, or if it calls a tool or reads a tool's result."""
+        """Return True if ratings of this reply teach something. Ratings teach nothing if the reply only
+        repeated itself and was ended, or if the reply calls a tool or reads a tool's result."""
         return self.features is None or len(self.features) > 0
 
     @classmethod

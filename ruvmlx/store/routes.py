@@ -1,5 +1,5 @@
-"""This module stores the router's choice (its arm) for each reply, and the router's trained cell. It stores
-only numbers, no words of a chat."""
+"""This module stores the router's choice (its arm) for each reply, and the router's trained cell. The tables
+hold only numbers, no words of a chat."""
 
 import json
 import sqlite3

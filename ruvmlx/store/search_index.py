@@ -1,9 +1,9 @@
 """This module cleans the full-text index of all messages, so that deleted words leave the index.
 
 FTS5 only marks deleted words. The words leave the file when the parts of the index are merged into one part.
-This takes seconds in a large store (1 s at 30,000 messages). So the merge runs in steps of some milliseconds,
-one transaction each, and other processes can write in between. The table `index_cleaning` records the
-remaining work, so the next start continues after a kill.
+The merge takes seconds in a large store (1 s at 30,000 messages). So the merge runs in steps of some
+milliseconds, one transaction each, and other processes can write in between. The table `index_cleaning`
+records the remaining work, so the next start continues after a kill.
 """
 
 import math
@@ -47,7 +47,7 @@ class SearchIndex:
         return True
 
     def _step(self) -> None:
-        """Merge at most _PAGES pages. Other processes may do steps of the same work."""
+        """Merge at most _PAGES pages. Other processes can do steps of the same work."""
         with self._db.transaction():
             if self._db.value("SELECT merging FROM index_cleaning"):
                 if not self._merge(_PAGES):

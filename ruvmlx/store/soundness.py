@@ -1,7 +1,7 @@
 """This module checks that an unknown database has only tables and values that this program writes.
 
-SQLite's own check reads pages and indexes. It accepts foreign triggers, views, checks and generated columns,
-which would run with the next statement. It also accepts values of a wrong type.
+SQLite's own check reads pages and indexes. SQLite's check accepts foreign triggers, views, checks and
+generated columns, which would run with the next statement, and it accepts values of a wrong type.
 """
 
 import re

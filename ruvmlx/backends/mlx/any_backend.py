@@ -1,9 +1,9 @@
 """This module runs any architecture that mlx-lm runs, with mlx-lm's own model and caches.
 
-MicroLoRA learns from ratings here too, because it needs only the final hidden states and the logits. It is
-added to the logits that the model returns, after the scale or cap that some models apply. KV tiers, a base
-LoRA, background training and ratings of other matrices than the head need a decoder of our own. They are not
-available here.
+MicroLoRA learns from ratings here too, because it needs only the final hidden states and the logits. The MLX
+graph adds MicroLoRA to the model's logits, after the scale or cap that some models apply. KV tiers, a base
+LoRA, background training and ratings of other matrices than the head need a decoder of our own, so this
+backend does not have them.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """This module joins the caches that an mlx-lm model makes (KV, sliding, chunked, Mamba states) into one
 KVCache.
 
-A sliding window gets our own cache. mlx-lm's sliding cache cannot remove its newest tokens once it is full.
-Then every turn of a long chat would have to compute the whole chat again.
+A sliding window gets our own cache. With mlx-lm's sliding cache every turn of a long chat would have to
+compute the whole chat again, because a full cache cannot remove its newest tokens.
 """
 
 import copy

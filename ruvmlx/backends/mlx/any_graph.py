@@ -1,9 +1,10 @@
 """This module splits any mlx-lm model for MicroLoRA: hidden states on one side, logits on the other side.
 
 In mlx-lm's models, `Model.__call__` calls a submodule that returns the hidden states after the final norm.
-Then it computes logits from them, with a head or the tied embedding, often scaled or capped. This module runs
-a few tokens to find this submodule, and wraps it. The wrapper records the output of the submodule. To compute
-logits of given hidden states, the wrapper returns these states instead of running the submodule.
+Then `Model.__call__` computes logits from these states, with a head or the tied embedding, often scaled or
+capped. This module runs a few tokens to find this submodule, and wraps it. The wrapper records the output of
+the submodule. To compute logits of given hidden states, the wrapper returns these states instead of running
+the submodule.
 """
 
 from collections.abc import Iterator, Sequence

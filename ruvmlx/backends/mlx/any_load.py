@@ -1,4 +1,4 @@
-"""This module loads a model with mlx-lm. It turns each error into one line."""
+"""This module loads a model with mlx-lm, and turns each error into one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

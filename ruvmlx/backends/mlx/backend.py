@@ -239,8 +239,8 @@ def _stored_dtype(weights: Weights) -> mx.Dtype:
 
 
 def _numbers(weights: Weights, name: str) -> int:
-    """Return the number of numbers in a tensor. Each packed number counts as 4 bits. This is an upper bound
-    for wider formats."""
+    """Return the number of numbers in a tensor. Each packed number counts as 4 bits, which gives an upper
+    bound for wider formats."""
     module, _, kind = name.rpartition(".")
     # The format is known without a conversion of the tensor.
     if kind != "bias" and (tensor := stored_tensor(weights, module)):

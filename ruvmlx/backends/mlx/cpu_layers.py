@@ -35,7 +35,7 @@ def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
     """Return hidden states [1, L, D] after the final norm of tokens [1, L].
 
     After every few layers the work so far is given to MLX. MLX computes while Python describes the other
-    layers. This makes a decode step of the starter model a tenth faster.
+    layers, so a decode step of the starter model is a tenth faster.
     """
     h = graph.model.embed_tokens(tokens)
     for i, (layer, cache) in enumerate(zip(graph.model.layers, caches, strict=True), 1):

@@ -76,8 +76,8 @@ def _sums(p: mx.array) -> mx.array:
     """Return [1, n]: the sums of the first 1, 2 ... n of the numbers p [1, n].
 
     The numbers are added in rows, then the sum of the earlier rows is added. If 49,152 small numbers were
-    added to one float32 one by one, the error would reach 1e-4. Then every fifth draw from a flat
-    distribution would differ.
+    added to one float32 one by one, the error would reach 1e-4, and every fifth draw from a flat distribution
+    would differ.
     """
     n = p.shape[1]
     if n <= ROW:

@@ -177,7 +177,7 @@ class MLXStorage:
         """Return the contents of a hot page that will be filled further, or an empty page."""
         if page is not None:
             shape = (1, self.n_kv_heads, 2, PAGE, 2 * self.head_dim)
-            # This copy is necessary, because a view would prevent changes of the pool in place.
+            # The page is copied, because a view of the page would prevent changes of the pool in place.
             return OpenPages(
                 [(pool[page] | mx.array(0, mx.uint8)).reshape(shape) for pool in self._pools(HOT)]
             )

@@ -27,8 +27,8 @@ TIDY = 256  # the number of tokens between two calls of mx.clear_cache, as in ml
 
 
 class HeadChange:
-    """A HeadAdapter on the device. It returns logits [1, V] + scale * (hidden [1, D] @ lora_a) @ lora_b in
-    float32."""
+    """A HeadAdapter on the device. A call returns logits [1, V] + scale * (hidden [1, D] @ lora_a) @ lora_b
+    in float32."""
 
     def __init__(self, adapter: HeadAdapter):
         self.lora_a = mx.array(adapter.lora_a * np.float32(adapter.scale))

@@ -128,7 +128,7 @@ class Turns:
     """The numbers that RoPE and the queries' scale need for a step's positions. The first layer makes them
     for all layers.
 
-    They are made on the CPU, because a few hundred numbers are not worth a GPU launch.
+    The CPU makes these numbers, because a few hundred numbers are not worth a GPU launch.
     """
 
     def __init__(self, at: Sequence[int]):

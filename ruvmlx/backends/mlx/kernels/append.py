@@ -1,5 +1,5 @@
-"""This kernel writes a prompt's new keys, rotated by RoPE, and its values as rows of hot pages.
-rope_append.py does this for one token."""
+"""This kernel writes a prompt's new keys, rotated by RoPE, and its values as rows of hot pages. For a single
+token, the kernel of rope_append.py does the same work."""
 
 from functools import lru_cache
 from itertools import product
@@ -39,7 +39,7 @@ def append_gpu(k: mx.array, v: mx.array, turn: mx.array, traditional: bool, run=
 
 @lru_cache(8)
 def _params(n_kv: int, tokens: int) -> mx.array:
-    """Return the parameters. They are made once per step, not once per layer."""
+    """Return the parameters, which are made once per step, not once per layer."""
     return mx.array(params_of(KV_HEADS=n_kv, N_NEW=tokens), mx.int32)
 
 

@@ -40,7 +40,7 @@ def demote_gpu(pool: mx.array, ids: list[int], head_dim: int, to: int, run=Kerne
 
 @lru_cache(4)
 def _arguments(ids: tuple[int, ...], n_kv: int) -> tuple[mx.array, mx.array]:
-    """Return page ids and parameters. They are made once for all layers."""
+    """Return page ids and parameters, which are made once for all layers."""
     return mx.array([*ids, *[0] * 8], mx.int32), mx.array(params_of(KV_HEADS=n_kv), mx.int32)
 
 

@@ -1,8 +1,8 @@
 """This module removes unused definitions from a kernel's headers.
 
 MLX builds and hashes the whole text of a kernel at every call, so each unused definition costs time in every
-layer of every token. A definition stays if its name occurs in the body or in another definition that stays. A
-name can occur by chance. Then the text is longer than necessary, but still correct.
+layer of every token. A definition stays if its name occurs in the body or in another definition that stays.
+If a name occurs by chance, the text is longer than necessary, but still correct.
 """
 
 import re

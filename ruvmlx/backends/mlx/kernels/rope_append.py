@@ -1,9 +1,9 @@
 """This kernel works on one new token of each of B sequences: it rotates the token's queries by RoPE and
 writes its key and value to the open page.
 
-The open page is the hot page that is being filled. It is separate from the pool, because a kernel cannot
-write into an existing array. The kernel makes a new page of 64 rows, 32 KB a head for D = 128. Rows after the
-new row are zeros, because old memory contents must not reach a file.
+The open page is the hot page that is being filled. The open page is separate from the pool, because a kernel
+cannot write into an existing array. The kernel makes a new page of 64 rows, 32 KB a head for D = 128. Rows
+after the new row are zeros, because old memory contents must not reach a file.
 """
 
 from itertools import product

@@ -2,10 +2,10 @@
 machine.
 
 Each kernel runs on a small random cache with pages in all three tiers. The check compares the kernel's result
-with the result of its twin (the same function in plain MLX) on the CPU. Then it times the kernel against
-plain MLX on the GPU. SHAPES is `check_results.Shapes` as JSON. The output is JSON lines: one line with the
-names of all cases, then one line before and one line after each case. gpu_check.py reads these lines. To add
-a kernel, write one function that makes a `Case` and add it to `cases`.
+with the result of its twin (the same function in plain MLX) on the CPU. Then the check times the kernel
+against plain MLX on the GPU. SHAPES is `check_results.Shapes` as JSON. The output is JSON lines: one line
+with the names of all cases, then one line before and one line after each case. gpu_check.py reads these
+lines. To add a kernel, write one function that makes a `Case` and add it to `cases`.
 """
 
 import json
@@ -112,8 +112,8 @@ class Sample:
         return SequencePages([[1, 0]] * HOT + [[2 * HOT, 2 * HOT + 1, 2 * HOT + 2]], self.tokens)
 
     def view_of(self, tokens: int) -> SequencePages:
-        """Return a view of this many tokens. It repeats the full pages, with the same number of pages in each
-        tier. If the pages cannot be divided evenly, the lower tiers get fewer."""
+        """Return a view of this many tokens. The view repeats the full pages, with the same number of pages
+        in each tier. If the pages cannot be divided evenly, the lower tiers get fewer."""
         pairs = tokens // PAGE // 2
         n = pairs // len(TIERS)
         hot = [2 * HOT, 2 * HOT + 1] * (pairs - n * HOT)

@@ -16,7 +16,7 @@ from ruvmlx.platform.mx import mx
 
 from .prune import Definition, definitions, join_definitions, prune
 
-# This is one line, so that the lines after it keep their numbers.
+# START is one line, so that the compiler's messages have the right line numbers.
 START = (
     "const uint3 group_at = threadgroup_position_in_grid; "
     "const uint thread_at = thread_index_in_threadgroup; "
@@ -33,8 +33,8 @@ def folder() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "metal_kernels"
 
 
-# The expression matches literals first, so that `//` in a literal is not a comment. It also matches numbers
-# first, because 1'000 does not open a character.
+# The expression matches literals first, so that `//` in a literal is not a comment. Numbers are matched first
+# too, because the quote in 1'000 does not open a character.
 _TOKEN = re.compile(
     r"""(?P<kept>"(?:\\.|[^"\\\n])*" | \b\d(?:'?\w)* | '(?:\\.|[^'\\\n])+')
     | //(?:\\\n|[^\n])* | /\*.*?\*/""",
@@ -139,8 +139,8 @@ class Kernel:
         }
 
     def _check(self, inputs: Sequence[mx.array]) -> None:
-        """Raise ValueError if an input is too small. This is called at the first launch with some template
-        values, because later launches differ only in the length of a page table."""
+        """Raise ValueError if an input is too small. The check runs only at the first launch with some
+        template values, because later launches differ only in the length of a page table."""
         for (name, _), array in zip(self.inputs, inputs, strict=True):
             if array.size < 8:
                 raise ValueError(f"[{self.name}] {name} has {array.size} elements, must have at least 8")
