@@ -1,10 +1,10 @@
 "use strict";
 const at = (id) => document.getElementById(id);
 const KEY = "ruvmlx-api-key";
-let messages = [];      // of a chat that is not kept, as the server takes them
-let chat = null;        // the id of the kept chat that is shown
-let keeps = false;      // may this page see and keep the user's chats?
-let running = null;     // aborts the reply that is being written
+let messages = [];      // the messages of a chat that the server does not store
+let chat = null;        // the id of the stored chat on the page
+let keeps = false;      // true if this page may see and store the user's chats
+let running = null;     // ends the reply in progress
 let timer = null;
 
 function make(tag, kind, text) {
@@ -14,7 +14,7 @@ function make(tag, kind, text) {
   return element;
 }
 
-/* One request to this server. An error is thrown with the server's own line. */
+/* Send one request to this server. If it fails, throw an error with the server's message. */
 async function ask(method, path, body, signal) {
   const headers = {}, key = sessionStorage.getItem(KEY);
   if (key) headers["Authorization"] = "Bearer " + key;
@@ -23,7 +23,7 @@ async function ask(method, path, body, signal) {
   const answer = await fetch(path, { method, headers, body: data, signal, cache: "no-store" });
   if (answer.ok) return answer;
   let message = "the server answered with status " + answer.status + ".";
-  try { message = (await answer.json()).error.message; } catch { /* no JSON: the status must do */ }
+  try { message = (await answer.json()).error.message; } catch { /* The answer is not JSON: the error shows the status. */ }
   const error = new Error(message);
   error.status = answer.status;
   throw error;
@@ -34,7 +34,7 @@ function showWrong(error) {
   at("wrong").hidden = false;
 }
 
-/* -- what runs ------------------------------------------------------------------------------------ */
+/* -- the server's status ------------------------------------------------------------------------------------ */
 
 function bytes(count) {
   const units = ["B", "KB", "MB", "GB", "TB"];
@@ -131,7 +131,7 @@ async function showLearned() {
 /* -- the user's chats ------------------------------------------------------------------------------ */
 
 async function showChats() {
-  let may = sessionStorage.getItem(KEY) !== null;  // meanwhile a message may be sent as before
+  let may = sessionStorage.getItem(KEY) !== null;  // `keeps` stays the same until the answer arrives
   try {
     const found = may ? (await (await ask("GET", "/v1/chats")).json()).chats : [];
     at("chats").replaceChildren(...found.map(cardOf));
@@ -188,14 +188,14 @@ function clear() {
 
 /* -- one chat -------------------------------------------------------------------------------------- */
 
-/* Change the page; who has read to its end stays there. */
+/* Change the page. If the reader was at its end, scroll to its new end. */
 function follow(change) {
   const isAtEnd = innerHeight + scrollY > document.body.scrollHeight - 40;
   change();
   if (isAtEnd) scrollTo(0, document.body.scrollHeight);
 }
 
-/* The newest turn is next to the message box. */
+/* Add a turn to the page. The newest turn is next to the message box. */
 function addTurn(role, isNew) {
   const turn = make("div", "turn " + role);
   const thought = make("div", "thought"), text = make("div", "text"), done = make("div", "done row");
@@ -210,7 +210,7 @@ function showPlain(place, text) {
   place.textContent = text;
 }
 
-/* The server's Markdown in place of the plain text. It has no HTML of the model's own. */
+/* Replace plain text by the HTML that the server makes of its Markdown. The model cannot add HTML. */
 async function render(places) {
   if (!places.length) return;
   try {
@@ -221,10 +221,10 @@ async function render(places) {
       place.classList.remove("plain");
       for (const link of place.querySelectorAll("a")) { link.target = "_blank"; link.rel = "noopener noreferrer"; }
     }));
-  } catch { /* the plain text stays */ }
+  } catch { /* Keep the plain text. */ }
 }
 
-/* The data of each server-sent event. */
+/* Yield the data of each server-sent event. */
 async function* eventsOf(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let held = ""; ;) {
@@ -239,7 +239,7 @@ async function* eventsOf(answer) {
   }
 }
 
-/* Pieces of a reply, {id, text, thought}, and of a kept chat its id. */
+/* Yield the pieces of a reply, {id, text, thought}. If the chat is stored, a piece also has the chat's id. */
 async function* reply(text, talk) {
   const numbers = { temperature: "temperature", top_p: "topp", max_tokens: "longest" };
   const body = { model: at("names").value }, system = at("system").value.trim();
@@ -265,7 +265,7 @@ async function* reply(text, talk) {
 }
 
 async function send(text) {
-  const talk = messages;  // a new chat may begin meanwhile
+  const talk = messages;  // `messages` changes if the user begins a new chat before the reply ends
   const mine = addTurn("user", true);
   showPlain(mine.text, text);
   talk.push({ role: "user", content: text });
@@ -296,7 +296,7 @@ async function send(text) {
     talk.push({ role: "assistant", content: written });
     follow(() => offerRating(turn.done, id, null));
     await render([turn.text]);
-  } else {  // the next question must not follow one without an answer
+  } else {  // remove the question, because two questions must not follow each other
     talk.pop();
     mine.turn.remove();
     turn.turn.remove();
@@ -308,7 +308,7 @@ async function send(text) {
 
 /* -- ratings --------------------------------------------------------------------------------------- */
 
-/* (share of the allowed distance, how much replies differ below it), as `ruvmlx learn status` says it */
+/* [upper limit of the share of the allowed distance, words of `ruvmlx learn status` for this share] */
 const DIFFERENCE = [[0.05, "hardly differ"], [0.35, "differ slightly"], [0.8, "differ clearly"], [Infinity, "differ strongly"]];
 
 function learnedWords(done) {
@@ -319,7 +319,7 @@ function learnedWords(done) {
     Math.round(100 * share) + "% of the allowed change; " + done.adapter + ", version " + done.adapter_version + ")";
 }
 
-/* Thumbs under a reply. A rating changes the weights at once; it can be taken back. */
+/* Show rating buttons under a reply. A rating changes the weights at once. The user can take it back. */
 function offerRating(place, id, given) {
   const up = make("button", "up", "👍"), down = make("button", "down", "👎"), undo = make("button", "undo", "Take back");
   const said = make("span", "said");
@@ -382,7 +382,7 @@ at("unlock").onsubmit = (event) => {
 };
 document.addEventListener("visibilitychange", () => { if (!document.hidden && !at("main").hidden) refresh(); });
 
-/* The address that `ruvmlx serve` prints has the key behind #, where it is sent to nobody. */
+/* The address that `ruvmlx serve` prints has the key after #. Browsers do not send this part. */
 if (location.hash.startsWith("#key=")) {
   sessionStorage.setItem(KEY, decodeURIComponent(location.hash.slice(5)));
   history.replaceState(null, "", location.pathname);
