@@ -43,8 +43,9 @@ BLOCKS = ["## {} ", "{}\n\n", *_SENTENCE * 2, *_ITEM * 4, "\n", *_CODE, *_SENTEN
 @dataclass(frozen=True)
 class ChatterSettings:
     """rate: tokens a second of paced replies, which are written in advance; 0: the model writes the replies.
-    tokens: the longest reply. ratings: number of ratings before the chat opens, so that training is due.
-    idle_after: seconds without a key after which the app trains."""
+    tokens: the maximum number of tokens of a reply. ratings: number of ratings before the chat opens, so that
+    training is due. idle_after: seconds without a key, a click, a reply or a rating after which the app
+    trains."""
 
     model: str
     backend: str

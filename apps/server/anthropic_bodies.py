@@ -62,8 +62,8 @@ class ResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="too
 
 
 class ClientTool(Struct, forbid_unknown_fields=True):
-    """A tool that the client runs. strict: as in OpenAI's form, if true, the model can write only arguments
-    that fit the schema."""
+    """A tool that the client runs. strict: as in OpenAI's form: if true and a call is required, a keyword of
+    the schema that the server does not support is an error."""
 
     name: FunctionName
     input_schema: JsonSchema

@@ -32,7 +32,7 @@ TYPES = {
     429: "rate_limit_error",
 }
 ANTHROPIC_TYPES = {**TYPES, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
-RETRY_SECONDS = 1  # default of Retry-After, for errors that pass
+RETRY_SECONDS = 1  # default of Retry-After, for temporary errors
 
 
 class ApiError(RuvmlxError):

@@ -23,8 +23,9 @@ class PromptDetails(Struct):
 
 
 class CompletionDetails(Struct):
-    """The numbers of drafted tokens, which the server guessed from the prediction or the prompt. accepted:
-    tokens that the reply has. rejected: all other drafted tokens."""
+    """The numbers of drafted tokens, which the server guessed from the prediction or the prompt.
+    accepted_prediction_tokens: the drafted tokens that the reply has. rejected_prediction_tokens: all other
+    drafted tokens."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
