@@ -21,7 +21,7 @@ READ_AGAIN = 4  # maximum number of turns, because each takes seconds
 USUAL, TIGHT_LENGTHS = TIERED.lengths, (64,) * len(TIERED.lengths)
 COST = 0.4, 0.004  # limits for the usual tiers: rise of perplexity in %, KL in nats
 LEAVING = 300  # ms: the limit for the end of a chat
-TARGET_SPEED_RATIO = 2.5  # target: so many times llama.cpp's speed, in a long context
+TARGET_SPEED_RATIO = 2.5  # target: speed / llama.cpp's speed, in a long context
 FAR = 4096  # tokens: from this length on, the design limits the share of f16's bytes
 
 

@@ -16,7 +16,7 @@ from .stage import OnStage, take_turns
 
 LOADS = 3
 CONTEXT = 256  # tokens of llama.cpp's context
-TARGET_SPEED_RATIO = 1.2  # target: so many times llama.cpp's speed, if memory is the limit
+TARGET_SPEED_RATIO = 1.2  # target: speed / llama.cpp's speed, if memory is the limit
 LARGE = "7B-shaped random model, 4 bits"
 ROOM = 2.5  # needed memory / model size: the system's copy of the file is included; llama.cpp needs one more
 

@@ -16,7 +16,7 @@ PROMPT = 256
 NEW = 16  # tokens of a question after a cached prefix
 REPLY = 200  # tokens of each reply in `best_of`
 STREAMED = 32 << 20  # bytes: larger weights do not fit into caches, so reading them limits decoding
-TARGET_SPEED_RATIOS = {"prefill": 2.5, 256: 1.8}  # targets: so many times llama.cpp's speed
+TARGET_SPEED_RATIOS = {"prefill": 2.5, 256: 1.8}  # targets: speed / llama.cpp's speed
 LONG_CONTEXT_RATIO = 1.5
 
 Turns = Mapping[str, Sequence[float]]

@@ -11,8 +11,8 @@ from .stage import OnStage, take_turns
 COUNTS = (2, 4, 8)
 PROMPT, REPLY = 64, 96  # tokens of each request's prompt and reply
 RUNNING, ARRIVING = 128, 4096  # prompt tokens of a running reply, and of the request that arrives
-EIGHT, BESIDE = 3.0, 1.5  # targets: times the rate of one request, times llama.cpp's rate
-ADAPTERS, DELAY = 1.1, 100.0  # targets: times the time with one adapter; ms of delay
+EIGHT, BESIDE = 3.0, 1.5  # targets: rate / one request's rate, rate / llama.cpp's rate
+ADAPTERS, DELAY = 1.1, 100.0  # targets: time / time with one adapter, delay in ms
 
 
 def run(ours: OnStage, peers: Peers, rounds: int, quick: bool, log: Callable[[str], None]) -> list[Row]:

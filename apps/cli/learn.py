@@ -35,7 +35,7 @@ ROUTER_WORDS = {
     "on": "It chooses for each reply.",
     "off": "Every reply uses what was learned; `ruvmlx config set router on` lets it choose.",
 }
-ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # choices of the router
+ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # the router's choices in words
 
 
 def _history(flags: dict[str, Any]):

@@ -84,7 +84,7 @@ def note_setting(name: str, value: str) -> None:
         return
     try:
         Store(settings.store_file()).witness.note("setting", {"name": name, "value": value})
-    except RuvmlxError as e:  # the setting itself was saved before
+    except RuvmlxError as e:  # the setting itself is saved already
         log(f"note: the witness log could not be written: {e}")
 
 

@@ -180,7 +180,7 @@ async def say(call: Call) -> Answer:
     """Add a message to a chat, and stream the reply. The store keeps both."""
     body: SayBody = call.body
     asked = ReplyBody(model=body.model, adapter=body.adapter, temperature=body.temperature, top_p=body.top_p)
-    # The request gets its sampling, adapter, limit and patience from this request.
+    # `_question` copies the sampling, the adapter, the limit and the patience of this request.
     [like] = await requests_for(call, asked, body.max_tokens, 0, [{"prompt": body.content}])
     request = await call.serving.host.call_between(lambda runtime: _question(runtime, body, like))
     return EventStream(_events(call, request), Waiting(failed_event))

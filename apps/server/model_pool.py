@@ -30,7 +30,7 @@ from .memory_share import MemoryShare, PooledModel, plan_bytes
 from .serving import ModelFacts, Serving
 
 T = TypeVar("T")
-LOOK_EVERY = 0.02  # seconds between two checks whether a model that takes needed memory is idle
+LOOK_EVERY = 0.02  # seconds between two checks whether a model can be closed to free memory
 UNLOAD_EVERY = 1.0  # seconds between two checks for models that no request uses
 EMBEDDING = "embedding"  # a request with this model name asks for a model that is trained to embed texts
 

@@ -122,7 +122,7 @@ async def _kept_alive(
             except StopAsyncIteration:
                 return
             finally:
-                following = None  # the task would keep its error and this frame alive
+                following = None  # free the task, which would keep its error and this frame alive
             del done
             yield event
     finally:
