@@ -79,8 +79,7 @@ def _clean_piece(text: str, names: Iterable[str]) -> str:
     return _PERSONAL.sub(REMOVED, text)
 
 
-# Parts of paths and values of settings that identify nobody. For example, ruvmlx is the name of the data
-# folder.
+# Parts of paths and values of settings that identify nobody. For example, ruvmlx is the data folder's name.
 _COMMON = set("home Users root default none auto tmp opt usr local share Library ruvmlx mlx model".split())  # noqa: SIM905
 
 

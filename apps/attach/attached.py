@@ -71,7 +71,7 @@ class AttachedChat:
         try:
             await self._app.run_async(size=self._size)
         finally:
-            with contextlib.suppress(RuntimeError):  # the host is closed
+            with contextlib.suppress(RuntimeError):  # raised if the host is closed
                 await self._guest.close()
 
     def feed(self, data: bytes) -> None:
@@ -101,7 +101,7 @@ class AttachedChat:
 
     def _drive(self, work: Work) -> None:
         """Let the app's thread call `work(driver)`, as soon as the app runs."""
-        with contextlib.suppress(RuntimeError):  # the app has ended
+        with contextlib.suppress(RuntimeError):  # raised if the app has ended
             self._loop.call_soon_threadsafe(self._drive_now, work)
 
     def _drive_now(self, work: Work) -> None:

@@ -7,7 +7,7 @@ import json
 import threading
 from collections import deque
 
-MAX_WAITING_BYTES = 1 << 20  # the number of waiting bytes from which `put` blocks, for a slow terminal
+MAX_WAITING_BYTES = 1 << 20  # bytes; while so many bytes wait for a slow terminal, `put` blocks
 
 
 class Outbox:
@@ -40,7 +40,7 @@ class Outbox:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the server's loop is closed
+        with contextlib.suppress(RuntimeError):  # raised if the server's loop is closed
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def taken(self) -> list[bytes | str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .attached import AttachedChat
 
 HELLO_SECONDS = 10.0  # the time limit for a client's first message
-MOST_UNREAD = 1 << 16  # the maximum number of unread bytes of a terminal at which the server receives more
+MOST_UNREAD = 1 << 16  # bytes; while more bytes of a terminal are unread, the server receives none from it
 
 
 class Resized(msgspec.Struct):

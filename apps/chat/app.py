@@ -87,7 +87,7 @@ class ChatApp(ChatShell):
 
     @classmethod
     def bindings_with_names(cls) -> list[Binding]:
-        """The bindings of all screens whose keys the user can change."""
+        """Return the bindings of the app and of all screens whose keys the user can change."""
         of_all = (cls, ChatsScreen, CompareScreen, PickerScreen, FileScreen)
         return [b for screen in of_all for b in screen.BINDINGS if isinstance(b, Binding)]
 
@@ -181,7 +181,7 @@ class ChatApp(ChatShell):
         """Limit the input's height to a third of the screen, so that the conversation has room."""
         self.chat.prompt.styles.max_height = max(3, event.size.height // 3)
 
-    # Opening and leaving
+    # Methods that open and leave the app
 
     async def _open(self) -> None:
         try:
@@ -204,7 +204,7 @@ class ChatApp(ChatShell):
         """Leave the app as with Ctrl+Q, now or as soon as the app runs. Any thread can call this method."""
         self.ended_by = signum
         if self._loop:
-            with contextlib.suppress(RuntimeError):  # the app has ended already
+            with contextlib.suppress(RuntimeError):  # raised if the app has ended already
                 self._loop.call_soon_threadsafe(self.action_leave)
 
     def _end_anyway(self) -> None:
@@ -218,14 +218,14 @@ class ChatApp(ChatShell):
         self.failure = self.failure or self._exception
         self._close_messages_no_wait()
 
-    # Messages and commands
+    # Methods for messages and commands
 
     @on(Prompt.Submitted)
     async def _submit_prompt(self, event: Prompt.Submitted) -> None:
         await self.actions.submit(event.text)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Offer the slash commands in the palette."""
+        """Yield the entries of the palette: the slash commands, then Textual's own entries."""
         for entry in palette.entries() if self.chat.state.session else ():
             yield SystemCommand(entry.title, entry.help, partial(self.actions.choose, entry))
         yield from super().get_system_commands(screen)
@@ -249,7 +249,7 @@ class ChatApp(ChatShell):
         """Copy a text. Textual calls this method for text that the user selected on the screen."""
         self.actions.clipboard.to_system(text, super().copy_to_clipboard)
 
-    # Keys
+    # Methods that keys call
 
     def action_do(self, path: str, *arguments: object) -> None:
         """Call a method of `actions`: the binding "do('rate.rate', 'up')" calls `actions.rate.rate("up")`."""

@@ -1,4 +1,4 @@
-"""Parses the arguments of slash commands: a rating, a number, a version."""
+"""This module parses the arguments of slash commands: a rating, a number, a version."""
 
 from ruvmlx.errors import UsageError
 from ruvmlx.ratings import RATINGS, REASONS

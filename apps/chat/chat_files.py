@@ -23,7 +23,7 @@ from ruvmlx.text import excerpt, one_line
 
 from .user_files import UserFiles
 
-ID_LENGTH = 12  # characters of a chat's id; a number of less than half as many digits is a place in the list
+ID_LENGTH = 12  # characters of a chat's id; a number with fewer than 6 digits is a place in the list
 
 
 @dataclass(frozen=True)

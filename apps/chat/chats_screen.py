@@ -153,7 +153,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
             at = (self.options.highlighted or 0) + step
             self.options.highlighted = max(0, min(at, len(self._entries) - 1))
 
-    # Changing chats
+    # Methods that change chats
 
     @work
     async def action_rename(self) -> None:

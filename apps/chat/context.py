@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 def call_soon(loop: asyncio.AbstractEventLoop, show: Callable[[], None]) -> None:
     """Let the app's thread call `show`. The runtime's thread calls this function."""
-    with contextlib.suppress(RuntimeError):  # the app has ended
+    with contextlib.suppress(RuntimeError):  # raised if the app has ended
         loop.call_soon_threadsafe(show)
 
 

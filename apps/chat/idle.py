@@ -126,7 +126,7 @@ class IdleLearner:
         self._start_at = time.monotonic() + IDLE_AFTER * 2 ** min(self.stuck, LONGEST_WAIT)
 
     def start(self) -> None:
-        """Learn in idle time as long as the app runs."""
+        """Begin to learn in idle time, until the app ends."""
         self._chat.start(self._run)
 
     async def _run(self) -> None:

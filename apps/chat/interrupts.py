@@ -58,7 +58,8 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """In the block, Ctrl-C raises KeyboardInterrupt. A Ctrl-C from before the block raises it at once."""
+        """In the block, Ctrl-C raises KeyboardInterrupt. After a Ctrl-C before the block, the block raises
+        KeyboardInterrupt at its start."""
         self._raise = True
         try:
             if self._pending:

@@ -21,12 +21,12 @@ from textual.message import Message
 
 from .prompt import MAX_MESSAGE_CHARACTERS
 
-WAITING = 4  # the maximum number of messages in the queues of an app that gets more keys
+WAITING = 4  # messages; while more messages wait in its queues, the app gets no keys
 PIECE = 4  # characters that are parsed together
 PASTE_PIECE = 4096  # characters of a paste that are parsed together
 BUSY_PAUSE = 0.002  # seconds until the next check of a busy app
 TURN = 0.01  # the maximum number of seconds of parsing before the app does other work
-UNREAD = 1 << 16  # the maximum number of waiting characters at which the terminal is read
+UNREAD = 1 << 16  # characters; while more characters wait, the terminal is not read
 _PASTE, _END = "\x1b[200~", "\x1b[201~"
 _ESCAPE = constants.ESCAPE_DELAY + 0.001  # seconds after which a lone ESC byte is the Esc key
 

@@ -54,8 +54,7 @@ def _refusal(name: str, why: str) -> str:
     return f"{name} cannot be read as a PDF ({one_line(why)[:120]}). Save it again, or name a text file."
 
 
-# Functions of the child process
-# -------------------------------------------------------------------------------------
+# Functions of the child process -------------------------------------------------------------------
 
 
 def _pages(path: str) -> list[str]:

@@ -220,8 +220,7 @@ class PlainChat:
                 try:
                     self._holder.switch(name, self._state.session, stoppable)
                 finally:
-                    # Without a runtime, the old model was closed to free memory and could not be opened
-                    # again.
+                    # Without a runtime, the old model was closed and could not be opened again.
                     self._left = self._holder.runtime is None
         models.remember(name)
         self._state.model_changed()

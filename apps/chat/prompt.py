@@ -133,7 +133,7 @@ class Prompt(TextArea):
             self.text = text
             self.move_cursor(self.document.end)
 
-    # Earlier messages
+    # Methods for earlier messages
 
     def action_cursor_up(self, select: bool = False) -> None:
         """Move the cursor up. In the first line, show the previous message of the history."""
@@ -176,7 +176,7 @@ class Prompt(TextArea):
         self._head()
         self.move_cursor(self.document.end)
 
-    # Sending
+    # Methods for keys
 
     def action_newline(self) -> None:
         self.insert("\n")

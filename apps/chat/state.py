@@ -37,7 +37,7 @@ class ChatState:
     listed_models: list[str] = field(default_factory=list)  # model names in the order of the last /models
     sensors: Sensors = field(default_factory=Sensors)
     tools: ChatTools = field(default_factory=ChatTools)
-    cancel: threading.Event = field(default_factory=threading.Event)  # ends a step that waits for a server
+    cancel: threading.Event = field(default_factory=threading.Event)  # once set, ends a step
 
     def __post_init__(self) -> None:
         self.tools.may_run = self.options.tools

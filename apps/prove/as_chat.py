@@ -27,7 +27,7 @@ from .users import words_of
 
 SHORT, LONG = 80, 120  # words; thumbs up for fewer than SHORT, thumbs down for more than LONG, else no thumb
 PRESSES = (5, 10, 20, 30)  # the numbers of presses at the checkpoints
-PATIENCE = 2  # the maximum number of replies that a rater reads per press of the checkpoint
+PATIENCE = 2  # a rater reads at most PATIENCE * presses replies before a checkpoint
 THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # rater -> the thumbs that they press
 
 

@@ -159,8 +159,7 @@ def facts(results: Results) -> dict[str, Any]:
     }
 
 
-# -- the report as text
-# ------------------------------------------------------------------------------------------
+# -- functions that format the report --------------------------------------------------------------------
 
 _EXPLAINED = """\
 Each user's taste is drawn at random (drawn_tastes.py, drawn_users.py). A user reads replies to our questions

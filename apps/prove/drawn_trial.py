@@ -187,8 +187,8 @@ class _Drawn:
         return self.stars(question, reply.text, reply.finished)
 
     def due(self, chat: ChatSetup) -> bool:
-        """Return True if the next checkpoint is due: the user has given its number of ratings, or has read
-        PATIENCE times as many replies."""
+        """Return True if the next checkpoint is due: the user has given as many ratings as the checkpoint
+        needs, or has read PATIENCE times as many replies."""
         ratings = chat.presses[len(self.tested)]
         return self.given >= ratings or self.read >= PATIENCE * ratings
 

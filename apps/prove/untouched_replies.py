@@ -47,8 +47,7 @@ class UntouchedReplies:
 
     def __init__(self, backend: Backend, fingerprint: str, file: Path | None = None):
         self._backend, self._file = backend, file
-        # The key has the kernels, because other kernels round differently. The number of threads changes
-        # nothing.
+        # Other kernels round differently. The number of threads does not change a reply.
         self._model = [fingerprint, backend.name, backend.kernels.partition(",")[0]]
 
     def to(self, engine: EngineParts, requests: Sequence[GenerationRequest]) -> dict[str, JudgedReply]:
@@ -76,8 +75,7 @@ class UntouchedReplies:
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(wanted).encode()).digest()
 
-    # -- the file of replies
-    # ------------------------------------------------------------------------------------
+    # -- methods for the file of replies ------------------------------------------------------------
 
     def _read(self, keys: Iterable[bytes]) -> dict[bytes, JudgedReply]:
         if self._file is None or not self._file.exists():

@@ -60,8 +60,7 @@ def has_gpu() -> bool:
 def _system_build() -> str:
     """Return the system's name and version without the host's name: "macOS 15.1 (24B83)", "Linux 6.1"."""
     if sys.platform == "darwin":
-        # platform.mac_ver() is not used: for a Python that was built for an older macOS, it gives 16.0 on
-        # macOS 26.
+        # A Python that was built for an older macOS gets 16.0 from platform.mac_ver() on macOS 26.
         version, build = (
             machine.output("sw_vers", f"-{name}") for name in ("productVersion", "buildVersion")
         )

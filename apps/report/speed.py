@@ -143,7 +143,8 @@ class Beside:
     left_out: dict[str, str]
 
     def each(self, act: Callable[[TimedRuntime], None], log: Log) -> None:
-        """Run one round: call `act` for each runtime. Leave out a runtime that fails in all later rounds."""
+        """Run one round: call `act` for each runtime. If a runtime fails, leave it out of all later
+        rounds."""
         for turn in list(self.turns):
             try:
                 act(turn)

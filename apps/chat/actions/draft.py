@@ -24,7 +24,7 @@ _BEGUN = re.compile(r'(?:^|\s)(@[^\s"]*)$')
 class DraftActions:
     def __init__(self, chat: ChatContext, select: SelectActions) -> None:
         self._chat, self._select = chat, select
-        self._put: str | None = None  # the line after Tab put one of several suggestions into it
+        self._put: str | None = None  # the input's line with the suggestion that Tab put in
 
     def suggest(self) -> None:
         """Show the suggestions for the text before the cursor. While the user goes through the suggestions

@@ -52,7 +52,7 @@ class ModelActions:
         self._plan: Plan | None = None  # the plan by which the first model was loaded
         self.fetch = FetchActions(chat, self._switch, self.choose)
 
-    # The first model
+    # Methods for the model of the start
 
     async def open_first(self) -> None:
         chat = self._chat
@@ -71,7 +71,7 @@ class ModelActions:
         for welcome in self._chat.transcript.query_children(Welcome):
             welcome.tell(what)
 
-    # Another model
+    # Methods that switch models
 
     async def use_as_typed(self, argument: str) -> None:
         """Switch to a model by its name or by its number in the list. Without an argument, show the list."""
@@ -160,7 +160,7 @@ class ModelActions:
             # `mount` keeps the welcome text, which `add` would remove.
             await self._chat.transcript.mount(Notice(self._chat.caveat))
 
-    # Adapters
+    # Methods for adapters
 
     def choose_adapter(self, _: str = "") -> None:
         self._chat.start(self._choose_adapter)

@@ -64,7 +64,7 @@ class RateActions:
             await self._sum_up()
 
     async def _sum_up(self) -> None:
-        """Show once, in the conversation, which kind of reply the first ratings prefer."""
+        """Show once, in the conversation, what the user seems to like by the first ratings."""
         found = await self._chat.attempt(lambda runtime: runtime.learning.first_summary())
         if words := describe.first_summary(found):
             # `mount` does not scroll, so a user who reads above the end keeps the place.

@@ -1,5 +1,5 @@
 """This module summarises the oldest messages of a chat as notes, which the model reads in place of the
-messages. The status line shows the number of tokens of the notes. The key Esc stops the summary."""
+messages. The status line shows the number of tokens of the notes. The key Esc stops the work."""
 
 import threading
 from collections.abc import Iterator

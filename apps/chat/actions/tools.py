@@ -1,5 +1,5 @@
-"""The actions for tools in the app. They turn servers on and off. They show each call, ask the user, and run
-the call."""
+"""This module has the actions for tools in the app. The actions turn tool servers on and off. They show each
+tool call, ask the user, and run the call."""
 
 import asyncio
 import threading

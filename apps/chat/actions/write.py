@@ -25,7 +25,7 @@ class WriteActions:
         self._chat, self._rate, self._tools = chat, rate, tools
         self._showing_end = asyncio.Lock()
 
-    # Requests
+    # Methods that begin a reply
 
     def send(self, typed: str) -> None:
         """Send a message. If the user edits an earlier message, the message replaces the earlier one."""
@@ -100,7 +100,7 @@ class WriteActions:
             self._chat.host.stop()
             self._chat.status.flash("Stopping", 0.5)
 
-    # Writing
+    # Methods that show and end a reply
 
     async def _write(
         self,
@@ -200,7 +200,7 @@ class WriteActions:
                 watch.end()
             self._rate.look_again()
 
-    # Editing a question
+    # Methods that edit a question
 
     def edit_as_typed(self, argument: str) -> None:
         if self.edit() and argument:
@@ -235,7 +235,7 @@ class WriteActions:
         self.cancel_edit()
         return edited if isinstance(edited, UserMessage) and edited.is_attached else None
 
-    # Alternatives
+    # Methods that switch between replies in one place
 
     def next(self, _: str = "") -> None:
         self.flip(1)
@@ -244,7 +244,8 @@ class WriteActions:
         self.flip(-1)
 
     def flip(self, step: int) -> None:
-        """Show the next alternative of the chosen reply, or of its question."""
+        """Show another branch in the place of the chosen reply, or of its question. step: 1 for the next, -1
+        for the previous."""
         self._chat.start(partial(self._flip, step), group="write")
 
     async def _flip(self, step: int) -> None:

@@ -17,7 +17,7 @@ NAMES = (*SAMPLING, "max_tokens", "best_of")
 
 
 def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Show the values of the settings. With a name and a value, change one setting for this chat before."""
+    """Change one setting for this chat, if the argument has a name and a value. Show all settings."""
     name, _, value = argument.partition(" ")
     if name:
         state.options = changed(runtime, state.options, name, value.strip())

@@ -33,7 +33,7 @@ class ChatTools:
     _always: set[str] = field(default_factory=set)  # names of the tools that run without a question
     _made: int = 0  # the number of tool calls of the answer that the model writes now
 
-    # Servers
+    # Methods for servers
 
     def turn_on(self, name: str, cancel: threading.Event) -> list[str]:
         """Start a server for this chat, and return the names of its tools."""
@@ -94,7 +94,7 @@ class ChatTools:
             ]
         return [*rows, "/tools on NAME starts a server for this chat, /tools off NAME stops it."]
 
-    # What the model may call
+    # Methods for the tools that the model can call
 
     def offer(self, function: str = "") -> ToolOffer:
         """Return the tools that the next reply can call. function: the name of the tool that the reply must
@@ -112,7 +112,7 @@ class ChatTools:
         ]
         return ToolOffer(tuple(rows), function, is_over=self._made >= MOST_CALLS)
 
-    # Calls
+    # Methods for calls
 
     def begin_answer(self) -> None:
         """Begin a new answer, which can make up to MOST_CALLS calls."""
