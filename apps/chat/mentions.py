@@ -104,8 +104,8 @@ def _read_text(path: Path, name: str) -> str:
 
 
 def _block(name: str, text: str) -> str:
-    """Return the text between two fences of backquotes. The fences are longer than a run of backquotes in
-    the text."""
+    """Return the text between two fences of backquotes. The fences are longer than a run of backquotes in the
+    text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(4, longest + 1)
     return f"\n\n{fence}file {one_line(name)}\n{text}\n{fence}"

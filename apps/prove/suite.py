@@ -1,9 +1,8 @@
 """This module runs the suite of experiments (all simulated users and arms, with a few seeds each), and writes
 the report.
 
-Each result is a line of JSON in a file. The suite does not repeat a
-trial whose result is in the file. So the user
-can stop the suite and continue it, and several processes that run different users can share the file.
+Each result is a line of JSON in a file. The suite does not repeat a trial whose result is in the file. So the
+user can stop the suite and continue it, and several processes that run different users can share the file.
 """
 
 import datetime

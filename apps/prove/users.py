@@ -1,5 +1,5 @@
 """This module has simulated users. Each user is a function that gives a reply 1 to 5 stars by one taste, from
-the reply's text alone.
+the reply's text. Only the user context also uses the prompt.
 
 A reply with 5 stars is just as the user wants it. A reply with 1 star is the opposite. Only the users brevity
 and context give fewer stars to a reply that was cut at the length limit.

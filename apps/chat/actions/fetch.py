@@ -72,8 +72,8 @@ class FetchActions:
         return keys.shown(self._chat.app, "fetch", "F5")
 
     def go(self) -> None:
-        """Download the proposed model. If a downloaded model waits, switch to it. Without a proposal, show
-        the list of models."""
+        """If a downloaded model is ready, switch to it. Without one, download the proposed model.
+        Without a proposal, show the list of models."""
         if self._fetched:
             name, self._fetched = self._fetched, ""
             self._chat.start(partial(self._switch, name))
