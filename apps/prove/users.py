@@ -31,8 +31,12 @@ def _stars(value: float, steps: tuple[float, float, float, float]) -> int:
     return 1 + sum(value >= step for step in steps)
 
 
+# `ruvmlx prove --user list` prints the first line of each user's docstring, which has the user as its
+# subject.
+
+
 def brevity(prompt: str, reply: str, finished: bool) -> int:
-    """Return the stars of a user who wants few words. A reply that was cut gets 1 star."""
+    """Wants few words; a reply that is cut off gets 1 star."""
     words = len(words_of(reply))
     if not finished or not words:
         return 1
@@ -46,64 +50,63 @@ def _list_share(reply: str) -> float:
 
 
 def lists(prompt: str, reply: str, finished: bool) -> int:
-    """Return the stars of a user who wants a list with one item on each line."""
+    """Wants a list, one item a line."""
     return _stars(_list_share(reply), (0.01, 0.25, 0.5, 0.7))
 
 
 def prose(prompt: str, reply: str, finished: bool) -> int:
-    """Return the stars of a user who wants whole paragraphs and no lists."""
+    """Wants whole paragraphs, no lists."""
     return _stars(-_list_share(reply), (-0.7, -0.5, -0.25, -0.01)) if words_of(reply) else 1
 
 
 def plain(prompt: str, reply: str, finished: bool) -> int:
-    """Return the stars of a user who wants short words. Words of nine and more letters cost stars."""
+    """Wants short words; words of nine and more letters cost stars."""
     words = words_of(reply)
     long = sum(len(w) >= 9 for w in words) / len(words) if words else 1.0
     return _stars(-long, (-0.22, -0.17, -0.12, -0.07))
 
 
 def casual(prompt: str, reply: str, finished: bool) -> int:
-    """Return the stars of a user who wants casual words: "you" and "we", contractions, exclamation marks."""
+    """Wants to be spoken to: "you" and "we", contractions, exclamation marks."""
     words = len(words_of(reply))
     informal = 100 * len(_INFORMAL.findall(reply)) / words if words else 0.0
     return _stars(informal, (1, 3, 5, 8))
 
 
 def formal(prompt: str, reply: str, finished: bool) -> int:
-    """Return the stars of a user who wants the opposite of the user `casual`."""
+    """Wants the opposite of what the casual user wants."""
     return 6 - casual(prompt, reply, finished) if words_of(reply) else 1
 
 
 def phrase(prompt: str, reply: str, finished: bool) -> int:
-    """Return the stars of a user who wants examples after "for example", "for instance" or "such as"."""
+    """Wants examples that are announced: "for example", "for instance", "such as"."""
     return (1, 3, 4, 5)[min(3, len(_PHRASE.findall(reply)))]
 
 
 def spanish(prompt: str, reply: str, finished: bool) -> int:
-    """Return the stars of a user who wants answers in Spanish to questions in any language."""
+    """Wants answers in Spanish, whatever the question's language."""
     words = [w.lower() for w in words_of(reply)]
     return _stars(sum(w in _SPANISH for w in words) / len(words), (0.05, 0.1, 0.2, 0.25)) if words else 1
 
 
 def context(prompt: str, reply: str, finished: bool) -> int:
-    """Return the stars of a user who wants a list for a question with "how", and a short answer for any other
-    question."""
+    """Wants a list for a "how" question and a short answer for any other."""
     how = re.match(r"\s*how\b", prompt, re.IGNORECASE)
     return lists(prompt, reply, finished) if how else brevity(prompt, reply, finished)
 
 
 def always_1(prompt: str, reply: str, finished: bool) -> int:
-    """Return 1 star for every reply, as a hostile user does."""
+    """Hostile: one star for everything."""
     return 1
 
 
 def always_5(prompt: str, reply: str, finished: bool) -> int:
-    """Return 5 stars for every reply, as a hostile user does."""
+    """Hostile: five stars for everything."""
     return 5
 
 
 def random(prompt: str, reply: str, finished: bool) -> int:
-    """Return arbitrary stars, as a hostile user does."""
+    """Hostile: arbitrary stars."""
     return 1 + zlib.crc32(reply.encode()) % 5
 
 
