@@ -29,7 +29,7 @@ class BaseLoRA:
     """The factors lora_a and lora_b of each changed linear layer. If the scale is 1, alpha is a part of the
     factors, so layers can have different ranks.
 
-    Arrays are never written after construction.
+    Arrays are never changed after construction.
     """
 
     pairs: Mapping[Place, Pair]

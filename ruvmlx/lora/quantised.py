@@ -6,8 +6,8 @@ Groups run along the columns of lora_a and the rows of lora_b, so each of the `r
 range. The error of a weight is at most (max - min of its group) / 30, plus float rounding.
 
 For example, two factors of rank 8 and width 768 need 49,152 bytes in float32, and 9,216 bytes with 4 bits,
-scales and biases. On normally distributed
-    factors the product A B has a relative error of about 10% (Frobenius): tests/lora/test_quantised.py.
+scales and biases. If the factors are normally distributed, the product A B has a relative error of about 10%
+(Frobenius norm, tests/lora/test_quantised.py).
 """
 
 from dataclasses import dataclass

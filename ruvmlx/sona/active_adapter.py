@@ -1,12 +1,12 @@
 """This module holds the adapter in use: its weights, the base LoRA under them, and the KL probe under that
 base. The KL probe (kl_probe.py) measures how far an adapter is from the model without an adapter.
 
-The adapter follows the store: after an undo, a rollback or another process's rating, it loads the stored
-    version. It also keeps the backend's LoRA equal to these weights.
+After an undo, a rollback or another process's rating, the adapter loads the version that the store has. The
+adapter also keeps the backend's LoRA equal to these weights.
 
-Opening the adapter measures nothing. But a rating needs two measurements: of the model (made once, then
-stored), and of the base LoRA if its KL probe is not in memory. The measurements are made while the user reads
-the first reply, or else by the first rating.
+Nothing is measured when the adapter is opened. But a rating needs two measurements: of the model (made once,
+then stored), and of the base LoRA if its KL probe is not in memory. The measurements are made while the user
+reads the first reply, or else by the first rating.
 """
 
 from collections import OrderedDict
@@ -149,7 +149,8 @@ class ActiveAdapter:
     # -- in step with the store ----------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Load the stored version if an undo or another process has changed it."""
+        """Load the version that the store has, if an undo or another process has made another version the
+        current one."""
         version = self.history.version()
         if version != self.state.version:
             self._use(self.load(version))

@@ -51,7 +51,7 @@ class LearnStatus:
 
 
 class AdapterHistory:
-    """Ratings and versions of one named adapter on one model. The fingerprint identifies the model."""
+    """The ratings and versions of one named adapter on one model. The fingerprint identifies the model."""
 
     def __init__(self, store: Store, fingerprint: str, name: str = "default", trains: bool = True):
         """trains: True if the background loop can train this model."""
@@ -88,8 +88,8 @@ class AdapterHistory:
         return self._store.ratings.in_force(*self._key)
 
     def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
-        """Return (version before, version after) of each rating of the reply on the path to version
-        `head`."""
+        """Return (version before, version after) of each rating of the reply. Only ratings on the path to
+        version `head` are included."""
         return self._store.ratings.steps_of_reply(*self._key, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
@@ -176,8 +176,8 @@ class AdapterHistory:
         return self.trains and self.missing() == 0
 
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
-        """Return how many more ratings or preferences a slow loop waits for. It needs `minimum` in all, and
-        starts after `due` new ones."""
+        """Return how many more ratings or preferences a slow loop waits for. The loop needs `minimum` ratings
+        in all, and starts after `due` new ratings."""
         given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
@@ -200,7 +200,8 @@ class AdapterHistory:
         """Take back the last rating or preference. The adapter's weights are then bit for bit the weights
         before that feedback.
 
-        A later consolidation is undone too. Raises NotFound if there is no rating and no preference.
+        If a slow loop trained a new base after that feedback, this base is also taken back. Raises NotFound
+        if there is no rating and no preference.
         """
         with self._store.transaction():
             rated = self._store.ratings.last_version(*self._key, self.version())

@@ -19,7 +19,7 @@ class AnswerTrace:
         self._waiting: list[_Drawn] = []
 
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """Record one token; the arguments are those of `Trace.add`."""
+        """Record one token. `Trace.add` explains the arguments."""
         for drawn in self._pop_answer_tokens(hidden, logits, token):
             self._trace.add(*drawn)
 

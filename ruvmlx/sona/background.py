@@ -376,7 +376,7 @@ def _between(start: Pair, end: Pair, share: float) -> Pair:
 
 def coefficient(example: RatedExample, frozen: float, nll: float, now: float) -> float:
     """Return the weight of the reply's mean log-probability in the loss. A weight below 0 makes the reply
-    less likely. frozen, now: the mean log-probability in the frozen model and now, nats per token."""
+    less likely. frozen, now: the mean log-probability in the frozen and current model, nats/token."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
     if w < 0:  # TOPR's taper (trace.py): a reply that became unlikely needs no push
         drawn = frozen if example.drawn is None else example.drawn

@@ -1,9 +1,9 @@
-"""This module decides which matrices the background loop trains. The setting `base_targets` names them, or it
-asks for the K matrices with the largest gradients. The size of a matrix's gradient is
+"""This module decides which matrices the background loop trains. The setting `base_targets` names the
+matrices, or it asks for the K matrices with the largest gradients. The size of a matrix's gradient is
 
     size of a matrix = sum over replies i of ||G_i||^2        G_i [in, out]: gradient of reply i's mean log p
 
-The replies are the replies of the first training step. The weights are the weights in use
+The sum is over the replies of the first training step. The gradients are taken at the weights in use
 (training/trainer.py: squares).
 """
 

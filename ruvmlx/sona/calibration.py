@@ -31,7 +31,7 @@ MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
 RIDGE = 0.1  # ridge of the regression for lora_a, as a share of a state's mean square
 _CONTEXTS = 48, 48, 80  # numbers of contexts: answers, prose with the largest projections, other prose
 _ROWS = 64  # hidden states per call of the head
-# A model with fewer parameters than SMALL reads all texts and writes all replies. A larger one starts no
+# A model with fewer parameters than SMALL reads all texts and writes all replies. A larger model starts no
 # further text after PATIENCE seconds, if it has read MIN_TEXTS_OF_KIND texts of answers and of prose, and it
 # writes for at most PATIENCE seconds more.
 SMALL, PATIENCE, MIN_TEXTS_OF_KIND = 1_000_000_000, 20.0, 2
@@ -187,7 +187,8 @@ class Surveyed:
 
 
 class Survey:
-    """Computes every token's probability at every state. It can be stopped and continued."""
+    """A survey of every token's probability at every hidden state. The survey can be stopped and
+    continued."""
 
     def __init__(self, states: np.ndarray, ends: list[int]):
         self.states, self._ends, self._at = states, ends, 0
@@ -216,8 +217,8 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
 
     precision is 1 / sigma^2; sigma is the standard deviation of the prior of a token's weight. Tokens that
     all replies share carry style; rare tokens carry topics. Every reply has the end-of-reply token. So sigma
-    is smaller for tokens that are rarer than this one, and for tokens whose movement costs more KL: tokens
-    with a larger variance in plain text.
+    is smaller for tokens that are rarer than the end-of-reply token, and for tokens whose movement costs more
+    KL: tokens with a larger variance in plain text.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
     end = max(ends, key=lambda t: frequency[t])
@@ -247,8 +248,8 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
     is in a reply, and how near the end of that reply is.
 
     The columns are ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0
-    in plain prose, which no rating is about. Over replies the first projection has mean 1, the second has
-    standard deviation 1.
+    in plain prose, because ratings say nothing about plain prose. Over replies, the projection onto the first
+    column has mean 1, and the projection onto the second has standard deviation 1.
     """
     states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
     weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))
@@ -265,7 +266,7 @@ def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.
 
     The directions are the principal directions of these tokens' rows in the output head, weighted by
     frequency, because words of one kind have similar rows. Each direction has variance 1 over tokens drawn by
-    `frequency` [A], so all directions cost the same KL.
+    `frequency` [A], so equal steps along all directions add the same KL.
     """
     unit = np.eye(width, dtype=np.float32) if width <= PROBES else _combinations(width)
     parts = (unit[i : i + _ROWS] for i in range(0, len(unit), _ROWS))

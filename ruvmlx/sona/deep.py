@@ -46,7 +46,7 @@ class Task:
     """The replies of one task. A task is a stretch of ratings about similar things (task_boundary.py).
 
     examples: liked replies, the oldest first
-    boundary: the version that began the next task; None: no task has begun since the last anchor
+    boundary: the version that began the next task; None if no task has begun since the last anchor
     """
 
     examples: list[RatedExample]
@@ -81,7 +81,7 @@ class Deep:
         self._learner, self._model = learner, model
         self._paused: FisherRun | None = None
         self._trainer: Trainer | None = None  # the trainer is kept while a run is stopped
-        # (the history's version, the result of `task_starts` for it)
+        # (the history's version, and the result of `task_starts` for this version)
         self._seen: tuple[int, list[int]] = (-1, [])
 
     @property
@@ -191,7 +191,7 @@ class Deep:
         return ""
 
     def _measuring(self, task: Task) -> FisherRun:
-        """Return the stopped run if it has the same base and replies, else a new one."""
+        """Return the stopped run if it has the same base and replies, else return a new run."""
         state, history = self._learner.state, self._learner.history
         facts = {"base": state.base, "replies": [e.reply_id for e in task.examples]}
         known, self._paused = self._paused, None

@@ -33,7 +33,7 @@ class DeepHistory:
         merge: Callable[[bytes, bytes], bytes],
     ) -> bool:
         """Store a run and, unless `importance` is None, its anchor in one transaction. Returns False, and
-        writes nothing, if the base in use is not the measured one (`base`).
+        writes nothing, if the base in use is no longer `base`, which was measured.
 
         limit: the maximum number of anchors
         merge: a function that joins the importances of two anchors (earlier, later) into one

@@ -5,11 +5,12 @@ two methods.
 must not change.
 
 The user's message is read alone, without template or conversation. So the same question has the same vector
-in every chat. Its final hidden states are averaged. Later states weigh more, because only they have seen the
-rest of the message (position weights as in SGPT, Muennighoff 2022). The means of all questions share a few
-large directions that say nothing about the topic. Whitening with everyday questions scales these directions
-down. On 120 questions in 60 pairs with the same meaning (starter model), the paraphrase was the nearest for
-42% with the plain centred mean, for 63% with position weights, and for 92% with whitening as well.
+in every chat. The final hidden states of the message are averaged. Later states weigh more, because only they
+have seen the rest of the message (position weights as in SGPT, Muennighoff 2022). The means of all questions
+share a few large directions that say nothing about the topic. Whitening with everyday questions scales these
+directions down. On 120 questions in 60 pairs with the same meaning (starter model), the paraphrase was the
+nearest for 42% with the plain centred mean, for 63% with position weights, and for 92% with whitening as
+well.
 
 `vectors` embeds any text. The model reads the whole text in windows of equal length, at most WINDOW tokens,
 each window in its own context. Each window is pooled like a question. The vector of the text is the mean of
@@ -185,7 +186,8 @@ def method_of(model: Model) -> str:
 def vectors(
     store: Store, model: Model, backend: Backend, texts: Sequence[Sequence[int]]
 ) -> Generator[None, None, list[np.ndarray]]:
-    """Return one unit vector [dimensions] per text, from the original model. texts: from `text_ids`.
+    """Return one unit vector [dimensions] per text, from the original model. texts: the token ids that
+    `text_ids` returns.
 
     This generator yields about every SLICE seconds, so that other work can run.
     """

@@ -42,7 +42,7 @@ class Faults:
 
     empty: replies without text
     loops: replies that loop
-    foreign: replies in another script
+    foreign: replies with many letters of another script (writing system)
     endless: replies that do not end within MAX_REPLY_TOKENS
     variety: the distinct-2 of the replies, divided by the distinct-2 of the original model's replies
     """

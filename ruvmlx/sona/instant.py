@@ -19,7 +19,7 @@ The first factors are a natural gradient step with a prior of width sigma. The l
 shrinkage: G^2 / S is 1 for a coordinate that one reply moved, n where n ratings agree, and near 0 where they
 contradict each other. There are many features, and each moves all tokens, so their noise would add up. All
 features of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S /
-sum G^2). lora_a stays as calibrated.
+sum G^2). lora_a keeps its calibrated values (calibration.py).
 
 A rating down must not punish the end of a long reply. The fault is that the reply did not end earlier. So in
 a rating down, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for a short reply
@@ -31,13 +31,13 @@ in the same way, because someone who likes half of all long replies does not ask
 A preference between two replies to one question is one piece of evidence. Its w_i g_i is the sum of both
 replies' terms, so the parts that both replies share cancel.
 
-Each rating multiplies the evidence of all earlier ones by 1 - FADE. Tastes change. So a trend is kept, which
-is a moving mean over the latest ratings. The trend is below 0 while these ratings punish replies that earlier
-ratings made more likely. The older evidence then fades faster, in proportion to the trend.
+Each rating multiplies the evidence of all earlier ratings by 1 - FADE. Tastes change. So a trend is kept,
+which is a moving mean over the latest ratings. The trend is below 0 while these ratings punish replies that
+earlier ratings made more likely. The older evidence then fades faster, in proportion to the trend.
 
-Moving the end of replies costs no variety; moving other tokens does. So held_back scales all tokens except
-the end-of-reply tokens down until they add a KL of about SAID_CAP. This factor is computed from the evidence
-and the frozen model alone, and it is not part of the stored evidence.
+A change of the end of replies does not reduce the variety of replies, but a change of other tokens does. So
+held_back scales all tokens except the end-of-reply tokens down until they add a KL of about SAID_CAP. This
+factor is computed from the evidence and the frozen model alone, and it is not part of the stored evidence.
 
 The last step is the global cap. If the KL of answers to plain questions exceeds KL_CAP, or the log-perplexity
 of prose has risen by more than RISE_CAP, lora_b is scaled down. `gain` keeps the factor, and the next rating
@@ -61,7 +61,7 @@ KL_CAP = 0.1  # the maximum KL(learned || frozen) in answers to plain questions,
 SAID_CAP = KL_CAP / 5  # the maximum KL (nats) of all tokens except end-of-reply; the rest is for the taste
 RISE_CAP = math.log(1.014)  # the maximum rise of the negative log-likelihood of prose, nats/token
 PER_RATING = 0.05  # one rating adds at most this KL, nats per token
-TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: ratings until half of a step is taken
+TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: half of a step is taken after 12 ratings that agree
 FEATURE = Push(step=1.5, agree=12.0, noise=1.0)
 RULE = Rule(TOKEN, FEATURE, SAID_CAP)
 FADE = 0.005
@@ -130,7 +130,7 @@ def update_by(
     pushes: pushes whose statistics come from traces under this adapter
     kl: the adapter's KL before the update
     reserve: the part of the KL cap that the layer LoRA uses
-    taste: [A], the new part of the taste; None keeps the adapter's part
+    taste: [A], the new push of the taste model; None keeps the adapter's push
 
     Raises NotFinite if a weight, the gradients or the update are not finite.
     """
@@ -238,8 +238,9 @@ def gradient_of(stats: ReplyStats, weight: float, evidence: np.ndarray, probe: K
 
 
 def end_credit(tokens: int) -> float:
-    """Return the share of a rating that applies to the end token of a reply of `tokens` tokens, if the rating
-    must not move this end."""
+    """Return the weight, 0 to 1, of the end token in a rating that must not move the end of a long reply.
+    tokens: the length of the reply.
+    """
     return min(1.0, (SHORT / tokens) ** 4)
 
 
@@ -322,7 +323,7 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
             # Over a large step, the KL is not a parabola. So try a gain between the two.
             share = math.sqrt(share * good[0])
             continue
-        if room < 1:  # a larger step after each refusal, because KL is not exactly a parabola
+        if room < 1:  # each refusal makes the next step larger, because the KL is not exactly a parabola
             share, beyond, refusals = share * 0.97 * room ** (2**refusals), share, refusals + 1
             continue
         grown, good = good, (share, found.kl)

@@ -35,6 +35,6 @@ class TasteJudge:
         self._taste = taste
 
     def score(self, replies: Sequence[CandidateReply]) -> np.ndarray:
-        """Implements Judge.score."""
+        """Return the predicted stars of each reply: [n]."""
         features = [reply_features(r.question, r.text, r.finish_reason) for r in replies]
         return self._taste.predict(features)[0]

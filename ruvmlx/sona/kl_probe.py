@@ -52,9 +52,9 @@ class ContextGroups:
     """The sizes of the three groups of contexts: answers, prose with the largest projections onto lora_a,
     other prose.
 
-    counts [3]: the number of contexts in each group. prose []: the number of all states in prose. The second
-    group
-        represents only itself, the third all remaining prose.
+    counts: [3], the number of contexts in each group
+    prose: [], the number of all states in prose. The second group represents only itself, the third group
+        represents all remaining prose.
     """
 
     counts: np.ndarray
@@ -65,8 +65,8 @@ class ContextGroups:
         return int(self.counts[0])
 
     def of(self, rows: np.ndarray) -> list[tuple[int, float]]:
-        """Return (contexts, share of the prose) of each group, for a selection of contexts. rows: their
-        indices, ascending."""
+        """Return (number of contexts, share of the prose) of each group for a selection of contexts. rows:
+        the indices of the selected contexts, ascending."""
         ends = np.searchsorted(rows, np.cumsum(self.counts))
         sizes = np.diff(ends, prepend=0).tolist()
         own = float(self.counts[1] / max(1, self.prose))
@@ -119,8 +119,8 @@ class KLProbe:
     packed_ratio: np.ndarray | None = None
     rise: float = 0.0
     read_texts: np.ndarray | None = None
-    # The last lora_a that was equal to `directions`. It is usually the same array from one rating to the
-    # next.
+    # The last lora_a that was equal to `directions`. From one rating to the next, lora_a is usually the same
+    # array, so `reads` need not compare its numbers again.
     _same: np.ndarray | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
@@ -147,7 +147,7 @@ class KLProbe:
 
     @cached_property
     def log_probabilities(self) -> np.ndarray:
-        """Log-probabilities in the `few` contexts, without MicroLoRA: [m, V] float32."""
+        """The log-probabilities in the `few` contexts, without MicroLoRA: [m, V] float32."""
         return log_softmax_rows(self.head(self.contexts[self.few]))
 
     @cached_property
@@ -192,7 +192,7 @@ class KLProbe:
         return float(np.mean(np.sum(self.packed[:n].astype(np.float64) * self.packed_ratio[:n], axis=1)))
 
     def prepare(self) -> None:
-        """Fill the caches, so that the first rating need not wait."""
+        """Compute the cached values now, so that the first rating need not wait for them."""
         self._own, self.answered_contexts, self.coordinates.solver  # noqa: B018 - kept once computed
 
     @cached_property
@@ -208,7 +208,8 @@ class KLProbe:
 
     @cached_property
     def answered_contexts(self) -> tuple[np.ndarray, KLContexts]:
-        """The contexts in answers [n, D], and the probabilities in these contexts without MicroLoRA."""
+        """The contexts in answers [n, D], and the probabilities in these contexts. Both come from the frozen
+        model, even if this probe is for a base."""
         n = self.answers
         text = KLContexts(
             self.packed[:n], None, self._projections[:n], self._following_indices[:n], [(n, 0.0)]
@@ -216,7 +217,8 @@ class KLProbe:
         return self.contexts[:n], text
 
     def answer_contexts(self, adapter: MicroLoRA) -> KLContexts:
-        """Return the frozen model's contexts in answers with the adapter's projections, even under a base."""
+        """Return the frozen model's contexts in answers, projected onto the adapter's lora_a, even if this
+        probe is for a base."""
         contexts, text = self.answered_contexts
         if self.reads(adapter):
             return text
@@ -263,7 +265,7 @@ class KLProbe:
 
     @cached_property
     def _projections(self) -> np.ndarray:
-        """contexts @ lora_a: [M, r]."""
+        """The projections of the contexts, contexts @ lora_a: [M, r]."""
         return np.ascontiguousarray(self.contexts @ self.directions)
 
     @cached_property

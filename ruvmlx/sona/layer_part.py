@@ -1,4 +1,5 @@
-"""The protocol of the optional part with which ratings change layers below the output head.
+"""This module defines the protocol of the optional part with which ratings change layers below the output
+head.
 
 The core knows only this protocol. `wiring.py` passes the implementation (optional/layer_adapter.py).
 """
@@ -27,7 +28,7 @@ class LayerPart(Protocol):
     targets: Targets
 
     def prepare(self, state: LearnerState) -> None:
-        """Fill the caches, so that the next rating need not wait."""
+        """Compute the cached values now, so that the next rating need not wait for them."""
 
     def needs_gradient(self, state: LearnerState) -> bool:
         """Return True if a rating needs the gradient of its reply by the layers."""
@@ -44,8 +45,8 @@ class LayerPart(Protocol):
         """Add the layer gradient to the trace if the trace has none. Return True if a gradient was added."""
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
-        """Return how much the reply's mean log-probability has changed since its trace was taken (first
-        order, nats)."""
+        """Return how much the reply's mean log-probability has changed since its trace was recorded (a
+        first-order estimate, nats)."""
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
         """Return the layer LoRA after a rating."""
@@ -56,7 +57,7 @@ class LayerPart(Protocol):
         """Return the layer LoRA without the effect of the rating that led from `before` to `after`."""
 
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
-        """Return the estimated KL that this layer LoRA adds to the last measured one (nats per token)."""
+        """Return the estimated KL that this layer LoRA adds to the last measured KL (nats per token)."""
 
     def release(self) -> None:
         """Free the training graph."""

@@ -109,7 +109,8 @@ class Learner:
         return self.layers.targets
 
     def sync(self) -> None:
-        """Load and install the stored version if an undo or another process has changed it."""
+        """Load and install the version that the store has, if an undo or another process has made another
+        version the current one."""
         self.active.catch_up()
         self.active.install()
 
@@ -127,7 +128,7 @@ class Learner:
         return Trace(self.micro, self.version)
 
     def settle(self, pause: Pause | None = None, watch: Watch | None = None) -> None:
-        """Prepare the newest replies for a rating, in this process or another.
+        """Prepare the newest replies, so that this or another process can rate them at once.
 
         This takes seconds after many replies, and if ratings change more than the head. `pause` is called
         between the steps and may raise an exception to stop. watch: an object that gets the progress if the
@@ -150,8 +151,10 @@ class Learner:
         """Apply a rating and commit it. An earlier rating of the same reply is taken back first.
 
         watch: an object that gets the progress if the model was never measured; the rating then waits for the
-        measurement Nothing is changed after UsageError (an unknown rating), AdapterMismatch (another model's
-        reply) or RuvmlxError (an update that is not finite).
+            measurement
+
+        Nothing is changed after UsageError (an unknown rating), AdapterMismatch (another model's reply) or
+        RuvmlxError (an update that is not finite).
         """
         started = time.perf_counter()
         rating = objective.check_rating(rating)
@@ -201,7 +204,7 @@ class Learner:
 
         reason: a key of `REASONS`. If the rating is the newest feedback, the rating with its reason replaces
             it, so one undo takes back both. If the rating is not the newest feedback, the learner gives the
-            rating again, with its reason. Raises UsageError unless the reply's rating is a bad one.
+            rating again, with its reason. Raises UsageError unless the reply has a bad rating.
         """
         if reason not in REASONS:
             raise UsageError(f"a reason is {', '.join(REASONS)}; got {reason[:20]!r}.")
@@ -220,10 +223,11 @@ class Learner:
 
     def prefer(self, better_id: str, worse_id: str, kind: str, strength: float = 1.0) -> PreferenceResult:
         """Apply a preference between two replies to one question and commit it. An earlier preference between
-        them is taken back first.
+        these replies is taken back first.
 
-        kind, strength: see PreferenceRow (store). Raises UsageError unless the ids name two replies to one
-        question, and the other errors of `rate`.
+        kind, strength: see PreferenceRow (store)
+
+        Raises UsageError unless the ids name two replies to one question, and the other errors of `rate`.
         """
         started = time.perf_counter()
         better, worse = self.rateable(better_id), self.rateable(worse_id)
@@ -284,7 +288,7 @@ class Learner:
             return state
         # to take back the newest update, load the weights before it
         while steps and steps[-1][1] == state.version:
-            state = self.active.load(steps.pop()[0])  # the newest ancestors are always kept
+            state = self.active.load(steps.pop()[0])  # the newest ancestors are always in the store
         for version_before, version_after in steps:
             try:
                 before, after = self.active.load(version_before), self.active.load(version_after)

@@ -36,7 +36,7 @@ MAX_REPLY_TOKENS, TEMPERATURE = 96, 0.7
 RIDGE = 3.0
 MIN_QUESTIONS = 16  # the number of questions with replies that the directions need
 SAVE_AFTER = 8  # questions
-# Names of the stored data; no adapter can have them.
+# The names of the stored data. No adapter can have these names.
 FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
 
 
@@ -121,8 +121,8 @@ class DirectionBank:
 
     @classmethod
     def from_bytes(cls, data: bytes | None, tokens: np.ndarray) -> "DirectionBank":
-        """Return the stored bank. Return an empty bank if the data is missing or damaged, or if the stored
-        tokens or measures differ from today's."""
+        """Return the stored bank. Return an empty bank if the data is missing or damaged, or if its tokens or
+        measures are not the current tokens and measures."""
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
                 found = cls(f["tokens"], [*f["gradients"]], [*f["measures"]])
@@ -159,8 +159,7 @@ class StoredDirections:
         return _shipped_bytes(self._fingerprint) is not None
 
     def of(self, tokens: np.ndarray) -> MeasureDirections | None:
-        """Return the directions of the tokens that ratings may move; None while too few replies are
-        written."""
+        """Return the directions of the tokens that ratings may move; None if too few replies are written."""
         if self._found is None:
             data = _shipped_bytes(self._fingerprint) or self._load(FINISHED)
             self._found = MeasureDirections.from_bytes(data)

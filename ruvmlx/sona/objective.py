@@ -37,7 +37,7 @@ def reward(rating: str, history: Sequence[str]) -> float:
     stars = np.array([1, 2, 3, 4, 5] + [int(h) for h in history if h.isdigit()])
     star = int(rating)
     rank = (np.sum(stars < star) + 0.5 * np.sum(stars == star)) / stars.size
-    low, high = 0.1, 0.9  # mid-ranks of 1 and 5 without any history
+    low, high = 0.1, 0.9  # the mid-ranks of 1 and 5 without any history
     return float(np.clip(2 * (rank - low) / (high - low) - 1, -1, 1))
 
 
@@ -58,7 +58,7 @@ def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float
     """Return w in [-1, 1]. w never contradicts the rating: w is at least 0 for up, 4 and 5, and at most 0 for
     down, 1 and 2."""
     w = float(np.clip(r - value - tau * log_ratio, -1, 1))
-    if w != w:  # NaN has no sign; the update refuses it
+    if w != w:  # NaN has no sign; the update refuses NaN
         return w
     if rating in ("up", "4", "5"):
         return max(0.0, w)

@@ -26,13 +26,14 @@ ROUNDED = 1e-4  # the allowed rise of the held-out loss if the MicroLoRA is only
 ROOM = 0.8  # the maximum share of the KL cap that a base uses; the rest is for later ratings
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # shares of the way from the adapter in use to the trained adapter
 
-Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # a function of the share
+Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # a function: share -> (base, MicroLoRA)
 
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """The distance of an adapter from the original model. kl: nats per token. rise: the rise of the reference
-    text's mean negative log-likelihood (nats)."""
+    """The distance of an adapter from the original model. kl: the KL to the original model, nats per token.
+    rise: the rise of the reference text's mean negative log-likelihood (nats).
+    """
 
     kl: float
     rise: float
@@ -182,11 +183,11 @@ class PromotionTest:
         return ground
 
     def _loss(self, name: str, micro: MicroLoRA) -> float:
-        """Return DRO's loss on the held-out ratings: the mean of (r - V - tau * rho)^2 / 2, with V's level
-        fitted.
+        """Return DRO's loss on the held-out ratings: the mean of (r - V - tau * rho)^2 / 2, where a constant
+        is added to V that makes the loss minimal.
 
         DRO fits V, too. Training makes all old replies equally less likely, which is not a matter of taste.
-        The fitted level removes this effect.
+        The fitted constant removes this effect.
         """
         held = self.buffer.held_out
         rho = [self._cached_logprob(name, e.text, micro) - self._frozen[e.reply_id] for e in held]

@@ -2,8 +2,8 @@
 and answers queries about the bank.
 
 The bank has the ratings that are in force in the store, also after an undo, a rollback or another process's
-rating. Questions are embedded while the user reads (`settle`). Before a reply they are embedded only if the
-reply needs examples.
+rating. Questions are embedded while the user reads (`settle`). Before a reply, a question is embedded only if
+the reply needs examples.
 """
 
 import re
@@ -72,7 +72,8 @@ class RatingIndex:
         self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
         self._version: int | None = None  # the adapter's version to which the bank corresponds
-        self._questions: dict[str, np.ndarray] = {}  # pooled states of texts read in this process
+        # pooled states by text, of texts that this process has read
+        self._questions: dict[str, np.ndarray] = {}
         # replies that `settle` has not prepared yet
         self._new: deque[ReplyRow] = deque(maxlen=MAX_PENDING_REPLIES)
         self._pending: list[LearningSignal] = []

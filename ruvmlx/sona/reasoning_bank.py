@@ -92,7 +92,7 @@ class ReasoningBank:
         self._centres = np.zeros((0, dimensions), np.float32)
         self._starts = np.zeros(1, np.int64)  # cell c has the rows [starts[c], starts[c + 1])
         self._pattern_of = np.zeros(1, np.int16)  # the pattern of each cell
-        self._tally = np.zeros((1, len(LABELS)), np.int64)  # entries by pattern and label
+        self._tally = np.zeros((1, len(LABELS)), np.int64)  # numbers of entries by pattern and label
         self._clustered = 0  # the number of entries at the last k-means
 
     def __len__(self) -> int:
@@ -331,7 +331,7 @@ class ReasoningBank:
         return rows[np.sort(order[excess:])]
 
     def _sort(self, rows: np.ndarray) -> None:
-        """Store the live rows cell by cell."""
+        """Write the rows that were not removed in the order of their cells."""
         some = len(self._centres) > 0
         cell = nearest(self._vectors[rows], self._centres) if some else np.zeros(len(rows), np.int64)
         order = np.argsort(cell, kind="stable")

@@ -50,7 +50,7 @@ class Buffer:
     """The data of one run. train and held_out are disjoint. plain and reference (the text of the promotion
     test) are disjoint too.
 
-    since: ratings with a later version are new
+    since: the version of the newest promotion; ratings with a later version are new
     """
 
     train: Sequence[RatedExample]
@@ -85,8 +85,8 @@ def load(
     context: int,
     pause: Callable[[], None] = lambda: None,
 ) -> Buffer:
-    """Read the buffer from the store. `pause` is called after every reply and text; it may raise an exception
-    to stop."""
+    """Read the data of a run from the store. `pause` is called after every reply and text; it may raise an
+    exception to stop."""
     rows = history.rated_replies(LIMIT)
     pause()
     examples = _examples(rows, index, pause)
@@ -120,7 +120,7 @@ def _examples(
 ) -> list[RatedExample]:
     out = []
     for row in rows:
-        # V(x) is 0 for a preference: both replies answer the same question, so it would cancel.
+        # V(x) is 0 for a preference, because V(x) of two replies to the same question would cancel.
         reward, value = (
             (row.reward, 0.0) if row.reward is not None else index.standing(row.reply_id, row.rating)
         )

@@ -41,7 +41,7 @@ class ReplyTraces:
                 self._stored.discard(self.held.popitem(last=False)[0])
 
     def settle(self) -> None:
-        """Prepare the newest replies for a rating, in this process or another."""
+        """Prepare the newest replies, so that this or another process can rate them at once."""
         for reply_id in self.held:
             self._settle(reply_id)
 
@@ -71,8 +71,9 @@ class ReplyTraces:
             self._stored.add(reply_id)
 
     def _trace_with_directions(self, reply_id: str) -> Trace:
-        """Return a trace in memory. If a blank adapter recorded the trace, compute the trace again with the
-        directions that are known now. For this, the original model's head reads the stored hidden states."""
+        """Return a trace that is in memory. If a blank adapter recorded the trace, compute the trace again
+        with the directions that are known now. For this, the original model's head reads the stored hidden
+        states."""
         trace = self.held[reply_id]
         if is_blank(trace.adapter):
             with original_model(self._active.backend):

@@ -9,7 +9,7 @@ from ..backends.base import Backend, HeadAdapter, KVCache, Step
 from ..models.config.model import Tokenizer
 from ..pausing import Pause
 
-# (token ids without the end token, True if the reply ended by itself).
+# A sampled reply is (token ids without the end token, True if the reply ended by itself).
 SampledReply = tuple[list[int], bool]
 # A function that gets each token before the token is added: (index of the reply, token, logits [V], hidden
 # state [D]). The token was drawn from these logits.

@@ -3,14 +3,15 @@ feedback.
 
     reward = quality * max(0, 2 - latency_ratio)
 
-quality is 0 to 1. latency_ratio is 1 at the usual speed and 2 at half of it. This reward includes speed, so
-it is used for statistics (`learn status --details`) and the router. It does not train the adapter, because no
-change of weights makes a reply faster. The DRO weight (objective.py), which uses quality alone, trains the
-adapter.
+quality is 0 to 1. latency_ratio is 1 at the usual speed and 2 at half of the usual speed. This reward
+includes speed, so it is used for statistics (`learn status --details`) and the router. It does not train the
+adapter, because no change of weights makes a reply faster. The DRO weight (objective.py), which uses quality
+alone, trains the adapter.
 
-Implicit feedback is an action of the user, such as to copy a reply or ask for another. It is a weak hint and
-can mean something else. It is recorded only if `implicit_feedback` is on. It has a small part of the weight
-of a rating, and only until the user rates the reply.
+Implicit feedback is an action of the user that hints at a rating, for example to copy a reply or to ask for
+another. The action can also have another reason. So implicit feedback is recorded only if the setting
+`implicit_feedback` is on. It has a small part of the weight of a rating, and only until the user rates the
+reply.
 """
 
 from collections import deque
@@ -121,7 +122,7 @@ class Pace:
         self._ms: deque[float] = deque(maxlen=keep)
 
     def ratio(self, latency_ms: float, tokens: int) -> float:
-        """Return this reply's time per token divided by the median of the earlier ones. Then record this
+        """Return this reply's time per token divided by the median of earlier replies. Then record this
         reply's time."""
         if tokens < 1 or not latency_ms > 0:
             return 1.0

@@ -1,8 +1,8 @@
 """This module finds chats whose questions are similar to a text, even if the words differ.
 
 Each question is compared by its vector, as in the rating index (embedding.py). The questions of this model's
-replies are stored with their vectors. Other messages, of imported chats or another model, are read when they
-are compared.
+replies are stored with their vectors. Messages of imported chats or of another model have no stored vector,
+so the model reads them when they are compared.
 """
 
 from collections.abc import Callable

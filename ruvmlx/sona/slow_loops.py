@@ -1,7 +1,7 @@
 """This module runs the slow loops of one learner: the background loop (background.py) or the style loop
 (optional/style_loop.py), and the deep loop (deep.py).
 
-This module imports a loop on its first use, because the loop starts MLX. One loop closes before another one
+A loop is imported only at its first use, because the import starts MLX. One loop closes before another one
 begins, so the memory holds only one training graph.
 """
 

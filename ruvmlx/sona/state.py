@@ -40,8 +40,8 @@ class PreferenceResult:
 
     better, worse: the ids of the replies
     kind, strength: see PreferenceRow (store)
-    margin_before, margin_after: mean log-probability per token of the better reply minus that of the worse
-        one (nats)
+    margin_before, margin_after: the better reply's mean log-probability per token minus the worse reply's
+        (nats)
     kl, kl_cap: the KL to the frozen model and its maximum, nats per token
     apply_us, total_us: the time of the update alone and of the whole preference, microseconds
     """

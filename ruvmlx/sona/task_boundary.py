@@ -1,15 +1,16 @@
 """This module finds task boundaries: the ratings at which the user begins to ask about other things, or to
 judge replies differently.
 
-Each rating adds a value to two streams: the rating's reward, and the question's dissimilarity to the task so
-    far (1 - cosine with the mean of the task's questions). Both streams are tested in blocks of BLOCK values,
-    because one unusual question is not a new task. After WARM values, a block begins a new task if it
-    deviates from the task's mean by more than Z standard errors:
+There are two streams of values. Each rating adds its reward to one stream. It adds the question's
+dissimilarity to the task so far (1 - cosine with the mean of the task's questions) to the other stream. Both
+streams are tested in blocks of BLOCK values, because one unusual question is not a new task. After WARM
+values, a block begins a new task if it deviates from the task's mean by more than Z standard errors,
 
     z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
 
-Mean and deviation are computed by Welford's method (1962). Rewards are tested on both sides. By chance, one
-block in forty exceeds Z = 2 on each side. Such a boundary costs at most one anchor.
+Mean and deviation are computed by Welford's method (1962). A reward can deviate upwards or downwards, a
+dissimilarity only upwards. By chance, one block in forty exceeds Z = 2 on each side. Such a false boundary
+costs at most one anchor.
 """
 
 import math
@@ -44,7 +45,8 @@ class Moments:
         return math.sqrt(self.square / (self.count - 1)) if self.count > 1 else 0.0
 
     def z(self, values: Sequence[float]) -> float:
-        """Return by how many standard errors new values exceed the stream's mean; 0 before WARM values."""
+        """Return by how many standard errors new values exceed the stream's mean; 0 if the stream has fewer
+        than WARM values."""
         if self.count < WARM:
             return 0.0
         off = (np.asarray(values) - self.mean) / max(self.deviation, _MIN_DEVIATION)

@@ -11,9 +11,9 @@ word's count, or a measure that applies only to questions with a certain first w
 chosen by the evidence p(y). So with ten ratings, no column is selected that could be chance, and with a
 hundred ratings, a favourite phrase is found. (MacKay 1992; Tipping & Faul 2003)
 
-A preference is a row of the regression, too: the difference of the two replies' columns, in which the
-intercept cancels, with y
-    = GAP stars. This is a Bradley-Terry model with a linear link instead of the logistic one.
+A preference is a row of the regression, too. Its columns are the differences of the two replies' columns, so
+the intercept cancels, and its y is GAP stars. For preferences, this is a Bradley-Terry model with a linear
+link instead of a logistic link.
 
 Replies differ most by their questions. One user wants "at most 80 words" for every question. Another user
 compares: this reply is long for this question. To see the second kind of wish, the model needs the measures
@@ -21,7 +21,8 @@ of other replies to the question, which the user did not see (unshown.py). The e
 is that the user compares. With this probability as a factor, the mean of the unshown replies' measures is
 subtracted from a reply's measures.
 
-The model is a function of the list of ratings. After an undo it is fitted to the ratings that remain.
+The fitted model depends only on the list of ratings in force. After an undo it is fitted to the ratings that
+remain.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ _STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0
 MAX_RATINGS = 1000  # the maximum number of ratings that are used
 GAP = 2.0  # y of a preference: the better reply leads by this many stars
-COMPARES = 2.0  # log-odds, before any rating, that a user compares replies to one question
+COMPARES = 2.0  # prior log-odds that a user compares a reply with other replies to its question
 ROOT_STEP = 0.5  # one more use of a word raises the root of its count by about 0.5; exactly 1, 0.4, 0.3 ..
 # For a user who presses only one thumb, "compares" is tested only if this many unrated replies have unshown
 # replies.
@@ -80,8 +81,8 @@ Given = RatedFeatures | PreferredFeatures
 
 
 def background_counts(given: Sequence[Given]) -> bool:
-    """Return True if unrated replies are evidence, too, because nearly all ratings are up or nearly all are
-    down."""
+    """Return True if unrated replies are evidence, too. This is so if nearly all ratings are up or nearly all
+    are down."""
     rated = [STARS[one.rating] - NEUTRAL for one in given if isinstance(one, RatedFeatures)]
     return missing_side(np.array(rated)) > 0
 
@@ -126,8 +127,8 @@ def _features(background: Sequence[RatedFeatures], share: float) -> list[ReplyFe
 class TokenWeights:
     """The weights of the columns that apply to all questions.
 
-    mean: [K], covariance: [K, K]: stars by which a reply's rating rises with each measure (as `measure_text`
-        gives it) and with one more of each word
+    mean: [K], covariance: [K, K]: the stars by which a rating rises if a measure (`measure_text`) rises by 1,
+        or if the reply has a word once more
     words: [K], the hashes of the words; -1 for the measures, which come before the words
     """
 

@@ -16,9 +16,8 @@ import numpy as np
 from .taste_columns import Column, Scale
 from .taste_fit import Rows
 
-# The share of users with random ratings for whom nothing is found. At 0.95, most findings were wrong after
-# ten ratings, because with few ratings a real taste shows less often than chance makes a wrong
-# finding.
+# The share of users with random ratings for whom nothing is found. At 0.95, most findings after ten ratings
+# were wrong, because so few ratings show a real taste for fewer users than chance shows a false taste.
 LEVEL = 0.99
 _DEALS = 1000  # the number of shuffles; 10 of them are beyond the level
 _FAMILIES = 2  # measures, and other columns (words, kinds of questions); each has half of 1 - LEVEL

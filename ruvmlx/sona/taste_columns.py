@@ -82,7 +82,7 @@ def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates: their columns, their values [R, C] for the rated replies, and their cost [C]: the
+    """The candidate columns, their values [R, C] for the rated replies, and their costs [C]. The cost is the
     log-evidence that a column must bring to be selected."""
 
     columns: list[Column]

@@ -5,7 +5,7 @@
     P = diag(1 / a) + X^T X / s        precision of w given y; X^T X, X^T y, y^T y are weighted sums
     log p(y) = -1/2 [n log(2 pi s) + sum log a + log |P| + (y^T y - b^T P^-1 b / s) / s],   b = X^T y
 
-Only sums over ratings appear, so the cost of a step does not grow with the number of ratings.
+The formulas need only sums over ratings, so the time of a step does not grow with the number of ratings.
 
 Few measures matter to one user. So the weights of measures get another prior, a spike and a slab,
 
@@ -106,8 +106,7 @@ class Posterior:
     @classmethod
     def sparse(cls, sums: Sums, prior: np.ndarray, chance: np.ndarray, noise: float) -> "Posterior":
         """Return the Gaussian posterior that expectation propagation finds. prior: [d], the prior variances.
-        chance: [d], the prior probability that a weight matters; NaN for a weight with the plain prior N(0,
-        prior).
+        chance: [d], the prior probability that a weight matters; NaN if the weight's prior is N(0, prior).
         """
         few = np.flatnonzero(~np.isnan(chance))
         gram, moment, chance = sums.gram / noise, sums.moment / noise, chance[few]

@@ -44,7 +44,7 @@ class Rows:
     """The ratings and pairs to fit.
 
     replies: for each of R rows, the rated reply, or the better reply of a pair
-    y: [R], stars above neutral; in a pair, the difference in stars, reply minus worse
+    y: [R], the stars above neutral; for a pair, the better reply's stars minus the worse reply's
     weight: [R], the weight of each row; 1 is one rating
     worse: [R], the worse reply of a pair; None for a rating
     coarse: the variance inside one rating, which is the minimum of the noise
@@ -107,8 +107,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class TasteFit:
-    """The result of a fit. rows: the data. turned: the number of ratings before the newest turn of the taste,
-    which the model no longer uses; 0 if there was no turn."""
+    """The result of a fit. rows: the data of the fit. turned: the number of ratings before the newest turn of
+    the taste, which the model no longer uses; 0 if there was no turn."""
 
     columns: tuple[Column, ...]
     variances: Variances
@@ -274,7 +274,7 @@ class Scan:
 
     def best(self, now: Posterior) -> tuple[int | None, float]:
         """Return the candidate that raises the evidence most above its cost, with its best variance; None if
-        no candidate does."""
+        no candidate exceeds its cost."""
         s, zx = now.noise, self._zx
         q = (self._zy - zx @ now.mean) / s
         r = np.maximum((self._zz - np.einsum("cd,cd->c", zx @ now.covariance, zx) / s) / s, 1e-9)

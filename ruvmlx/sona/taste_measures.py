@@ -49,8 +49,8 @@ class ReplyText:
         return [count for count in counts if count] or [0]
 
     def share(self, count: float) -> float:
-        """Return the square root of a count per 100 words. Its sampling error is about the same for rare and
-        common things. Ten words are added, so that a reply of few words is near the average."""
+        """Return the square root of a count per 100 words. The sampling error of the root is about the same
+        for rare and common things. Ten words are added, so that a reply of few words is near the average."""
         return math.sqrt(100 * count / (len(self.words) + 10))
 
     def share_of(self, wanted: frozenset[str]) -> float:

@@ -40,8 +40,8 @@ DOUBTED = 0.5  # an effect below this many standard deviations gives no push
 # rating.
 LAG = 8
 
-# Each token is put between these two parts. The text is about as long as a usual reply, and has about the
-# usual rate of what the measures count.
+# To measure a token's effect, the token is put between these two parts. The text is about as long as a usual
+# reply, and has about the usual values of the measures.
 _BEFORE = (
     "A good garden starts with the soil. Water it early in the day, and feed it every spring with compost, "
     "because healthy roots need both. Most vegetables like sunlight, but lettuce and spinach also grow well "

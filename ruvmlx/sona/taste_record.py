@@ -62,7 +62,7 @@ class TasteRecord:
 
 
 def predicted_before(rated: Sequence[tuple[str, RatedFeatures]]) -> TasteRecord:
-    """Predict each rating from the earlier ones. rated: (reply id, rating), oldest first, each reply once.
+    """Predict each rating from the earlier ratings. rated: (reply id, rating), oldest first, each reply once.
 
     A rating is never part of the model that predicts it. Replies without a rating are left out, because the
     time when they were seen is unknown.

@@ -19,8 +19,8 @@ POINTS = 1.0  # a guess must be at least this many standard deviations from zero
 
 @dataclass(frozen=True)
 class Liking:
-    """A liking of the user. stars: the effect of a usual difference between two replies. sure: the number of
-    standard deviations from zero."""
+    """A liking of the user. stars: the effect of a usual difference between two replies. sure: the effect
+    divided by its standard deviation."""
 
     words: str
     stars: float

@@ -85,7 +85,7 @@ class UserTaste:
         return self._current()[2]
 
     def record(self) -> TasteRecord:
-        """Return each rating beside its prediction from earlier ratings. This fits the model many times, so
+        """Return each rating with its prediction from earlier ratings. This fits the model many times, so
         hundreds of ratings take seconds."""
         return predicted_before([(reply_id, one) for reply_id, _, one in self._rated_features()])
 
@@ -93,7 +93,7 @@ class UserTaste:
         version = self._history.version()
         if self._fitted is None or self._fitted[0] != version:
             model = self._fit()
-            # The texts are needed only to give words their names back.
+            # The texts are needed only to find words by their hashes.
             texts = self._texts() if model.has_words else []
             status = TasteStatus(model.ratings, model.turned, tuple(model.preferences(texts)))
             self._fitted = version, model, status
@@ -180,7 +180,7 @@ def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeature
 
 
 def _compute_features(row: ReplyWords) -> ReplyFeatures | None:
-    """Return the features of a reply that has none in today's format; None if the reply's text was deleted or
-    if ruvmlx must not learn from the reply."""
+    """Compute and return the features of a reply that has no features in the current format; None if the
+    reply's text was deleted or if ruvmlx must not learn from the reply."""
     missing = row.text and row.features != b""
     return reply_features(row.prompt, row.text, row.finish_reason) if missing else None

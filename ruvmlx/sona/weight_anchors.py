@@ -12,7 +12,7 @@ from ..pausing import Pause
 
 
 class Importance(Protocol):
-    """The importance of each weight for a task: a measure of how much the task depends on the weight."""
+    """The importance of each weight for a task: how much the task depends on the weight."""
 
     examples: int  # the number of replies that were added
 
@@ -51,7 +51,7 @@ class WeightAnchors(Protocol):
     ) -> bool:
         """Store a run of the deep loop and, unless `importance` is None, its anchor in one transaction.
 
-        Returns False, and writes nothing, if the base in use is not the measured one (`base`).
+        Returns False, and writes nothing, if the base in use is no longer `base`, which was measured.
         """
 
     def penalty(

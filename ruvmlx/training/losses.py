@@ -69,7 +69,7 @@ def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
 def divergence(
     head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
 ) -> Value:
-    """Return the mean KL(frozen || p). With `head` and `frozen` given, this is a Measure.
+    """Return the mean KL(frozen || p). If `head` and `frozen` are bound, this function is a Measure.
 
     frozen: [N, D], the hidden states of the untouched model
     logits: [n, V], the logits of the positions `rows`

@@ -267,7 +267,7 @@ class Trainer:
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
-        """Return the layers' factors by name ("3.q_proj.a"). lora_b includes the scale."""
+        """Return the layers' factors by name ("3.q_proj.a"). Here lora_b is multiplied by the scale."""
         out = {}
         for (module, layer), (a, b) in base.pairs.items():
             if module != "lm_head":

@@ -5,9 +5,10 @@ Each arm has a Bayesian linear regression of the reward on its features phi, wit
 
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 
-The arm with the best draw from its posterior is chosen. The updates are exact and of rank one. P is stored,
-not its inverse, so rounding errors do not grow. To take back a rating, the arm is fitted again to the other
-ratings. The result is bit for bit the same as if the user had never given the rating.
+For each arm, a reward is drawn from the posterior, and the arm with the largest reward is chosen. The updates
+are exact and of rank one. P is stored, not its inverse, so rounding errors do not grow. To take back a
+rating, the arm is fitted again to the other ratings. The result is bit for bit the same as if the user had
+never given the rating.
 """
 
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Regression:
         return self.total / self.count if self.count else None
 
     def expects(self, phi: np.ndarray) -> tuple[float, float]:
-        """Return the posterior mean and standard deviation of the reward at a state."""
+        """Return the posterior mean and standard deviation of the reward. phi: the features of the state."""
         solved = np.linalg.solve(self.precision, np.stack([self.moment, phi], axis=1))
         return float(phi @ solved[:, 0]), float(np.sqrt(max(0.0, float(phi @ solved[:, 1]))))
 

@@ -136,7 +136,7 @@ class Anchor:
 
 
 class EWC:
-    """The anchors of one adapter: implements sona/weight_anchors.py."""
+    """The anchors of one adapter. This class implements sona/weight_anchors.py."""
 
     limit = TASKS
 
@@ -174,7 +174,7 @@ class EWC:
     ) -> bool:
         """Store a run of the deep loop and, unless `importance` is None, its anchor in one transaction.
 
-        Returns False, and writes nothing, if the base in use is not the measured one (`base`).
+        Returns False, and writes nothing, if the base in use is no longer `base`, which was measured.
         """
         data = importance.to_bytes() if importance is not None else None
         return self._history.deep.end_run(version, base, data, report, pruned, TASKS, merge_estimates)

@@ -1,8 +1,8 @@
 """FastGRNN is a small recurrent cell (Kusupati et al. 2018, NeurIPS), which reads the turns of a
 conversation.
 
-    s = x W + h U                              W and U serve both gate and candidate
-    z = sigmoid(s + [x, h] G + b_z)            gate; G, a low-rank update of it, is not in the paper
+    s = x W + h U                              the gate and the candidate both use s
+    z = sigmoid(s + [x, h] G + b_z)            gate; the low-rank update G is not in the paper
     k = tanh(s + b_h)                          candidate
     h <- (zeta (1 - z) + nu) * k + z * h       zeta = sigmoid(zeta0), nu = sigmoid(nu0)
 

@@ -79,7 +79,7 @@ class LayerAdapter:
     # -- before a rating -----------------------------------------------------------------------------
 
     def prepare(self, state: LearnerState) -> None:
-        """Fill the caches, so that the next rating need not wait."""
+        """Compute the cached values now, so that the next rating need not wait for them."""
         layer_lora = state.layer_lora
         if layer_lora is not None and self.targets.places and self._unasked[0] is not layer_lora:
             self._unasked = layer_lora, layer_update.residual_b(layer_lora, self.targets)
@@ -99,7 +99,7 @@ class LayerAdapter:
     ) -> bool:
         """Add the layer gradient to the trace if the trace has none. Return True if a gradient was added.
 
-        drawn: the layer LoRA that was in force when the trace was taken
+        drawn: the layer LoRA that was in use when the trace was recorded
         """
         added = False
         if self.targets.places:
@@ -113,15 +113,15 @@ class LayerAdapter:
         return added
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
-        """Return how much the reply's mean log-probability has changed since its trace was taken (first
-        order, nats)."""
+        """Return how much the reply's mean log-probability has changed since its trace was recorded (a
+        first-order estimate, nats)."""
         if trace.layer_gradient is None:
             return 0.0
         layers = self.extend_layers(state) if self.targets.places else state.layer_lora
         return mean_logprob_change(trace.layer_gradient, layers) - trace.carried
 
     def extend_layers(self, state: LearnerState, pause: Pause | None = None) -> LayerLoRA:
-        """Return the state's layer LoRA, with the target places that no rating has changed yet."""
+        """Return the state's layer LoRA, extended by the target places that no rating has changed yet."""
         layers = state.layer_lora
         missing = [p for p in self.targets.places if layers is None or p not in layers.places]
         if not missing:
@@ -179,14 +179,14 @@ class LayerAdapter:
         return known, layer_update.estimated_kl(known) / limit.kl
 
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
-        """Return the estimated KL that this layer LoRA adds to the last measured one (nats per token)."""
+        """Return the estimated KL that this layer LoRA adds to the last measured KL (nats per token)."""
         measured = self.measured.layer_lora if self.measured else None
         return layer_update.estimated_kl(layer_lora) - layer_update.estimated_kl(measured)
 
 
 def mean_logprob_change(gradient: LayerGradient, layer_lora: LayerLoRA | None) -> float:
-    """Return how much the layer LoRA changes the reply's mean log-probability per token (first order,
-    nats)."""
+    """Return the first-order change of the reply's mean log-probability by the layer LoRA (nats per
+    token)."""
     if layer_lora is None or gradient.frame != layer_lora.frame:
         return 0.0
     return float(np.dot(gradient.values, layer_lora.lora_b)) / gradient.tokens

@@ -9,7 +9,7 @@ For reply i of n_i tokens with weight w_i and gradient g_i of its log-probabilit
 
 F is the Fisher information per token of the untouched model's answers, so G / F is a natural gradient.
 Earlier ratings fade as they do in the head (instant.py). J is James and Stein's factor for each matrix,
-max(0, 1 - NOISE sum S / sum G^2): changes that only one reply asks for are mostly its topic.
+max(0, 1 - NOISE sum S / sum G^2): a change that only one reply needs is mostly the topic of this reply.
 
 The KL is capped twice. At the rating, the KL is estimated as curvature * 1/2 sum F lora_b^2. `gain` keeps
 this estimate within the layer LoRA's share of the KL cap, and the rise of the estimate within the share of
@@ -68,7 +68,7 @@ def update(
     finite.
 
     kept: the factor of the older evidence
-    unasked_b: `residual_b` of the layer LoRA, if the caller knows it
+    unasked_b: the result of `residual_b` for the layer LoRA, if the caller has it
     """
     if weight == 0:
         return layer_lora

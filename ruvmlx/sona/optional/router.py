@@ -1,16 +1,17 @@
 """The router chooses how each reply is generated. It learns from the ratings and latencies of earlier
 replies.
 
-An arm is a way to generate a reply: with the learned adapter or with the original model, and with or without
-    liked replies as examples in the prompt (if the user allows examples). A FastGRNN (fastgrnn.py) reads the
-    newest turns of the conversation. One Bayesian regression per arm predicts the reward (bandit.py). The arm
-    with the best draw is chosen.
+There are up to four ways to generate a reply, which are called arms. An arm uses the learned adapter or the
+original model, with or without liked replies as examples in the prompt (if the user allows examples). A
+FastGRNN (fastgrnn.py) reads the newest turns of the conversation. One Bayesian regression per arm predicts
+the reward and its uncertainty (bandit.py). A reward is drawn for each arm, and the arm with the largest
+reward is chosen.
 
     reward = quality * max(0, 2 - latency_ratio)        (signal.py)
 
-The state is a pure function of the ratings in force and the trained cell. So the state is bit for bit the
-same after an undo, a restart or another process's rating. Only the newest WINDOW ratings are used, because
-the adapter, which is part of an arm, keeps changing. The precision of the KV cache is not an arm:
+The state depends only on the ratings in force and on the trained cell. So the state is bit for bit the same
+after an undo, a restart or another process's rating. Only the newest WINDOW ratings are used, because the
+adapter, which is part of an arm, keeps changing. The precision of the KV cache is not an arm, because
 measurements choose it (kv_tuning/tier_choice.py).
 """
 
@@ -162,7 +163,7 @@ class Router:
         self._known = known
 
     def _rated_choices(self) -> list[RatedRoute]:
-        """Return the newest rated choices in today's format."""
+        """Return the newest rated choices that are stored in the current format."""
         return [
             row
             for row in self._store.routes.rated_routes(*self._mine, WINDOW)

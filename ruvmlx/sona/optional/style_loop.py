@@ -45,7 +45,7 @@ TRIES = 4  # the maximum number of measurements in the search for s
 MIN_SHRINK = 0.05  # the factor of s after a measurement that shows a broken model
 CLOSE_ENOUGH = 0.8  # the search for s ends at this share of the allowed s
 STEPS = (1.0, 0.7, 0.5)  # if replies have more faults, the next smaller share of s is tried
-CURVATURE = 1.0  # first guess of the measured KL divided by the KL that the basis predicts
+CURVATURE = 1.0  # the initial estimate of (measured KL) / (KL that the basis predicts)
 SAVE_EVERY = 60.0  # seconds
 NAME = "style"  # the name of this loop in reports
 
