@@ -126,10 +126,10 @@ class Choices:
         others = [row for row in here if row.id != mine.id]
         if mine not in here or not others:
             return None
-        other = others[-1]  # a reply that was continued begins like the longer one
+        other = others[-1]  # a continued reply and its longer version begin with the same text
         same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
         # Only /compare writes one of the replies with the untouched model. If the user leaves such a pair
-        # without a choice, this says nothing.
+        # without a choice, this says nothing about the user's taste.
         compared = self._is_untouched(mine) != self._is_untouched(other)
         return None if same or compared or (mine.rating and other.rating) else other.reply_id
 

@@ -45,7 +45,7 @@ class Conversations:
         self._model = writer.engine.model
         self._implicit = ImplicitFeedback(learning, implicit)
         self.summaries = Summaries(store, writer.engine, writer.window, self.turns)
-        self._room: tuple[object, ChatRoom] | None = None  # the room of the chat that was asked for last
+        self._room: tuple[object, ChatRoom] | None = None  # the result of the last call of `room`
 
     def new_chat(self, system: str | None = None) -> str:
         return self._store.chats.new(self._model.name, system or None)

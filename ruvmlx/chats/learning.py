@@ -197,7 +197,7 @@ class Learning:
         )
 
     def state(self, recent: int = 8) -> LearningState:
-        """The state of the adapter in use, with its newest ratings."""
+        """Return the state of the adapter in use, with its newest ratings."""
         learner = self.require_learner()
         history = learner.history
         rated = [
@@ -262,7 +262,8 @@ class Learning:
         cancel: threading.Event | None = None,
         settings: "Training | None" = None,
     ) -> dict[str, Any]:
-        """Train a base LoRA on the ratings. Use it if it passes the promotion test. Returns a report.
+        """Train a base LoRA on the ratings, and use the base LoRA if it passes the promotion test. Returns a
+        report.
 
         progress: a function of (steps done, steps, loss). The work checks `cancel` every few tens of
             milliseconds. A stopped run continues at the next call, also in another process.

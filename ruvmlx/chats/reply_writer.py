@@ -56,8 +56,8 @@ class ReplyWriter:
         return self.archive.last_reply_id
 
     def sampling(self, **given: Any) -> Sampling:
-        """Return the sampling values. The given values come first, then the settings, the model's values and
-        the defaults. None means that a value is not given."""
+        """Return the sampling values. Given values override the settings, the settings override the model's
+        values, and these override the defaults. None means that a value is not given."""
         own = {k: v for k, v in self._model.default_sampling.items() if k in Sampling.__dataclass_fields__}
         if "top_k" in own:
             own["top_k"] = int(own["top_k"])
@@ -77,8 +77,9 @@ class ReplyWriter:
         return self._chunks_or_failure(request, chunks)
 
     def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
-        """Queue a request. Each call of `scheduler.step` continues it, and the sink gets its chunks. Its
-        reply is committed as by `generate`. Raises UsageError at once if the request is empty or too long."""
+        """Queue a request. Each call of `scheduler.step` continues the request, and the sink gets the chunks.
+        The reply is committed as `generate` does. Raises UsageError at once if the request is empty or too
+        long."""
         request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
             count = self._count(request, self._learning.of(request.adapter_id))

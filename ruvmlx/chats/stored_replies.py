@@ -31,7 +31,7 @@ Traced = Mapping[str, Trace | None]  # reply id -> trace of the reply
 
 
 class ReplyArchive:
-    """Writes the replies of one runtime into the store."""
+    """An archive writes the replies of one runtime into the store."""
 
     def __init__(self, store: Store, model: Model, tiers: TierReview):
         self.store, self._model, self._tiers = store, model, tiers
@@ -102,7 +102,8 @@ class ReplyArchive:
 
     def note_failure(self, request: GenerationRequest, error: BaseException) -> None:
         """Record in the witness log that a request got no reply. Only the error's class is recorded, because
-        the error's text can quote words. A store that cannot be written does not hide the error itself."""
+        the error's text can quote words. If the store cannot be written, the caller still gets the original
+        error."""
         prompt = request.input_ids or request.encoded
         refused = error.tokens if isinstance(error, PromptTooLong) else None
         facts = {
@@ -208,7 +209,7 @@ class StoredReplies:
 
     def _commit_all(self, best: GenerationResponse) -> None:
         """Commit the replies to one question. The best reply comes last: it is shown, and ratings of "last"
-        mean it."""
+        mean this reply."""
         for run, response in zip(self._replies.others, best.others, strict=True):
             self._commit(run, response, beside=best.request_id)
         # In a batch, the time for a token does not depend on this reply alone.

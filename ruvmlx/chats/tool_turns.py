@@ -5,7 +5,8 @@ If a reply calls tools, its message has the text without the calls. The `calls` 
 
     [{"id": "a1B2c3D4e", "name": "forecast", "arguments": {"city": "Rome"}}]
 
-The result of a call is a message with the role "tool". Its `calls` hold this one call.
+The result of a call is a message with the role "tool". The `calls` of this message hold the one call that the
+result answers.
 """
 
 import hashlib
@@ -122,7 +123,7 @@ def _as_json(arguments: object) -> str:
 def readable_result(text: str, context: int, count_tokens: Callable[[str], int]) -> str:
     """Return the result. If the result would take too much of the context, return one line of explanation."""
     room = context // RESULT_SHARE
-    is_huge = len(text) > MOST_CHARACTERS * room  # the count of its tokens would take seconds
+    is_huge = len(text) > MOST_CHARACTERS * room  # the count of the tokens of such a text would take seconds
     if not is_huge and count_tokens(text) <= room:
         return text
     return f"(The result is too long: {len(text):,} characters. At most {room:,} tokens are read.)"

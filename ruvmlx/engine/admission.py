@@ -38,8 +38,8 @@ class Grant:
 
 
 class Admission:
-    """Admission computes the bytes that caches will need. If the backend has no pages or no budget, it admits
-    every request."""
+    """Admission computes the bytes that caches will need. Every request is admitted if the backend has no
+    pages or no budget."""
 
     def __init__(self, engine: EngineParts):
         self._engine = engine

@@ -12,7 +12,7 @@ def without_agent_headers(system: str) -> str:
 
     One value in these headers changes with every request. The header tells the model nothing, but no token
     after it would be found in the KV cache. Only the header's own `name=value;` pairs are removed. Text after
-    them on the same line stays, and so does a header anywhere else.
+    these pairs on the same line stays. A header at another place stays too.
     """
     while found := _HEADER.match(system):
         system = system[found.end() :]

@@ -33,7 +33,8 @@ Score = Callable[[Sequence[Run]], np.ndarray]  # a judge: n runs, finished or no
 
 
 def requests_for(request: GenerationRequest, count: int) -> list[GenerationRequest]:
-    """Return one request for each reply. The first is `request`; the others have their own ids and seeds."""
+    """Return one request for each reply. The first one is `request`; all others have their own ids and
+    seeds."""
     others = [
         replace(
             request,
@@ -119,8 +120,8 @@ class BestOf:
         return Chunk(text, len(self.leader.ids), read, read, replies=replies, logprobs=logprobs)
 
     def _drop(self) -> None:
-        """Drop the replies that are clearly worse than the best one. MARGIN allows for the part that is not
-        yet written."""
+        """Drop the replies that are clearly worse than the best one. MARGIN leaves room for the unwritten
+        part of each reply."""
         stars = self._choose()
         behind = stars < stars.max() - MARGIN
         for run, is_behind in zip(self.runs, behind, strict=True):

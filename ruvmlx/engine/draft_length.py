@@ -10,7 +10,7 @@ pay.
 from dataclasses import dataclass
 from typing import Protocol
 
-MARGIN = 1.05  # a check must promise this many times the tokens per second of plain steps
+MARGIN = 1.05  # a check must promise at least this factor times the tokens per second of plain steps
 SLOPE = 0.35  # before the first measurement: the added cost of each drafted token, as a part of a step
 SMALLEST_SLOPE = 0.02
 WEIGHT = 0.1  # the weight of a new measurement in the average cost

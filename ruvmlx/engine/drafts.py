@@ -1,10 +1,11 @@
 """This module decodes a reply faster if its next tokens can be guessed. The reply stays the same.
 
 `DraftedSteps` guesses the next tokens from the chat (a draft). The backend computes the decode steps after
-all guessed tokens in one call. If the reply continues with a guessed token, its step is used. The other steps
-are dropped. The steps are bit-identical to single steps, and the sampler draws each token as it does without
-a draft. So greedy replies, sampled replies, penalties, constraints and traces do not change. (Leviathan et
-al. 2023, "Fast Inference from Transformers via Speculative Decoding", make drafts with a small model.)
+all guessed tokens in one call. If the reply continues with a guessed token, the step after this token is
+used. The other steps are dropped. The steps are bit-identical to single steps, and the sampler draws each
+token as it does without a draft. So greedy replies, sampled replies, penalties, constraints and traces do not
+change. (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", make drafts with
+a small model.)
 """
 
 from collections import deque

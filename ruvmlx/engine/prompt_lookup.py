@@ -1,20 +1,21 @@
-"""This module guesses the next tokens of a reply. If the newest tokens occurred in the chat before, it
-guesses that the reply continues as the chat did there (Saxena 2023, "Prompt Lookup Decoding"). Edited code
-and quoted text repeat their source for long stretches.
+"""This module guesses the next tokens of a reply. If the newest tokens occurred in the chat before, the guess
+is that the reply continues as the chat continued at the earlier place (Saxena 2023, "Prompt Lookup
+Decoding"). Edited code and quoted text repeat their source for long stretches.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 GRAM = 2  # tokens: the shortest match
-LONGEST_MATCH = 32  # tokens: the maximum length of a match; a longer match says no more
+LONGEST_MATCH = 32  # tokens: the maximum length of a match; a longer match gives no better guess
 
 
 class Draft(NamedTuple):
     """Guessed tokens.
 
     tokens: the guessed next tokens, in order
-    match: the number of newest tokens that equal the tokens before these, from GRAM to LONGEST_MATCH
+    match: the number of newest tokens that equal the tokens before the source of the guess, from GRAM to
+        LONGEST_MATCH
     """
 
     tokens: list[int]

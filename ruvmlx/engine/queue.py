@@ -17,7 +17,7 @@ OVERTAKEN = 8
 
 
 class Sink(Protocol):
-    """A sink receives the reply to one request. The scheduler calls it in the engine's thread."""
+    """A sink receives the reply to one request. The scheduler calls the sink in the engine's thread."""
 
     def take(self, chunk: Chunk) -> None:
         """Receive the next chunk. The last chunk has the response."""
@@ -89,7 +89,7 @@ class Ticket:
 
 
 def reader_of(ticket: Ticket, going: Sequence[Ticket]) -> Ticket:
-    """Return the request that already reads the same prompt. If there is none, return `ticket`. A prompt is
+    """Return the request that already reads the same prompt. If no request does, return `ticket`. A prompt is
     read once, because `Admission.total` counts its pages once."""
     same = (t for t in going if t.reader and t.grant.prompt == ticket.grant.prompt is not None)
     return next(same, ticket)

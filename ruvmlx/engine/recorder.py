@@ -17,6 +17,6 @@ class Recorder(Protocol):
 @runtime_checkable
 class WorkRecorder(Protocol):
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """Return the kernel call that does the work of Recorder.add. The caller runs it together with the
-        calls of other recorders. The list has at most one call, because two calls for one recorder must not
-        run at the same time."""
+        """Return the kernel call that does the work of Recorder.add. The caller runs this call together with
+        the calls of other recorders. The list has at most one call, because two calls for one recorder must
+        not run at the same time."""

@@ -14,8 +14,9 @@ BEFORE = 2  # a gram is repeated if it occurred at least this number of times be
 # the number of newest tokens that are checked; more than a row of JSON, which has little own text
 WINDOW = 128
 SHARE = 0.92  # the minimum share of these tokens that end a repeated gram; one new token makes GRAM grams new
-# These limits apply to a reply that reached its token limit. At least PROSE_SHARE of its last PROSE_WINDOW
-# tokens must end a repeated gram. At least PROSE_LETTERS of its characters must be letters or spaces.
+# These limits apply to a reply that reached its token limit. At least PROSE_SHARE of the reply's last
+# PROSE_WINDOW tokens must end a repeated gram. At least PROSE_LETTERS of the reply's characters must be
+# letters or spaces.
 PROSE_WINDOW, PROSE_SHARE, PROSE_LETTERS = 192, 0.75, 0.9
 
 

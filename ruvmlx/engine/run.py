@@ -32,8 +32,8 @@ from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
 # The engine reads a prompt in pieces. A request can be cancelled between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
-# The smallest piece while other runs decode. Kernels sum the attention of 8 or fewer tokens in another order,
-# so smaller pieces would change the last bits.
+# LEAST_PART is the smallest piece of a prompt while other runs decode. Kernels sum the attention of 8 or
+# fewer tokens in another order, so smaller pieces would change the last bits.
 LEAST_PART = 16  # tokens
 
 
@@ -239,7 +239,7 @@ class Run:
             return
         if isinstance(source, StepSource):
             other = not steps and self._can_stream
-            # If this is false, the next token must be drawn from the last step of this source.
+            # If `possible` is false, the next token must be drawn from the last step of this source.
             possible = source.waits or self.unread
         else:
             other, possible = steps, bool(self.drawn or self.unread)

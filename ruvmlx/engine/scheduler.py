@@ -38,7 +38,7 @@ DELAY = 0.1  # seconds: the longest time that a piece of a prompt delays the nex
 SHARE = 0.5  # the planned time of a piece as a part of DELAY; less than 1, because the pace varies
 ALONE = 0.15  # seconds: the planned time of a piece while no reply runs
 FIRST = 32  # the number of tokens of a piece while the pace is unknown
-PART = 16  # tokens: each piece is a multiple of this
+PART = 16  # each piece has a multiple of this number of tokens
 
 
 class Scheduler:
@@ -146,7 +146,7 @@ class Scheduler:
         self._installed = []
 
     def fail_all(self, error: BaseException) -> None:
-        """End every request with this error. The caches stay as they are."""
+        """End every request with this error. The caches do not change."""
         for ticket in [*self._active, *self._waiting]:
             self._leave(ticket)
             ticket.sink.fail(error)

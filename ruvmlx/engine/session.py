@@ -30,7 +30,7 @@ class Session:
 
     def fork(self) -> "Session":
         """Return a second session with the same tokens. The backend decides how much of the cache the two
-        share."""
+        sessions share."""
         other = replace(self, cache=self.cache.fork(), branching=False)
         other.tokens, other.chain = list(self.tokens), list(self.chain)
         return other

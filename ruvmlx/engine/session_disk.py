@@ -68,7 +68,7 @@ class SessionsOnDisk:
         return {id(session.cache)} if session else set()
 
     def stop_early(self) -> bool:
-        """Release the sequence that is being written early. Returns False if there is none."""
+        """Release the sequence that is being written early. Returns False if no sequence is being written."""
         held = bool(self.early_caches())
         self.wait()
         return held

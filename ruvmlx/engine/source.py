@@ -24,12 +24,13 @@ class Source(Protocol):
 
     @property
     def prefilled_at(self) -> float:
-        """Return time.perf_counter() at the end of prefill. Valid after the first token was read."""
+        """Return time.perf_counter() at the end of prefill. The value is valid after the first token was
+        read."""
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None: ...
 
     def resume(self, token: int) -> None:
-        """Continue after `token`, which another source of the same run has drawn. Call this instead of
+        """Continue after `token`, which another source of the same run has drawn. Call `resume` instead of
         `prefill`."""
 
     def read(self) -> int: ...

@@ -306,7 +306,7 @@ def forced_calls(
 
 def _calls(dialect: Dialect, mark: Any, most: int) -> str:
     more, begin = f"{{0,{most - 1}}}", mark(dialect.begin)
-    if dialect is LLAMA:  # the templates take one call at a time
+    if dialect is LLAMA:  # Llama's templates accept one call at a time
         return "calls: call"
     if dialect.named:
         return f"calls: call call{more}" if most > 1 else "calls: call"

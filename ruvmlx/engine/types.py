@@ -29,7 +29,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request waits for memory before it ends with MemoryBusy.
+    """The limits of a request's wait for memory. At a limit, the request ends with MemoryBusy.
 
     seconds: the maximum wait; None: no limit
     behind: the maximum number of requests that wait before this one; None: no limit
@@ -62,13 +62,16 @@ class GenerationRequest:
     # True: the text contains the marks of tool calls even if these are special tokens
     shows_calls: bool = False
     asked: str = ""  # the user's message that the reply answers, if tool results follow that message
-    thinking: bool | None = None  # whether the model must think first; None: the template decides
+    thinking: bool | None = None  # True: the model must think first; None: the template decides
     logprobs: int = 0  # the number of most likely tokens to report with every token
-    template_values: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
+    # additional variables for the chat template
+    template_values: Mapping[str, Any] = field(default_factory=dict)
     opening: str = ""  # text with which the reply to `messages` begins; the response's text follows this text
-    # A reply that the engine continues. `input_ids` end with its tokens; the response starts with its text.
+    # A reply that the engine continues. `input_ids` end with the reply's tokens; the response starts with its
+    # text.
     begun: Begun | None = None
-    predicted: Sequence[int] = ()  # token ids that the caller expects in the reply; they only save time
+    # token ids that the caller expects in the reply; they change only the speed
+    predicted: Sequence[int] = ()
     untouched: bool = False  # True: answer without any adapter
     # The number of replies of which a judge picks one. "auto": auto_best_of.py; None: the setting.
     best_of: int | str | None = None
@@ -100,7 +103,7 @@ class GenerationResponse:
     text: str
     token_ids: list[int]
     prompt_tokens: int
-    cached_tokens: int  # the prompt tokens that the session's KV cache already had
+    cached_tokens: int  # the number of prompt tokens that the session's KV cache already had
     generation_tokens: int
     finish_reason: str  # "stop" | "length" | "cancelled"
     ttft_ms: float
@@ -109,8 +112,8 @@ class GenerationResponse:
     generation_tps: float
     cache_tokens: int  # tokens in the session's KV cache now
     kv: KVStats
-    drafted: int = 0  # guessed tokens that were checked (drafts.py)
-    accepted: int = 0  # the guessed tokens that the reply has
+    drafted: int = 0  # the number of guessed tokens that were checked (drafts.py)
+    accepted: int = 0  # the number of guessed tokens that are in the reply
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # the ids of the replies that were in the prompt as examples
     route: Any = None  # the router's choice, from the request

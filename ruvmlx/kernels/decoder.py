@@ -172,7 +172,7 @@ class DecoderWeights:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all weights. If the head is the embedding, it counts once."""
+        """Return the bytes of all weights. A head that is the same array as the embedding counts once."""
         held = [self.embedding, self.lm_head, self.norm]
         for layer in self.layers:
             held += [*layer.matrices.values(), *layer.biases.values(), layer.input_norm, layer.post_norm]
@@ -245,7 +245,7 @@ class Decoder:
         return _lib().rvm_decoder_page_bytes(self.handle, tier)
 
     def demote(self, page: int, tier: int, to: int, to_tier: int) -> None:
-        """Copy a full page to another address, in a lower tier. Any thread can call this at any time.
+        """Copy a full page to another address, in a lower tier. Any thread can call `demote` at any time.
 
         page, to: the addresses of the two pages
         """
@@ -264,8 +264,8 @@ class Decoder:
         head: bool = True,
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array | None]:
-        """Append tokens after `offset` earlier tokens. Their pages must exist and be hot. Returns hidden
-        [outputs, D] of the last tokens and, with `head`, logits [outputs, V].
+        """Append tokens after `offset` earlier tokens. The pages of the new tokens must exist and be hot.
+        Returns hidden [outputs, D] of the last tokens and, with `head`, logits [outputs, V].
 
         Raises Cancelled, or NotFinite when a logit is NaN or infinite. After an error the older tokens have
         not changed.

@@ -138,7 +138,7 @@ def trace_work(
     traced: Callable[[float, float], None],
 ) -> ReplyWork:
     """Return a trace_accumulate as a ReplyWork, to run with the calls of other replies. The function `traced`
-    then receives both logprobs. Shapes are not checked here."""
+    then receives both logprobs. This function does not check shapes."""
     dim, rank = lora_a.shape
     fields = ReplyStruct(what=TRACE, token=y, scale=s, dim=dim, vocab=logits.size, rank=rank)
     fields.hidden, fields.logits, fields.lora_a, fields.lora_b = _in(h), _in(logits), _in(lora_a), _in(lora_b)
@@ -169,9 +169,9 @@ def trace_accumulate_ref(
 def kl_to_frozen(
     p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None, impl: str | None = None
 ) -> tuple[float, float]:
-    """Return two means over M contexts, where new ~ p0 * exp(d) and d = s * u @ lora_b. The first is KL(new
-    || frozen) in nats. The second is log sum_v p0 exp(d); each log-probability gains its own d and loses this
-    number. The absolute error is about 1e-6 nats.
+    """Return two means over M contexts, where new ~ p0 * exp(d) and d = s * u @ lora_b. The first mean is
+    KL(new || frozen) in nats. The second mean is log sum_v p0 exp(d); each log-probability gains its own d
+    and loses this number. The absolute error is about 1e-6 nats.
 
     p0: [M, V], probabilities without this adapter
     u: [M, R] = hidden @ lora_a

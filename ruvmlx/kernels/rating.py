@@ -1,8 +1,8 @@
 """This module computes the weights that follow from ratings, and how far these weights move the model. Beside
 each kernel stands its twin (`..._ref`), a simple version for tests.
 
-One call runs several kernels of micro.py. After a reply no CPU cache holds their data or the interpreter's
-code, so separate calls from Python would take longer. Evidence is the sums over all ratings
+One call runs several kernels of micro.py. After a reply no CPU cache holds the kernels' data or the
+interpreter's code, so separate calls from Python would take longer. Evidence is the sums over all ratings
 (micro.evidence_add). Shapes: A tokens that ratings can move, k features of each token, R rank, M contexts, V
 columns. Twins compute in float64. The formulas are in neon/include/rvm.h, "A rating".
 

@@ -101,7 +101,7 @@ class PagedCache:
         self.ends = [0] * HOT  # by tier: the pages [first, ends[tier]) are in this tier or in a lower tier
         self._until = 0  # up to this offset `reserve` has nothing to do
         self._look = 0  # offset at which the next demotion starts
-        self._whole_at = 0  # while `offset` is below this, no page is demoted
+        self._whole_at = 0  # while `offset` is below this value, no page is demoted
         self._begun: dict[int, tuple[range, Lower]] = {}  # source tier -> a demotion that was started early
         pool.caches.add(self)
 
@@ -162,8 +162,8 @@ class PagedCache:
 
     def trim(self, n: int) -> bool:
         """Remove the newest n tokens. If the cut falls into a page of low precision, a few more tokens are
-        removed: read `offset` after the call. If the sliding window would become incomplete, change nothing
-        and return False."""
+        removed, so read `offset` after the call. If the sliding window would become incomplete, change
+        nothing and return False."""
         left = self.offset - n
         if n < 0 or left < 0:
             return False
@@ -287,7 +287,7 @@ class PagedCache:
 
     def _lower(self, tier: int, which: range) -> None:
         """Move pages of one tier to the next lower tier, a few at a time. If a demotion of exactly these
-        pages was started early, use its result."""
+        pages was started early, use the result of that demotion."""
         begun, result = self._begun.pop(tier, (None, None))
         if begun == which and result:
             self._take(which, result())
@@ -379,8 +379,8 @@ def _kept_pages(pages: Sequence[Page | None]) -> list[Page]:
 
 @contextmanager
 def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
-    """Reserve n more tokens in each cache. If the block ends without an exception, count the tokens. If it
-    raises an exception, release their pages."""
+    """Reserve n more tokens in each cache. If the block ends without an exception, count the tokens. If the
+    block raises an exception, release the pages of these tokens."""
     try:
         for cache in caches:
             cache.reserve(n)

@@ -242,7 +242,8 @@ class CacheFolder:
 
     def _make_room(self, more: int) -> None:
         """Remove the least recently used files until `more` bytes fit into the budget."""
-        # Strings instead of Path objects: pathlib interns each name, which adds megabytes for many files.
+        # The paths are strings, not Path objects, because pathlib interns each name, which adds megabytes for
+        # many files.
         paths = [f"{self.path}/{name}" for name in self._file_names((*_PAGE_SUFFIXES, older_file.SUFFIX))]
         ages = sorted((*page_file.age(path), path) for path in paths)
         held = more + sum(nbytes for _, nbytes, _ in ages)

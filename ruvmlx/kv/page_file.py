@@ -1,7 +1,7 @@
 """This module reads and writes one file of the stored KV caches. README.md has the layout.
 
-A file holds a page, a partly filled page, or a whole sequence of a cache without pages. Its header repeats
-its name, so a file under a wrong name is noticed. The file ends with a checksum of all other bytes.
+A file holds a page, a partly filled page, or a whole sequence of a cache without pages. The header repeats
+the page's name, so a file under a wrong name is noticed. The file ends with a checksum of all other bytes.
 """
 
 import json

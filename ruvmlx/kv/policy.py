@@ -16,8 +16,8 @@ MAX_LEVEL = len(_LEVELS) - 1
 class TierPolicy:
     """A policy holds the lengths of the tiers.
 
-    lengths: the ages (tokens) at which a page leaves the hot tier, the warm tier, and so on. Whole pages
-        move: with a length of 256 tokens the hot tier holds 256 to 319 tokens.
+    lengths: the ages (tokens) at which a page leaves the hot tier, the warm tier, and so on. Only whole pages
+        change their tier, so with a length of 256 tokens the hot tier holds 256 to 319 tokens.
     """
 
     name: str = "tiered"
@@ -56,8 +56,8 @@ class TierPolicy:
 
 
 def _next_change(offset: int, age: int) -> int:
-    """Return the next offset at which a page reaches this age. Page j reaches it at offset 64 (j + 1) + age -
-    1."""
+    """Return the next offset at which a page reaches this age. Page j reaches the age at offset 64 (j + 1) +
+    age - 1."""
     return (max(0, offset + 1 - age) // PAGE + 1) * PAGE + age - 1
 
 

@@ -47,15 +47,15 @@ class PageHolder(Protocol):
     policy: TierPolicy
 
     def refresh_page_numbers(self) -> None:
-        """Update the page table. The pool calls this after it has renumbered pages."""
+        """Update the page table. The pool calls this method after it has renumbered pages."""
 
 
 class PagePool:
     """A pool holds all pages of a backend, and the current policy for them.
 
     Near the budget, or when the machine runs out of memory, the policy tightens by one level. A page that has
-    lost precision does not get it back. The budget limits precision, not length: a sequence still grows when
-    every page is in the lowest tier. Admission (engine/admission.py) limits the length.
+    lost precision never regains the precision. The budget limits precision, not length: a sequence still
+    grows when every page is in the lowest tier. Admission (engine/admission.py) limits the length.
 
     budget: the maximum bytes of all pages; 0: no budget
     least: the minimum level, because a running sequence fits only at this level

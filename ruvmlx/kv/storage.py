@@ -24,8 +24,8 @@ class PageTable(Protocol):
         """Give the tokens that are not in pages yet to the table of a fork. other: the fork's table."""
 
     def flush(self) -> None:
-        """Write appended tokens into their pages. The cache calls this before pages are dumped or written in
-        another way."""
+        """Write appended tokens into their pages. The cache calls `flush` before pages are dumped or written
+        in another way."""
 
     @property
     def nbytes(self) -> int: ...
@@ -33,7 +33,7 @@ class PageTable(Protocol):
 
 class Storage(Protocol):
     layout: str  # the name of the byte order of `dump`
-    background: bool  # True if demotions run in parallel to decoding; then they start early
+    background: bool  # True if demotions run in parallel to decoding, so that they start early
 
     limit: int  # the maximum bytes of all pages, including unused ones; 0: no limit
 
@@ -45,7 +45,7 @@ class Storage(Protocol):
         `compact` returns."""
 
     def prepare(self, tier: int, n: int) -> None:
-        """Prepare for n new pages of a tier. The cache calls this before the pages are made."""
+        """Prepare for n new pages of a tier. The cache calls `prepare` before the pages are made."""
 
     def make(self, tier: int) -> int:
         """Make a page and return its number. The page's contents are undefined."""
@@ -61,10 +61,11 @@ class Storage(Protocol):
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
         """Start to convert full pages of `tier` to the next lower tier. Returns a function to call once: it
-        waits and returns the numbers of the new pages. The old pages must not change before it returns."""
+        waits and returns the numbers of the new pages. The old pages must not change before this function
+        returns."""
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """Return the bytes of a page. The caller must use them before the page changes."""
+        """Return the bytes of a page. The caller must use the bytes before the page changes."""
 
     def load(self, data: bytes, tier: int) -> int:
         """Return the number of a new page made from the bytes of `dump`."""

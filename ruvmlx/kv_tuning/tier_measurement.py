@@ -148,7 +148,8 @@ class KVStatus:
 
 
 class TierHistory:
-    """The stored measurements and choice of KV policies of a model on a backend; needs no weights."""
+    """TierHistory reads the stored measurements and the choice of KV policies, for one model on one backend.
+    No model weights are needed."""
 
     def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
         """asked: the policy that the user chose; it overrides the measurements."""
@@ -233,8 +234,8 @@ def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, 
 
 
 class KVLoop:
-    """A KV loop records the states of caches, measures policies and chooses one. Use it only in the backend's
-    thread."""
+    """A KV loop records the states of caches, measures policies and chooses one. Use a KV loop only in the
+    backend's thread."""
 
     def __init__(
         self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
@@ -323,7 +324,7 @@ class KVLoop:
             check_memory()
             return reading.cost(policy, check_memory)
         finally:
-            pool.level = level  # the memory of the measurement is free again
+            pool.level = level  # restore the level, because the memory of the measurement is free again
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
         """Choose from all measurements. Store the choice if there are enough measurements."""
@@ -349,7 +350,7 @@ class KVLoop:
         return report | asked | {"changed": changed}
 
     def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
-        """Store the choice, unless it has not changed. Returns True if the policy changed."""
+        """Store the choice if it has changed. Returns True if the policy changed."""
         if before and before.report == report:
             return False
         lengths = choice.policy.lengths

@@ -44,7 +44,7 @@ class TierReview:
 
     def due_when_idle(self) -> bool:
         """Return True if the user asked for measurements (`kv_measure`), and if they do not suffice for a
-        choice yet. Later, only `learn kv --measure` measures."""
+        choice yet. When they suffice, only the command `learn kv --measure` measures."""
         return self._is_asked_for and not self._history.is_enough() and self.is_due()
 
     def status(self) -> KVStatus:

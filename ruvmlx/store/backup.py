@@ -40,8 +40,8 @@ class BackupFacts:
 
 
 def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
-    """Copy the store to a new file, or replace an existing backup. If this fails, an existing file does not
-    change.
+    """Copy the store to a new file, or replace an existing backup. If the backup fails, an existing file does
+    not change.
 
     Raises NotFound if there is no store, UsageError if the file exists, and CorruptFile if the copy is
     damaged.
@@ -65,9 +65,9 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
     """Use a backup as the store. Returns the contents of the backup, and the new path of the old store: the
     database, or its log if there was only a log.
 
-    No other process can use the data folder meanwhile. If this fails, the store does not change. Raises
-    NotFound if there is no such file, CorruptFile if the file is not a valid backup, and StoreBusy while
-    another process uses the store.
+    No other process must use the data folder during the restore. If the restore fails, the store does not
+    change. Raises NotFound if there is no such file, CorruptFile if the file is not a valid backup, and
+    StoreBusy while another process uses the store.
     """
     if not file.is_file():
         raise NotFound(f"there is no file {file}.")
@@ -203,7 +203,7 @@ def _text(data: bytes) -> str:
 
 @contextmanager
 def _opened_source(source: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database to copy. Its disk can be full or read-only."""
+    """Open the database to copy. The disk of the database can be full or read-only."""
     with _open_database(source, "?mode=ro") as connection:
         try:
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -258,7 +258,8 @@ def _exchange(store: Path, fresh: Path) -> Path | None:
         for ending in found:
             _name_again(Path(f"{store}{ending}"), Path(f"{kept}{ending}"))
         sync_folder(store.parent)
-        _clear(store.parent / "kv")  # the KV caches of later versions, whose numbers will be used again
+        # remove the KV caches of later versions, because these version numbers will be used again
+        _clear(store.parent / "kv")
         for ending in _LOGS:
             Path(f"{store}{ending}").unlink(missing_ok=True)
         sync_folder(store.parent)

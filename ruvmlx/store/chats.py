@@ -16,11 +16,11 @@ from .search_index import SearchIndex
 # this value in place of a time of deletion means that a process is still writing the chat's messages
 FILLING = -1.0
 _FILLING_SLICE = 0.05  # seconds: the length of a transaction that writes messages, and of the pause after it
-# Seconds after a chat's last message. After this time, the process that wrote the chat was killed.
+# If an incomplete chat gets no message for this number of seconds, the process that wrote it was killed.
 _FILLING_SECONDS = 3600.0
 TITLE = 200  # the maximum number of characters in a title
 _SLICE = 50  # the number of messages that one transaction erases: about 30 ms
-_LONGEST_PAUSE = 0.1  # the maximum number of seconds between two such transactions
+_LONGEST_PAUSE = 0.1  # the maximum number of seconds between two transactions that erase messages
 _SELECT = (
     "SELECT s.id, s.title, s.system, s.model, s.updated, s.created, s.pinned,"
     " s.summary, s.summarized_to, s.folder,"
@@ -199,8 +199,8 @@ class Chats:
         self._set(session_id, "folder", " ".join(folder.split())[:TITLE])
 
     def set_summary(self, session_id: str, summary: str | None, to: int | None) -> None:
-        """Store a summary. The model reads it instead of the messages up to the message `to`. None: the model
-        reads the messages again."""
+        """Store a summary. The model reads the summary instead of the messages up to the message `to`. None:
+        the model reads the messages again."""
         with self._db.transaction():
             self._set(session_id, "summary", summary)
             self._set(session_id, "summarized_to", to)
@@ -212,7 +212,7 @@ class Chats:
     # -- soft deletion -------------------------------------------------------------------------------
 
     def soft_delete(self, session_id: str) -> None:
-        """Hide a chat. `restore` shows it again; `delete` removes it."""
+        """Hide a chat. `restore` shows the chat again; `delete` removes the chat."""
         self._hide(session_id, time.time())
 
     def restore(self, session_id: str) -> None:
@@ -268,7 +268,7 @@ class Chats:
         One transaction hides all the chats. Then many short transactions erase them, so other processes can
         write in between. If the process is killed, the next start finds the chats with `soft_deleted_before`.
 
-        seconds: the time for the search index; if it needs more, a later call continues
+        seconds: the time for the search index; if the index needs more time, a later call continues
         """
         with self._db.transaction():
             for session_id in session_ids:

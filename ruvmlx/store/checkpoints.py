@@ -9,8 +9,8 @@ WRITTEN = 4 << 20  # the number of bytes in one written piece
 
 
 class Checkpoints:
-    """The tables `trainings` and `measurements`. Each adapter (fingerprint, name) has at most one row in
-    each."""
+    """The tables `trainings` and `measurements`. Each adapter (fingerprint, name) has at most one row in each
+    table."""
 
     def __init__(self, db: Database):
         self._db = db
@@ -27,10 +27,10 @@ class Checkpoints:
     def put_training(
         self, fingerprint: str, name: str, state: bytes | None, pause: Callable[[], None] = lambda: None
     ) -> None:
-        """Replace the earlier checkpoint in one transaction; None deletes it.
+        """Replace the earlier checkpoint in one transaction; None deletes the checkpoint.
 
-        pause: a function that is called after every few megabytes. If it raises an exception, the write stops
-            and the earlier checkpoint stays.
+        pause: a function that is called after every few megabytes. If `pause` raises an exception, the write
+            stops and the earlier checkpoint stays.
         """
         with self._db.transaction():
             self._db.execute("DELETE FROM trainings WHERE fingerprint = ? AND name = ?", fingerprint, name)

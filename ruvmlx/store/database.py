@@ -255,8 +255,8 @@ def open_unchanged(path: Path) -> sqlite3.Connection | None:
         return None
     log = Path(f"{path}-wal")
     is_whole = not log.exists() or not log.stat().st_size
-    # Shared memory would need a file. Two ways need none: lock the file for this process alone, or, if the
-    # log is empty, open it as a file that never changes.
+    # Shared memory would need a file. Two ways need no shared memory: lock the file for this process alone,
+    # or, if the log is empty, open it as a file that never changes.
     for options, pragma in (("", "locking_mode = EXCLUSIVE"), ("?mode=ro", "query_only = ON"), (
         "?mode=ro&immutable=1", "query_only = ON"
     )):  # fmt: skip
@@ -292,7 +292,7 @@ def _readable_errors(path: Path) -> Iterator[None]:
             raise StoreBusy(
                 f"{path} has been locked by another process for {_BUSY_SECONDS:.0f} s; try again."
             ) from e
-        if "decode" in str(e):  # the message quotes the text
+        if "decode" in str(e):  # SQLite's message quotes the text that is not UTF-8
             raise CorruptFile(f"{path} is damaged: it holds text that is not UTF-8. {_REMEDY}") from e
         raise StoreError(
             f"cannot write {path}: {e}. Check the disk and its permissions, or set RUVMLX_HOME."

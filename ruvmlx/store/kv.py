@@ -56,7 +56,8 @@ class KVChoiceRow:
 
 
 class KVRecords:
-    """The tables `kv_observations`, `kv_measured` and `kv_choices`. The first two have a maximum size."""
+    """The tables `kv_observations`, `kv_measured` and `kv_choices`. `kv_observations` and `kv_measured` have
+    a maximum size."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness

@@ -69,7 +69,8 @@ class Messages:
         return [_with_branch_number(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
 
     def all(self, session_id: str) -> list[MessageRow]:
-        """Return the messages of every branch, oldest first. Their branch numbers are not set."""
+        """Return the messages of every branch, oldest first. The branch numbers of these messages are not
+        set."""
         rows = self._db.rows(
             "SELECT m.role, m.content, m.reply_id, m.id, m.parent, m.created, m.calls,"
             " r.finish_reason,"
@@ -285,7 +286,8 @@ class Messages:
         """
         tree = _tree(self.all(session_id))
         siblings = tree.siblings(message_id)
-        # A question that has replies is not among the siblings. Its reply on the current branch is.
+        # If a question has replies, its reply on the current branch is among the siblings, not the question
+        # itself.
         shown = next((id_ for id_ in tree.path(self.head(session_id)) if id_ in siblings), siblings[0])
         at = siblings.index(message_id if message_id in siblings else shown)
         chosen = siblings[(at + step) % len(siblings)]
@@ -303,7 +305,7 @@ class Messages:
         any more, or None if there was no message. Call inside a transaction.
 
         The newest messages go first. So a deleted message has no children, and ON DELETE CASCADE has nothing
-        to do. A cascade fails at 1,000 levels.
+        to do. A cascade of deletions fails at 1,000 levels.
         """
         rows = self._db.rows(
             "SELECT id, reply_id FROM messages WHERE session_id = ? ORDER BY id DESC LIMIT ?",

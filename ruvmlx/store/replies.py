@@ -65,7 +65,7 @@ class ReplyRow:
     @classmethod
     def of(cls, *facts: object, **values: Any) -> "ReplyRow":
         """Return the row with these values. The value of each other field comes from the first of `facts`
-        that has an attribute with the field's name. If there is none, the field keeps its default."""
+        that has an attribute with the field's name. A field without such an attribute keeps its default."""
         names = [field.name for field in fields(cls)]
         for fact in facts:
             values = {name: getattr(fact, name) for name in names if hasattr(fact, name)} | values
@@ -128,6 +128,7 @@ class Replies:
         question: the id of the message that the reply follows
         shown, calls: the message's text without tool calls, and the calls as JSON; None: the whole text is
             shown
+
         If `beside` and `question` are None, the reply follows the current branch.
         """
         now = time.time()
@@ -265,7 +266,7 @@ class Replies:
         return [row["id"] for row in rows]
 
     def forget(self, reply_ids: Sequence[str]) -> bool:
-        """Commit the deletion of replies outside of chats. Returns the same as `Database.truncate_log`."""
+        """Commit the deletion of replies outside of chats. Returns the result of `Database.truncate_log`."""
         with self._db.transaction():
             self.erase(*reply_ids)
         return self._db.truncate_log()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..errors import NotFound, UsageError
 from .database import Database
 
-# the maximum number and bytes of stored responses; the newest stay
+# the maximum number of stored responses, and of their bytes; the newest responses stay
 KEEP_RESPONSES, KEEP_BYTES = 10_000, 256_000_000
 MOST_LINKS = 1_000  # the maximum number of responses in one conversation
 

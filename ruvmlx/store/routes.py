@@ -40,8 +40,8 @@ class RatedRoute:
 
 
 class Routes:
-    """The tables `routes` and `router_cells`. A choice is deleted with its reply, because its inputs depend
-    on the words."""
+    """The tables `routes` and `router_cells`. A choice is deleted with its reply, because the router's inputs
+    depend on the words of the chat."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness

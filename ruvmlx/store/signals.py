@@ -37,7 +37,8 @@ class SignalGroup:
 
 
 class Signals:
-    """The tables `signals` and `signals_dropped`. Their size is limited; deleted signals are counted."""
+    """The tables `signals` and `signals_dropped`. The size of `signals` is limited; `signals_dropped` counts
+    deleted signals."""
 
     def __init__(self, db: Database):
         self._db = db

@@ -162,6 +162,7 @@ class Versions:
         inside a transaction.
 
         base: the id of a base; None: the parent's base
+
         Raises HeadMoved if `parent` is no longer the head.
         """
         if self.head(fingerprint, name) != parent:
@@ -193,7 +194,8 @@ class Versions:
         self._preferences.enforce(fingerprint, name, version)
 
     def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
-        """Copy a version, its ancestors and their bases to a new adapter. The version becomes its head.
+        """Copy a version, its ancestors and their bases to a new adapter. The version becomes the head of the
+        new adapter.
 
         The version keeps its number. Call inside a transaction.
         """

@@ -38,8 +38,8 @@ class _HiddenStates:
 
 
 class SplitGraph:
-    """An mlx-lm model as two functions. Raises UnsupportedModel if the model cannot be split, and CorruptFile
-    if its sizes differ from those of `shape`.
+    """SplitGraph splits an mlx-lm model into two functions, for hidden states and for logits. Raises
+    UnsupportedModel if the model cannot be split, and CorruptFile if its sizes differ from those of `shape`.
 
     dtype: the dtype of the hidden states
     """
@@ -106,7 +106,7 @@ def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.a
     if not isinstance(hidden, mx.array) or hidden.ndim != 3 or hidden.shape[:2] != whole.shape[:2]:
         return None
     if hidden.shape[-1] == whole.shape[-1] and bool(mx.array_equal(hidden, whole)):
-        return None  # a language model with its head is inside: search there instead
+        return None  # this submodule is a language model with its own head, so the search goes on inside
     body.given = hidden
     try:
         other_tokens = mx.zeros(whole.shape[:2], mx.uint32)

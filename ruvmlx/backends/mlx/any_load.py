@@ -49,7 +49,8 @@ def _read(made: nn.Module, count: Told) -> None:
     """Evaluate the weights in pieces. Between two pieces the watch can raise an exception to stop the
     loading."""
     arrays = list(graph.parameters(made).values())
-    whole = sum(array.nbytes for array in arrays)  # more than the file's bytes if 16 bits become 32
+    # this is more than the file's bytes if 16-bit numbers become 32-bit numbers
+    whole = sum(array.nbytes for array in arrays)
     done = 0
     for piece in _pieces(arrays):
         mx.eval(piece)

@@ -207,8 +207,8 @@ class WeightsPlan(NamedTuple):
 
 
 def plan(weights: Weights, device: str) -> WeightsPlan:
-    """Decide how to store a model's weights. A GPU keeps the stored form. A CPU unpacks to float32 if that
-    fits into a quarter of RAM.
+    """Decide how to store a model's weights. A GPU keeps the stored form. A CPU unpacks the weights to
+    float32 if the result fits into a quarter of RAM.
 
     MLX's packed product is slow on a CPU (starter model: 11 against 60 tok/s), and 40 times slower again with
     16-bit scales. So weights that stay packed get float32 scales. Plain 16-bit weights become float32 if the

@@ -64,8 +64,8 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """The results of all kernels. told: True if the check really ran. Only then the verdict is kept for
-    later starts."""
+    """The results of all kernels. told: True if the check really ran. If the check did not run, the verdict
+    is not kept for later starts."""
 
     results: tuple[CheckResult, ...]
     seconds: float = 0.0

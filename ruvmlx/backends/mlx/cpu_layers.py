@@ -1,10 +1,10 @@
 """This module is the CPU's attention and MLP: mlx-lm's sums in fewer and cheaper MLX operations.
 
 On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). So
-q, k and v are one product, and gate and up are one product. RoPE's angles are computed once per step for all
-layers. The attention scale is multiplied into q's weights. Large arrays use `exp` below, which is built from
-operations that the compiler vectorised. All arrays are float32. The tests compare the results with mlx-lm's
-modules (tests/backends).
+q, k and v are computed as one matrix product, and gate and up as one product. RoPE's angles are computed once
+per step for all layers. The attention scale is multiplied into q's weights. Large arrays use `exp` below,
+which is built from operations that the compiler vectorised. All arrays are float32. The tests compare the
+results with mlx-lm's modules (tests/backends).
 """
 
 import math

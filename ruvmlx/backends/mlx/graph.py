@@ -18,7 +18,7 @@ from ...platform import mlxlm
 from ...platform.mx import mx, nn
 from .attention import Attention
 
-BLOCK = 1 << 22  # the number of numbers of a tensor that are converted at a time
+BLOCK = 1 << 22  # the number of elements of a tensor that are converted at a time
 Pause = Callable[[], None]
 
 _llama = mlxlm.load("models.llama")

@@ -21,7 +21,8 @@ MAX_INVERSE_TEMPERATURE = 3e38  # the maximum of 1 / temperature, as a float32
 
 
 class MLXSampler:
-    """Draws the tokens of one reply. logits [1, V] float32 -> token [1] uint32, not evaluated yet."""
+    """This class draws the tokens of one reply. A call: logits [1, V] float32 -> token [1] uint32,
+    unevaluated."""
 
     def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None):
         """numbers: one number from 0 to BELOW_ONE for each token; the default is the numbers of the seed."""

@@ -168,7 +168,7 @@ class MLXStorage:
 
     def write_page(self, page: int, arrays: Sequence[mx.array]) -> None:
         """Copy an open page into its hot page. arrays: by layer, [1, n_kv_heads, 2, 64, 2 * head_dim]."""
-        mx.synchronize()  # a GPU releases what a step has read only when the whole step has ended
+        mx.synchronize()  # a GPU releases the arrays that a step has read only when the whole step has ended
         for pool, array in zip(self._pools(HOT), arrays, strict=True):
             pool[page] = array.reshape(pool.shape[1:])
         mx.eval(*self._pools(HOT))
@@ -244,7 +244,7 @@ class MLXTable:
 
     def __init__(self, storage: MLXStorage) -> None:
         self._storage = storage
-        # Number and tier; None: the page is behind the sliding window and was dropped.
+        # The number and tier of each page; None: the page is behind the sliding window and was dropped.
         self._rows: list[tuple[int, int] | None] = []
         self._tiers: tuple[list[int], ...] | None = None
         # the open pages of a step, and the index of this sequence in them

@@ -33,7 +33,7 @@ class HeadChange:
     def __init__(self, adapter: HeadAdapter):
         self.lora_a = mx.array(adapter.lora_a * np.float32(adapter.scale))
         self.lora_b = mx.array(adapter.lora_b)
-        self.idle = not adapter.lora_b.any()  # a new adapter changes nothing
+        self.idle = not adapter.lora_b.any()  # lora_b of a new adapter is zero, so it changes nothing
         mx.eval(self.lora_a, self.lora_b)
 
     def __call__(self, logits: mx.array, hidden: mx.array) -> mx.array:
@@ -87,7 +87,7 @@ class StepRunner(Protocol):
 
 
 class Drawn(NamedTuple):
-    """The output of a step. The output can be unevaluated."""
+    """The output of a step. The arrays can still be unevaluated."""
 
     token: mx.array  # [1]
     total: mx.array  # the sum of the logits: NaN or infinite if one of the logits is

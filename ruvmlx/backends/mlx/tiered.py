@@ -125,8 +125,8 @@ def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 
 class Turns:
-    """The numbers that RoPE and the queries' scale need for a step's positions. The first layer makes them
-    for all layers.
+    """The numbers that RoPE and the queries' scale need for a step's positions. The first layer makes these
+    numbers for all layers.
 
     The CPU makes these numbers, because a few hundred numbers are not worth a GPU launch.
     """

@@ -98,8 +98,8 @@ def rotate(x: mx.array) -> mx.array:
     """Return x [..., D] times a block-diagonal orthonormal Hadamard matrix, for rotated keys and their
     queries.
 
-    For h = 1, 2, 4 .. B/2 the pair (x_i, x_{i+h}) becomes (sum, difference). Then all numbers are multiplied
-    by 1 / sqrt(B).
+    For each h = 1, 2, 4, ..., B/2 (B: the block size) the pair (x_i, x_{i+h}) becomes (sum, difference). At
+    the end all numbers are multiplied by 1 / sqrt(B).
     """
     shape, block, h = x.shape, hadamard_block(x.shape[-1]), 1
     x = x.astype(mx.float32)

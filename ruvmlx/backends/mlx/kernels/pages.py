@@ -21,7 +21,7 @@ from .source import on_gpu
 PARAMS = 16
 MAX_SHARED = 8  # the maximum number of query heads of one threadgroup
 THREADGROUPS, LEAST_SPLIT = 320, 12
-Pools = Sequence[mx.array]  # by tier; an empty tier can be any array of at least 8 bytes
+Pools = Sequence[mx.array]  # the pools by tier; for an empty tier, any array of at least 8 bytes
 POOLS = tuple((tier.name, "uchar") for tier in TIERS)  # the kernels' arguments for the pools
 
 
@@ -131,7 +131,7 @@ class GPUPageTable:
     ):
         self.views = [check(view) for view in views]
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
-        self.on_gpu = on_gpu(head_dim)  # asked once per step, not three times per layer
+        self.on_gpu = on_gpu(head_dim)  # this value is computed once per step, not three times per layer
         self.shared = shared_heads(n_heads // n_kv_heads, head_dim)
         costs = [view.visible_cost for view in self.views]
         split = split or max(LEAST_SPLIT, -(-sum(costs) * n_heads // self.shared // THREADGROUPS))

@@ -30,9 +30,9 @@ from . import append, decode, demote, gather, pages, rope_append
 from .pages import SequencePages, unpack
 from .source import HEAD_DIMS
 
-# Attention is one of about 17 dispatches of a layer's step in mlx-lm. At three times its time, a token takes
-# an eighth longer: half the memory of a long chat is worth that. A kernel that spills its registers, or runs
-# on an emulated GPU, is far slower.
+# Attention is one of about 17 dispatches of a layer's step in mlx-lm. If attention takes three times as long,
+# a token takes an eighth longer. Half the memory of a long chat is worth this time. A kernel that spills its
+# registers, or runs on an emulated GPU, is far slower.
 MAX_SLOWNESS = 3.0
 # the number of timed races, of which the median is taken; the number of calls in one evaluation
 RACES, REPEATS = 5, 16
@@ -47,7 +47,7 @@ Run = Callable[[], Arrays]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel. `run` calls the function that the backend calls. `twin` is the same in plain MLX.
+    """One kernel. `run` calls the function that the backend calls. `twin` computes the same in plain MLX.
 
     tolerance: the maximum error, relative to the largest number of the twin's array
     step: the maximum error of one number in a thousand, because a rounding can decide between two codes
@@ -172,7 +172,7 @@ def rope_append_case(s: Sample) -> Case:
 
 def demote_case(to: int) -> Callable[[Sample], Case]:
     """Return a case that demotes pages of the next higher tier to tier `to` and compares the numbers (the
-    tests compare the bytes). A rounding can decide between two codes. The step is relative to the largest
+    tests compare the bytes). A rounding can decide between two codes. `step` is relative to the largest
     key."""
 
     def case(s: Sample) -> Case:
@@ -298,7 +298,7 @@ def graph_case(shapes: Shapes) -> Case:
 
 
 def run_case(case: Case) -> CheckResult:
-    """Run, compare and time a case. Any error becomes the result."""
+    """Run, compare and time a case. An error of the case becomes its result."""
     try:
         why = difference(_numbers(case.run, gpu.device), _numbers(case.twin, mx.cpu), case)
         ratio = None if why or not case.timed else slowness(*(case.race or (case.run, case.twin)))
@@ -364,7 +364,7 @@ def main(shapes: Shapes) -> None:
     for case in to_check:
         _say(begun=case.name)
         _say(result=asdict(run_case(case)))
-    os._exit(0)  # what MLX does while Python ends is not part of the check
+    os._exit(0)  # skip the work of MLX at the end of Python, which is not part of the check
 
 
 def _say(**event: object) -> None:

@@ -1,7 +1,8 @@
 """This module turns kernel bodies into the arguments of mx.fast.metal_kernel and mx.fast.cuda_kernel.
 
-A `Kernel` names a file of metal_kernels/ and its arguments once. From this, the module builds the kernels for
-Metal, for CUDA and for the tests' simulator. metal_kernels/README.md describes the dialect of the bodies.
+A `Kernel` names a file of metal_kernels/ and its arguments once. From a `Kernel`, the module builds the
+kernels for Metal, for CUDA and for the tests' simulator. metal_kernels/README.md describes the dialect of the
+bodies.
 """
 
 import re
@@ -67,7 +68,8 @@ def pieces(name: str) -> tuple[Definition, ...]:
     return tuple(definitions(name, without_comments((folder() / name).read_text())))
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: a launch must not hash all template values
+# kernels are compared by identity, so that a launch need not hash all template values
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """One .metal body and its arguments.
 
