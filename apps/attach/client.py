@@ -216,7 +216,7 @@ class Client:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """In the block, SIGTERM and SIGHUP raise `Ended`. While Ctrl-Z stops the client, the terminal is
+        """In the block, SIGTERM and SIGHUP raise `Ended`. While SIGTSTP stops the client, the terminal is
         restored for the shell."""
 
         def ended(number: int, _: object) -> None:

@@ -46,7 +46,7 @@ from .status import KeyHints, StatusLine
 from .transcript import Transcript
 from .welcome import Welcome
 
-GRACE = 3.0  # seconds that the app has to restore the terminal after a signal, before the process exits
+GRACE = 3.0  # seconds that the app has to leave its screen after a signal; all data is saved before
 
 
 class ChatApp(ChatShell):
