@@ -1,5 +1,6 @@
-"""What a model is before its weights are read: its family, sizes, rope and the tensors it must have.
+"""This package describes a model before its weights are read: its family, its sizes, its RoPE and its
+tensors.
 
-Both `config.json` and the header of a GGUF file become one `ModelConfig`. Nothing here may read weights,
-text or names of models. Start with `model.py` (`ModelConfig` and `Model`), then `families.py`.
+It converts a `config.json` or the header of a GGUF file to a `ModelConfig`. It reads no weights and no text,
+and finds no models by name. Start with `model.py` (`ModelConfig` and `Model`), then read `families.py`.
 """

@@ -1,7 +1,7 @@
-"""Models that are trained to embed texts.
+"""This module recognises models that are trained to embed texts.
 
-Of them, decoders of Qwen's families run here: the vector of a text is the state of the token END behind it.
-(Qwen3-Embedding, Zhang et al. 2025)
+ruvmlx supports embedding models that are decoders of Qwen's families. Their vector of a text is the hidden
+state at the token END, which ruvmlx puts after the text. (Qwen3-Embedding, Zhang et al. 2025)
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,12 @@ from ..files.json_files import read_object
 
 FAMILIES = ("qwen2", "qwen3")
 END = "<|endoftext|>"
-LAST_TOKEN = 3  # GGUF's pooling_type
+LAST_TOKEN = 3  # the value of GGUF's pooling_type for the state of the last token
 
 
 def folder_embeds(path: Path, name: str, model_type: object) -> bool:
-    """Is this folder an embedding model that runs here? Where no file says how it pools, its name does."""
+    """Return True if a folder is a supported embedding model. If the folder has no pooling configuration, its
+    name decides."""
     if model_type not in FAMILIES:
         return False
     pooling = read_object(path / "1_Pooling" / "config.json")
@@ -26,5 +27,5 @@ def folder_embeds(path: Path, name: str, model_type: object) -> bool:
 
 
 def gguf_embeds(metadata: Mapping[str, Any], model_type: str) -> bool:
-    """Is this GGUF file an embedding model that runs here?"""
+    """Return True if a GGUF file is a supported embedding model."""
     return model_type in FAMILIES and metadata.get(f"{model_type}.pooling_type") == LAST_TOKEN

@@ -1,7 +1,8 @@
-"""One row per model family: how it differs from Llama's decoder, and how its files say so.
+"""This module has a table with one row for each model family. A row lists the differences from Llama's
+decoder, and the fields of the model's files that describe these differences.
 
-A new family of this kind is a new row. tests/backends/test_families.py compares every row with mlx-lm's own
-model.
+To support a new family of this kind, add a row. tests/backends/test_families.py compares every row with
+mlx-lm's model.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ LLAMA_BIASES = {"attention_bias": ATTENTION, "mlp_bias": MLP}
 
 
 class Window(Enum):
-    """Which layers have the `sliding_window` if config.json has no `layer_types`."""
+    """The layers that have the `sliding_window` if config.json has no `layer_types`."""
 
     NO_LAYER = 0
     EVERY_LAYER = 1
@@ -27,11 +28,12 @@ class Window(Enum):
 
 @dataclass(frozen=True)
 class Family:
-    """How one family differs from Llama.
+    """The differences between one family and Llama.
 
-    model_type: the name in config.json
-    architectures: the names in GGUF's general.architecture
-    defaults: values that config.json may omit; only those on which transformers and mlx-lm agree
+    model_type: the family's name in config.json
+    architectures: the family's names in GGUF's general.architecture
+    defaults: the values of fields that are missing in config.json, if transformers and mlx-lm use the same
+    value
     """
 
     name: str
@@ -39,7 +41,7 @@ class Family:
     architectures: tuple[str, ...]
     interleaved: bool = False  # llama.cpp's converter interleaves the rows of q and k
     biases: frozenset[str] = frozenset()  # modules that always have a bias
-    # flag of config.json -> modules that have a bias if it is set
+    # {flag of config.json: modules that have a bias if the flag is true}
     bias_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
     window: Window = Window.NO_LAYER
     head_norms: bool = False
@@ -75,11 +77,12 @@ FAMILIES = (
     ),
 )  # fmt: skip
 
-# model_type of a model for text and images -> the families that its language model may belong to (config.json
-# describes it under `text_config`).
+# {model_type of a model for text and images: possible families of its language model}. `text_config` in
+# config.json describes the language model.
 WRAPPED = {"mistral3": ("mistral", "ministral3")}
 
-# What resembles a family above, and why it is none. mlx-lm runs their folders, but not GGUF files.
+# {model_type that resembles a family above: the reason why ruvmlx's own decoder cannot run it}. mlx-lm runs
+# the folders of these models, but not their GGUF files.
 OTHERS = {
     "llama4": "its layers are mixtures of experts with attention in chunks",
     "mistral4": "its layers are mixtures of experts with compressed keys and values",
@@ -90,7 +93,7 @@ ARCHITECTURES = tuple(dict.fromkeys(name for family in FAMILIES for name in fami
 
 
 def has_decoder(data: Mapping[str, Any]) -> bool:
-    """Is config.json that of a model which this project computes itself?"""
+    """Return True if ruvmlx has its own decoder for the model of this config.json. data: the config.json."""
     text = data.get("text_config")
     if isinstance(text, dict) and str(text.get("model_type")) in OTHERS:
         return False
@@ -98,7 +101,7 @@ def has_decoder(data: Mapping[str, Any]) -> bool:
 
 
 def family_of(model_type: object, where: str) -> Family:
-    """The row of a config.json's model_type."""
+    """Return the family with this model_type. Raises UnsupportedModel for another model_type."""
     for family in FAMILIES:
         if family.model_type == model_type:
             return family
@@ -106,8 +109,8 @@ def family_of(model_type: object, where: str) -> Family:
 
 
 def families_of(architecture: object, where: str) -> list[Family]:
-    """Return the rows that have this GGUF architecture."""
-    name = architecture if isinstance(architecture, str) else None  # a damaged file may have an array here
+    """Return the families that have this GGUF architecture."""
+    name = architecture if isinstance(architecture, str) else None  # a damaged file can have an array here
     found = [family for family in FAMILIES if name in family.architectures]
     if not found:
         raise _not_run(f"{where}: architecture", architecture, ARCHITECTURES)

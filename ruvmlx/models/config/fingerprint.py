@@ -1,4 +1,5 @@
-"""Identifies a model. Adapters belong to a fingerprint, not to a path."""
+"""This module computes the fingerprint of a model. An adapter belongs to a fingerprint, so the user can move
+the model's files."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -15,11 +16,12 @@ SAMPLES, SAMPLE_BYTES = 64, 256
 
 
 def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterable[np.ndarray]) -> str:
-    """Return 32 hex digits made from the configuration, every tensor's type and shape, and samples of some
-    tensors.
+    """Return 32 hex digits: a hash of the configuration, of every tensor's type and shape, and of bytes of
+    some tensors.
 
-    samples: raw bytes, uint8 [n], of the embedding or head and of other tensors that differ between two
-        trainings. Reading 64 places of each takes a millisecond; hashing a whole file would take seconds.
+    samples: the raw bytes, uint8 [n], of the embedding, the head and other tensors, which differ between two
+        trainings. The function reads 64 places of each, which takes a millisecond. A hash of a whole file
+        would take seconds.
     """
     digest = hashlib.sha256(repr(sorted(_facts(config).items())).encode())
     digest.update(repr(sorted(layout.items())).encode())
@@ -29,8 +31,8 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 
 def _facts(config: ModelShape) -> dict[str, Any]:
-    """Return the configuration in the form of version 1, plus the fields that version 1 did not know. So
-    older adapters keep their models."""
+    """Return the configuration in the form of the first version of ruvmlx, plus the fields that this version
+    did not have. So the fingerprints of old adapters stay valid."""
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts
@@ -50,8 +52,8 @@ def _of_version_1(config: ModelConfig) -> dict[str, Any]:
 
 
 def _since(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields that version 1 did not know, without those that have the value that version 1
-    assumed."""
+    """Return the values of the fields that version 1 did not have. A value is empty if it is the value that
+    version 1 assumed."""
     flagged = [modules for modules in (ATTENTION, MLP) if config.biases >= modules]
     known = config.rope_scaling is None or isinstance(config.rope_scaling, LinearRope | Llama3Rope)
     return {
@@ -64,7 +66,7 @@ def _since(config: ModelConfig) -> dict[str, Any]:
 
 
 def _sample(raw: np.ndarray) -> bytes:
-    """Return evenly spread pieces of an array of bytes; all of it if it is small."""
+    """Return SAMPLES pieces of an array of bytes at equal distances, or the whole array if it is small."""
     if raw.size <= SAMPLES * SAMPLE_BYTES:
         return raw.tobytes()
     starts = np.linspace(0, raw.size - SAMPLE_BYTES, SAMPLES).astype(np.int64)

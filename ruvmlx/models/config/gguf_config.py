@@ -1,6 +1,7 @@
-"""Converts the metadata keys of a GGUF file to a ModelConfig.
+"""This module converts the metadata keys of a GGUF file to a ModelConfig.
 
-Keys have the file's architecture as a prefix. families.py says which families share an architecture.
+The keys have the file's architecture as a prefix, such as "llama.". families.py lists the families that share
+an architecture.
 """
 
 from dataclasses import replace
@@ -40,7 +41,7 @@ ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 def gguf_name(name: str) -> str:
-    """ "model.layers.3.mlp.up_proj.weight" -> "blk.3.ffn_up.weight"."""
+    """Return GGUF's name of a tensor: "model.layers.3.mlp.up_proj.weight" becomes "blk.3.ffn_up.weight"."""
     module, _, kind = name.rpartition(".")
     if module.startswith("model.layers."):
         layer, _, module = module.removeprefix("model.layers.").partition(".")
@@ -66,7 +67,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
 
 
 class Keys:
-    """Typed look-ups in the metadata keys of an architecture: "block_count" means "llama.block_count"."""
+    """The metadata keys of an architecture, with methods that return values of one type. The key
+    "block_count" stands for "llama.block_count" if the architecture is "llama"."""
 
     def __init__(self, file: GGUFFile, architecture: str):
         self.file, self.where, self.prefix = file, file.path.name, f"{architecture}."
@@ -89,7 +91,7 @@ class Keys:
         value = self.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
             raise self._bad(key, value, "a number")
-        return float(str(np.float32(value)))  # the intended 1e-05, not its float32 value 9.999999747e-06
+        return float(str(np.float32(value)))  # for example 1e-05, not the float32 value 9.999999747e-06
 
     def uniform(self, key: str, default: int | None = None) -> int:
         """Return an integer from the key, or from an array that has the same value for every layer."""
@@ -135,7 +137,7 @@ def _base_config(file: GGUFFile, keys: Keys, families: list[Family]) -> ModelCon
     )
 
 
-NO_ROPE_INTERVAL = 4  # llama.cpp's value; files have no key for it
+NO_ROPE_INTERVAL = 4  # every fourth layer has no RoPE; llama.cpp uses this number, and files have no key
 
 
 def _family(families: list[Family], scale: QueryScale | None, window: int | None) -> Family:
@@ -149,7 +151,8 @@ def _family(families: list[Family], scale: QueryScale | None, window: int | None
 
 
 def _window(keys: Keys, families: list[Family]) -> int | None:
-    """Return Mistral's window. For other families llama.cpp does not read the key."""
+    """Return the sliding window of a Mistral model, else None, because llama.cpp reads the key only for
+    Mistral."""
     if not any(family.window is Window.EVERY_LAYER for family in families):
         return None
     return keys.integer("attention.sliding_window", 0) or None
@@ -165,8 +168,8 @@ def _original(keys: Keys) -> int:
 
 
 def _stored_biases(file: GGUFFile) -> frozenset[str]:
-    """Return the modules that have a bias in the first layer. The check of all tensors requires it in the
-    other layers."""
+    """Return the modules that have a bias in the first layer. A later check of all tensors requires the same
+    biases in the other layers."""
     names = {f"self_attn.{m}" for m in ATTENTION} | {f"mlp.{m}" for m in MLP}
     return frozenset(
         name.partition(".")[2] for name in names if f"blk.0.{_MODULES[name]}.bias" in file.tensors
@@ -174,7 +177,7 @@ def _stored_biases(file: GGUFFile) -> frozenset[str]:
 
 
 def _vocab_size(file: GGUFFile) -> int:
-    """Return the rows of the embedding: the vocabulary with padding."""
+    """Return the number of rows of the embedding: the size of the vocabulary with padding."""
     if "token_embd.weight" not in file.tensors:
         raise CorruptFile(f"{file.path.name}: tensor 'token_embd.weight' is missing. Fetch the model again.")
     return file.tensors["token_embd.weight"].shape[0]
@@ -186,7 +189,7 @@ def rope_tensors(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _scaling(file: GGUFFile, keys: Keys) -> RopeScaling | None:
-    """Return RoPE's scaling. A factor without a type is linear."""
+    """Return RoPE's scaling, or None. If the file has a factor and no type, the type is linear."""
     kind = keys.get("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 0.0)
     if kind == "longrope":
@@ -212,8 +215,9 @@ def _refuse_factor(keys: Keys, key: str, kept: float) -> None:
 
 
 def _longrope(file: GGUFFile, keys: Keys, factor: float) -> LongRope:
-    """Read the divisors of each pair from two tensors. llama.cpp uses the long ones if the context is longer
-    than the original. It would also divide all frequencies by a factor, but converters write none."""
+    """Read the divisors of RoPE's frequencies from two tensors. llama.cpp uses the tensor ROPE_LONG if the
+    context is longer than the original context. llama.cpp would also divide all frequencies by the key
+    factor, but converters write no such key."""
     if factor not in (0, 1):
         raise UnsupportedModel(
             f"{keys.where}: {keys.prefix}rope.scaling.factor is {factor:g} beside longrope; only 1 is run."
@@ -232,9 +236,10 @@ def _divisors(file: GGUFFile, name: str) -> tuple[float, ...]:
 
 
 def _yarn(keys: Keys, factor: float) -> YarnRope:
-    """Return YaRN's parameters. yarn_log_multiplier is Hugging Face's mscale_all_dim, for an mscale of 1.
+    """Return YaRN's parameters. yarn_log_multiplier is Hugging Face's mscale_all_dim for an mscale of 1.
 
-    llama.cpp reads the betas and yarn_attn_factor only for some architectures. Here they are used for all.
+    llama.cpp reads the betas and yarn_attn_factor only for some architectures. ruvmlx reads them for all
+    architectures.
     """
     _refuse_factor(keys, "yarn_ext_factor", 1.0)
     log_multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)

@@ -1,4 +1,4 @@
-"""What a model's headers say, without loading the model."""
+"""This module holds the facts that the headers of a model's files give, without the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,12 +9,12 @@ from .model import Model, ModelShape
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a model.
+    """The facts about a model.
 
-    bytes: bytes of its tensors, as stored
-    to_fetch: bytes that are not on this machine yet
-    types: of a GGUF file, {type: number of weights}
-    embeds: as in `Model`
+    bytes: the stored bytes of its tensors
+    to_fetch: the bytes that the program must still download
+    types: {tensor type: number of weights} for a GGUF file
+    embeds: True if the model is trained to embed texts
     """
 
     name: str
@@ -29,7 +29,7 @@ class Facts:
 
     @property
     def bits(self) -> float:
-        """Stored bits per parameter, with scales and biases."""
+        """Return the stored bits per parameter, with scales and biases."""
         return 8 * self.bytes / self.parameters
 
     @classmethod

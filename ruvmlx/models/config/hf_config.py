@@ -1,4 +1,4 @@
-"""Converts the config.json of a Hugging Face or mlx-community folder to a ModelConfig."""
+"""This module converts the config.json of a Hugging Face or mlx-community folder to a ModelConfig."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ AFFINE_GROUPS = (32, 64, 128)
 
 @dataclass(frozen=True)
 class Affine:
-    """How a matrix was quantised by MLX. mode: "affine", or one of small_floats.py."""
+    """The quantisation of a matrix in MLX's formats. mode: "affine", or a format of small_floats.py."""
 
     group_size: int
     bits: int
@@ -25,13 +25,14 @@ class Affine:
 
 
 def text_config(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the configuration of the language model. A model for images has it in `text_config`."""
+    """Return the configuration of the language model. A model for images has this configuration in
+    `text_config`."""
     families = WRAPPED.get(str(data.get("model_type")))
     if families is None:
         return data
     inner = {"model_type": "mistral"} | Fields(data, where).table("text_config")
     if inner["model_type"] not in families:
-        # raises an error with the reason, if it is known
+        # This call raises an error with the reason if the reason is known.
         family_of(inner["model_type"], f"{where}, text_config")
         raise UnsupportedModel(f"{where}: text_config holds a {str(inner['model_type'])[:40]!r} model.")
     shared = {key: data[key] for key in _SHARED if data.get(key) is not None}
@@ -51,8 +52,8 @@ def text_name(name: str) -> str:
 
 
 def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelConfig:
-    """Return a checked ModelConfig. has_head: whether the files have an lm_head.weight; used if config.json
-    does not say whether the embedding is tied."""
+    """Return a checked ModelConfig. has_head: True if the files have an lm_head.weight. This flag decides if
+    the embedding is tied when config.json does not have the field tie_word_embeddings."""
     data = text_config(data, where)
     family = family_of(data.get("model_type"), where)
     _check_kind(data, where)
@@ -117,8 +118,8 @@ def _biases(fields: Fields, family: Family) -> frozenset[str]:
 
 
 def _layers_without_rope(fields: Fields, n_layers: int) -> frozenset[int]:
-    """`no_rope_layers` has a 0 for each such layer. Without it, every fourth layer, or every n-th as the
-    interval says."""
+    """Return the layers without RoPE. `no_rope_layers` has a 0 for each of these layers. Without this field,
+    every n-th layer has no RoPE, where n is no_rope_layer_interval or 4."""
     turned = fields.data.get("no_rope_layers")
     if turned is None:
         interval = fields.integer("no_rope_layer_interval", 4)
@@ -135,7 +136,8 @@ def _layers_without_rope(fields: Fields, n_layers: int) -> frozenset[int]:
 
 
 def _sliding_window(fields: Fields, family: Family, config: ModelConfig) -> int | None:
-    """Return the window if all layers have it. Layers of different kinds are refused."""
+    """Return the sliding window if all layers have it, else None. Raises UnsupportedModel if only some layers
+    have the window."""
     switched = family.window in (Window.FROM_MAX_WINDOW_LAYERS, Window.WITHOUT_ROPE)
     off = switched and not fields.flag("use_sliding_window", False)
     window = None if off or not fields.has("sliding_window") else fields.integer("sliding_window")
@@ -170,7 +172,8 @@ def _sliding_layers(fields: Fields, family: Family, config: ModelConfig) -> froz
 
 
 def quantization(data: dict[str, Any], where: str) -> tuple[Affine | None, dict[str, Affine | None]]:
-    """Return the default, and the exceptions of single modules (None: not quantised)."""
+    """Return the default quantisation and {module: quantisation} for single modules. None means no
+    quantisation."""
     table = Fields(data, where).table("quantization") or Fields(data, where).table("quantization_config")
     if not table or table.get("quant_method") == "fp8":
         return None, {}
@@ -202,7 +205,8 @@ def _affine(table: dict[str, Any], where: str) -> Affine:
 
 
 def _of_mode(fields: Fields, mode: str) -> Affine:
-    """Return the format of a mode. Each mode has one group size and one number of bits."""
+    """Return the quantisation of one of MLX's float formats. Each format has one group size and one number
+    of bits."""
     group, bits = MODES[mode]
     got = fields.integer("group_size", group), fields.integer("bits", bits)
     if got != (group, bits):

@@ -1,6 +1,8 @@
-"""RoPE in config.json: `rope_parameters` (transformers 5), `rope_scaling` (before), `rope_theta`.
+"""This module reads RoPE's parameters from config.json: `rope_parameters` (transformers 5), `rope_scaling`
+(older versions) and `rope_theta`.
 
-Values that only one of transformers and mlx-lm reads, or that the two read differently, are refused by name.
+It raises UnsupportedModel for a value that transformers and mlx-lm read differently, or that only one of the
+two reads.
 """
 
 import math
@@ -17,7 +19,7 @@ BETA = "llama_4_scaling_beta"
 
 
 def rope_table(fields: Fields) -> Fields:
-    """Return the table of RoPE's parameters; an empty one if there is none."""
+    """Return the table of RoPE's parameters. The table is empty if config.json has none."""
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if any(isinstance(value, dict) for table in (new, old) for value in table.values()):
         raise UnsupportedModel(
@@ -86,8 +88,8 @@ def _refuse(rope: Fields, key: str, accepted: tuple, why: str) -> None:
 
 
 def _original(fields: Fields, rope: Fields) -> int:
-    """Return the context before stretching. Without this number, transformers and mlx-lm assume different
-    ones."""
+    """Return the context length before the scaling. The file must have this number, because transformers and
+    mlx-lm have different defaults."""
     inside = _context(rope, ORIGINAL)
     if fields.has(ORIGINAL) and fields.integer(ORIGINAL) != inside:
         raise UnsupportedModel(
@@ -113,7 +115,8 @@ def _yarn(fields: Fields, rope: Fields) -> YarnRope:
 
 
 def _yarn_attention(rope: Fields, factor: float) -> float:
-    """(0.1 m ln(factor) + 1) / (0.1 m_all ln(factor) + 1), m = mscale, m_all = mscale_all_dim."""
+    """Return (0.1 m ln(factor) + 1) / (0.1 m_all ln(factor) + 1), where m is mscale and m_all is
+    mscale_all_dim."""
     mscale, all_dims = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
     if not all_dims and (not rope.has("mscale") or mscale == 1):
         return yarn_scale(factor, 1.0)
@@ -151,7 +154,7 @@ def query_scale(fields: Fields, rope: Fields, family: Family) -> QueryScale | No
 
 
 def rope_to_json(config: ModelConfig) -> dict[str, Any]:
-    """Reverse the reading: return `rope_theta`, and the table if there is one."""
+    """Return RoPE's fields of a config.json: `rope_theta`, and the table of parameters if RoPE is scaled."""
     out: dict[str, Any] = {"rope_theta": config.rope_theta}
     table = _scaling_to_json(config.rope_scaling)
     if config.query_scale is not None:  # mlx-lm reads Ministral 3's RoPE only from the new table
@@ -183,8 +186,8 @@ def _scaling_to_json(scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 def _yarn_attention_to_json(scaling: YarnRope) -> dict[str, float]:
-    """Return the attention factor, as mscale and mscale_all_dim if possible: mlx-lm does not read
-    attention_factor."""
+    """Return the fields for YaRN's attention factor. The result uses mscale and mscale_all_dim if possible,
+    because mlx-lm does not read attention_factor."""
     if math.isclose(scaling.attention_factor, yarn_scale(scaling.factor, 1.0)):
         return {}
     if scaling.attention_factor == 1:

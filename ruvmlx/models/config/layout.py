@@ -1,4 +1,4 @@
-"""The tensors of a decoder and their shapes. Loaders check files against them."""
+"""This module lists the tensors of a decoder and their shapes, so that loaders can check a model's files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -12,7 +12,7 @@ LAYER_LIMIT = 1 << 10
 
 
 def matrices(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield (module name, (out, in)) of every matrix. These may be quantised."""
+    """Yield (module name, (out, in)) of every matrix. Files can have quantised matrices."""
     d, ffn = config.hidden_size, config.intermediate_size
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     yield "model.embed_tokens", (config.vocab_size, d)
@@ -30,7 +30,7 @@ def matrices(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def vectors(config: ModelConfig) -> Iterator[tuple[str, tuple[int]]]:
-    """Yield (tensor name, (n,)) of every norm and bias."""
+    """Yield (tensor name, (length,)) of every norm and bias."""
     for i in range(config.n_layers):
         yield f"model.layers.{i}.input_layernorm.weight", (config.hidden_size,)
         yield f"model.layers.{i}.post_attention_layernorm.weight", (config.hidden_size,)
@@ -48,7 +48,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def check_config(config: ModelConfig, where: str) -> None:
-    """Refuse sizes that no model has, before memory of such sizes is used."""
+    """Raise CorruptFile for sizes that no model has, before the program allocates memory of these sizes."""
     sizes = (
         "hidden_size",
         "n_heads",
@@ -77,7 +77,7 @@ def check_layers(n_layers: int, where: str) -> None:
 
 
 def layers_without_rope(n_layers: int, interval: int) -> frozenset[int]:
-    """Return the last of every `interval` layers."""
+    """Return the layers without RoPE: the last layer of each group of `interval` layers."""
     return frozenset(range(interval - 1, n_layers, interval))
 
 
@@ -94,8 +94,8 @@ def _check_floats(config: ModelConfig, where: str) -> None:
 
 
 def _check_scaling(config: ModelConfig, where: str) -> None:
-    """Check that the numbers are positive, that there is one for each pair, and that rope.py can blend
-    between them."""
+    """Raise CorruptFile if a parameter of RoPE's scaling is not positive, if LongRope does not have one
+    divisor for each frequency, or if rope.py cannot compute with the parameters."""
     scaling, scale = config.rope_scaling, config.query_scale
     parts = [asdict(part) for part in (scaling, scale) if part is not None]
     numbers = [number for part in parts for value in part.values() for number in _flat(value)]
@@ -117,7 +117,7 @@ def _flat(value: object) -> tuple:
 
 
 def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where: str) -> None:
-    """Check that every expected tensor exists with its shape."""
+    """Raise CorruptFile if an expected tensor is missing or has another shape."""
     for name, shape in expected.items():
         if name not in got:
             raise CorruptFile(f"{where}: tensor {name!r} {list(shape)} is missing. Fetch the model again.")
@@ -129,6 +129,7 @@ def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where:
 
 
 def check_vocab(tokens: int, rows: int, where: str) -> None:
-    """Check that every token has a row in the embedding. A few rows may be padding."""
+    """Raise CorruptFile if a token has no row in the embedding. The embedding can have more rows than
+    tokens."""
     if tokens > rows:
         raise CorruptFile(f"{where}: the tokenizer has {tokens} tokens, the embedding only {rows} rows.")

@@ -1,4 +1,5 @@
-"""What a loaded model is, for every file format."""
+"""This module defines the classes for a loaded model of any file format: Model, ModelConfig, Message,
+Tokenizer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ if TYPE_CHECKING:  # without this import the tokenizer's process starts faster
 
 @dataclass(frozen=True)
 class QueryScale:
-    """Queries at position p are multiplied by 1 + beta * ln(1 + floor(p / original_max_position))."""
+    """A scale of the queries: the attention multiplies a query at position p by
+    1 + beta * ln(1 + floor(p / original_max_position))."""
 
     beta: float
     original_max_position: int
@@ -22,7 +24,7 @@ class QueryScale:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes that every model has. Learning from ratings needs only these."""
+    """The sizes that every model has. Learning from ratings needs only these sizes."""
 
     model_type: str
     hidden_size: int
@@ -34,9 +36,11 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ModelConfig(ModelShape):
-    """A decoder that this project computes itself: Llama's, with the differences of its family (families.py).
+    """The configuration of a decoder that ruvmlx computes with its own code: Llama's decoder with the
+    differences of the model's family (families.py).
 
-    RoPE is half-split; loaders undo interleaved layouts.
+    RoPE rotates number i of a head together with number i + head_dim / 2. Loaders reorder the rows of files
+    with another order.
     """
 
     n_heads: int
@@ -55,14 +59,14 @@ class ModelConfig(ModelShape):
 
 @dataclass(frozen=True)
 class OtherShape(ModelShape):
-    """A model that mlx-lm runs. weights: how they are stored, if that is why only mlx-lm can run it; else
-    ""."""
+    """The shape of a model that only mlx-lm runs. weights: the storage format of the weights if this format
+    is the reason why only mlx-lm can run the model; else ""."""
 
     weights: str = ""
 
 
 def missing_features(shape: ModelShape) -> str:
-    """Return, as text for people, what does not work with a model for which this project has no decoder."""
+    """Return a text that tells the user which functions do not work with a model that only mlx-lm runs."""
     weights = f" with {shape.weights} weights" if isinstance(shape, OtherShape) and shape.weights else ""
     return (
         f"{shape.model_type} models{weights} run on mlx-lm's own code: chat and ratings work; KV tiers, "
@@ -70,11 +74,12 @@ def missing_features(shape: ModelShape) -> str:
     )
 
 
-# An item may be converted when it is read. So read each item once, in order, and keep only what you need. The
-# names are mlx-lm's ("model.layers.0.self_attn.q_proj.weight", "lm_head.weight"...). A plain tensor is one
-# array [out, in] of float32, float16 or ml_dtypes.bfloat16. A quantised tensor is three arrays in MLX's
-# affine layout, w = scale * q + bias: ".weight" uint32 [out, in * bits / 32] (low bits first), ".scales" and
-# ".biases" float16/float32 [out, in / group_size].
+# The weights of a model: {name: array}. The names are mlx-lm's ("model.layers.0.self_attn.q_proj.weight",
+# "lm_head.weight"...). The read of an item can convert the item. So read each item once, in order, and keep
+# only the arrays that you need. A plain tensor is one array [out, in] of float32, float16 or
+# ml_dtypes.bfloat16. A quantised tensor is three arrays in MLX's affine layout, w = scale * q + bias:
+# ".weight" uint32 [out, in * bits / 32] (low bits first), ".scales" and ".biases" float16/float32 [out, in /
+# group_size].
 Weights = Mapping[str, "np.ndarray"]
 
 
@@ -82,9 +87,10 @@ Weights = Mapping[str, "np.ndarray"]
 class Message:
     """One turn of a conversation.
 
-    tool_calls: an assistant's calls, each {"id", "type": "function", "function": {"name", "arguments"}} with
-        the arguments as an object
-    tool_call_id, name: of the result of a tool
+    tool_calls: the assistant's tool calls, each {"id", "type": "function", "function": {"name",
+    "arguments"}}; the
+        arguments are an object
+    tool_call_id, name: for the result of a tool, the id of the tool call and the name of the tool
     """
 
     role: str  # "system" | "user" | "assistant" | "tool"
@@ -98,33 +104,35 @@ Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {"name",
 
 
 class Tokenizer(Protocol):
-    """Text <-> token ids. A user's text can become a special token only with `special=True`."""
+    """The methods of a tokenizer. A user's text can become a special token only with `special=True`."""
 
     vocab_size: int
     bos_id: int | None
-    eos_ids: frozenset[int]  # each of them ends a reply
+    eos_ids: frozenset[int]  # each of these tokens ends a reply
     special_tokens: Mapping[str, int]
     chat_template: str | None
-    strips_leading_space: bool  # SentencePiece: the first token's leading space is not part of the text
+    strips_leading_space: bool  # True if `decode` removes the space that SentencePiece puts before a text
 
     def encode(
         self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Text -> ids. Can be called from any thread; while a long text is encoded, other threads run.
+        """Return the token ids of a text. Any thread can call this method, and other threads run at the same
+        time.
 
-        special: False: "<|im_end|>" is encoded as ten plain characters
-        most: for a text with more tokens, the result may be the ids of its beginning; it has more than `most`
-            ids
+        special: if False, a text such as "<|im_end|>" becomes ten plain characters and no special token
+        most: a limit of tokens; for a longer text, the result can be the ids of the text's beginning, which
+        are more
+            than `most` ids
         """
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one token adds to the text; b"" for a special token."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids -> text without special tokens; invalid UTF-8 becomes U+FFFD."""
+        """Return the text of token ids without special tokens. Invalid UTF-8 becomes U+FFFD."""
 
     def text_with_specials(self, ids: Sequence[int]) -> str:
-        """Ids -> text in which special tokens are written out."""
+        """Return the text of token ids with the strings of special tokens."""
 
     def encode_chat(
         self,
@@ -138,24 +146,27 @@ class Tokenizer(Protocol):
         opening: str = "",
         values: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Conversation -> ids, through the model's chat template in a sandbox.
+        """Return the token ids of a conversation. The model's chat template writes the text in a sandbox.
 
-        thinking: whether the model must think first; None: the template decides; templates without a choice
-            ignore it
-        tools: the functions that the model may call; UsageError if the template has no place for tools
-        salt: texts that were encoded before are found only with an equal salt
-        most: as in `encode`
-        opening: text with which the reply begins; its ids come last
+        thinking: True if the model must think before its answer; None: the template decides. Some templates
+        ignore
+            this value.
+        tools: the functions that the model can call; the method raises UsageError if the template does not
+        support
+            tools
+        salt: a secret of the user; the cache of encoded texts finds a text only with the salt of the first
+        call most: as in `encode`
+        opening: the first text of the reply; its ids come last in the result
         values: more variables for the template
         """
 
     def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
-        """Return the text that `encode_chat` encodes, with the special tokens written out."""
+        """Return the text that `encode_chat` encodes, with the strings of special tokens."""
 
 
 @dataclass
 class Model:
-    """A checked model on this machine. `load_weights` does the slow part."""
+    """A checked model on this machine. `load_weights` reads the weights, which takes the most time."""
 
     name: str
     path: Path
@@ -163,36 +174,36 @@ class Model:
     shape: ModelShape  # a ModelConfig if this project has a decoder for the model
     tokenizer: Tokenizer
     load_weights: Callable[[], Weights]
-    fingerprint: str  # adapters belong to it; equal for equal files in any place
+    fingerprint: str  # an id of the model's files that does not depend on their place; adapters belong to it
     parameters: int
     bytes: int
     # The sampling settings from the model's own files, if it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    # The system prompt for conversations without one; it may be empty. None: the template decides.
+    # The system prompt for conversations without a system message; it can be "". None: the template decides.
     default_system: str | None = None
-    context_limit: int | None = None  # tokens: the user's own limit
-    types: Mapping[str, int] = field(default_factory=dict)  # of a GGUF file: {type: number of weights}
-    wrapped: bool = False  # whether the folder holds a model for images that contains this language model
-    embeds: bool = False  # whether it is trained to embed texts, see embedding_model.py
+    context_limit: int | None = None  # the user's limit of the context in tokens
+    types: Mapping[str, int] = field(default_factory=dict)  # {tensor type: number of weights} of a GGUF file
+    wrapped: bool = False  # True if this language model is a part of a model for images
+    embeds: bool = False  # True if the model is trained to embed texts, see embedding_model.py
 
     @property
     def context(self) -> int:
-        """The maximum number of tokens of prompt and reply together."""
+        """Return the maximum number of tokens of prompt and reply together."""
         return min(self.shape.max_context, self.context_limit or self.shape.max_context)
 
     @property
     def is_own(self) -> bool:
-        """Does this project have a decoder for the model?"""
+        """Return True if ruvmlx has its own decoder for the model."""
         return isinstance(self.shape, ModelConfig)
 
     @property
     def config(self) -> ModelConfig:
-        """The decoder's configuration. Raises UnsupportedModel if only mlx-lm has a decoder."""
+        """Return the decoder's configuration. Raises UnsupportedModel if only mlx-lm has a decoder."""
         if isinstance(self.shape, ModelConfig):
             return self.shape
         raise UnsupportedModel(f"{self.name}: {missing_features(self.shape)}.")
 
     @property
     def bits(self) -> float:
-        """Stored bits per parameter, with scales and biases."""
+        """Return the stored bits per parameter, with scales and biases."""
         return 8 * self.bytes / self.parameters

@@ -1,7 +1,6 @@
-"""Folders of architectures for which this project has no decoder; mlx-lm runs them.
+"""This module opens folders of models for which ruvmlx has no decoder of its own; mlx-lm runs these models.
 
-This module checks the headers and counts the parameters. backends/mlx/any_backend.py lets mlx-lm load the
-model.
+It checks the headers and counts the parameters. In backends/mlx/any_backend.py, mlx-lm loads the model.
 """
 
 import re
@@ -21,28 +20,28 @@ from .families import has_decoder
 from .model import ModelShape, OtherShape, Weights
 
 _TYPE = re.compile(r"[\w-]{1,64}", re.ASCII)
-_NAMES = {  # of ModelShape's fields in config.json, by architecture
+_NAMES = {  # {field of ModelShape: its names in the config.json files of different architectures}
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "model_dim"),
     "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "vocab_size": ("vocab_size", "padded_vocab_size"),
     "max_context": ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length"),
 }
-# values of quant_method that mlx-lm reads
+# the values of quant_method that mlx-lm supports
 _METHODS = ("mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")
-_SAMPLED = 4  # tensors
-_USUAL_CONTEXT = 4096  # tokens: used if config.json names no limit, as for state space models
+_SAMPLED = 4  # the number of tensors for the fingerprint
+_USUAL_CONTEXT = 4096  # tokens; the context if config.json has no limit, as for state space models
 
 
 @dataclass(frozen=True)
 class OtherFolder:
-    """A checked folder. data: config.json. bytes: of its tensors, as stored."""
+    """A checked folder. data: the content of config.json. bytes: the stored bytes of its tensors."""
 
     data: Mapping[str, Any]
     shape: ModelShape
     tensors: Mapping[str, Tensor]
     parameters: int
     bytes: int
-    embeds: bool = False  # as in `Model`: embedding models open as `Folder`
+    embeds: bool = False  # always False, because the class `Folder` opens embedding models
 
     @property
     def types(self) -> dict[str, int]:
@@ -50,22 +49,23 @@ class OtherFolder:
 
     @property
     def wrapped(self) -> bool:
-        """Is the model a vision model that contains a language model?"""
+        """Return True if the model is a vision model that contains a language model."""
         return isinstance(self.data.get("text_config"), dict)
 
     def load_weights(self) -> Weights:
-        """Raise an error: mlx-lm reads the files itself."""
+        """Raise UnsupportedModel, because mlx-lm reads the files itself."""
         raise UnsupportedModel(f"a model of type {self.shape.model_type} is read by mlx-lm alone.")
 
     def samples(self) -> Iterator[np.ndarray]:
-        """Yield the raw bytes of tensors that differ between two trainings."""
+        """Yield the raw bytes of the largest tensors, which differ between two trainings of the same
+        architecture."""
         largest = sorted(self.tensors.values(), key=lambda tensor: (-tensor.nbytes, tensor.name))
         return (tensor.raw() for tensor in largest[:_SAMPLED])
 
 
 def mlx_lm_runs(model_type: Any) -> bool:
-    """Does the installed mlx-lm have a model of this type? mlx-lm is imported only for types that it has
-    under another name."""
+    """Return True if the installed mlx-lm has a model of this type. The function imports mlx-lm only if
+    mlx-lm has no file with the type's name."""
     spec = find_spec("mlx_lm")
     if not isinstance(model_type, str) or not _TYPE.fullmatch(model_type) or spec is None:
         return False
@@ -78,17 +78,18 @@ def mlx_lm_runs(model_type: Any) -> bool:
 
 
 def runs(data: Mapping[str, Any]) -> bool:
-    """Is config.json of a model that this project or mlx-lm runs?"""
+    """Return True if ruvmlx or mlx-lm can run the model of this config.json. data: the config.json."""
     return has_decoder(data) or runs_elsewhere(data)
 
 
 def runs_elsewhere(data: Mapping[str, Any]) -> bool:
-    """Is config.json of a model that only mlx-lm runs, because of its architecture or its weights' format?"""
+    """Return True if only mlx-lm can run the model of this config.json, because of its architecture or the
+    format of its weights."""
     return (not has_decoder(data) or bool(weights_format(data))) and mlx_lm_runs(data.get("model_type"))
 
 
 def weights_format(data: Mapping[str, Any]) -> str:
-    """The format of the weights if it is one that mlx-lm reads and this project does not; else ""."""
+    """Return the format of the weights if mlx-lm supports the format and ruvmlx does not; else ""."""
     text = data.get("text_config")
     tables = [data.get("quantization"), data.get("quantization_config")]
     tables += [text.get("quantization_config")] if isinstance(text, dict) else []
@@ -98,8 +99,8 @@ def weights_format(data: Mapping[str, Any]) -> str:
 
 
 def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:
-    """Check a folder. data: config.json. Raises UnsupportedModel for a model that brings its own Python
-    code."""
+    """Check a folder and return it. data: the content of config.json. Raises UnsupportedModel if the model
+    needs Python code from its own folder."""
     if "model_file" in data:
         raise UnsupportedModel(
             f"{where}: config.json names Python code of the model's own (model_file), which is never run; "
@@ -133,8 +134,8 @@ def _first(names: tuple[str, ...], *tables: Mapping[str, Any]) -> int | None:
 
 
 def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
-    """Return the number of weights in all tensors. A quantised tensor has one weight for each place in its
-    groups."""
+    """Return the number of weights in all tensors. For a quantised tensor, the number is the number of groups
+    times the group size."""
     table = data.get("quantization") or data.get("quantization_config") or {}
     usual = table.get("group_size") if isinstance(table, dict) else None
     total = 0
@@ -150,8 +151,8 @@ def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
 
 
 def _group(packed: Tensor, scales: Tensor, usual: Any) -> int:
-    """Return the number of weights that share a scale. Scales of one byte belong to small floats: nvfp4 has
-    two words for each."""
+    """Return the number of weights that share a scale. If the scales are bytes, the weights are small floats:
+    nvfp4 has two words of codes for each scale and groups of 16, and the other formats have groups of 32."""
     if scales.dtype == "U8":
         return 16 if prod(packed.shape) == 2 * prod(scales.shape) else 32
     return usual if type(usual) is int else 64

@@ -1,12 +1,13 @@
-"""RoPE's frequencies and attention factor from a model's configuration, and Llama-3's parameters from a file
-that stores only their result.
+"""This module computes RoPE's frequencies and attention factor from a model's configuration. It also finds
+Llama-3's parameters in a file that stores only the resulting divisors.
 
-GGUF files store the divisor of each frequency (`rope_freqs.weight`, [head_dim / 2]). With x_i = frequency_i /
-2 pi, "high" and "low" Llama-3's two factors, and n the original context:
+GGUF files store the divisor f_i of each frequency (`rope_freqs.weight`, [head_dim / 2]). Let x_i be
+frequency_i / 2 pi, low and high Llama-3's two factors, and n the original context:
 
     s_i = clip((n x_i - low) / (high - low), 0, 1)        1 / f_i = (1 - s_i) / factor + s_i
 
-A common factor in (n, low, high) changes nothing. So low = 1 (Meta's own choice) loses nothing.
+If n, low and high are multiplied by the same number, the divisors do not change. So the module can assume low
+= 1, which is also Meta's choice.
 """
 
 import math
@@ -17,7 +18,7 @@ import numpy as np
 from .model import ModelConfig, QueryScale
 from .rope_scaling import DynamicRope, LinearRope, Llama3Rope, LongRope, YarnRope
 
-TOLERANCE = 1e-3  # relative; the divisors are stored as float32
+TOLERANCE = 1e-3  # the allowed relative error, because files store the divisors as float32
 
 
 class Rope(NamedTuple):
@@ -32,12 +33,13 @@ class Rope(NamedTuple):
 
 
 def rope(config: ModelConfig, context: int | None = None) -> Rope:
-    """Return RoPE for up to `context` tokens; None: up to the model's max_context.
+    """Return RoPE for a maximum context. context: a number of tokens; None: the model's max_context.
 
-    Dynamic and longrope depend on this length. transformers and mlx-lm change dynamic frequencies while a
-    text grows beyond max_context. Here the frequencies are those of the longest context, from the first token
-    on. (Up to max_context all three are equal.) For longrope, mlx-lm always uses the long factors and
-    transformers those for the text's current length. Here the context decides once.
+    The scalings dynamic and longrope depend on the context. For dynamic, transformers and mlx-lm change the
+    frequencies while a text grows beyond max_context. ruvmlx uses the frequencies of the maximum context from
+    the first token on. (Up to max_context all three are equal.) For longrope, mlx-lm always uses the long
+    factors, and transformers uses the factors for the current length of the text. ruvmlx chooses the factors
+    once, by the maximum context.
     """
     f, scaling = frequencies(config.head_dim, config.rope_theta), config.rope_scaling
     longest = max(context or 0, config.max_context)
@@ -60,27 +62,28 @@ def rope(config: ModelConfig, context: int | None = None) -> Rope:
 
 
 def frequencies(head_dim: int, theta: float) -> np.ndarray:
-    """Return unscaled RoPE frequencies in radians per token: [head_dim / 2]."""
+    """Return RoPE's frequencies without scaling, in radians per token: [head_dim / 2]."""
     return theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
 
 
 def query_scales(scale: QueryScale, positions: np.ndarray) -> np.ndarray:
-    """Return the factors of queries at these positions: float32 [n]."""
+    """Return the factor of the query at each position: float32 [n] for n positions."""
     spans = np.floor(np.asarray(positions) / scale.original_max_position)
     return (1 + scale.beta * np.log1p(spans)).astype(np.float32)
 
 
 def _ntk_theta(config: ModelConfig, factor: float, context: int) -> float:
-    """theta (factor n / max_context - factor + 1)^(d / (d - 2))"""
+    """Return theta * (factor * n / max_context - factor + 1)^(d / (d - 2)). n: the context; d: head_dim."""
     stretch = factor * context / config.max_context - factor + 1
     return config.rope_theta * stretch ** (config.head_dim / max(1, config.head_dim - 2))
 
 
 def _yarn_kept(scaling: YarnRope, head_dim: int, theta: float) -> np.ndarray:
-    """Return [head_dim / 2]: 1 for pairs that keep their frequency, 0 for those that are stretched, a line
-    between them.
+    """Return YaRN's weight of the unchanged frequency for each pair: [head_dim / 2]. The weight is 1 for the
+    fast pairs, 0 for the slow pairs, and falls linearly between these.
 
-    Pair d ln(n / (2 pi r)) / (2 ln theta) makes r rotations over the original context n. (Peng et al. 2023)
+    The pair with index d ln(n / (2 pi r)) / (2 ln theta) makes r rotations over the original context of n
+    tokens; d is head_dim. (Peng et al. 2023)
     """
 
     def pair(rotations: float) -> float:
@@ -102,7 +105,8 @@ def llama3_divisors(scaling: Llama3Rope, head_dim: int, theta: float) -> np.ndar
 
 
 def llama3_from_divisors(divisors: np.ndarray, theta: float) -> Llama3Rope | None:
-    """Return the scaling that gives the stored divisors, or None if there is none."""
+    """Return Llama-3's parameters that give the stored divisors, or None if no parameters give these
+    divisors."""
     f = np.asarray(divisors, np.float64)
     if not (np.isfinite(f).all() and f.min() > 0 and f.max() > 1):
         return None
@@ -114,8 +118,8 @@ def llama3_from_divisors(divisors: np.ndarray, theta: float) -> Llama3Rope | Non
 
 
 def _fit(f: np.ndarray, factor: float, theta: float) -> Llama3Rope | None:
-    """Fit a line through the blended frequencies, s_i = a x_i - b. Then low = 1, high = 1 + 1/b, n = a /
-    b."""
+    """Fit the line s_i = a x_i - b to the frequencies with 0 < s_i < 1. Then low = 1, high = 1 + 1/b and n
+    = a / b."""
     s = (1 / f - 1 / factor) / (1 - 1 / factor)
     blended = (s > 1e-4) & (s < 1 - 1e-4)
     if blended.sum() < 2:

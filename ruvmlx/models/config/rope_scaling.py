@@ -1,26 +1,27 @@
-"""The ways to stretch RoPE for longer contexts, as a model's files describe them. rope.py computes them."""
+"""This module defines the parameters of RoPE's scalings for long contexts, as a model's files give the
+parameters. rope.py computes the frequencies."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class LinearRope:
-    """Every frequency is divided by `factor`."""
+    """Linear scaling: every frequency is divided by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class DynamicRope:
-    """NTK-aware: theta grows for contexts beyond the model's own."""
+    """Dynamic NTK scaling: theta grows if the context is longer than the model's max_context."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """Llama-3's scaling: low frequencies are stretched by `factor`, high ones are kept, those between are
-    blended."""
+    """Llama-3's scaling: low frequencies are divided by `factor`, high frequencies do not change, and the
+    frequencies between are a mixture of both."""
 
     factor: float
     low_freq_factor: float
@@ -30,23 +31,24 @@ class Llama3Rope:
 
 @dataclass(frozen=True)
 class YarnRope:
-    """Like Llama-3's, but blended by a line over the pairs. Queries and keys are multiplied by
-    attention_factor."""
+    """YaRN's scaling: like Llama-3's scaling, but the mixture changes linearly with the pair's index. Queries
+    and keys are multiplied by attention_factor."""
 
     factor: float
     original_max_position: int
     attention_factor: float
-    beta_fast: float = 32.0  # a pair with at least this many rotations over the original context is kept
-    beta_slow: float = 1.0  # a pair with at most this many rotations is stretched
+    beta_fast: float = 32.0  # pairs with more rotations than this over the original context do not change
+    beta_slow: float = 1.0  # frequencies of pairs with fewer rotations than this are divided by `factor`
 
 
 @dataclass(frozen=True)
 class LongRope:
-    """Each pair has its own divisor. Queries and keys are multiplied by attention_factor."""
+    """LongRoPE's scaling: each frequency has its own divisor. Queries and keys are multiplied by
+    attention_factor."""
 
     original_max_position: int
     attention_factor: float
-    short_factor: tuple[float, ...]  # [head_dim / 2], for contexts up to the original one
+    short_factor: tuple[float, ...]  # [head_dim / 2], the divisors for contexts up to original_max_position
     long_factor: tuple[float, ...]
 
 

@@ -1,4 +1,5 @@
-"""The sampling settings that a model's own files advise; otherwise those that its makers advise."""
+"""This module finds the recommended sampling settings of a model: from the model's files, or, if the files
+have none, from a table of the makers' recommendations."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,16 +8,17 @@ from typing import Any
 
 from ...settings import SAMPLING
 
-MAX_VALUE = 1e9  # the maximum of a plausible number
-# Not taken from a model's files: there it counts the prompt's tokens, too, and it takes more time.
+MAX_VALUE = 1e9  # the limit for a plausible number in a model's file
+# ruvmlx does not take these options from a model's files. The repetition penalty of these files also applies
+# to the prompt's tokens, unlike ruvmlx's, and a penalty makes the draw slower.
 NOT_ADVISED = ("repetition_penalty",)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What a model's makers advise.
+    """The makers' recommended sampling settings for some models.
 
-    name: a pattern that one of the model's names contains; "": any model of the family `model_type`
+    name: a pattern that matches a part of the model's name; "": the settings are for the family `model_type`
     """
 
     sampling: Mapping[str, float]
@@ -24,14 +26,15 @@ class Advice:
     model_type: str = ""
 
     def is_for(self, model_type: str, names: Sequence[str]) -> bool:
-        """Is this advice for a model of this type and with these names?"""
+        """Return True if these settings are for a model of this type with these names."""
         if self.name:
             return any(re.search(self.name, name, re.IGNORECASE) for name in names)
         return self.model_type == model_type
 
 
-# From generation_config.json and the model cards of the makers' own repositories. The first row that fits
-# counts. GGUF files of Mistral, SmolLM2 and others say that they are Llama, so rows with names come first.
+# The values come from generation_config.json and the model cards in the makers' repositories. The first
+# matching row applies. GGUF files of Mistral, SmolLM2 and other models have the architecture Llama, so rows
+# with names come first.
 ADVICE = (
     Advice({"temperature": 0.6, "top_p": 0.95}, name=r"deepseek.?r1"),
     Advice({"temperature": 0.2, "top_p": 0.9}, name=r"smollm(?!3)"),
@@ -53,8 +56,8 @@ ADVICE = (
 def sampling_defaults(
     values: Mapping[str, Any], model_type: str = "", names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return those `values` from the model's files that are plausible numbers. If there are none, return the
-    makers' advice for a model of this family and these names."""
+    """Return the `values` from the model's files that are plausible numbers. If no value is plausible, return
+    the makers' recommendation for a model of this family and these names."""
     found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED}
     usable = {
         name: value

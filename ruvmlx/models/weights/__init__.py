@@ -1,5 +1,5 @@
-"""Checked weights of one model, from a GGUF file or from a folder of safetensors files.
+"""This package reads and checks the weights of one model, from a GGUF file or a folder of safetensors files.
 
-A loader returns a `Model` with weights that are read when they are used. Nothing here may look for models or
-compute with weights. Start with `gguf_model.py` and `safetensors_model.py`.
+A loader returns a `Model`. The model reads a weight when a backend asks for the weight. The package does not
+search for models and does not compute with weights. Start with `gguf_model.py` and `safetensors_model.py`.
 """

@@ -1,4 +1,4 @@
-"""The weights of a folder of safetensors files, in the form that backends read."""
+"""This module gives the weights of a folder of safetensors files in the form that backends read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from ..files.small_floats import MODES, FloatFormat, FloatMatrix
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """How the files hold the weights.
+    """The storage formats of the weights in the files.
 
-    kinds: tensor name -> key of DTYPES
-    floats: the matrices of small floats
+    kinds: {tensor name: key of DTYPES}
+    floats: {module name: format} of the matrices of small floats
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
@@ -37,8 +37,8 @@ AFFINE_PARTS = ("weight", "scales", "biases")
 
 
 class FolderWeights(Mapping[str, np.ndarray]):
-    """Views of the files. A matrix of small floats is converted when it is read, and only the last one is
-    kept. The numbers of a tensor are checked at its first read."""
+    """The weights as views of the files. The first read of a tensor checks its numbers. The read of a matrix
+    of small floats converts the matrix, and the class keeps only the last converted matrix."""
 
     def __init__(self, tensors: Mapping[str, Tensor], plan: StoragePlan):
         self._tensors, self._plan = tensors, plan
@@ -46,11 +46,12 @@ class FolderWeights(Mapping[str, np.ndarray]):
         self._names = list(self._affine_names())
         self._known = frozenset(self._names)
         self._last: tuple[str, AffineArrays | None] = ("", None)
-        # called while a large matrix is converted; may raise an exception
+        # A long conversion calls this function; the function can raise an exception to stop.
         self.pause: Callable[[], None] = lambda: None
 
     def _affine_names(self) -> Iterator[str]:
-        """Yield the names of all arrays. A matrix of small floats has the names of MLX's affine layout."""
+        """Yield the names of all arrays. A matrix of small floats has the three array names of MLX's
+        affine layout."""
         scales = {found.scales for found in self._plan.floats.values()}
         for name in self._plan.kinds:
             module = name.removesuffix(".weight")
@@ -68,7 +69,7 @@ class FolderWeights(Mapping[str, np.ndarray]):
         return self._array(name)
 
     def blocks_of(self, module: str) -> FloatMatrix | None:
-        """Return the matrix as stored, if it is one of small floats; else None."""
+        """Return the stored matrix of small floats, or None if the matrix has another format."""
         found = self._plan.floats.get(module)
         if found is None:
             return None
@@ -104,7 +105,7 @@ class FolderWeights(Mapping[str, np.ndarray]):
         if name not in self._checked:
             check_finite(array, tensor.name)
             self._checked.add(name)
-        # float32 holds bfloat16 scales exactly; float16 does not.
+        # Scales in bfloat16 become float32, because float16 does not hold all bfloat16 numbers exactly.
         return array.astype(np.float32) if kind == "scale" and tensor.dtype == "BF16" else array
 
     def __contains__(self, name: object) -> bool:

@@ -1,8 +1,8 @@
-"""Converts a GGUF file to a ModelConfig and Weights.
+"""This module converts a GGUF file to a ModelConfig and weights.
 
-For some families (families.py), llama.cpp's converter interleaves the q and k rows of every head: row 2i + j
-is the row that Hugging Face calls j * head_dim / 2 + i. This module puts the rows back in order. So after
-loading, RoPE is half-split everywhere.
+For some families (families.py), llama.cpp's converter reorders the q and k rows of every head: row 2i + j of
+a GGUF file is row j * head_dim / 2 + i of the Hugging Face model. This module restores Hugging Face's order.
+So RoPE rotates the same pairs of rows in all loaded models.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +23,8 @@ from .stored import StoredMatrix
 
 
 def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
-    """Open a file, or all parts of a split one. The header, the configuration and the tensor shapes are
-    checked."""
+    """Open a file, or all part files of a split model. Check the header, the configuration and the tensor
+    shapes."""
     file = read_whole(path)
     config = read_config(file)
     check_tensors(file, config)
@@ -32,7 +32,8 @@ def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
 
 
 def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
-    """Check that all tensors of the decoder are present with their shapes, and that there are no others."""
+    """Raise an error if a tensor of the decoder is missing or has a wrong shape, or if the file has a tensor
+    that is not a part of the decoder."""
     expected: dict[str, tuple] = {gguf_name(f"{m}.weight"): shape for m, shape in matrices(config)}
     expected |= {gguf_name(name): shape for name, shape in vectors(config)}
     check_shapes({name: t.shape for name, t in file.tensors.items()}, expected, file.path.name)
@@ -46,14 +47,15 @@ def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
 
 
 def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]:
-    """Return what `Model.load_weights` calls: the slow part of loading."""
+    """Return the function `Model.load_weights` for this file."""
     return lambda: LazyWeights(file, config)
 
 
 class LazyWeights(Mapping[str, np.ndarray]):
-    """The weights of a file, converted when they are read.
+    """The weights of a file. The read of a weight converts the weight.
 
-    Only the last matrix is kept. So reading all matrices in order needs memory for only one.
+    The class keeps only the last converted matrix. So a program that reads all matrices in order needs memory
+    for only one matrix.
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig):
@@ -64,7 +66,7 @@ class LazyWeights(Mapping[str, np.ndarray]):
         )
         self._known = frozenset(self._names)
         self._last: tuple[str, dict[str, np.ndarray]] = ("", {})
-        # called while a large matrix is converted; may raise an exception
+        # A long conversion calls this function; the function can raise an exception to stop.
         self.pause: Callable[[], None] = lambda: None
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -78,7 +80,8 @@ class LazyWeights(Mapping[str, np.ndarray]):
         return self._last[1][kind]
 
     def blocks_of(self, module: str) -> StoredMatrix | None:
-        """Return the matrix's blocks, with q and k rows in order; None for plain numbers."""
+        """Return the matrix's GGUF blocks, with q and k rows in Hugging Face's order; None for plain
+        numbers."""
         tensor = self._tensor(module)
         if tensor.type.block == 1:
             return None
@@ -118,19 +121,20 @@ def _parts(file: GGUFFile, module: str) -> list[str]:
 def _matrix(
     file: GGUFFile, config: ModelConfig, module: str, pause: Callable[[], None]
 ) -> dict[str, np.ndarray]:
-    """Return {"weight"} or {"weight", "scales", "biases"}, with q and k rows in order."""
+    """Return {"weight"} or {"weight", "scales", "biases"}, with q and k rows in Hugging Face's order."""
     tensor = file.tensors[gguf_name(f"{module}.weight")]
     raw = file.raw(tensor)
     parts = unpack(raw, tensor, pause)
     heads = _rope_heads(config, module)
-    if heads or len(parts) > 1:  # copied, so the mapped original is not needed again
+    if heads or len(parts) > 1:  # the parts are copies, so the mapped file is not needed again
         parts = {kind: half_split_rows(a, heads) if heads else a for kind, a in parts.items()}
         release(raw)
     return parts
 
 
 def _vector(file: GGUFFile, config: ModelConfig, name: str) -> np.ndarray:
-    """Return a norm or a bias as plain numbers. These are rarely quantised, and small."""
+    """Return a norm or a bias as plain numbers. Raises UnsupportedModel for a quantised norm or bias,
+    which is rare."""
     tensor = file.tensors[gguf_name(name)]
     parts = unpack(file.raw(tensor), tensor)
     if "scales" in parts:
@@ -142,7 +146,7 @@ def _vector(file: GGUFFile, config: ModelConfig, name: str) -> np.ndarray:
 
 
 def _rope_heads(config: ModelConfig, module: str) -> int:
-    """Return how many heads the module's rows belong to if they are interleaved; else 0."""
+    """Return the number of heads in the module's rows if GGUF's order of the rows is interleaved; else 0."""
     if not family_of(config.model_type, "").interleaved:
         return 0
     if module.endswith("q_proj"):
@@ -151,7 +155,8 @@ def _rope_heads(config: ModelConfig, module: str) -> int:
 
 
 def half_split_rows(array: np.ndarray, n_heads: int) -> np.ndarray:
-    """Rows [out, ...] of each head: interleaved (0, h, 1, h + 1, ...; h = head_dim / 2) -> half-split."""
+    """Reorder the rows [out, ...] of each head from GGUF's interleaved order (0, h, 1, h + 1, ...; h =
+    head_dim / 2) to Hugging Face's order (0, 1, 2, ...)."""
     rest = array.shape[1:]
     pairs = array.reshape(n_heads, -1, 2, *rest)  # [heads, head_dim / 2, 2, ...]
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1, *rest)

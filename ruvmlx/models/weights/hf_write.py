@@ -1,8 +1,8 @@
-"""Writes the files beside the weights of a Hugging Face folder: config.json, generation_config.json, the
+"""This module writes the small files of a Hugging Face folder: config.json, generation_config.json and the
 tokenizer.
 
-If the model came as a folder, its files are copied. If it came as a GGUF file, they are made from what the
-loaders know.
+If the model was a folder, the module copies the folder's files. If the model was a GGUF file, the module
+writes the files from the loaded configuration and tokenizer.
 """
 
 import shutil
@@ -42,7 +42,7 @@ def config_of(model: Model) -> dict[str, Any]:
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    """Reverse `hf_config.config_from_json`."""
+    """Return the config.json of a configuration. `hf_config.config_from_json` does the reverse."""
     family = family_of(config.model_type, "config.json")
     out: dict[str, Any] = {
         "model_type": config.model_type,
@@ -66,8 +66,8 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _window(config: ModelConfig, family: Family) -> dict[str, Any]:
-    """Return the window's fields. Without layer_types the window holds for all layers of a Mistral, but
-    mlx-lm ignores it."""
+    """Return the fields of the sliding window. Without layer_types, the window applies to all layers of a
+    Mistral model, but mlx-lm ignores the window."""
     if not config.sliding_window:
         return {}
     if family.window is Window.EVERY_LAYER:
@@ -82,7 +82,7 @@ def _token_ids(tokenizer: Any) -> dict[str, Any]:
 
 
 def write_companions(model: Model, folder: Path) -> None:
-    """Write the tokenizer and the generation settings."""
+    """Write the tokenizer's files and generation_config.json."""
     if model.format == "gguf":
         write_json(folder / _GENERATION, _token_ids(model.tokenizer) | dict(model.default_sampling))
         _write_tokenizer(model.tokenizer, folder)

@@ -1,4 +1,4 @@
-"""Weights that call functions while they are read, so that loading can be counted and stopped."""
+"""This module reports the progress while a backend reads the weights, and lets the user stop the loading."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -15,10 +15,11 @@ from .stored import StoredMatrix, stored_matrix, stored_tensor
 
 
 class AskingWeights(Mapping[str, np.ndarray]):
-    """Weights that report each read. Both functions may raise an exception to stop the loading.
+    """Weights that report each read to two functions. Both functions can raise an exception to stop the
+    loading.
 
-    looked: called with the name of each tensor after it was read
-    pause: called during long conversions
+    looked: the class calls it with the name of each tensor after the read
+    pause: the class calls it again and again during long conversions
     """
 
     def __init__(self, weights: Weights, looked: Callable[[str], None], pause: Callable[[], None]):
@@ -51,8 +52,7 @@ class AskingWeights(Mapping[str, np.ndarray]):
 
 
 def watched_weights(model: Model, watch: Watch) -> Weights:
-    """Return the model's weights. The watch receives the number of bytes that were read for the first
-    time."""
+    """Return the model's weights. The watch receives the number of bytes that the backend has read."""
     shapes = {f"{module}.weight": rows * columns for module, (rows, columns) in matrices(model.config)}
     left = shapes | {name: size for name, (size,) in vectors(model.config)}
     each = model.bytes / model.parameters

@@ -1,4 +1,5 @@
-"""Recognises folders in Mistral's or Meta's own layout, which are not supported, and refuses them."""
+"""This module recognises folders in Mistral's or Meta's own layout and refuses them, because ruvmlx does not
+support these layouts."""
 
 from pathlib import Path
 
@@ -9,7 +10,8 @@ def refuse_own_layout(path: Path, name: str) -> None:
     """Raise UnsupportedModel for a folder with params.json or consolidated files. Do nothing for any other
     folder.
 
-    Call this only if the files of Hugging Face's layout are missing: many folders have both.
+    Call this function only if the files of Hugging Face's layout are missing, because many folders have both
+    layouts.
     """
     found = sorted(p.name for p in (*path.glob("params.json"), *path.glob("consolidated*")))
     if found:

@@ -1,4 +1,4 @@
-"""Loads a folder of safetensors files (Hugging Face or mlx-community) as a Model."""
+"""This module loads a folder of safetensors files (Hugging Face or mlx-community) as a Model."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -34,8 +34,8 @@ SAMPLED = (
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked folder. data: the config.json of the language model alone. wrapped: whether a model for
-    images contains it. embeds: as in `Model`."""
+    """A checked folder. data: the config.json of the language model alone. wrapped: True if this language
+    model is a part of a model for images. embeds: True if the model is trained to embed texts."""
 
     data: dict[str, Any]
     shape: ModelConfig
@@ -50,7 +50,8 @@ class Folder:
 
     @property
     def types(self) -> dict[str, int]:
-        """{type: number of weights} if some are small floats and none are in MLX's affine layout."""
+        """Return {tensor type: number of weights} for a model with small floats and without MLX's affine
+        layout; {} for all other models."""
         kinds, sizes = self.plan.kinds, Counter[str]()
         if not self.plan.floats or "packed" in kinds.values():
             return {}
@@ -67,12 +68,13 @@ class Folder:
         return FolderWeights(self.tensors, self.plan)
 
     def samples(self) -> Iterator[np.ndarray]:
-        """Yield the raw bytes of tensors that differ between two trainings."""
+        """Yield the raw bytes of the tensors in SAMPLED, which differ between two trainings of one
+        architecture."""
         return (self.tensors[n].raw() for n in SAMPLED if n in self.tensors)
 
 
 def open_folder(path: Path, name: str) -> Folder | OtherFolder:
-    """Check the configuration, headers and shapes. The tokenizer is not read."""
+    """Check the configuration, the headers and the shapes of a folder. Do not read the tokenizer."""
     whole = read_object(path / "config.json", missing_ok=False)
     if runs_elsewhere(whole):
         return open_other(whole, _read_all(path, ALL_BYTES), name)
@@ -88,7 +90,7 @@ def open_folder(path: Path, name: str) -> Folder | OtherFolder:
 
 
 def load_folder(path: Path, name: str) -> Model:
-    """Check everything except the weights' values."""
+    """Load a folder as a Model. Check all files, but not the values of the weights."""
     from ..text.tokenizer_process import ProcessTokenizer
 
     folder = open_folder(path, name)
@@ -125,7 +127,8 @@ def _read_all(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Te
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files that the index names, or model*.safetensors."""
+    """Return the weight files that the index names. Without an index, return model*.safetensors or
+    weights*.safetensors."""
     index = read_object(path / "model.safetensors.index.json")
     if index:
         return [_shard(path, name) for name in _shard_names(index)]
@@ -150,7 +153,7 @@ def _shard_names(index: dict[str, Any]) -> list[str]:
 
 
 def _shard(path: Path, name: str) -> Path:
-    """Return a file beside the index. Paths that leave the folder are refused."""
+    """Return the path of a weight file beside the index. Raises CorruptFile for a path outside the folder."""
     if Path(name).name != name or not name.endswith(".safetensors"):
         raise CorruptFile(
             f"model.safetensors.index.json names {name[:60]!r}, which is not a safetensors file beside it."
@@ -161,7 +164,8 @@ def _shard(path: Path, name: str) -> Path:
 
 
 def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of the language model under its own names, without the part that reads images."""
+    """Return the tensors of the language model under mlx-lm's names, without the tensors that process
+    images."""
     vision = (
         "vision_tower.",
         "multi_modal_projector.",
@@ -172,16 +176,16 @@ def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_head(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Name the tensors of a model that was saved without an output head as those of one whose head is tied to
-    the embedding."""
+    """Return the tensors and config.json of a model that was saved without an output head. The tensors get
+    the names of a model whose output head is tied to the embedding."""
     if "embed_tokens.weight" in tensors:
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     return tensors, data if "lm_head.weight" in tensors else data | {"tie_word_embeddings": True}
 
 
 def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Remove tensors that are not used: precomputed RoPE tables, a head that is tied to the embedding, and
-    the scales of fp8 activations (activations have 16 or 32 bits here)."""
+    """Remove the tensors that ruvmlx does not use: precomputed RoPE tables, an output head that is tied to
+    the embedding, and the scales of fp8 activations (ruvmlx computes activations in 16 or 32 bits)."""
     tied = data.get("tie_word_embeddings") is True
     unused = ("rotary_emb.inv_freq", *([".activation_scale"] if is_fp8(data) else []))
     return {
@@ -194,7 +198,8 @@ def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[st
 def _plan(
     tensors: Mapping[str, Tensor], config: ModelConfig, data: dict[str, Any], where: str
 ) -> StoragePlan:
-    """Check all shapes and types. Unknown tensors are refused."""
+    """Return the storage plan after a check of all shapes and types. Raises UnsupportedModel for an
+    unknown tensor."""
     default, own = quantization(data, where)
     expected: dict[str, tuple] = {name: shape for name, shape in vectors(config)}
     plan = StoragePlan(dict.fromkeys(expected, "plain"))

@@ -1,7 +1,8 @@
-"""Matrices in the form in which a file stores them, for backends that read its blocks.
+"""This module gives matrices in the quantised blocks of their file, for backends that compute with these
+blocks.
 
-`Weights` gives every matrix in MLX's affine layout. Sometimes that rounds (groups of 16), or a backend has
-kernels for the file's own blocks. Then `stored_matrix` gives the blocks.
+`Weights` gives every matrix in MLX's affine layout. The conversion to this layout rounds some types (groups
+of 16). So `stored_matrix` gives the original blocks to backends that have kernels for these blocks.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from ..files.small_floats import FloatMatrix
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """raw: uint8 [out, bytes of a row]; rows in the order of `Weights`; no NaN or infinity."""
+    """A matrix of GGUF blocks without NaN or infinity. raw: uint8 [out, bytes of a row]; the rows have the
+    order of the rows in `Weights`."""
 
     name: str
     type: TensorType
@@ -29,7 +31,7 @@ class StoredMatrix:
         return len(self.raw), self.raw.shape[1] // self.type.nbytes * self.type.block
 
     def dequantise(self, rows: slice = slice(None)) -> np.ndarray:
-        """Return float32 [rows, in], with the same bits as in llama.cpp."""
+        """Return the weights as float32 [rows, in], with the same bits as in llama.cpp."""
         return dequantise_blocks(self.raw[rows], self.type, self.name)
 
     def eight_bits(self) -> AffineArrays:
@@ -45,12 +47,12 @@ class StoresBlocks(Protocol):
     """Weights that can return a matrix's stored blocks."""
 
     def blocks_of(self, module: str) -> StoredMatrix | FloatMatrix | None:
-        """Return None for plain numbers and for MLX's affine layout. Raises KeyError for modules that do not
-        exist."""
+        """Return a matrix in its stored blocks, or None for plain numbers and for MLX's affine layout. Raises
+        KeyError if the module does not exist."""
 
     def stored_tensor(self, module: str) -> GGUFTensor | None:
-        """Return type and shape from the header alone. None for MLX's affine layout, and for plain numbers of
-        a folder."""
+        """Return the type and shape of a matrix from the header alone, or None for MLX's affine layout and
+        for plain numbers in a folder."""
 
 
 def stored_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix | None:
@@ -58,14 +60,15 @@ def stored_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix |
 
 
 def stored_tensor(weights: Weights, module: str) -> GGUFTensor | None:
-    """Return the tensor of a matrix in blocks; None for plain numbers, for other files, and for unknown
-    names."""
+    """Return the type and shape of a matrix of blocks, or None for plain numbers, for weights without blocks,
+    and for unknown modules."""
     if not isinstance(weights, StoresBlocks) or f"{module}.scales" not in weights:
         return None
     return weights.stored_tensor(module)
 
 
 def rounded_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix | None:
-    """Return the matrix as its file stores it, if the affine layout in `weights` is not exact; else None."""
+    """Return the matrix in its stored blocks if MLX's affine layout of this matrix is not exact; else
+    None."""
     tensor = stored_tensor(weights, module)
     return None if tensor is None or tensor.type.affine else stored_matrix(weights, module)
