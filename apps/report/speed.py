@@ -28,7 +28,7 @@ from ..bench.stage import OnStage, PlayerError
 
 Log = Callable[[str], None]
 PROMPTS, DECODED = (512, 2048), 96  # tokens of the prompts, and of each reply
-MIN_TOKENS = 128, 16  # tokens of the smallest prompt and reply; a runtime that is too slow for these is left out
+MIN_TOKENS = 128, 16  # tokens of the smallest prompt and reply; runtimes that are too slow are left out
 SHORT = 32, 8  # tokens of the prompt and the reply that estimate a runtime's speed
 ROUNDS = 7  # the maximum number; the first round compiles kernels, so it is used only if it is the only round
 PEER = "mlx-lm"
