@@ -139,8 +139,8 @@ def _add(store: Store, chat: Imported) -> str:
 
 
 def chat_files(path: Path) -> list[Path]:
-    """Return the file itself, or all .json files below a folder. Raises UsageError for a folder without
-    them."""
+    """Return the file itself, or all .json files below a folder. Raises UsageError for a folder without .json
+    files."""
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.rglob("*.json") if file.is_file())
@@ -150,8 +150,8 @@ def chat_files(path: Path) -> list[Path]:
 
 
 def parse(data: bytes, name: str) -> Imported:
-    """Return the chat in a file's bytes. Raises CorruptFile if there is none. name: the file's name, for the
-    error."""
+    """Return the chat in a file's bytes. Raises CorruptFile if there is no chat. name: the file's name, for
+    the error."""
     try:
         found = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as e:
@@ -210,7 +210,7 @@ def _content(item: Any) -> str | None:
 
 
 def _calls(item: Any) -> str:
-    """Return the calls of a message as the store has them. Return "" if there are none, or if they are
+    """Return the calls of a message as the store has them. Return "" if there are no calls, or if they are
     malformed."""
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         calls = calls_of_json(json.dumps(item["calls"]))

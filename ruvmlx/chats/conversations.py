@@ -367,7 +367,8 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
-        """Return the request for a reply to the last of these turns. Raises UsageError if it is invalid."""
+        """Return the request for a reply to the last of these turns. Raises UsageError if a value is
+        invalid."""
         sampling = sampling or self._writer.sampling()
         check_sampling(sampling)
         messages, fields = self._read(session_id, turns, max_new_tokens, tools)

@@ -146,7 +146,7 @@ class Learning:
     @contextlib.contextmanager
     def using(self, name: str | None) -> Iterator[Learner]:
         """Yield the learner of this adapter (None: of the adapter in use), which can be rated in the block.
-        Raises NotFound if there is none. The adapter in use does not change."""
+        Raises NotFound if there is no such learner. The adapter in use does not change."""
         learner = self.of(name) if name else self.require_learner()
         assert learner is not None
         with self.in_its_place(learner):
@@ -211,7 +211,7 @@ class Learning:
 
     def first_summary(self) -> FirstSummary | None:
         """Return a summary of the ratings, once for each adapter: after SUMMED_UP_AT ratings and preferences.
-        Return None before that number, and after the summary was shown."""
+        Return None before this number, and after the first summary was shown."""
         learner, log = self.require_learner(), self._store.witness
         if learner.history.name in self._summed_up:
             return None

@@ -46,7 +46,8 @@ NO_TOOLS = ToolOffer()
 
 
 def tool_prompt(model: Model, messages: Sequence[Message], offer: ToolOffer) -> Prepared | None:
-    """Return the conversation in the form in which the model takes tools. Return None if it has no tools."""
+    """Return the conversation in the form in which the model takes tools. Return None if the conversation has
+    no tools."""
     if not offer.tools and not any(message.tool_calls or message.role == "tool" for message in messages):
         return None
     return prepare(model, messages, offer.tools, "none" if offer.is_over else "auto", offer.function)

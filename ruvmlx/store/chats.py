@@ -123,7 +123,7 @@ class Chats:
     # -- finding -------------------------------------------------------------------------------------
 
     def get(self, session_id: str) -> SessionRow:
-        """Return a chat by its full id, soft-deleted or not. Raises NotFound if there is none."""
+        """Return a chat by its full id, soft-deleted or not. Raises NotFound if there is no such chat."""
         row = self._db.row(_SELECT + "WHERE s.id = ?", session_id)
         if row is None:
             raise NotFound(f"no chat {session_id!r}; `ruvmlx sessions ls` lists them.")
@@ -170,8 +170,8 @@ class Chats:
         return {row["id"] for row in self._db.rows("SELECT id FROM sessions")}
 
     def _ids_beginning_with(self, beginning: str, where: str) -> list[str]:
-        """Return a list with the id that has this beginning, or []. Raises NotFound if several ids have
-        it."""
+        """Return a list with the id that has this beginning, or []. Raises NotFound if several ids begin with
+        this text."""
         found = self._db.rows(
             f"SELECT id FROM sessions WHERE substr(id, 1, ?1) = ?2 AND {where} LIMIT 2",
             len(beginning),
@@ -216,7 +216,7 @@ class Chats:
         self._hide(session_id, time.time())
 
     def restore(self, session_id: str) -> None:
-        """Show a hidden chat again. Raises NotFound if `delete` has begun to erase it."""
+        """Show a hidden chat again. Raises NotFound if `delete` has begun to erase the chat."""
         self._hide(session_id, None)
 
     def _hide(self, session_id: str, when: float | None) -> None:

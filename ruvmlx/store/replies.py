@@ -215,7 +215,7 @@ class Replies:
             self._db.execute("UPDATE replies SET query = ? WHERE id = ?", from_vector(query), reply_id)
 
     def query(self, reply_id: str) -> np.ndarray | None:
-        """Return the question's pooled hidden state [D] as float32; None if it was never computed."""
+        """Return the question's pooled hidden state [D] as float32; None if the state was never computed."""
         return to_vector(self._db.value("SELECT query FROM replies WHERE id = ?", reply_id))
 
     def questions(self, session_id: str) -> list[tuple[str, bytes]]:

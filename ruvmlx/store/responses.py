@@ -48,7 +48,8 @@ class Responses:
             self._trim()
 
     def get(self, response_id: str, tenant: str) -> ResponseRow:
-        """Return a response. Raises NotFound if there is none, or if it belongs to another tenant."""
+        """Return a response. Raises NotFound if there is no such response, or if the response belongs to
+        another tenant."""
         rows = self._db.rows(
             "SELECT id, previous, tenant, input, answer FROM responses WHERE id = ? AND tenant = ?",
             response_id,

@@ -26,7 +26,7 @@ class Search:
 
     def newest(self, words: str, session_id: str | None = None) -> ChatHit | None:
         """Return the newest message that contains every word, in one chat or in all chats. Return None if
-        there is none."""
+        there is no such message."""
         found = self._in_messages(words.split(), 1, session_id) if words.split() else []
         return found[0] if found else None
 

@@ -21,7 +21,7 @@ _SHADOWS = "messages_text_"  # tables that FTS5 makes; their SQL depends on its 
 
 
 def difference(db: sqlite3.Connection, version: int) -> str:
-    """Return the first difference from a store of this format; "" if there is none."""
+    """Return the first difference from a store of this format; "" if there is no difference."""
     if db.execute("PRAGMA encoding").fetchone()[0] != "UTF-8":
         return "its text is not UTF-8"
     db.create_function("is_utf8", 1, _is_utf8, deterministic=True)

@@ -254,7 +254,7 @@ class Versions:
 
 
 def unpack_state(state: bytes | None, packed: int) -> bytes | None:
-    """Return the weights as they were written. Raises CorruptFile if they are damaged."""
+    """Return the weights as they were written. Raises CorruptFile if the weights are damaged."""
     try:
         return zlib.decompress(state) if packed and state is not None else state
     except zlib.error:

@@ -39,7 +39,8 @@ class _HiddenStates:
 
 class SplitGraph:
     """SplitGraph splits an mlx-lm model into two functions, for hidden states and for logits. Raises
-    UnsupportedModel if the model cannot be split, and CorruptFile if its sizes differ from those of `shape`.
+    UnsupportedModel if the model cannot be split, and CorruptFile if the model's sizes differ from the sizes
+    in `shape`.
 
     dtype: the dtype of the hidden states
     """

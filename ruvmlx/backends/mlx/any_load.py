@@ -14,7 +14,7 @@ PIECE = 256 << 20  # the number of bytes that MLX reads at a time; these can be 
 
 
 def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
-    """Return mlx-lm's model with its weights, evaluated.
+    """Return mlx-lm's model with its evaluated weights.
 
     float32: convert all numbers that are not packed to float32, because MLX's 16-bit products are slow on a
         CPU

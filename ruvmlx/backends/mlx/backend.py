@@ -114,7 +114,7 @@ class MLXBackend(MLXRunner):
 
     def lent_graph(self) -> nn.Module | None:
         """Return mlx-lm's modules with the frozen weights, for training. Return None if our own layers
-        replace them."""
+        replace mlx-lm's modules."""
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:

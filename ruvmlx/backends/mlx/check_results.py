@@ -73,7 +73,8 @@ class KernelVerdict:
 
     @property
     def graph_fails(self) -> str:
-        """Return why mlx-lm's own graph cannot run on the GPU. Return "" if it can, or if this is unknown."""
+        """Return why mlx-lm's own graph cannot run on the GPU. Return "" if the graph can run, or if this is
+        unknown."""
         return next((r.why for r in self.results if r.name == GRAPH and not r.ok), "")
 
     @property

@@ -70,7 +70,8 @@ def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelV
 
 
 def _run(shapes: Shapes, out: IO[bytes], err: IO[bytes], watch: Watch) -> str:
-    """Wait for the child to end. Return why it failed, or "". The child never runs longer than this call."""
+    """Wait for the child to end. Return the reason of a failure, or "". The child never runs longer than this
+    call."""
     child = subprocess.Popen(
         [*COMMAND, json.dumps(asdict(shapes))],
         stdin=subprocess.DEVNULL,

@@ -191,6 +191,5 @@ FLOATS = mx.float32, mx.float16, mx.bfloat16  # the types in which a graph can c
 
 
 def on_gpu(head_dim: int = 64) -> bool:
-    """Return True if this thread's operations run on a device that runs the kernels, and if the heads fit
-    them."""
+    """Return True if this thread's device can run the kernels, and if there are kernels for the heads."""
     return head_dim in HEAD_DIMS and gpu.kind != "" and mx.default_device() == gpu.device
