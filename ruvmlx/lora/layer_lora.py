@@ -3,9 +3,9 @@
     y = W x + lora_b (lora_a . x)
 
 lora_a [in] is calibrated once and never changes. On average lora_a . x is 1 in replies and 0 in plain prose
-(sona/optional/layer_gradients.py), so lora_b [out] is added to the states of replies. A random lora_a would
-mostly respond to the topic of a reply. lora_b of all changed matrices is one vector of n = sum of out
-numbers. So an update takes only a few vector operations.
+(sona/optional/layer_gradients.py), so lora_b [out] is added to the states of replies. With a random lora_a,
+lora_a . x would mostly depend on the topic of a reply. The lora_b of all changed matrices together is one
+vector of n numbers, where n is the sum of the output widths. So an update takes only a few vector operations.
 """
 
 import io
@@ -40,7 +40,7 @@ class LayerLoRA:
     lora_a: [sum of in], float32
     lora_b: [n], float32
     evidence: [2, n]: G and S of the ratings so far
-    fisher: [n], the Fisher information of the untouched model's answers, per token
+    fisher: [n], the Fisher information of the original model's answers, per token
     tokens: N, the weighted sum over the rated replies
     gain: the factor from theta to lora_b
     curvature: the last measured KL divided by its estimate `energy`

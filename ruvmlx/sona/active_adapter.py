@@ -80,7 +80,8 @@ class ActiveAdapter:
 
     @property
     def knows_model(self) -> bool:
-        """True if the model's own KL probe is known. Until then, replies are traced with a blank adapter."""
+        """True if the model's own KL probe is known. Before that, replies are traced with a blank adapter,
+        whose lora_a is zero."""
         return self._probe is not None
 
     @property

@@ -326,8 +326,8 @@ class Background:
     # -- the end -------------------------------------------------------------------------------------
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
-        """Return a function of the share of the training. The function returns the base with the MicroLoRA
-        folded in, and the rest of the MicroLoRA."""
+        """Return a function of the share of the training's change to keep. The function returns the base with
+        the MicroLoRA folded in, and the rest of the MicroLoRA."""
         start = self._start(training.facts["version"], training.pairs, pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:

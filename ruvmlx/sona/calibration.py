@@ -24,7 +24,7 @@ from .reference_replies import ReferenceReplies
 from .reference_text import Reading
 
 ACTIVE = 2048  # the number of tokens that ratings may move: the most frequent tokens in plain replies
-FEATURES = 256  # the number of directions in which tokens move together
+FEATURES = 256  # the number of directions in which the logits of similar tokens change together
 PROBES = 1024  # a wider model's head is read by this many random combinations of its dimensions
 # The largest and the smallest standard deviation of the prior of a token's weight.
 MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
@@ -262,7 +262,7 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
 
 
 def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    """Return the directions [A, k] float32 in which tokens [A] move together.
+    """Return the directions [A, k] float32 in which the logits of tokens [A] change together.
 
     The directions are the principal directions of these tokens' rows in the output head, weighted by
     frequency, because words of one kind have similar rows. Each direction has variance 1 over tokens drawn by

@@ -1,6 +1,6 @@
 """This module defines the coordinates in which ratings are added up: one coordinate for each movable token,
 and one for each token feature. A movable token is a token whose logit ratings may change. A feature is a
-direction in which similar tokens move together."""
+direction in which the logits of similar tokens change together."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ class Coordinates:
     tokens: [A], the ids of the movable tokens, ascending
     eos: [E], the ids that end a reply
     precision: [A + k], 1 / sigma^2 of the prior of each token's and each feature's weight
-    features: [A, k], directions in which tokens move together
+    features: [A, k], the directions in which the logits of tokens change together
     rank: the rank r of the MicroLoRA
     """
 

@@ -4,7 +4,7 @@ A rating says that a reply was good or bad, not why. Changes on which several ra
 taste; all other changes show only the topics of the replies. So lora_b is computed from all ratings so far,
 weighted by their agreement. For the tokens that ratings may move, lora_b is written in coordinates
 (coordinates.py). There is one coordinate for each token, and one for each feature. A feature is a direction
-in which tokens of one kind move together:
+in which the logits of similar tokens change together:
 
     lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
 
@@ -15,11 +15,11 @@ gradient g_i (E_b of trace.py) and Fisher information f_i in these coordinates,
 
     theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)
 
-The first factors are a natural gradient step with a prior of width sigma. The last factor is Wiener's
-shrinkage: G^2 / S is 1 for a coordinate that one reply moved, n where n ratings agree, and near 0 where they
-contradict each other. There are many features, and each moves all tokens, so their noise would add up. All
-features of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S /
-sum G^2). lora_a keeps its calibrated values (calibration.py).
+The first factors are a natural gradient step with a prior of width sigma. The last factor, Wiener's
+shrinkage, depends on G^2 / S, which is 1 for a coordinate that one reply moved, n where n ratings agree, and
+near 0 where they contradict each other. There are many features, and each moves all tokens, so their noise
+would add up. All features of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1
+- noise * sum S / sum G^2). lora_a keeps its calibrated values (calibration.py).
 
 A rating down must not punish the end of a long reply. The fault is that the reply did not end earlier. So in
 a rating down, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for a short reply
@@ -270,7 +270,8 @@ def stored_evidence(adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
 
 
 def block_of(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """Return held_back(theta) of the evidence [3, r, A + k]: the block [r, A + 1] at a gain of 1."""
+    """Return held_back(theta) of the evidence [3, r, A + k]: the block [r, A + 1] (lora_b's columns of the
+    movable tokens, and a column of zeros) at a gain of 1."""
     return probe.coordinates.solver.block(evidence, RULE, probe.answer_contexts(adapter), adapter.scale)
 
 
@@ -342,7 +343,8 @@ def _require_finite(numbers: np.ndarray) -> None:
 
 def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Distance]:
     """Return a function: share -> Distance. The fast way needs an adapter that moves only the movable tokens.
-    Only the rest that a consolidation leaves in the adapter moves other tokens."""
+    Other tokens move only if a consolidation (a run of the background or style loop) has left a part of its
+    change in the adapter."""
     if whole.covered:
         return probe.distances(whole.adapter, whole.block)
     return probe.distances_dense(whole.at(1.0, probe))

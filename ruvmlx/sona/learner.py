@@ -281,7 +281,7 @@ class Learner:
         """Return the weights in use without some earlier updates. steps: (version before, version after) of
         each update, oldest first.
 
-        An update that a consolidation has used for training stays.
+        An update that a consolidation (a run of the background or style loop) has used for training stays.
         """
         state = self.state
         if not self._learns:

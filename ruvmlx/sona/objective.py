@@ -3,9 +3,12 @@ weight says how strongly a reply is made likelier (above 0) or less likely (belo
 
     w = clip(r - V(x) - tau * rho, -1, 1)
 
-r: the rating as a reward, -1 to 1. V(x): the user's mean reward for similar questions (reasoning_bank.py).
-    rho: the log-ratio of the reply to the frozen model (nats per token). Because of the last term, the weight
-    becomes 0 at a finite log-ratio. So no reply is made likelier, or less likely, without limit.
+r: the rating as a reward, -1 to 1
+V(x): the user's mean reward for similar questions (reasoning_bank.py)
+rho: the log-ratio of the reply to the frozen model (nats per token)
+
+Because of the last term, the weight becomes 0 at a finite log-ratio. So no reply is made likelier, or less
+likely, without limit.
 """
 
 from collections.abc import Sequence
@@ -45,10 +48,10 @@ def pair_weights(
     strength: float, better_ratio: float, worse_ratio: float, tau: float = TAU
 ) -> tuple[float, float]:
     """Return the weights of a preference: (w of the better reply, in [0, 1]; w of the worse reply, in [-1,
-    0]).
+    0]). V(x) cancels, because both replies answer the same question.
 
-    strength: r; 1 for a clear preference. V(x) cancels, because both replies answer the same question.
-        better_ratio, worse_ratio: rho of the two replies.
+    strength: r; 1 for a clear preference
+    better_ratio, worse_ratio: rho of the two replies
     """
     better, worse = strength - tau * better_ratio, -strength - tau * worse_ratio
     return float(np.clip(better, 0, 1)), float(np.clip(worse, -1, 0))

@@ -106,7 +106,7 @@ class PromotionTest:
         self._version = -1  # the version in use when `_known` and `_ground` were measured
 
     def frozen_logprobs(self, examples: Sequence[RatedExample], known: dict[str, float]) -> None:
-        """Add each reply's mean log-probability in the untouched model to `known`, by reply id."""
+        """Add each reply's mean log-probability in the original model to `known`, by reply id."""
         missing = [e for e in examples if e.reply_id not in known]
         if missing:
             with self._learner.active.install_for(None):

@@ -71,7 +71,7 @@ class RatingIndex:
         """implicit: True to use implicit feedback on unrated replies, too."""
         self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
-        self._version: int | None = None  # the adapter's version to which the bank corresponds
+        self._version: int | None = None  # the adapter version whose ratings the bank has
         # pooled states by text, of texts that this process has read
         self._questions: dict[str, np.ndarray] = {}
         # replies that `settle` has not prepared yet
@@ -91,8 +91,8 @@ class RatingIndex:
     # -- questions -----------------------------------------------------------------------------------
 
     def state_of(self, text: str) -> np.ndarray | None:
-        """Return a question's pooled state [D], from the cache or by one prefill; None if the text is
-        empty."""
+        """Return a question's pooled state [D] (the mean of its hidden states), from the cache or by one
+        prefill; None if the text is empty."""
         if (
             text not in self._questions
         ):  # without the base LoRA, because vectors must stay comparable if the base changes

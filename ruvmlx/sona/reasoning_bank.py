@@ -17,7 +17,7 @@ import numpy as np
 
 from .signal import INDEX, LABELS, WEIGHTS, rewards
 
-# The maximum number of entries in lookups. Beyond it, entries of poor patterns are pruned, then the oldest.
+# The maximum number of entries in lookups. First entries of poor patterns are pruned, then the oldest.
 CAPACITY = 10_000
 CELLS = 100
 SAMPLE = 4096  # the maximum number of entries used by k-means

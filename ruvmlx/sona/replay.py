@@ -85,8 +85,8 @@ def load(
     context: int,
     pause: Callable[[], None] = lambda: None,
 ) -> Buffer:
-    """Read the data of a run from the store. `pause` is called after every reply and text; it may raise an
-    exception to stop."""
+    """Read the training data of a run from the store. `pause` is called after every reply and text; it may
+    raise an exception to stop."""
     rows = history.rated_replies(LIMIT)
     pause()
     examples = _examples(rows, index, pause)

@@ -16,10 +16,10 @@ the intercept cancels, and its y is GAP stars. For preferences, this is a Bradle
 link instead of a logistic link.
 
 Replies differ most by their questions. One user wants "at most 80 words" for every question. Another user
-compares: this reply is long for this question. To see the second kind of wish, the model needs the measures
-of other replies to the question, which the user did not see (unshown.py). The evidence says how probable it
-is that the user compares. With this probability as a factor, the mean of the unshown replies' measures is
-subtracted from a reply's measures.
+compares replies, and says "this reply is long for this question". To see the second kind of wish, the model
+needs the measures of other replies to the question, which the user did not see (unshown.py). The evidence
+says how probable it is that the user compares. With this probability as a factor, the mean of the unshown
+replies' measures is subtracted from a reply's measures.
 
 The fitted model depends only on the list of ratings in force. After an undo it is fitted to the ratings that
 remain.
@@ -43,8 +43,7 @@ MAX_RATINGS = 1000  # the maximum number of ratings that are used
 GAP = 2.0  # y of a preference: the better reply leads by this many stars
 COMPARES = 2.0  # prior log-odds that a user compares a reply with other replies to its question
 ROOT_STEP = 0.5  # one more use of a word raises the root of its count by about 0.5; exactly 1, 0.4, 0.3 ..
-# For a user who presses only one thumb, "compares" is tested only if this many unrated replies have unshown
-# replies.
+# If unrated replies are used, too, this many of them must have unshown replies before replies are compared.
 MIN_COMPARED = 8
 PAIR = 0.5  # the weight of a preference, in ratings, because it has the noise of two replies
 

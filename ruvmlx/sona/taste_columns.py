@@ -10,7 +10,7 @@ import numpy as np
 from .taste_features import BUCKETS, ReplyFeatures
 from .taste_measures import MEASURES, NAMED
 
-MAX_SPREADS = 4.0  # the maximum distance of a measure from its centre, in spreads
+MAX_SPREADS = 4.0  # the maximum distance of a measure from its centre, in spreads (standard deviations)
 USUAL = 10
 SEEN = 3  # a word or an opener (a question's first word) is a candidate if this many rated replies have it
 WORDS, OPENERS = 300, 6  # the maximum numbers of candidates; the most common are used
@@ -52,9 +52,9 @@ class Scale:
 
     @classmethod
     def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
-        """Return the scale of these replies, with USUAL more replies that have the centre and spread of
-        taste_measures.py. The spread is never smaller than the spread of taste_measures.py, because a measure
-        that hardly varies says little."""
+        """Return the scale of these replies and of USUAL imaginary replies, which have the centre and spread
+        of taste_measures.py. The spread is never smaller than the spread of taste_measures.py, because a
+        measure that hardly varies says little."""
         found = _stack_measures(replies)
         count = USUAL + len(found)
         centre = found.sum(axis=0) / count

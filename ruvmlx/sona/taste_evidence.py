@@ -61,7 +61,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Variances:
-    """The variances of the model.
+    """The prior variances and the noise variance of the regression.
 
     base: the prior variance of the weight of each measure
     noise: the noise variance s, never below `least`

@@ -41,7 +41,7 @@ TURN_COST = 8.0  # the log-evidence that a turn must bring
 
 @dataclass(frozen=True)
 class Rows:
-    """The ratings and pairs to fit.
+    """The rows of the regression: ratings, and pairs (preferences between two replies).
 
     replies: for each of R rows, the rated reply, or the better reply of a pair
     y: [R], the stars above neutral; for a pair, the better reply's stars minus the worse reply's
@@ -205,7 +205,7 @@ def select_columns(
     """Add the columns that raise the evidence most, one after the other.
 
     known: the columns that are selected at the start
-    x: [R, d], their values, if the caller has them
+    x: [R, d], the values of the known columns, if the caller has them
     most: the maximum number of columns
     """
     columns, usual = list(known), [_MAX_PRIOR_VARIANCE / 4] * len(known)

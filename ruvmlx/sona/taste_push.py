@@ -1,11 +1,11 @@
 """This module turns the taste model into weights: it computes how much more or less likely each token
 becomes. This change of the logits is called the push of the taste.
 
-The taste model (taste.py) predicts stars from measures of a reply. A token changes some measures at any
-place: " you" raises "more 'you'". So each token has an effect in stars: the taste model's weights times the
-change of the measures. In replies, the token's logit rises by LOGIT times this effect. For a limit on the KL
-to the frozen model, log p' = log p + stars / beta is the distribution that earns the most stars. (Ziegler et
-al. 2019, eq. 3; here for each token by itself)
+The taste model (taste.py) predicts stars from measures of a reply. Some measures change with a token at any
+place. For example, " you" raises the measure "more 'you'". So each token has an effect in stars: the taste
+model's weights times the change of the measures. In replies, the token's logit rises by LOGIT times this
+effect. For a limit on the KL to the frozen model, log p' = log p + stars / beta is the distribution that
+earns the most stars. (Ziegler et al. 2019, eq. 3; here for each token by itself)
 
 If a taste is about words, this push is better than the gradients of the rated replies, because many tokens
 share a measure, and 30 ratings are enough to know the weight of a measure. Lists, paragraphs, lengths and

@@ -48,9 +48,9 @@ class UnshownReplies:
 
     def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
         """Write unshown replies for the rated replies that have none, and store their measures. Return the
-        number of new questions. This takes about a second for each question with a small model, so call it in
-        idle time. `pause` may raise an exception to stop; the finished part is stored. Only the backend's
-        thread may call this function."""
+        number of questions whose replies were written now. This takes about a second for each question with a
+        small model, so call it in idle time. `pause` may raise an exception to stop; the finished part is
+        stored. Only the backend's thread may call this function."""
         replies, done = self._store.replies, 0
         found = {id_: rows for id_, rows in self.load().items() if replies.tokens(id_)}
         try:

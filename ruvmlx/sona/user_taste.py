@@ -19,7 +19,7 @@ from .taste_record import TasteRecord, predicted_before
 from .taste_words import Liking, sentence
 
 COMPARED = 200  # in idle time, the replies of this many newest ratings are compared with unshown replies
-BACKGROUND = 200  # the number of newest unrated replies that are used if a user presses only one thumb
+BACKGROUND = 200  # so many of the newest unrated replies are used if a user presses only up or only down
 COMPARED_UNRATED = 60  # the number of these replies that are compared with unshown replies in idle time
 
 
@@ -59,7 +59,7 @@ class UserTaste:
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
         """Write unshown replies to the rated questions, to compare the rated replies with them. If the user
-        presses only one thumb, unrated replies are compared, too. Call this in idle time;
+        rates only with up or only with down, unrated replies are compared, too. Call this in idle time;
         UnshownReplies.complete says why."""
         known = self._measured_unshown().keys() | self._without_question
         newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]
@@ -109,7 +109,7 @@ class UserTaste:
 
     def evidence(self) -> tuple[list[Given], Sequence[RatedFeatures]]:
         """Return the ratings and preferences in force, oldest first, and the unrated replies that are used if
-        the user presses only one thumb."""
+        the user rates only with up or only with down."""
         given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
         given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
@@ -160,8 +160,8 @@ class UserTaste:
         return [(version, one) for version, one in stated if one is not None]
 
     def _unrated_replies(self, given: Sequence[Given]) -> list[tuple[str, RatedFeatures]]:
-        """Return (reply id, features) of the newest unrated replies if the user presses only one thumb; else
-        an empty list."""
+        """Return (reply id, features) of the newest unrated replies if the user rates only with up or only
+        with down; else an empty list."""
         if not background_counts(given):
             return []
         unshown, rows = self._measured_unshown(), self._history.unrated_words(BACKGROUND)

@@ -71,7 +71,7 @@ def divergence(
 ) -> Value:
     """Return the mean KL(frozen || p). If `head` and `frozen` are bound, this function is a Measure.
 
-    frozen: [N, D], the hidden states of the untouched model
+    frozen: [N, D], the hidden states of the original model
     logits: [n, V], the logits of the positions `rows`
     """
     untouched = head(frozen[rows]).astype(mx.float32)

@@ -44,7 +44,8 @@ class TrainingText:
 
 
 class Stops:
-    """The stages of a pass in their order, each with its work in tokens x layers."""
+    """The stages of a pass in their order, each with its work in tokens x layers. A stage is a part of a
+    layer, such as the attention."""
 
     def __init__(self) -> None:
         self._stages: list[tuple[float, Sequence[mx.array]]] = []

@@ -116,7 +116,7 @@ class Trainer:
         pause: Pause | None = None,
     ) -> tuple[float, Pairs]:
         """Return the mean KL(frozen || p), and its gradient times weigh(value). frozen: hidden states [n, D]
-        of the untouched model."""
+        of the original model."""
         with mx.stream(self._device):
             known = mx.array(frozen).astype(self._dtype)
         head = partial(graph.head, self._graph)
@@ -153,7 +153,7 @@ class Trainer:
     def inputs(
         self, places: Sequence[Place], text: TrainingText, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
-        """Return the mean input [in] of each matrix over the answer's positions, in the untouched model;
+        """Return the mean input [in] of each matrix over the answer's positions, in the original model;
         float32."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
@@ -171,7 +171,7 @@ class Trainer:
     def input_rows(
         self, places: Sequence[Place], text: TrainingText, rows: np.ndarray, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
-        """Return the inputs [n, in] of each matrix at n positions of the answer, in the untouched model;
+        """Return the inputs [n, in] of each matrix at n positions of the answer, in the original model;
         float32."""
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
@@ -228,7 +228,7 @@ class Trainer:
         }
 
     def states(self, base: BaseLoRA | None, text: TrainingText, pause: Pause | None = None) -> np.ndarray:
-        """Return the head's inputs [n, D] at the answer's positions. base: None for the untouched model."""
+        """Return the head's inputs [n, D] at the answer's positions. base: None for the original model."""
         with mx.stream(self._device):
             base, stops = base or BaseLoRA({}), Stops()
             layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
@@ -384,7 +384,8 @@ def _probed_linear(
     probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
     x: mx.array, own: nn.Module, names: Sequence[str],
 ):  # fmt: skip
-    """Run `_linear`, and add a probe to each output. Store the input x of each probed layer in `inputs`."""
+    """Run `_linear`, and add a probe (zeros, see `_probes`) to each output. Store the input x of each probed
+    layer in `inputs`."""
     out = _linear(factors, layer, x, own, names)
     for i, name in enumerate(names):
         if (key := f"{layer}.{name}") in probes:

@@ -6,9 +6,9 @@ Each arm has a Bayesian linear regression of the reward on its features phi, wit
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 
 For each arm, a reward is drawn from the posterior, and the arm with the largest reward is chosen. The updates
-are exact and of rank one. P is stored, not its inverse, so rounding errors do not grow. To take back a
-rating, the arm is fitted again to the other ratings. The result is bit for bit the same as if the user had
-never given the rating.
+are exact and of rank one. P is stored instead of its inverse, so that rounding errors do not grow. To take
+back a rating, the arm is fitted again to the other ratings. The result is bit for bit the same as if the user
+had never given the rating.
 """
 
 from dataclasses import dataclass
@@ -77,9 +77,9 @@ class Regression:
 def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int = DRAWS) -> np.ndarray:
     """Return the index of the best arm in each of n draws: [n].
 
-    beliefs: (mean, standard deviation) of the reward per arm. Weights are normal, so rewards are normal, and
-        arms are independent. So to draw rewards is the same as to draw weights, as the slow reference in the
-        tests does.
+    beliefs: (mean, standard deviation) of the reward per arm. The weights have normal distributions, so the
+        rewards have normal distributions, too. The arms are independent. So to draw rewards is the same as to
+        draw weights, as the slow reference in the tests does.
     """
     mean, sd = np.array(beliefs).T
     return np.argmax(mean + sd * rng.standard_normal((n, len(beliefs))), axis=1)

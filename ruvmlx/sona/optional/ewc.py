@@ -12,8 +12,8 @@ matrix F is never formed:
 G = sum_t x_t g_t^T is one liked reply's gradient of its mean log-probability. A product of an input and an
 output side is K-FAC's factorisation (Martens & Grosse 2015; as a penalty between tasks, Ritter et al. 2018),
 here with diagonal sides; of all such products, the product with the right row and column sums is the nearest
-to F in I-divergence (Shazeer & Stern 2018). "mean" is an exponential mean over replies. With P = [A | -A*]
-and Q = [B; B*], scales included,
+to F in I-divergence (Shazeer & Stern 2018). "mean" is an exponential mean over replies. Let P = [A | -A*] and
+Q = [B; B*], both with their scales. Then
 
     sum_ij F (dW - dW*)^2 = trace((P^T diag(rows) P) (Q diag(columns) Q^T)) / sum(rows)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-MIN_FISHER_SHARE = 0.1  # added to an output's Fisher information, as a share of its matrix's mean
+MIN_FISHER_SHARE = 0.1  # this share of a matrix's mean Fisher information is added to each output's
 
 
 class LayerGradients:

@@ -7,9 +7,9 @@ For reply i of n_i tokens with weight w_i and gradient g_i of its log-probabilit
 
     theta = STEP * G / (F (TOKENS + N)) * G^2 / (G^2 + AGREE * S) * J        lora_b = gain * theta
 
-F is the Fisher information per token of the untouched model's answers, so G / F is a natural gradient.
-Earlier ratings fade as they do in the head (instant.py). J is James and Stein's factor for each matrix,
-max(0, 1 - NOISE sum S / sum G^2): a change that only one reply needs is mostly the topic of this reply.
+F is the Fisher information per token of the original model's answers, so G / F is a natural gradient. Earlier
+ratings fade as they do in the head (instant.py). J is James and Stein's factor for each matrix, max(0, 1 -
+NOISE sum S / sum G^2): a change that only one reply needs is mostly the topic of this reply.
 
 The KL is capped twice. At the rating, the KL is estimated as curvature * 1/2 sum F lora_b^2. `gain` keeps
 this estimate within the layer LoRA's share of the KL cap, and the rise of the estimate within the share of
@@ -115,8 +115,8 @@ def _uncapped_layers(
 
 
 def residual_b(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """Return lora_b [n] - theta at a gain of 1. This is the part that a consolidation leaves in the layer
-    LoRA, and ratings do not change it."""
+    """Return lora_b [n] - theta at a gain of 1. This is the part that a consolidation (a run of the
+    background or style loop) leaves in the layer LoRA. Ratings do not change it."""
     if not layer_lora.gain:
         return np.zeros_like(layer_lora.lora_b)
     return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - evidence_theta(layer_lora, targets)

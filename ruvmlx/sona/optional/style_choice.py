@@ -41,7 +41,7 @@ class StyleChoice:
 def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
     """Return the covariance of ratings and their predictions (squared stars). The covariance is above 0 if
     the taste model can predict ratings to which it was not fitted. background: unrated replies, for a user
-    who presses only one thumb."""
+    who rates only with up or only with down."""
     predicted, stars = np.zeros(len(given)), np.array([_stars(one) for one in given])
     usual = list[float]()
     for fold in range(FOLDS):
