@@ -158,7 +158,8 @@ class ReplyWriter:
         return generate_many(self.engine, prepared, learner.micro if learner else None)
 
     def prepare_request(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
-        """Return the request as token ids, with its examples. Raises UsageError if the text is empty or too long.
+        """Return the request as token ids, with its examples. Raises UsageError if the text is empty or too
+        long.
 
         routed: True: the router, if it is on, chooses adapter and examples
         """
@@ -189,8 +190,8 @@ class ReplyWriter:
         return request
 
     def encode_request(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with the token ids of its text. Raises UsageError if the text is empty or too long.
-        Any thread can call this method, because the encoding of a long text takes seconds."""
+        """Return the request with the token ids of its text. Raises UsageError if the text is empty or too
+        long. Any thread can call this method, because the encoding of a long text takes seconds."""
         if request.input_ids is not None or request.encoded is not None:
             return request
         thinking = {"on": True, "off": False}.get(self._settings.thinking, request.thinking)

@@ -41,7 +41,7 @@ def delete_older(store: Store) -> list[str]:
     erased.
 
     This function runs at every start and end, so a chat that cannot be erased must not stop the program. The
-    command `doctor` shows the lines. Raises StoreBusy if another process has locked the store.
+    command `doctor` shows the returned lines. Raises StoreBusy if another process has locked the store.
     """
     failed, old = [], store.chats.soft_deleted_before(time.time() - DAYS * 86400)
     for session_id in old:

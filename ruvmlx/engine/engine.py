@@ -1,7 +1,8 @@
 """This module holds LLMInferenceEngine, which turns a request into a stream of chunks.
 
 The engine does not use ratings. An optional `recorder` receives every token with its hidden state and logits
-before the response is complete. The learning loop records its trace with such a recorder.
+before the response is complete. The learning loop uses a recorder to collect the trace of a reply, from which
+ratings learn.
 """
 
 from collections.abc import Iterator

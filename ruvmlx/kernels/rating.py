@@ -29,7 +29,8 @@ _GROUPS = 3
 
 @dataclass(frozen=True)
 class Push:
-    """The rule that turns evidence into weights. The fields are the parameters of micro.evidence_push."""
+    """One rule that turns evidence (sums over all ratings) into weights. The fields are the parameters of
+    micro.evidence_push."""
 
     step: float
     agree: float
@@ -38,7 +39,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Rule:
-    """The rules that turn evidence into all weights.
+    """The rules that turn evidence (sums over all ratings) into weights.
 
     tokens: the rule for the weights of single tokens
     along: the rule for the weights along features of tokens

@@ -17,7 +17,7 @@ from .policy import EVERYTHING, TIERED, TierPolicy
 from .pool import Lower, Page, PagePool
 from .storage import Bytes
 
-# tokens kept behind a sliding window; after a trim of at most SLACK tokens the window is complete
+# number of tokens kept behind a sliding window, so that a trim of up to SLACK tokens leaves it complete
 SLACK = 256
 AHEAD = 32  # a demotion starts this number of tokens before its page is due
 

@@ -58,7 +58,7 @@ class PagePool:
     grows when every page is in the lowest tier. Admission (engine/admission.py) limits the length.
 
     budget: the maximum bytes of all pages; 0: no budget
-    least: the minimum level, because a running sequence fits only at this level
+    least: the minimum level of tightening, because a running sequence fits only at this level
     """
 
     def __init__(self, storage: Storage, budget: int = 0, pressure: Callable[[], float] = memory_pressure):
@@ -156,8 +156,8 @@ class PagePool:
     def abandon(self, pages: Sequence[Page | None], begun: Sequence[Lower]) -> None:
         """Release these pages, and the pages of demotions that have begun, later.
 
-        The garbage collector calls this function in any thread, and in the middle of any work of the pool. In
-        this situation a wait for another thread could last for ever.
+        The garbage collector calls this function in any thread, and in the middle of any work of the pool.
+        During a garbage collection a wait for another thread could last for ever.
         """
         self._abandoned.append((pages, begun))
 

@@ -32,7 +32,7 @@ class Bases:
         self._db, self._witness = db, witness
 
     def get(self, fingerprint: str, name: str, id_: int) -> bytes:
-        """Return a BaseLoRA as bytes. Raises NotFound if its weights were deleted."""
+        """Return a BaseLoRA as bytes. Raises NotFound if the weights of the base were deleted."""
         state = self._db.value(
             "SELECT state FROM bases WHERE fingerprint = ? AND name = ? AND id = ?", fingerprint, name, id_
         )

@@ -225,7 +225,7 @@ def from_vector(vector: np.ndarray | None) -> bytes | None:
 
 
 def _make_private(path: Path) -> None:
-    """Create the file if it does not exist. Take read access to the file and its log from all other users."""
+    """Create the file if it does not exist. Deny all other users access to the file and its log."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600)
     if not path.is_file():
@@ -233,7 +233,7 @@ def _make_private(path: Path) -> None:
             f"{path} is not an ordinary file. Move it away, or set RUVMLX_HOME to another folder."
         )
     for ending in ("", "-wal", "-shm"):
-        with suppress(OSError):  # the file does not exist, or the file system has no modes
+        with suppress(OSError):  # the file does not exist, or the file system has no access modes
             mode = stat.S_IMODE(os.stat(f"{path}{ending}").st_mode)
             if mode & 0o077:
                 os.chmod(f"{path}{ending}", mode & 0o700)

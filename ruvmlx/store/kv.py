@@ -25,7 +25,7 @@ class KVObservation:
     reply_id: str
     fingerprint: str
     backend: str
-    lengths: tuple[int, ...]  # tokens: the lengths of the requested policy, as in TierPolicy
+    lengths: tuple[int, ...]  # the lengths of the tiers (tokens) in the requested policy, as in TierPolicy
     tokens: int
     tier_bytes: tuple[int, ...]  # bytes by tier
     us_per_token: float  # microseconds of decoding for one token; 0: no token was decoded

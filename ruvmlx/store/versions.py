@@ -158,8 +158,8 @@ class Versions:
         norm: float,
         base: int | None = None,
     ) -> int:
-        """Add a child of the head and make it the head. Returns its number, which is never used again. Call
-        inside a transaction.
+        """Add a version as a child of the head, and make the version the head. Returns its number, which is
+        never used again. Call inside a transaction.
 
         base: the id of a base; None: the parent's base
 

@@ -79,7 +79,7 @@ class Kernel:
     name: str
     inputs: tuple[tuple[str, str], ...]  # (name, C type)
     outputs: tuple[tuple[str, str], ...]
-    templates: tuple[str, ...]  # int parameters; "T" is the type of the arrays whose C type is "T"
+    templates: tuple[str, ...]  # names of int parameters; "T" is the type of the arrays whose C type is "T"
     threads: int  # the number of threads of a threadgroup
     headers: tuple[str, ...] = ("pages.h",)
     values: tuple[tuple[Template, ...], ...] = ((),)  # all values of the templates that the backends can use
