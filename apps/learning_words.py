@@ -153,23 +153,24 @@ def _difference(kl: float, cap: float) -> str:
     """Return a sentence about the distance `kl` from the original model, as a share of the allowed distance
     `cap`."""
     share = kl / cap if cap else 0.0
+    amount = "under 1%" if share < 0.01 else f"{share:.0%}"
     differ = next(words for limit, words in DIFFERENCE if share < limit)
-    return f"Replies {differ} from the original model's ({share:.0%} of the allowed change)."
+    return f"Replies {differ} from the original model's ({amount} of the allowed change)."
 
 
 def _way_back(facts: dict[str, Any]) -> str:
     if not facts["adapter_version"]:
         kept = [v for v in facts["versions"] if v]
-        return f"`ruvmlx learn rollback {max(kept)}` uses what was learned before." if kept else ""
+        return f"`ruvmlx learn rollback {max(kept)}` brings version {max(kept)} back." if kept else ""
     return (
         f"{_version(facts['adapter_version'])} "
         f"`ruvmlx learn undo` takes the last {_kinds(facts, 'or')} back; "
-        "`ruvmlx learn rollback V` returns to version V (0: the original model)."
+        "`ruvmlx learn rollback V` goes to version V (0: the original model)."
     )
 
 
 def _version(number: int) -> str:
-    return f"This is version {number}." if number else "The original model is in use."
+    return f"The adapter is at version {number}." if number else "The original model is in use."
 
 
 def _training(facts: dict[str, Any]) -> str:
@@ -181,9 +182,9 @@ def _training(facts: dict[str, Any]) -> str:
         outcome = "The newest training is in use" if facts["promoted"] else "The newest training was not used"
         said = f"{said} {outcome}: {facts['reason']}."
     if waiting:
-        wait = "waits" if waiting == 1 else "wait"
+        verb = "is" if waiting == 1 else "are"
         what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)
-        said = f"{said} {what} {wait} for training: `ruvmlx learn consolidate` begins it now."
+        said = f"{said} {what} {verb} not in a training yet: `ruvmlx learn consolidate` trains now."
     return said.strip()
 
 

@@ -113,7 +113,7 @@ class PullWatch(Watch):
             size = f"{parameters(facts.parameters)} parameters of {facts.bits:.1f} bits"
             self._line.say(
                 f"{one_line(facts.name)}: {size}, {megabytes(facts.bytes)}, "
-                f"of which {megabytes(facts.to_fetch)} are missing"
+                f"{megabytes(facts.to_fetch)} to download"
             )
 
     def progress(self, progress: Progress) -> None:

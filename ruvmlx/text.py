@@ -163,3 +163,8 @@ def excerpt(text: str, words: list[str], width: int = 60) -> str:
     start = max(0, min(at - width // 3, len(line) - width))
     cut = line[start : start + width]
     return ("…" if start else "") + cut + ("…" if start + width < len(line) else "")
+
+
+def backend_words(backend: str, kernels: str) -> str:
+    """Return the backend and its kernels for people: "native avx2, 2 threads" or "mlx, metal"."""
+    return kernels if kernels.startswith(backend) else f"{backend}, {kernels}"

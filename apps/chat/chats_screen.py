@@ -191,7 +191,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
             self.has_deleted_open_chat |= entry.id == self._chat.state.session
             self._search()
             back = self._key("chat_bring_back", "^z")
-            self._say(f"Deleted: {entry.title} · {back} brings it back for a day")
+            self._say(f"Deleted: {entry.title} · for a day, {back} brings it back")
 
     @work
     async def action_bring_back(self) -> None:

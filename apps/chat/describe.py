@@ -11,7 +11,7 @@ from ruvmlx.models.text.thinking import Thought
 from ruvmlx.progress import duration
 from ruvmlx.ratings import BAD, REASONS
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
-from ruvmlx.text import one_line, size
+from ruvmlx.text import backend_words, one_line, size
 from ruvmlx.tiers import TIERS
 
 from .view_model import learn_status
@@ -260,7 +260,7 @@ def status_lines(runtime: Runtime) -> list[str]:
     """Return the lines that /status prints."""
     lines = [
         f"model     {one_line(runtime.model.name)}",
-        f"backend   {runtime.backend.name}, {runtime.backend.kernels}",
+        f"backend   {backend_words(runtime.backend.name, runtime.backend.kernels)}",
         f"context   {runtime.model.context:,} tokens",
     ]
     known = learn_status(runtime)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import LearnStatus, Runtime, Turn
-from ruvmlx.text import one_line
+from ruvmlx.text import backend_words, one_line
 
 from .mentions import without_files
 from .options import ChatOptions, start_place
@@ -67,7 +67,7 @@ class Opened:
             message=message,
             turns=runtime.chats.turns(session),
             model=one_line(runtime.model.name),
-            backend=f"{runtime.backend.name} · {runtime.backend.kernels}",
+            backend=backend_words(runtime.backend.name, runtime.backend.kernels),
             caveat=one_line(runtime.backend.caveat),
             max_context=runtime.model.context,
             learned=learn_status(runtime),

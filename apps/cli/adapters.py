@@ -146,7 +146,8 @@ def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
     known = [row.name for row in opened.store.adapters.all(opened.model.fingerprint)]
     if not new and name not in (*known, *BUILT_IN):
         raise UsageError(
-            unknown_adapter(name, known) + f" To begin it, add --new: `adapters use {name} --new`."
+            unknown_adapter(name, known)
+            + f" To create {name!r}, add --new: `ruvmlx adapters use {name} --new`."
         )
     path = settings_file.save("adapter", name)
     note_setting("adapter", name)
@@ -157,7 +158,7 @@ def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
         facts = opened.facts(name)
     else:
         facts = {"name": name, "base": opened.model.name, "rank": 0, "version": 0, "bytes": 0}
-    _report(facts, as_json, f"{name} is in use now: {_stands_at(facts['version'])}.")
+    _report(facts, as_json, f"Adapter {name!r} is in use now: {_stands_at(facts['version'])}.")
 
 
 @adapters.command()
@@ -173,7 +174,9 @@ def save(name: str, as_json: bool, **flags: Any) -> None:
         raise UsageError("none is no adapter; give another name.")
     opened.store.adapters.copy(opened.model.fingerprint, opened.name, name)
     facts = opened.facts(name)
-    _report(facts, as_json, f"Saved {opened.name} as {name}, version {facts['version']}.")
+    _report(
+        facts, as_json, f"Saved a copy of adapter {opened.name!r} as {name!r}, version {facts['version']}."
+    )
 
 
 @adapters.command()
@@ -217,7 +220,8 @@ def export(
     _report(
         facts,
         as_json,
-        f"Wrote {folder}: {opened.chosen()} for {_PROGRAMS[chosen]}, rank {change.rank}, {size(nbytes)}.",
+        f"Wrote adapter {opened.chosen()!r} in the format of {_PROGRAMS[chosen]} to the folder {folder}: "
+        f"rank {change.rank}, {size(nbytes)}.",
     )
 
 
@@ -249,7 +253,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     _report(
         facts,
         as_json,
-        f"Imported {name}: rank {facts['rank']}, {adopted.kl / KL_CAP:.0%} of the allowed change.\n"
+        f"Imported adapter {name!r}: rank {facts['rank']}, {adopted.kl / KL_CAP:.0%} of the allowed change.\n"
         f"`ruvmlx adapters use {name}` uses it.",
     )
 
@@ -262,11 +266,13 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
 def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
     """Delete an adapter and its ratings for good. The model stays as it is."""
     if name == config.load().adapter and not force:
-        raise UsageError(f"{name!r} is in use; `adapters use` another first, or give --force.")
+        raise UsageError(
+            f"{name!r} is in use; choose another one with `ruvmlx adapters use NAME`, or give --force."
+        )
     opened = _Open(flags)
     facts = opened.facts(name)
     opened.store.adapters.delete(opened.model.fingerprint, name)
-    _report(facts, as_json, f"Deleted {name}: {size(facts['bytes'])} are free again.")
+    _report(facts, as_json, f"Deleted adapter {name!r}: {size(facts['bytes'])} are free again.")
 
 
 @adapters.command()

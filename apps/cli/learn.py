@@ -62,7 +62,10 @@ def _taste(history: Any) -> dict[str, Any]:
     return asdict(known) | {"sentence": known.sentence}
 
 
-def _show_status(status: Any, as_json: bool) -> None:
+def _show_status(status: Any, as_json: bool, done: str) -> None:
+    """Show where the adapter stands now. done: a sentence that says what the command changed."""
+    if not as_json:
+        say(done)
     _show_facts(status_facts(status), as_json)
 
 
@@ -103,7 +106,7 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
 @json_option
 def undo(as_json: bool, **flags: Any) -> None:
     """Take the last rating or preference back, bit for bit."""
-    _show_status(_history(flags).undo(), as_json)
+    _show_status(_history(flags).undo(), as_json, "The newest rating or preference no longer counts.")
 
 
 @learn.command()
@@ -120,7 +123,7 @@ def rollback(version: int | None, before: datetime | None, as_json: bool, **flag
         raise UsageError("give a version, as in `learn rollback 12`, or a date with --before.")
     history = _history(flags)
     found = history.rollback(version) if version is not None else _before(history, before)
-    _show_status(found, as_json)
+    _show_status(found, as_json, "The adapter went back to what it was then.")
 
 
 def _before(history: Any, date: datetime | None) -> Any:
@@ -194,7 +197,7 @@ def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
 @json_option
 def reset(as_json: bool, **flags: Any) -> None:
     """Start over from the original model. Versions stay on disk: `learn rollback` returns to one."""
-    _show_status(_history(flags).rollback(0), as_json)
+    _show_status(_history(flags).rollback(0), as_json, "The adapter starts over. Nothing was deleted.")
 
 
 @learn.command()

@@ -15,11 +15,11 @@ from .verb import Verb
 
 COLUMNS = (
     TableColumn("QUESTION", cut=True),
-    TableColumn("WORDS WITHOUT", right=True),
-    TableColumn("WITH", right=True),
+    TableColumn("WORDS BEFORE", right=True),
+    TableColumn("WORDS NOW", right=True),
 )
 PREDICTED = TableColumn("YOU WOULD PREFER")
-PREFERRED = {"after": "with", "before": "without", "same": "either"}
+PREFERRED = {"after": "now", "before": "before", "same": "either"}
 
 
 @click.command("check", cls=Verb)
@@ -51,7 +51,7 @@ def check(file: Path | None, full: bool, max_tokens: int, as_json: bool, **flags
     for sentence in learn_check.sentences(found.summary):
         say(sentence)
     if not full:
-        hint("`ruvmlx learn check --full` prints the replies; Ctrl+T in the chat shows one pair.")
+        hint("`ruvmlx learn check --full` prints the replies; Ctrl+T in the chat shows one before and after.")
 
 
 def _show(found: Any, full: bool) -> None:

@@ -155,7 +155,8 @@ def verify_log(kept: str | None, as_json: bool) -> None:
     if kept and number is None:
         raise NotFound(f"no row of the log has the hash {kept}; it is not the log that this hash is from.")
     if not as_json:
-        say(f"{count(chain.rows, 'row')}, unbroken; ratings, adapters and choices agree with them.")
+        rows = f"{count(chain.rows, 'row')}, unbroken; ratings, adapters and choices agree with them."
+        say(rows if chain.rows else "The log is empty.")
         if number is not None:
             hint(f"That hash is row {number:,}.")
         elif chain.rows:

@@ -90,7 +90,7 @@ def list_models(as_json: bool) -> None:
     columns = [
         TableColumn("MODEL", style="bold"),
         TableColumn("SIZE", right=True),
-        TableColumn("LONGEST CHAT", right=True),
+        TableColumn("CONTEXT", right=True),
         TableColumn("FILES", cut=True),
     ]
     table(
@@ -124,7 +124,7 @@ def propose_models(as_json: bool) -> None:
 
 
 def _offer_row(offer: "ModelOffer") -> tuple[str, ...]:
-    where = "here" if offer.installed else f"to fetch, {offer.licence}"
+    where = "here" if offer.installed else f"not here; licence {offer.licence}"
     return offer.name, size(offer.size), size(offer.memory_at_8k), f"about {offer.tps_expected:,.0f}", where
 
 
@@ -246,7 +246,7 @@ def remove_model(name: str) -> None:
     if asked and asked["repo"] != name:
         raise UsageError(f"rm deletes a repository with all its files: `ruvmlx rm {asked['repo']}`.")
     if "/" not in name or cached_files(name) is None:
-        raise UsageError(f"{name!r} was not fetched by ruvmlx pull; only such models are deleted here.")
+        raise UsageError(f"{name!r} is not a model that `ruvmlx pull` fetched; rm deletes only such models.")
     cache = scan_cache_dir(hub_cache())
     revisions = [v.commit_hash for r in cache.repos if r.repo_id == name for v in r.revisions]
     plan = cache.delete_revisions(*revisions)

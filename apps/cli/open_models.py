@@ -24,10 +24,11 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "KV CACHE AT MOST", "NOW")]
+    columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "KV CACHE LIMIT", "NOW")]
     text_output.table(columns, [_row(model) for model in found["models"]])
-    limit = f" of {size(found['limit_bytes'])}" if found["limit_bytes"] else ""
-    log(f"planned: {size(found['planned_bytes'])}{limit}; the process takes {size(found['resident_bytes'])}.")
+    limit = f" of the {size(found['limit_bytes'])} that it may take" if found["limit_bytes"] else ""
+    planned, taken = size(found["planned_bytes"]), size(found["resident_bytes"])
+    log(f"The server plans {planned}{limit}; its process takes {taken} now.")
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ def stop(model: str | None, server: str, api_key: str | None, as_json: bool) -> 
     if as_json:
         print_json(done)
     elif done["model"] is None:
-        log("The server ends.")
+        log("The server stops.")
     else:
         log(f"{done['model']} is closed." if done["was_open"] else f"{done['model']} was not open.")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ruvmlx.errors import UsageError
-from ruvmlx.text import size
+from ruvmlx.text import backend_words, size
 
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json
@@ -66,7 +66,7 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
     rows = [
         ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better)"),
         ("cache", f"{found.kv.policy}: {size(found.kv.bytes)}; {size(found.kv.f16_bytes)} if all were f16"),
-        ("backend", f"{backend.name}, {backend.kernels}"),
+        ("backend", backend_words(backend.name, backend.kernels)),
     ]
     if found.ppl_f16 is not None and found.kl_vs_f16 is not None:
         cost = f"{found.ppl_f16:.2f} with an f16 cache; KL between both {found.kl_vs_f16:.4f} nats per token"

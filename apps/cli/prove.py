@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 from ruvmlx.settings import Settings
+from ruvmlx.text import backend_words
 
 from ..prove.raters import RATERS
 from .options import load_and_open, model_options, resolve
@@ -343,7 +344,7 @@ def open_bench(settings: Settings, say, measured=None):
     from ..prove.trial import Bench
 
     model, backend = load_and_open(settings)
-    say(f"{backend.name}: {backend.kernels}")
+    say(backend_words(backend.name, backend.kernels))
     kept = config.home() / KEPT_REPLIES
     return Bench(model, backend, settings.kv, settings.learn_targets, kept, measured)
 

@@ -219,12 +219,15 @@ def _announce(serving: "Serving", url: str, access: "Access", as_json: bool) -> 
     if caveat := serving.runtime.backend.caveat:
         log(f"note: {caveat}")
     show(f"{model} is ready at {url} (adapter {adapter or 'none'}). Ctrl+C stops it.")
+    show("# For a program that uses OpenAI's API:")
     show(f"export OPENAI_BASE_URL={url}")
     show(f"export OPENAI_API_KEY={keys[0] if keys else 'none-needed'}")
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hi"}]})
     key = '-H "Authorization: Bearer $OPENAI_API_KEY" ' if keys else ""
+    show("# A first request:")
     show(f"curl {url}/chat/completions {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}")
     where = "" if url == f"{SERVER}/v1" else f" {url.removesuffix('/v1')}"
+    show("# A chat in another terminal:")
     show(f"ruvmlx chat --server{where}")
     chat_key = f"#key={quote(access.chat_keys[0])}" if access.chat_keys and sys.stdout.isatty() else ""
     show(f"Your chats in a browser: {url.removesuffix('/v1')}/{chat_key}")

@@ -316,7 +316,7 @@ def fork_session(session_id: str, as_json: bool) -> None:
 @chat_id
 @click.option("--now", is_flag=True, help="Delete it for good.")
 def remove_session(session_id: str, now: bool) -> None:
-    """Delete a chat; `restore` brings it back for a day. What was learned from its ratings stays."""
+    """Delete a chat. For a day, `restore` brings it back. What was learned from its ratings stays."""
     from ruvmlx.chats import soft_delete
 
     store = _store()

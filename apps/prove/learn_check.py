@@ -218,11 +218,14 @@ def sentences(summary: CheckSummary) -> list[str]:
     elif not (summary.shorter or summary.longer):
         said = [f"Length: no reply has another number of words ({words})."]
     else:
-        said = [f"Length: no clear difference ({words}; {summary.shorter} shorter, {summary.longer} longer)."]
+        said = [
+            f"Length: no clear difference ({words} on average; "
+            f"{summary.shorter} shorter, {summary.longer} longer)."
+        ]
     if cut := summary.cut_before + summary.cut_after:
         said.append(
-            f"{cut} of {2 * of} replies reached the length limit ({summary.cut_before} without, "
-            f"{summary.cut_after} with what was learned); --max-tokens raises it."
+            f"{cut} of {2 * of} replies reached the length limit ({summary.cut_before} before, "
+            f"{summary.cut_after} after learning); --max-tokens raises it."
         )
     return [*said, _preference(summary)]
 
@@ -230,7 +233,7 @@ def sentences(summary: CheckSummary) -> list[str]:
 def _preference(summary: CheckSummary) -> str:
     if not summary.is_taste_clear:
         return (
-            "What you would prefer is not clear: your ratings do not show a liking by themselves yet. "
+            "Your ratings do not show yet what you like, so nothing says which replies you would prefer. "
             "`/compare` in the chat lets you judge."
         )
     of, won = summary.questions, max(summary.preferred, summary.not_preferred)

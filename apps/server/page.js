@@ -147,7 +147,7 @@ function cardOf(card) {
   const item = make("li", card.id === chat ? "here" : "");
   const open = make("button", "open", card.title || "(no title)"), drop = make("button", "drop", "✕");
   open.title = card.title;
-  drop.title = "Delete this chat; ruvmlx sessions restore brings it back for a day";
+  drop.title = "Delete this chat; for a day, ruvmlx sessions restore brings it back";
   open.onclick = () => openChat(card.id);
   drop.onclick = async () => {
     try {

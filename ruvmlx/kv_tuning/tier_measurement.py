@@ -183,7 +183,7 @@ class TierHistory:
         if report is not None:
             return report["reason"]
         done = len({m.reply_id for m in self.store.kv.measurements(*self.mine)})
-        return f"the default, until {REPLIES} long replies were measured; now {done}"
+        return f"the default, until {REPLIES} long replies have been measured; {done} so far"
 
     def _reply_averages(self) -> list[dict[str, Any]]:
         """Return averages over the newest replies, by policy."""

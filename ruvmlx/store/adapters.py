@@ -63,7 +63,7 @@ class Adapters:
         """Return one adapter. Raises NotFound if the model has no adapter with this name."""
         found = [row for row in self.all(fingerprint) if row.name == name]
         if not found:
-            raise NotFound(f"this model has no adapter {name!r}; `ruvmlx adapters ls` lists them.")
+            raise NotFound(f"this model has no adapter {name!r}; `ruvmlx adapters ls` lists its adapters.")
         return found[0]
 
     def add(

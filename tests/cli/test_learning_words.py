@@ -22,16 +22,16 @@ def test_nothing_learned_is_said_in_two_lines():
 def test_after_a_rollback_to_the_original_nobody_is_told_that_there_are_no_ratings():
     first, way_back, _ = status_lines(NOTHING | {"versions": [0, 1, 2]})
     assert first == "Nothing that was learned is in use: replies are the original model's."
-    assert way_back == "`ruvmlx learn rollback 2` uses what was learned before."
+    assert way_back == "`ruvmlx learn rollback 2` brings version 2 back."
 
 
 def test_what_was_learned_has_its_distance_and_the_way_back():
     assert status_lines(LEARNED)[:3] == [
         "Learned from 3 ratings. Replies differ slightly from the original model's (12% of the allowed "
         "change).",
-        "This is version 3. `ruvmlx learn undo` takes the last rating back; `ruvmlx learn rollback V` "
-        "returns to version V (0: the original model).",
-        "3 ratings wait for training: `ruvmlx learn consolidate` begins it now.",
+        "The adapter is at version 3. `ruvmlx learn undo` takes the last rating back; `ruvmlx learn rollback V` "
+        "goes to version V (0: the original model).",
+        "3 ratings are not in a training yet: `ruvmlx learn consolidate` trains now.",
     ]
 
 
@@ -48,7 +48,7 @@ def test_preferences_are_counted_beside_the_ratings():
     lines = status_lines(facts)
     assert lines[0].startswith("Learned from 3 ratings and 1 preference; 1 changed nothing. ")
     assert "takes the last rating or preference back" in lines[1]
-    assert lines[2].startswith("4 ratings and preferences wait for training")
+    assert lines[2].startswith("4 ratings and preferences are not in a training yet")
     only = status_lines(facts | {"ratings": 0, "preferences": 2, "updates": 2})
     assert only[0].startswith("Learned from 2 preferences. ")
 
@@ -72,14 +72,14 @@ def test_a_refused_training_says_why():
     }
     assert status_lines(facts | {"pending": 1})[2] == (
         "Trained in the background once. The newest training was not used: held-out ratings prefer it not. "
-        "1 rating waits for training: `ruvmlx learn consolidate` begins it now."
+        "1 rating is not in a training yet: `ruvmlx learn consolidate` trains now."
     )
 
 
 def test_a_reset_names_the_version_to_return_to():
     lines = status_lines(NOTHING | {"ratings": 2, "versions": [0, 1, 2]})
     assert lines[0] == "2 ratings given, none in use: replies are the original model's."
-    assert lines[1] == "`ruvmlx learn rollback 2` uses what was learned before."
+    assert lines[1] == "`ruvmlx learn rollback 2` brings version 2 back."
 
 
 def test_a_rating_that_changes_nothing_is_no_lesson():

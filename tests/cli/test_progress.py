@@ -99,7 +99,7 @@ def test_pull_on_a_terminal(served, tmp_path):  # noqa: F811
     argv = [sys.executable, "-m", "ruvmlx", "pull", "owner/tiny"]
     known = {"HF_ENDPOINT": served.url, "HF_HUB_CACHE": str(tmp_path / "hub"), "RUVMLX_HOME": str(tmp_path)}
     terminal = Terminal(argv, **known)
-    terminal.expect(r"owner/tiny: 1\.5 M parameters of 16\.0 bits, 3 MB, of which 3 MB are missing")
+    terminal.expect(r"owner/tiny: 1\.5 M parameters of 16\.0 bits, 3 MB, 3 MB to download")
     terminal.expect(r"Fetching owner/tiny: \d+ kB of 3 MB, \d+ kB/s, \d+ s left")
     terminal.send("\x03")
     terminal.expect("ruvmlx: interrupted")
