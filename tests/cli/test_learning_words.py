@@ -29,8 +29,8 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
     assert status_lines(LEARNED)[:3] == [
         "Learned from 3 ratings. Replies differ slightly from the original model's (12% of the allowed "
         "change).",
-        "The adapter is at version 3. `ruvmlx learn undo` takes the last rating back; `ruvmlx learn rollback V` "
-        "goes to version V (0: the original model).",
+        "The adapter is at version 3. `ruvmlx learn undo` takes the last rating back; "
+        "`ruvmlx learn rollback V` goes to version V (0: the original model).",
         "3 ratings are not in a training yet: `ruvmlx learn consolidate` trains now.",
     ]
 
