@@ -54,7 +54,8 @@ class LayerInstaller(Protocol):
         KV caches are tied to the object."""
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Return the same as `combined_lora`, but keep in the cache the combination that is in use."""
+        """Return the base and the layer LoRA as one LoRA for a single use. The cache of `combined_lora` keeps
+        the combination that is in use."""
 
     def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
         """Return True if `lora` is the base, or the newest combination with the base."""

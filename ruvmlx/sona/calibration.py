@@ -217,8 +217,8 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
 
     precision is 1 / sigma^2; sigma is the standard deviation of the prior of a token's weight. Tokens that
     all replies share carry style; rare tokens carry topics. Every reply has the end-of-reply token. So sigma
-    is smaller for tokens that are rarer than the end-of-reply token, and for tokens whose movement costs more
-    KL: tokens with a larger variance in plain text.
+    is smaller for tokens that are rarer than the end-of-reply token, and for tokens with a larger variance in
+    plain text, because to move these tokens costs more KL.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
     end = max(ends, key=lambda t: frequency[t])

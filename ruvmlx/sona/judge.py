@@ -1,5 +1,5 @@
-"""This module scores several replies to one question by the stars that the user would probably give. Best of
-n uses the scores."""
+"""This module scores several replies to one question by the stars that the user would probably give. With
+best of n, the runtime generates n replies and shows the reply with the best score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

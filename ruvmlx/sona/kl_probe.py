@@ -53,8 +53,8 @@ class ContextGroups:
     other prose.
 
     counts: [3], the number of contexts in each group
-    prose: [], the number of all states in prose. The second group represents only itself, the third group
-        represents all remaining prose.
+    prose: [], the number of all states in prose. The contexts of the second group represent only themselves.
+        The contexts of the third group represent all remaining prose.
     """
 
     counts: np.ndarray

@@ -44,7 +44,7 @@ class ModelDrift:
 
     @property
     def limit(self) -> float:
-        """The maximum rise of a candidate if this object is the drift of the adapter in use.
+        """The maximum rise that a candidate may have. This object must be the drift of the adapter in use.
 
         If the adapter in use already exceeds PPL_RISE, a candidate may have the same rise.
         """

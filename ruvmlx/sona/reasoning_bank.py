@@ -86,7 +86,7 @@ class ReasoningBank:
         self._came = 0
         self._ids: list[str] = []
         self._at: dict[str, int] = {}
-        # Labels of entries that were pruned or have no vector. Rewards use them; lookups do not find them.
+        # Labels of entries that lookups do not find (pruned, or without a vector). Rewards use these labels.
         self._unplaced: dict[str, int] = {}
         self.counts = np.zeros(len(LABELS), np.int64)
         self._centres = np.zeros((0, dimensions), np.float32)

@@ -10,8 +10,8 @@ alone, trains the adapter.
 
 Implicit feedback is an action of the user that hints at a rating, for example to copy a reply or to ask for
 another. The action can also have another reason. So implicit feedback is recorded only if the setting
-`implicit_feedback` is on. It has a small part of the weight of a rating, and only until the user rates the
-reply.
+`implicit_feedback` is on. Its weight is a small part of the weight of a rating, and it is used only until the
+user rates the reply.
 """
 
 from collections import deque

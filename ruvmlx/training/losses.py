@@ -18,7 +18,7 @@ Measure = Callable[[mx.array, slice, Stops], Value]
 
 @mx.custom_function
 def softmax(scores: mx.array) -> mx.array:
-    """Return the softmax over the last axis. Its exp is fast on a CPU."""
+    """Return the softmax over the last axis. This implementation of exp is fast on a CPU."""
     e = cpu_layers.exp(scores - scores.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
@@ -30,7 +30,8 @@ def _softmax_vjp(_, slope, p):
 
 @mx.custom_function
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return silu(gate) * up, where silu(g) = g / (1 + exp(-g)). Its exp is fast on a CPU."""
+    """Return silu(gate) * up, where silu(g) = g / (1 + exp(-g)). This implementation of exp is fast on a
+    CPU."""
     return gate * up / (1.0 + cpu_layers.exp(-gate))
 
 

@@ -68,7 +68,8 @@ class LayerAdapter:
         return self._combined[2]
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Return the same as `combined_lora`, but keep in the cache the combination that is in use."""
+        """Return the base and the layer LoRA as one LoRA for a single use. The cache of `combined_lora` keeps
+        the combination that is in use."""
         known = self._combined[0] is base and self._combined[1] is layer_lora
         return self._combined[2] if known else combine_loras(base, layer_lora)
 
@@ -134,7 +135,8 @@ class LayerAdapter:
     # -- a rating ------------------------------------------------------------------------------------
 
     def limit(self, base: KLProbe) -> layer_update.LayerLimit:
-        """Return the KL and rise that the layer LoRA may add. base: the KL probe under the base alone."""
+        """Return the maximum KL and the maximum rise that the layer LoRA may add. base: the KL probe under
+        the base alone."""
         return layer_update.LayerLimit.above(base, self.targets)
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
