@@ -1,7 +1,8 @@
 """This module defines the errors that the program shows to users.
 
-The text of an error is one line. It says which operation failed, which value the user gave, which values are
-allowed, and how to continue. `exit_code` is the exit code of the command line program (docs/scripts.md).
+The text of an error is one line. The text says which operation failed, which value the user gave, which
+values are allowed, and how to continue. `exit_code` is the exit code of the command line program
+(docs/scripts.md).
 """
 
 from .text import one_line, size

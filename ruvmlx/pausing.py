@@ -16,7 +16,8 @@ class Stopped(Exception):
 
 
 def stop_when(cancel: threading.Event | None) -> Pause:
-    """Return a function that raises Stopped if `cancel` is set. If `cancel` is None, it never raises."""
+    """Return a function that raises Stopped if `cancel` is set. If `cancel` is None, the function never
+    raises."""
 
     def pause() -> None:
         if cancel is not None and cancel.is_set():

@@ -9,8 +9,8 @@ than it runs) and invisible characters. `sanitize` removes:
 * direction marks, overrides and isolates; zero-width spaces, soft hyphens, tags, annotations;
 * lone surrogates and noncharacters, which UTF-8 cannot or should not carry.
 
-It keeps ZWJ and ZWNJ (emoji, Persian, Indic scripts) and the variation selectors that emoji use. It does not
-detect homoglyphs or remove combining marks.
+`sanitize` keeps ZWJ and ZWNJ (emoji, Persian, Indic scripts) and the variation selectors of emoji. It does
+not detect homoglyphs (different characters with the same look) and does not remove combining marks.
 """
 
 import re

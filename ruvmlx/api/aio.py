@@ -1,4 +1,4 @@
-"""This module is the public API for asyncio. Its methods are coroutines, so the model never blocks the event
+"""This module is the public API for asyncio. The methods are coroutines, so the model never blocks the event
 loop.
 
 async with await ruvmlx.aopen() as model:
@@ -61,8 +61,8 @@ class AsyncReplyStream(AsyncIterator[str]):
 
 
 class AsyncModel:
-    """The class `LocalModel` with coroutines. Call `ruvmlx.aopen` to make one. Call the method `rate` of this
-    class, because `Reply.rate` blocks the event loop."""
+    """The class `LocalModel` for asyncio: its methods are coroutines. Call `ruvmlx.aopen` to make one. Call
+    the method `rate` of this class, because `Reply.rate` blocks the event loop."""
 
     def __init__(self, model: LocalModel):
         self._model = model
@@ -126,7 +126,7 @@ class AsyncModel:
 
 
 class AsyncChat:
-    """The class `Chat` with coroutines."""
+    """The class `Chat` for asyncio: its methods are coroutines."""
 
     def __init__(self, chat: Chat):
         self._chat = chat

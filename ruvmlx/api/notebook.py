@@ -1,4 +1,4 @@
-"""This module shows replies in a Jupyter notebook. It needs the optional dependencies `ruvmlx[notebook]`.
+"""This module shows replies in a Jupyter notebook. The module needs the package extra `ruvmlx[notebook]`.
 
 A reply appears piece by piece below the cell, with buttons to rate the reply.
 

@@ -58,9 +58,9 @@ class Host:
         self._between: deque[Callable[[], None]] = deque()
         self._closing = threading.Lock()
         self._closed: Future[None] | None = None
-        self._reply_cancel: threading.Event | None = None  # it ends the newest `write`
-        self._idle_cancel: threading.Event | None = None  # it ends the newest `run_idle`
-        self._settle_cancel: threading.Event | None = None  # it ends the newest `settle`
+        self._reply_cancel: threading.Event | None = None  # the event that ends the newest `write`
+        self._idle_cancel: threading.Event | None = None  # the event that ends the newest `run_idle`
+        self._settle_cancel: threading.Event | None = None  # the event that ends the newest `settle`
         self._opening: StoppableWatch | None = None  # the watch of the newest `open` or `switch`
         self.used_at = time.monotonic()  # the time of the newest call, without idle work
         self._serving = ServingLoop(self._pool, lambda: self.holder.runtime, self._answer)
@@ -242,7 +242,8 @@ class Host:
 
     async def close(self) -> None:
         """Stop all replies, wait for running calls, then close the runtime."""
-        await asyncio.shield(asyncio.wrap_future(self._close_once()))  # it goes on if the caller is cancelled
+        # `shield`, because the runtime must close even if the caller is cancelled
+        await asyncio.shield(asyncio.wrap_future(self._close_once()))
 
     def close_now(self) -> BaseException | None:
         """Do the same as `close`, but block the thread, and return the error or None. Any thread can call

@@ -113,9 +113,10 @@ class _PlanWatch(Watch):
 class ModelHolder:
     """The holder of the runtime in use, which can switch to another model. Call it in the runtime's thread.
 
-    If the machine has enough memory, both runtimes are open for a moment during a switch. If it does not, the
-    holder closes the old runtime when the plan shows that the new model will fit. If the new model then fails
-    to load, the holder opens the old model again. The chat is in the store, and the new model reads it again.
+    If the machine has enough memory, both runtimes are open for a moment during a switch. With less memory,
+    the holder closes the old runtime when the plan shows that the new model will fit. If the new model then
+    fails to load, the holder opens the old model again. The chat is in the store, and the new model reads it
+    again.
     """
 
     def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:

@@ -46,8 +46,8 @@ class Planned:
 
     @classmethod
     def of(cls, engine: LLMInferenceEngine, plan: Plan | None) -> "Planned":
-        """plan: the plan from before the weights were read. If it is None, the bytes that the weights use now
-        are the planned bytes."""
+        """plan: the plan from before the weights were read. If the plan is None, the bytes that the weights
+        use now are the planned bytes."""
         shape, scratch = engine.model.shape, _scratch(engine.backend)
         weights, limit = engine.backend.nbytes - scratch, 0
         kv = token_bytes(shape) * cached_tokens(shape, engine.model.context)

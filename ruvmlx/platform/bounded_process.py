@@ -65,7 +65,7 @@ class BoundedProcess:
         """
         with self._lock:
             self._is_stopped = False
-            _working.add(self)  # before the child starts, because a signal can arrive during the start
+            _working.add(self)  # so that a signal during the start of the child can stop this request
             try:
                 is_used = self._child is not None and self._child.owner == os.getpid()
                 try:
@@ -77,7 +77,7 @@ class BoundedProcess:
                     said = self._answer(request, seconds, memory)
                 if "failed" in said:  # the library in the child can be in a bad state, so the child must end
                     raise ProcessEnded(said["failed"])
-            except BaseException as error:  # also Ctrl+C: a live child would answer the next request wrongly
+            except BaseException as error:  # also Ctrl+C, because the next request must not get this answer
                 self.close()
                 if self._is_stopped and isinstance(error, ProcessEnded):
                     raise ProcessStopped from None
@@ -250,7 +250,7 @@ def _limit(seconds: float, memory: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # of processor time; its signal ends the process
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process after this processor time
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (memory, resource.RLIM_INFINITY))
 

@@ -117,7 +117,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-# -- what killed processes left ----------------------------------------------------------------------
+# -- temporary files of killed processes -------------------------------------------------------------
 
 
 def remove_abandoned(folder: Path, name: str = "") -> None:

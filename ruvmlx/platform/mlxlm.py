@@ -22,7 +22,7 @@ _lock = threading.RLock()
 
 # The imports of mlx_lm.utils that serve only tokenizers and downloads: module name -> imported names.
 _NOT_FOR_LOADING = {
-    "tokenizer_utils": ("TokenizerWrapper", "load"),  # it imports transformers, which takes a second
+    "tokenizer_utils": ("TokenizerWrapper", "load"),  # this module imports transformers, which takes 1 s
     "huggingface_hub": ("snapshot_download",),
 }
 
@@ -32,7 +32,7 @@ class _LazyPackage(ModuleType):
 
     def __getattr__(self, name: str):
         if name.startswith("__") and name != "__version__" and name != "__all__":
-            raise AttributeError(name)  # names that inspect and warnings look up on every module
+            raise AttributeError(name)  # inspect and warnings look up such names on every module
         with _lock:
             if type(self) is _LazyPackage:
                 self.__class__ = ModuleType  # type: ignore[assignment]  # so __init__ runs only once

@@ -1,8 +1,8 @@
 """This module reads RoPE's parameters from config.json: `rope_parameters` (transformers 5), `rope_scaling`
 (older versions) and `rope_theta`.
 
-It raises UnsupportedModel for a value that transformers and mlx-lm read differently, or that only one of the
-two reads.
+The module raises UnsupportedModel for a value that transformers and mlx-lm read differently, or that only one
+of the two reads.
 """
 
 import math

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...errors import UnsupportedModel
 from .rope_scaling import RopeScaling
 
-if TYPE_CHECKING:  # without this import the tokenizer's process starts faster
+if TYPE_CHECKING:  # the tokenizer's process starts faster without an import of numpy
     import numpy as np
 
 
@@ -171,7 +171,7 @@ class Model:
     name: str
     path: Path
     format: str  # "gguf" | "safetensors"
-    shape: ModelShape  # a ModelConfig if this project has a decoder for the model
+    shape: ModelShape  # a ModelConfig if ruvmlx has its own decoder for the model
     tokenizer: Tokenizer
     load_weights: Callable[[], Weights]
     fingerprint: str  # an id of the model's files that does not depend on their place; adapters belong to it

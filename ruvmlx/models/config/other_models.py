@@ -1,6 +1,7 @@
 """This module opens folders of models for which ruvmlx has no decoder of its own; mlx-lm runs these models.
 
-It checks the headers and counts the parameters. In backends/mlx/any_backend.py, mlx-lm loads the model.
+The module checks the headers and counts the parameters. In backends/mlx/any_backend.py, mlx-lm loads the
+model.
 """
 
 import re

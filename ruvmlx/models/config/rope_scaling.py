@@ -38,7 +38,7 @@ class YarnRope:
     original_max_position: int
     attention_factor: float
     beta_fast: float = 32.0  # pairs with more rotations than this over the original context do not change
-    beta_slow: float = 1.0  # frequencies of pairs with fewer rotations than this are divided by `factor`
+    beta_slow: float = 1.0  # pairs with fewer rotations than this have their frequency divided by `factor`
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def as_eight_bits(
     wide = np.empty((len(packed), packed.shape[1] * 8 // bits), np.uint32)
     middle = 1 << bits - 1
     symmetric = bool((biases == -middle * scales).all())
-    for at in range(0, len(packed), ROWS):  # in steps, because unpacked bits take 8 times the memory
+    for at in range(0, len(packed), ROWS):  # piece by piece, because unpacked bits take 8 times the memory
         q = codes(packed[at : at + ROWS], bits)
         wide[at : at + ROWS] = (q + np.uint8(128 - middle) if symmetric else q).view("<u4")
     if not symmetric:

@@ -40,7 +40,7 @@ def unpack(
     blocks = raw.reshape(-1, kind.nbytes)
     packed, factors = np.empty((len(blocks), kind.block * kind.affine_bits // 32), np.uint32), []
     for some in _pieces(len(blocks), kind):
-        with np.errstate(invalid="ignore"):  # check_finite refuses NaN and infinity below
+        with np.errstate(invalid="ignore"):  # check_finite raises an error for NaN and infinity
             packed[some], *both = _affine(blocks[some], kind)
         factors.append(both)
         pause()
@@ -74,7 +74,7 @@ def _pieces(n: int, kind: TensorType) -> list[slice]:
 def _codes(blocks: np.ndarray, kind: TensorType) -> Codes:
     if kind.codes is None:
         raise TypeError(f"{kind.name} has no blocks")
-    with np.errstate(invalid="ignore", over="ignore"):  # check_finite refuses NaN and infinity later
+    with np.errstate(invalid="ignore", over="ignore"):  # check_finite raises an error for NaN and infinity
         return kind.codes(blocks)
 
 
@@ -138,7 +138,7 @@ def round_to_8_bits(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray
     scales_for: a function that gets the largest magnitude of each group and returns the scales, rounded up
     """
     groups = w.reshape(len(w), -1, 32)
-    magnitudes = groups.view(np.uint32) & np.uint32(0x7FFFFFFF)  # integers: a maximum is three times as fast
+    magnitudes = groups.view(np.uint32) & np.uint32(0x7FFFFFFF)  # as integers, which are 3 times as fast
     scales = scales_for(magnitudes.max(2).view(np.float32))
     step = np.where(scales == 0, 1, scales).astype(np.float32)[..., None]
     steps = groups / step

@@ -5,7 +5,7 @@ Blocks are uint8 [n, bytes of a block]. A weight with the code q is
 
     scale * (q - zero)      or, if the type stores `lows`,      scale * q - low
 
-with one scale (and one low) for each group of consecutive weights. The product of a block's float16 scale and
+Each group of consecutive weights has one scale (and one low). The product of a block's float16 scale and
 the integer scale of a group is exact in float32. So a weight is rounded at most once, as in llama.cpp.
 ggml-common.h of https://github.com/ggml-org/ggml defines the bit layouts.
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The values of four-bit codes whose values do not have equal distances.
+# The values of the sixteen 4-bit codes. The distances between the values are not equal.
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
 FP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # 2 * e2m1 float
 
@@ -62,38 +62,40 @@ def _fields(data: np.ndarray, bits: int) -> np.ndarray:
 
 
 def q4_0(blocks: np.ndarray) -> Codes:
-    """f16 d | qs[16]"""
+    """Read Q4_0 blocks. A block is: f16 scale d | qs[16], the 4-bit codes."""
     return Codes(_two_halves(blocks[:, 2:]), _scale(blocks, 0))
 
 
 def q4_1(blocks: np.ndarray) -> Codes:
-    """f16 d, f16 m | qs[16]"""
+    """Read Q4_1 blocks. A block is: f16 scale d, f16 minimum m | qs[16], the 4-bit codes."""
     return Codes(_two_halves(blocks[:, 4:]), _scale(blocks, 0), -_scale(blocks, 2))
 
 
 def q5_0(blocks: np.ndarray) -> Codes:
-    """f16 d | qh[4]: bit j is the fifth bit of code j | qs[16]"""
+    """Read Q5_0 blocks. A block is: f16 scale d | qh[4], the fifth bits of the codes | qs[16], the low 4
+    bits."""
     return Codes(_two_halves(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4, _scale(blocks, 0))
 
 
 def q5_1(blocks: np.ndarray) -> Codes:
-    """f16 d, f16 m | qh[4] | qs[16]"""
+    """Read Q5_1 blocks. A block is: f16 scale d, f16 minimum m | qh[4], the fifth bits | qs[16], the low 4
+    bits."""
     q = _two_halves(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
     return Codes(q, _scale(blocks, 0), -_scale(blocks, 2))
 
 
 def q8_0(blocks: np.ndarray) -> Codes:
-    """f16 d | i8 qs[32]"""
+    """Read Q8_0 blocks. A block is: f16 scale d | i8 qs[32], the codes."""
     return Codes(blocks[:, 2:] ^ 0x80, _scale(blocks, 0))
 
 
 def iq4_nl(blocks: np.ndarray) -> Codes:
-    """f16 d | qs[16]: indices into IQ4_LEVELS"""
+    """Read IQ4_NL blocks. A block is: f16 scale d | qs[16], 4-bit indices into IQ4_LEVELS."""
     return Codes(_levels(_two_halves(blocks[:, 2:]), IQ4_LEVELS, 128), _scale(blocks, 0))
 
 
 def mxfp4(blocks: np.ndarray) -> Codes:
-    """u8 e: the scale is 2^(e - 127) | qs[16]: four-bit floats (e2m1)"""
+    """Read MXFP4 blocks. A block is: u8 e, where 2^(e - 127) is the scale | qs[16], 4-bit floats (e2m1)."""
     return Codes(_levels(_two_halves(blocks[:, 1:]), FP4_LEVELS, 16), _half_power(blocks[:, :1]))
 
 
@@ -113,14 +115,16 @@ def _half_power(e: np.ndarray) -> np.ndarray:
 
 
 def q2_k(blocks: np.ndarray) -> Codes:
-    """u8 scales[16]: low 4 bits scale, high 4 bits low | qs[64]: 2-bit codes | f16 d, f16 dmin"""
+    """Read Q2_K blocks. A block is: u8 scales[16], each with a 4-bit scale and a 4-bit low | qs[64], the
+    2-bit codes | f16 d, f16 dmin, the factors of the scales and lows."""
     q = _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 256)
     s, m = blocks[:, :16] & 15, blocks[:, :16] >> 4
     return Codes(q, _scale(blocks, 80) * s, _scale(blocks, 82) * m)
 
 
 def q3_k(blocks: np.ndarray) -> Codes:
-    """hmask[32]: the third bits of the codes | qs[64]: 2-bit codes | scales[12]: 6-bit scales | f16 d"""
+    """Read Q3_K blocks. A block is: hmask[32], the third bits of the codes | qs[64], the low 2 bits |
+    scales[12], 6-bit scales | f16 d, the factor of the scales."""
     low = _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 256)
     high = _fields(blocks[:, :32], 1).reshape(-1, 256)
     return Codes(low | high << 2, _scale(blocks, 108) * q3_k_scales(blocks))
@@ -135,15 +139,16 @@ def q3_k_scales(blocks: np.ndarray) -> np.ndarray:
 
 
 def q4_k(blocks: np.ndarray) -> Codes:
-    """f16 d, f16 dmin | scales[12] | qs[128]: of 64 weights, the first 32 are in the low halves of 32
-    bytes"""
+    """Read Q4_K blocks. A block is: f16 d, f16 dmin | scales[12], 6-bit scales and lows | qs[128], the 4-bit
+    codes. Of 64 codes, the first 32 are in the low halves of 32 bytes."""
     q = _two_halves(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256)
     s, m = _six_bits(blocks[:, 4:16])
     return Codes(q, _scale(blocks, 0) * s, _scale(blocks, 2) * m)
 
 
 def q5_k(blocks: np.ndarray) -> Codes:
-    """f16 d, f16 dmin | scales[12] | qh[32]: the fifth bits of the codes | qs[128] as in Q4_K"""
+    """Read Q5_K blocks. A block is: f16 d, f16 dmin | scales[12], 6-bit scales and lows | qh[32], the fifth
+    bits of the codes | qs[128], the low 4 bits as in Q4_K."""
     q = _two_halves(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 256)
     s, m = _six_bits(blocks[:, 4:16])
     high = _fields(blocks[:, 16:48], 1).reshape(-1, 256)
@@ -171,7 +176,8 @@ def q6_k(blocks: np.ndarray) -> Codes:
 
 
 def q8_k(blocks: np.ndarray) -> Codes:
-    """f32 d | i8 qs[256] | sums of the codes, which this function does not need"""
+    """Read Q8_K blocks. A block is: f32 scale d | i8 qs[256], the codes | sums of the codes, which the
+    function does not need."""
     return Codes(blocks[:, 4:260] ^ 0x80, np.ascontiguousarray(blocks[:, :4]).view("<f4"))
 
 
@@ -184,7 +190,7 @@ def iq4_xs(blocks: np.ndarray) -> Codes:
     return Codes(q, _scale(blocks, 0) * ((low | high << 4).astype(np.int8) - np.int8(32)))
 
 
-# Q3_K in the form of Q6_K ---------------------------------------------------------------------------
+# Conversion of Q3_K blocks to Q6_K blocks -----------------------------------------------------------
 
 
 def q3_k_as_q6_k(blocks: np.ndarray) -> np.ndarray:

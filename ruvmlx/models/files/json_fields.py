@@ -1,5 +1,5 @@
-"""This module reads fields of a JSON object and checks their types. It treats null as a missing field, as
-transformers does."""
+"""This module reads fields of a JSON object and checks their types. A field with the value null is a missing
+field, as in transformers."""
 
 from math import isfinite
 from typing import Any

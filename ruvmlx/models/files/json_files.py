@@ -1,4 +1,4 @@
-"""This module reads the JSON files of a model's folder. Its errors have one line of text."""
+"""This module reads the JSON files of a model's folder and raises errors with one line of text."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> 
             return {}
         raise CorruptFile(f"{path.name} is missing from {path.parent}. Fetch the model again.") from None
     except OSError as error:
-        odd = error.errno in (errno.EFBIG, errno.EINVAL)  # too large, or a pipe or a device
+        odd = error.errno in (errno.EFBIG, errno.EINVAL)  # the file is too large, or is a pipe or a device
         kind = CorruptFile if odd else RuvmlxError
         raise kind(f"{path.name} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

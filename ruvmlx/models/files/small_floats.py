@@ -162,7 +162,7 @@ def _doubled_fours() -> np.ndarray:
     return (FP4_LEVELS[fours] + 128).astype(np.uint8).view("<u4")[:, 0]
 
 
-# Which matrix has which format ----------------------------------------------------------------------
+# The format of each matrix --------------------------------------------------------------------------
 
 
 def mlx_format(

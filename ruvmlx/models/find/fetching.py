@@ -1,8 +1,8 @@
 """This module downloads the weights of a Hugging Face repository and resumes interrupted downloads.
 
 The library huggingface-hub discards a partial file when a download is interrupted. So this module downloads
-the weights itself, into huggingface-hub's cache. It appends to the file blobs/<SHA-256>.incomplete, over
-several attempts if needed. It then checks the SHA-256 and renames the file to blobs/<SHA-256>.
+the weights itself, into huggingface-hub's cache. The module appends to the file blobs/<SHA-256>.incomplete,
+over several attempts if needed. It then checks the SHA-256 and renames the file to blobs/<SHA-256>.
 huggingface-hub downloads the small files and makes the links and references.
 """
 

@@ -1,4 +1,4 @@
-"""This module finds models in the folders of ollama and LM Studio. It only reads these folders.
+"""This module finds models in the folders of ollama and LM Studio, and never writes into these folders.
 
 ollama:     manifests/<registry>/<namespace>/<model>/<tag> is JSON with layers; the layer with the weights
             names blobs/sha256-<hex>, a GGUF file.

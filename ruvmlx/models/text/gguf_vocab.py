@@ -71,7 +71,7 @@ class GGUFVocab:
             raise self._bad(key, f"one of the {len(self.tokens)} tokens")
         return value
 
-    # Computed from the keys ------------------------------------------------------------------------
+    # Facts that follow from the keys ----------------------------------------------------------------
 
     @cached_property
     def types(self) -> np.ndarray:

@@ -86,8 +86,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Bound(NodeTransformer):
-    """A visitor that puts filters with limits around operations. Jinja calls its methods by the node
-    names."""
+    """A visitor that puts filters with limits around operations. Jinja finds the methods
+    by the names of nodes."""
 
     def _filter_node(self, name: str, node: Any, *args: nodes.Expr | None) -> nodes.Filter:
         given = [arg or nodes.Const(None, lineno=node.lineno) for arg in args]

@@ -150,8 +150,8 @@ def _build(pieces: list[str], offset: int, config: Fields, added: dict[str, int]
 
 
 def _merges(pieces: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Return all splits of each token into two tokens, as merges. The tokenizer uses at most one split of a
-    token: the split into the two tokens that the earlier merges of the token's bytes give."""
+    """Return all splits of each token into two tokens, as merges. For each token, the tokenizer uses at most
+    one of its splits, the split into the two tokens that the earlier merges of the token's bytes give."""
     return [
         (piece[:k], piece[k:])
         for piece in pieces[256:]

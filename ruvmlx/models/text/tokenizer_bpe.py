@@ -11,7 +11,7 @@ from .byte_level import byte_chars, piece_to_bytes
 from .pretokenizers import ADDS_BOS, WHOLE_WORDS, patterns
 from .tokenizer_base import BaseTokenizer
 
-if TYPE_CHECKING:  # it needs numpy, which the tokenizer's process does not import
+if TYPE_CHECKING:  # gguf_vocab imports numpy, which the tokenizer's process does not need
     from .gguf_vocab import GGUFVocab
 
 BRIEF = 2000  # characters; the library encodes a text of this length in a millisecond

@@ -16,7 +16,7 @@ A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small mode
 LLAMA and HERMES, a reply that begins with such an object is a tool call without marks if the name is the name
 of a tool.
 
-Some marks are special tokens. The engine writes these into the reply's text if a request has tools
+Some marks are special tokens. The engine writes these marks into the reply's text if a request has tools
 (`shown_marks`). Text that only looks like a tool call stays text. If the reply ends inside a tool call, the
 call ends there. The parser removes spaces beside tool calls, and parses no tool calls inside a thought.
 """
@@ -219,7 +219,7 @@ class CallParser:
             return self._no_call()
         if not brace:
             return False
-        if head.strip(SPACE) in ("", "["):  # the older form: a list of objects
+        if head.strip(SPACE) in ("", "["):  # an older model writes a list of objects
             self._state = self._in_object
             return True
         name = head.partition(CALL_ID)[0].partition(ARGS)[0].strip(SPACE)
@@ -281,7 +281,7 @@ class CallParser:
         self.calls += 1
 
     def _no_call(self) -> bool:
-        """Add the text that was read since the mark to the answer, because it is no tool call."""
+        """Add the text after the mark to the answer, because the text is no tool call."""
         self._show(self._mark)
         self._mark, self._call, self._state = "", None, self._in_text
         return True

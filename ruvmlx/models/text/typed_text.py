@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-GUARD = "\ufdd0"  # a noncharacter that marks typed text in rendered chats; the tokenizer removes it
+GUARD = "\ufdd0"  # a noncharacter that marks users' text in rendered chats; the tokenizer removes the mark
 
 # These tags are ordinary text of a reply, even if the model's file marks them as special tokens.
 THOUGHT_TAGS = {"<think>": "</think>", "[THINK]": "[/THINK]"}
@@ -14,8 +14,8 @@ _NEAR = 256  # the number of characters at the beginning of a text that the guar
 
 
 class Guard:
-    """A function that marks a user's text. The marked text contains no special token's string. It also forms
-    no special token together with the template's text before it.
+    """A function that marks a user's text. The marked text contains no special token's string. This text also
+    forms no special token together with the template's text before it.
 
     Thought tags get no mark, because templates search for the tags to remove the thoughts of old replies.
     """
@@ -55,7 +55,7 @@ class Guard:
         near = text[:_NEAR]
         if any(self._ends_one(near[:k]) for k in range(1, min(self._longest, len(near) + 1))):
             return True
-        if len(text) > _NEAR and near in self._inside:  # the text can end a special token that is longer
+        if len(text) > _NEAR and near in self._inside:  # the text can be the end of a longer special token
             return True
         return 0 < len(text) < self._longest and text in self._inside
 
