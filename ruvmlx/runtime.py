@@ -57,9 +57,12 @@ __all__ = [
 class Runtime:
     """An open model with its store. Call `Runtime.open` to make one; close it, or use it in a `with` block.
 
-    chats: the conversations. writer: it writes replies outside of chats. choices: the user's preferences
-    between two replies. learning: the adapters and their training. tiers: the policy that chooses the
-    precision of KV pages. planned: the memory that the plan reserves for each purpose.
+    chats: the conversations.
+    writer: it writes replies outside of chats.
+    choices: the user's preferences between two replies.
+    learning: the adapters and their training.
+    tiers: the policy that chooses the precision of KV pages.
+    planned: the memory that the plan reserves for each purpose.
     """
 
     def __init__(

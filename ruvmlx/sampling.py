@@ -62,13 +62,18 @@ class ReplyOptions(TypedDict, total=False):
     """The options that a caller can set for one reply. The settings, then the model, give the missing
     options.
 
-    temperature: 0 is greedy. top_p: nucleus mass, over 0 and at most 1. top_k: the number of most likely
-    candidates; 0 is all. min_p: the minimum probability as a share of the likeliest token's probability.
-    seed: the same seed gives the same reply. max_tokens: the maximum length of the reply in tokens.
+    temperature: 0 is greedy.
+    top_p: nucleus mass, over 0 and at most 1.
+    top_k: the number of most likely candidates; 0 is all.
+    min_p: the minimum probability as a share of the likeliest token's probability.
+    seed: the same seed gives the same reply.
+    max_tokens: the maximum length of the reply in tokens.
     presence_penalty, frequency_penalty: from -2 to 2; a value over 0 makes tokens of the reply less likely.
-    logit_bias: pairs of a token id and a bias from -100 to 100. repetition_penalty: from 0.1 to 2; a value
-    over 1 makes the last repetition_window tokens of the reply (0: all) less likely by this factor. adapter:
-    the name of the adapter for this reply alone; None or "none": the model without an adapter answers.
+    logit_bias: pairs of a token id and a bias from -100 to 100.
+    repetition_penalty: from 0.1 to 2; a value over 1 makes the last repetition_window tokens of the reply (0:
+        all) less likely by this factor.
+    adapter: the name of the adapter for this reply alone; None or "none": the model without an adapter
+        answers.
     """
 
     temperature: float
@@ -111,9 +116,9 @@ _BIAS = SettingSpec(float, "", least=-100, most=100)
 class Distribution:
     """The distribution of n ids that a filter receives, as arrays of NumPy or of MLX.
 
-    logits: [..., n], log-probabilities at temperature 1 plus a constant. xp: the module numpy or mlx.core; a
-    filter may use only functions that both modules have. before(p): for each id, the sum of the probabilities
-    p [..., n] of the ids before this id.
+    logits: [..., n], log-probabilities at temperature 1 plus a constant.
+    xp: the module numpy or mlx.core; a filter may use only functions that both modules have.
+    before(p): for each id, the sum of the probabilities p [..., n] of the ids before this id.
     """
 
     logits: Any
@@ -132,10 +137,12 @@ class Filter:
     """A rule by which an option of `Sampling` excludes ids. All filters receive the same distribution. An id
     is a candidate if no filter excludes the id.
 
-    option: the name of the field of Sampling. off: the value of the option that excludes no id.
-    keep(distribution, value): bool [..., n], True for the ids that stay. sorts: True if `keep` needs the ids
-    in order, the most likely id first; `keep` is then True for the first ids and False for the rest, and the
-    distribution can have only the most likely ids. If sorts is False, `keep` receives all ids in any order.
+    option: the name of the field of Sampling.
+    off: the value of the option that excludes no id.
+    keep(distribution, value): bool [..., n], True for the ids that stay.
+    sorts: True if `keep` needs the ids in order, the most likely id first; `keep` is then True for the first
+        ids and False for the rest, and the distribution can have only the most likely ids. If sorts is
+        False, `keep` receives all ids in any order.
     """
 
     option: str

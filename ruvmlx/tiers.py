@@ -16,11 +16,11 @@ PAGE = 64  # tokens of one KV page; all tokens of a page are in the same tier
 class Tier:
     """bits: the bits of one stored number; 16 is f16, 8 and 4 are integer codes (metal_kernels/README.md).
 
-    rotated: True if keys are multiplied by a rotation before the quantisation. terms: the C library
-    multiplies the codes by queries of 7 bits (terms 1) or of 15 bits (terms 2). cost: the time of attention
-    over a page on a GPU, divided by the time over a page of the tier "cold". lengths: the age in tokens at
-    which a page leaves the tier, first without memory pressure, then at each level of pressure; empty for the
-    oldest tier.
+    rotated: True if keys are multiplied by a rotation before the quantisation.
+    terms: the C library multiplies the codes by queries of 7 bits (terms 1) or of 15 bits (terms 2).
+    cost: the time of attention over a page on a GPU, divided by the time over a page of the tier "cold".
+    lengths: the age in tokens at which a page leaves the tier, first without memory pressure, then at each
+        level of pressure; empty for the oldest tier.
     """
 
     name: str

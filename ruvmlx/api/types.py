@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 class Rating:
     """The effect of a rating on the weights of the adapter.
 
-    applied: True if the weights changed. logprob_before, logprob_after: mean log-probability per token of the
-    rated reply before and after the change, in nats. kl: KL divergence between the model with and without the
-    adapter on a reference text, in nats per token; it never exceeds kl_cap. adapter_version: the new version
-    of the adapter. seconds: the time of the rating.
+    applied: True if the weights changed.
+    logprob_before, logprob_after: mean log-probability per token of the rated reply before and after the
+        change, in nats.
+    kl: KL divergence between the model with and without the adapter on a reference text, in nats per token;
+        it never exceeds kl_cap.
+    adapter_version: the new version of the adapter.
+    seconds: the time of the rating.
     """
 
     reply_id: str
@@ -40,10 +43,11 @@ class Rating:
 class Preference:
     """The effect of a preference between two replies on the weights of the adapter.
 
-    better, worse: the ids of the replies; after an edit, `better` is the user's text. kind: "compare", "edit"
-    or "regenerated". strength: 1 for a clear preference. margin_before, margin_after: the mean
-    log-probability per token of the better reply minus the mean of the worse reply, in nats. Rating explains
-    the other fields.
+    better, worse: the ids of the replies; after an edit, `better` is the user's text.
+    kind: "compare", "edit" or "regenerated".
+    strength: 1 for a clear preference.
+    margin_before, margin_after: the mean log-probability per token of the better reply minus the mean of the
+        worse reply, in nats. Rating explains the other fields.
     """
 
     better: str
@@ -70,8 +74,10 @@ class Preference:
 class ModelInfo:
     """A model on this machine.
 
-    bits: stored bits per parameter. bytes: size on disk. problem: the reason why ruvmlx cannot read the
-    model, or ""; if there is a problem, bits and parameters are None.
+    bits: stored bits per parameter.
+    bytes: size on disk.
+    problem: the reason why ruvmlx cannot read the model, or ""; if there is a problem, bits and parameters
+        are None.
     """
 
     name: str

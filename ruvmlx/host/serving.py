@@ -20,7 +20,8 @@ from ..runtime import Runtime
 T = TypeVar("T")
 LONG_TEXT = 20_000  # characters; the tokenizer takes tens of milliseconds for a text of this length
 NOT_OPEN = "no model is open; ask again when one is."
-BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]  # streams a reply until the event is set
+# A BeginReply is a function that streams a reply until the event is set.
+BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]
 
 
 class ServingLoop:

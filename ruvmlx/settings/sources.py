@@ -91,7 +91,7 @@ def read_file(path: Path) -> dict[str, Any]:
     cannot be read."""
     try:
         values = tomllib.loads(files.read_ordinary(path, MAX_FILE_BYTES).decode("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):  # opening the store reports an unusable folder
+    except (FileNotFoundError, NotADirectoryError):  # the store reports an unusable folder later
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         why = getattr(e, "strerror", None) or e

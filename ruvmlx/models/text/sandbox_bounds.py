@@ -105,7 +105,7 @@ class Budget:
 
     def hold(self, text: str) -> None:
         """Add the bytes of a text to the live values until no other object uses the text."""
-        if len(text) < 2 or id(text) in self._texts:  # Python shares the texts of one character
+        if len(text) < 2 or id(text) in self._texts:  # Python has only one copy of a one-character text
             return
         self._texts[id(text)] = text
         self._text_bytes += sys.getsizeof(text)
