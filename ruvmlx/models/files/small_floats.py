@@ -9,7 +9,7 @@ fp8 with separate scales.
 
 A weight is code * scale. (OCP Microscaling Formats 1.0; FP8: Micikevicius et al. 2022)
 
-On a CPU, ruvmlx converts these matrices to MLX's affine layout with 8 bits in groups of 32. The conversion is
+In MLX's affine layout, these matrices have codes of 8 bits in groups of 32. The conversion is
 exact for mxfp4, because twice an mxfp4 code is an integer. The weights of the other formats are rounded. A
 GPU uses MLX's three formats without a conversion.
 """
