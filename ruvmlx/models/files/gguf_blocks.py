@@ -21,7 +21,8 @@ from .gguf_types import TensorType
 # the conversion twice as fast.
 BLOCKS = 1 << 12
 PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
-AffineArrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # codes [n, words], scales, biases [n, groups]
+# MLX's affine layout of n rows: codes in uint32 words [n, words], scales [n, groups] and biases [n, groups].
+AffineArrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def unpack(
@@ -175,9 +176,8 @@ def _nibbles(blocks: np.ndarray, at: int) -> np.ndarray:
     """Reorder the 4-bit codes of blocks from GGUF's order to MLX's order. Return uint32 [n, 4].
 
     In GGUF, byte j has code j and code j + 16. In MLX, byte j has the codes 2 j and 2 j + 1. A u16 of two
-    GGUF bytes has the codes a0 = w[j] and a1 = w[j + 1], and the codes b0 and b1 of w[j + 16] and w[j + 17]:
-
-        bits 15 to 0:  b1 a1 b0 a0
+    GGUF bytes has the codes a0 = w[j] and a1 = w[j + 1], and the codes b0 and b1 of w[j + 16] and w[j + 17].
+    From bit 15 to bit 0, the order of the codes is b1, a1, b0, a0.
     """
     pairs = np.ascontiguousarray(blocks[:, at : at + 16]).view("<u2")  # [n, 8]
     out = np.empty((len(blocks), 16), np.uint8)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..config.model import Tokenizer
 from .typed_text import THOUGHT_TAGS as TAGS
 
-_TAIL = 8  # the last tokens of a prompt, which contain the opening tag and the space after the tag
+_TAIL = 8  # the number of tokens at a prompt's end in which the opening tag and its space can be
 
 
 @dataclass(frozen=True)
