@@ -1,7 +1,7 @@
-// append: new keys, turned by RoPE, and new values as rows of hot pages.   For a prompt; a single token: rope_append
+// append: write a prompt's new keys, turned by RoPE, and new values as rows of hot (16-bit) pages. One new token: rope_append
 //   k, v: T [tokens][n_kv_heads][D]   turn: f32 [tokens][D], the cosines of D/2 angles, then their sines
-//   params: int32 [PARAMS], of which KV_HEADS and N_NEW, tokens   out: halves [n_kv_heads][2][tokens][D], as bytes: K rows, V rows
-//   grid: (tokens, n_kv_heads, 1) threadgroups of 2 simdgroups; a thread takes the numbers i, i + 64 ..
+//   params: int32 [PARAMS], only KV_HEADS and N_NEW = tokens are read   out: bytes of halves [n_kv_heads][2][tokens][D]: K rows, V rows
+//   grid: (tokens, n_kv_heads, 1) threadgroups of 2 simdgroups; thread i takes the numbers i, i + 64 .. of a row
 //   Templates: D, TRADITIONAL, T.   Twin: backends/mlx/kernels/append.py::append_ops
 KERNEL_START
 const int t = group_at.x, kv = group_at.y, n = params[N_NEW], n_kv = params[KV_HEADS];

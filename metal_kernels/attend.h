@@ -1,13 +1,13 @@
-// What the 32 lanes of a simdgroup do with half a page.   Needs pages.h
+// These functions compute attention over half a page with the 32 lanes of a simdgroup. This header needs pages.h.
 //
-// Half a page, so that the four simdgroups of a threadgroup have work from two pages on.
+// A simdgroup takes half a page, so that two pages already give work to all four simdgroups of a threadgroup.
 //
-// A token's D numbers lie over LANES lanes, 8 to a lane (a lane past D idles: D = 80), so ROWS tokens
-// are read at once. G query heads share what is read; STEPS such rows make LANES sums, which one transposing
-// butterfly adds over the lanes: sum i ends in lane i. Lane = row * LANES + step * HEADS + head owns the
-// scores of its head for one token of each of the BLOCKS blocks.
+// A token's D numbers lie over LANES lanes, 8 to a lane (a lane past D idles: D = 80), so a simdgroup reads
+// ROWS tokens at once. G query heads share these numbers. STEPS reads make LANES sums, which one transposing
+// butterfly adds over the lanes; sum i ends in lane i. Lane = row * LANES + step * HEADS + head holds the
+// scores of its head for one token of each of the BLOCKS blocks of tokens.
 
-CONSTANT int PART = PAGE / 2; // tokens
+CONSTANT int PART = PAGE / 2; // tokens of half a page
 
 template <int D, int G> struct Tile {
     enum {
@@ -19,8 +19,8 @@ template <int D, int G> struct Tile {
     };
 };
 
-// 2 W lanes hold 2 W numbers each: afterwards sum[0] of lane j is the sum of all their sum[j].
-// Recursive, for compilers do not unroll a loop that halves, and then keep `sum` in memory.
+// Add over 2 W lanes that hold 2 W numbers each: afterwards sum[0] of lane j is the sum of sum[j] over these lanes.
+// The function is recursive, because compilers do not unroll a loop over halves and would keep `sum` in memory.
 template <int W> FN void transposing_sum(THREAD float *sum, uint j) {
     UNROLL for (int i = 0; i < W; i++) {
         const float keep = j & W ? sum[i + W] : sum[i], give = j & W ? sum[i] : sum[i + W];
@@ -35,7 +35,7 @@ FN float dot8(float c, THREAD const float *x, THREAD const float *y) {
     return c;
 }
 
-// s[t][head] = q . k_t for token first + t of the page, without the scale and bias of the token
+// Compute s[t][head] = q . k_t for token first + t of the page, without the token's scale and bias.
 template <int BITS, int D, int G>
 FN void page_scores(GLOBAL_IN(uchar) page, uint first, LOCAL(float) q, LOCAL(float) s, uint lane) {
     typedef Tile<D, G> T;
@@ -57,7 +57,7 @@ FN void page_scores(GLOBAL_IN(uchar) page, uint first, LOCAL(float) q, LOCAL(flo
     }
 }
 
-// o[head][8] += sum over this lane's rows of p[t][head] * v_t, t from `first` of the page on; tokens from `valid` on hold no numbers
+// Compute o[head][8] += sum of p[t][head] * v_t over this lane's tokens t, from token `first` of the page on. The page has `valid` tokens.
 template <int BITS, int D, int G>
 FN void page_values(GLOBAL_IN(uchar) page, uint first, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
     typedef Tile<D, G> T;
@@ -92,7 +92,7 @@ FN void values_of(int bits, GLOBAL_IN(uchar) page, uint first, LOCAL(float) p, T
     else page_values<16, D, G>(page, first, p, o, lane, valid);
 }
 
-// The largest (the sum) over the lanes that share a head.
+// Return the maximum (max_over_tokens) or the sum (sum_over_tokens) over the lanes that share a head.
 template <int HEADS> FN float max_over_tokens(float x) {
     UNROLL for (int w = HEADS; w < 32; w *= 2) x = fmax(x, shuffle_xor(x, w));
     return x;

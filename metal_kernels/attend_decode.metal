@@ -1,12 +1,12 @@
-// attend_decode: o_h = sum_t softmax_t(q_h . k_t / sqrt(D)) v_t over a tiered cache, one query a sequence.
-//   q, q_rotated: f32 [sequences][n_heads][D], q_rotated as rotated keys are   params: int32 [sequences][PARAMS], pages.h
-//   pages: int32, page ids   cold, warm ..: a pool for each tier   open: a sequence's last hot page, [sequences][n_kv_heads][256 D bytes]
-//   o: f32 [sequences][n_heads][splits][D], ml: f32 [sequences][n_heads][splits][2]: what attend_merge joins,
+// attend_decode: o_h = sum_t softmax_t(q_h . k_t / sqrt(D)) v_t over a tiered KV cache, for one new token of each sequence.
+//   q, q_rotated: f32 [sequences][n_heads][D], q_rotated: q times the matrix that rotates keys   params: int32 [sequences][PARAMS], pages.h
+//   pages: int32 page ids   cold, warm ..: the pool of each tier   open: the last hot page of each sequence, [sequences][n_kv_heads][256 D bytes]
+//   o: f32 [sequences][n_heads][splits][D], ml: f32 [sequences][n_heads][splits][2], (m, l). attend_merge joins the splits:
 //     o = sum_t 2^(x_t - m) v_t, l = sum_t 2^(x_t - m), m = max_t x_t, x = q . k * log2(e) / sqrt(D)
 //   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth half of a page
-//   G query heads of one KV head share each read.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
-//   Scales and biases stay out of the inner loops: those of a key go to its score, q . (s n + b) = s (q . n) + b sum(q),
-//   those of a value to its probability.
+//   G query heads of one KV head share each number that is read.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
+//   The inner loops use no scales and biases. The kernel applies a key's scale and bias to its score, because
+//   q . (s n + b) = s (q . n) + b sum(q), and a value's scale and bias to its probability.
 //   Threadgroup memory: 4 * max(2GD + 4*32*HEADS, 4GD) + 40 HEADS bytes, 16.4 KB at most.
 //   Twin: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
@@ -15,7 +15,7 @@ constexpr int SIMDS = 4;
 constexpr int WORK = 2 * G * D + SIMDS * PART * T::HEADS, JOIN = SIMDS * G * D;
 SHARED(float, memory, (WORK > JOIN ? WORK : JOIN));
 SHARED(float, ends, SIMDS * T::HEADS * 2);
-SHARED(float, sums, 2 * T::HEADS); // of each head's query, then of each rotated one
+SHARED(float, sums, 2 * T::HEADS); // sum(q) of each head's query, then of each rotated query
 
 const auto P = params + (int)group_at.z * PARAMS;
 int n[N_TIERS];
@@ -23,7 +23,7 @@ load_counts(P, n);
 const int group = P[GROUP], n_kv = P[KV_HEADS];
 const int n_pages = count_pages(n), n_tokens = P[N_TOKENS], first = P[FIRST];
 const int head = group_at.y * G, kv = head / group;
-const uint query = group_at.z * n_kv * group + head; // of the first of G heads
+const uint query = group_at.z * n_kv * group + head; // index of the first of the G heads' queries
 const int cost = cost_before(first / PAGE, n) + (int)group_at.x * P[SPLIT];
 const int begin = first_page_from(cost, n), end = min(first_page_from(cost + P[SPLIT], n), n_pages);
 
@@ -43,7 +43,7 @@ BARRIER();
 const auto s = memory + (2 * G * D + (int)simd_at * PART * T::HEADS);
 const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS;
 const float q_sum = sums[j % T::HEADS], q_sum_rotated = sums[T::HEADS + j % T::HEADS];
-float m = NEG_INF, l = 0, biased = 0; // of this lane's head; l and biased: this lane's tokens only
+float m = NEG_INF, l = 0, biased = 0; // m belongs to this lane's head; l and biased sum over this lane's tokens only
 float acc[G * 8];
 UNROLL for (int i = 0; i < G * 8; i++) acc[i] = 0;
 
@@ -51,7 +51,7 @@ const int parts = min(PAGE / PART * end, (n_tokens + PART - 1) / PART);
 for (int part = PAGE / PART * begin + (int)simd_at; part < parts; part += SIMDS) {
     const int page = part / (PAGE / PART), start = part % (PAGE / PART) * PART;
     const int tier = tier_of(page, n), bits = bits_of(tier);
-    const bool last = tier == HOT && page == n_pages - 1; // the page that is being filled lies apart
+    const bool last = tier == HOT && page == n_pages - 1; // `open` holds the page that is being filled
     const auto data = last ? open + (ulong)((int)group_at.z * n_kv + kv) * (ulong)page_bytes(HOT, D)
                            : POOL_OF(tier) + (ulong)(pages[P[TABLE] + page] * n_kv + kv) * (ulong)page_bytes(tier, D);
     scores_of<D, G>(bits, data, start, memory + (is_rotated(tier) ? G * D : 0), s, lane);
@@ -88,10 +88,10 @@ for (int part = PAGE / PART * begin + (int)simd_at; part < parts; part += SIMDS)
     SIMD_BARRIER();
 }
 
-// Join the rows, then the simdgroups.
+// Add the results of the rows of lanes, then the results of the simdgroups.
 l = sum_over_tokens<T::HEADS>(l);
 biased = sum_over_tokens<T::HEADS>(biased);
-BARRIER(); // q and the scores are not needed any more
+BARRIER(); // the next lines overwrite q and the scores
 UNROLL for (int g = 0; g < G; g++) {
     const float biased_g = shuffle(biased, g);
     UNROLL for (int i = 0; i < 8; i++) {

@@ -1,7 +1,7 @@
-// The kernels' dialect in Metal. README.md says what each word means; dialect_cuda.h and dialect_sim.h are its twins.
+// These macros and functions define the kernels' dialect in Metal. README.md explains each word; dialect_cuda.h and dialect_sim.h define the same words.
 #define FN inline
 #define CONST_FN inline constexpr
-#define CONSTANT constant constexpr // at program scope alone: Metal wants an address space there, and none in a function
+#define CONSTANT constant constexpr // only for program scope: Metal needs an address space there, but allows none in a function
 #define THREAD thread
 #define GLOBAL_IN(T) const device T *
 #define GLOBAL_OUT(T) device T *
@@ -11,8 +11,8 @@
 #define SIMD_BARRIER() simdgroup_barrier(mem_flags::mem_threadgroup)
 #define UNROLL _Pragma("clang loop unroll(full)")
 
-// KERNEL_START is no macro here but is replaced in the body's text (backends/mlx/kernels/source.py): mx.fast.metal_kernel
-// looks for the names of thread positions in the text it is given.
+// KERNEL_START is no macro here. backends/mlx/kernels/source.py replaces it in the body's text, because mx.fast.metal_kernel
+// searches that text for the names of thread positions.
 
 FN float shuffle_xor(float x, ushort mask) { return simd_shuffle_xor(x, mask); }
 FN float shuffle(float x, ushort from) { return simd_shuffle(x, from); }

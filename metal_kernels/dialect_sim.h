@@ -1,16 +1,16 @@
-// The kernels' dialect as C++ under a SIMT simulator: one fiber per thread.
+// This header defines the kernels' dialect in C++ and a SIMT simulator that runs one fiber per thread.
 //
-// What aborts, with a message (sim_run returns it, the process lives on):
-//   * a buffer access out of bounds or not aligned to its width; so for threadgroup memory
+// These faults end the kernel with a message, which sim_run returns; the process goes on:
+//   * a buffer access out of bounds or not aligned to its width, in device memory or threadgroup memory
 //   * a shuffle or barrier that not all threads of the simdgroup (threadgroup) reach at the same place
 //   * two threads touching one word of threadgroup memory, one of them writing, with no barrier between
-//   * reading threadgroup memory that nobody wrote (it is filled with NaN besides)
+//   * a read of threadgroup memory that no thread wrote (at the start the memory is full of NaN)
 //   * more than 32 KB of threadgroup memory in one threadgroup
-// Threadgroups and, at every turn, the threads within one run in an order drawn from the seed.
+// The threadgroups, and after each barrier or shuffle the threads of a threadgroup, run in a random order from the seed.
 //
-// It does not know memory order between threadgroups, nor how long anything takes.
+// The simulator models neither the memory order between threadgroups nor the time that an operation takes.
 #pragma once
-#ifdef __APPLE__ // there <ucontext.h> is an error without the first, and the first hides the rest without the second
+#ifdef __APPLE__ // on macOS <ucontext.h> needs _XOPEN_SOURCE, which hides other functions without the second macro
 #define _XOPEN_SOURCE 700
 #define _DARWIN_C_SOURCE
 #pragma clang diagnostic ignored "-Wdeprecated-declarations"
@@ -42,21 +42,21 @@ struct Fiber {
     jmp_buf at;
     bool started;
     Wait wait;
-    int site;            // source line of the collective it waits in
-    unsigned collectives; // passed so far: lanes that skipped one differ here
+    int site;            // the source line of the barrier or shuffle in which the thread waits
+    unsigned collectives; // barriers and shuffles passed; a lane that skipped one has another number
     uint posted, got;
-    int from;            // lane to hear from; -1: a barrier; -2: a matrix product
+    int from;            // the lane whose value a shuffle reads; -1: a barrier; -2: a matrix product
     uint words[6];
     float *product;
     unsigned simd_epoch, group_epoch; // barriers passed
-    size_t accesses;                  // to device memory
+    size_t accesses;                  // accesses to device memory
 };
 
 struct State {
     Fiber fiber[MAX_THREADS];
     char *stacks;
     int threads, current;
-    unsigned serial; // of the threadgroup that runs
+    unsigned serial; // the number of the threadgroup that runs
     uint3 group;
     size_t local_bytes, most_local_bytes, most_accesses;
     uint64_t random;
@@ -95,7 +95,7 @@ inline void shuffled(int *order, int n) {
 
 inline float f16(uint word, int i);
 
-// C += A B for the lanes of one simdgroup; attend_matrix.h says who holds what.
+// Compute C += A B for the lanes of one simdgroup. attend_matrix.h says which lane holds which numbers.
 inline void multiply_all(int first) {
     float a[16][16], b[16][8];
     for (int lane = 0; lane < LANES; lane++) {
@@ -116,12 +116,12 @@ inline void pause() {
     if (!_setjmp(S.fiber[S.current].at)) _longjmp(S.scheduler, 1);
 }
 
-// Threads [first, first + n) have all arrived, or somebody took another way.
+// Let the threads [first, first + n) go on if all wait at the same place; abort if one waits at another place.
 inline void release(int first, int n, Wait kind) {
     Fiber &one = S.fiber[first];
     for (int i = first; i < first + n; i++) {
         Fiber &f = S.fiber[i];
-        if (f.wait != kind) return; // not yet
+        if (f.wait != kind) return; // this thread has not arrived
     }
     for (int i = first; i < first + n; i++) {
         Fiber &f = S.fiber[i];
@@ -179,7 +179,7 @@ inline void matrix_product(float *c, uint a0, uint a1, uint a2, uint a3, uint b0
 template <typename T> struct Global {
     char *base;
     size_t bytes;
-    int64_t at; // in bytes
+    int64_t at; // offset in bytes
     Global operator+(int64_t n) const { return {base, bytes, at + n * (int64_t)sizeof(T)}; }
     template <typename W> W *word(int64_t offset) const {
         int64_t a = at + offset;
@@ -194,7 +194,7 @@ template <typename T> struct Global {
 
 // ---- threadgroup memory ----
 
-struct Touch { // who used a word last, with the barriers it had passed, plus 1; 0: nobody yet
+struct Touch { // the last users of a word: the barriers that a user had passed, plus 1; 0: no user
     unsigned write_group, write_simd, read_group, read_simd;
     int writer;
     int reader, reader_simd; // -1: several threads, several simdgroups
@@ -320,8 +320,8 @@ inline void run_group(uint3 at) {
         if (S.fiber[i].accesses > S.most_accesses) S.most_accesses = S.fiber[i].accesses;
 }
 
-// 0, or 1 with a message. groups: threadgroups in x, y, z. used: bytes of threadgroup memory, the most of any threadgroup;
-// accesses to device memory, the most of any thread.
+// Run the kernel. Return 0, or 1 with a message. groups: threadgroups in x, y, z. used: the maximum bytes of memory of a
+// threadgroup, and the maximum number of accesses of a thread to device memory.
 inline int run(void (*body)(void *), void *arguments, const uint *groups, int threads, uint64_t seed, char *message,
                size_t message_size, size_t *used) {
     if (!S.stacks) S.stacks = (char *)malloc((size_t)MAX_THREADS * STACK);
@@ -375,7 +375,7 @@ using std::sqrt;
 FN int min(int a, int b) { return a < b ? a : b; }
 FN int max(int a, int b) { return a > b ? a : b; }
 
-FN float product(float x, float y) { return x * y; } // compiled with -ffp-contract=off
+FN float product(float x, float y) { return x * y; } // -ffp-contract=off keeps the product apart from a sum
 FN float as_f32(uint bits) { float x; memcpy(&x, &bits, 4); return x; }
 FN uint as_u32(float x) { uint bits; memcpy(&bits, &x, 4); return bits; }
 
@@ -387,7 +387,7 @@ FN float half_to_f32(uint bits) {
     return sign ? -x : x;
 }
 
-FN uint f32_to_half(float x) { // to nearest, ties to even
+FN uint f32_to_half(float x) { // rounds to nearest, ties to even
     uint bits = as_u32(x), sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
     if (a > 0x7f800000u) return sign | 0x7e00u;
     if (a >= 0x477ff000u) return sign | 0x7c00u;
@@ -396,13 +396,13 @@ FN uint f32_to_half(float x) { // to nearest, ties to even
     return sign | ((a + 0xfffu + odd - 0x38000000u) >> 13);
 }
 
-struct half { // as Metal and CUDA have it: a float on every use
+struct half { // a half of Metal and CUDA: each use converts it to float
     ushort bits;
     half() = default;
     explicit half(float x) : bits((ushort)f32_to_half(x)) {}
     operator float() const { return half_to_f32(bits); }
 };
-struct bfloat { // the upper half of a float, to nearest, ties to even
+struct bfloat { // the upper 16 bits of a float, rounded to nearest, ties to even
     ushort bits;
     bfloat() = default;
     explicit bfloat(float x) {
@@ -446,7 +446,7 @@ FN uint2 load_u32x2(sim::Global<uchar> p, int64_t at) {
 }
 FN uint4 load_u32x4(sim::Global<uchar> p, int64_t at) {
     struct alignas(16) W { uint4 v; };
-    uint4 v; // the test's buffers may lie on any 8 bytes: only offsets are checked
+    uint4 v; // a test's buffer can start at any multiple of 8 bytes: the simulator checks only offsets
     memcpy(&v, (const char *)p.word<W>(at), 16);
     return v;
 }

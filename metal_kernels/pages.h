@@ -1,16 +1,16 @@
-// Pages of the KV cache: 64 tokens of one layer and one KV head, D numbers each.   Layouts: README.md
+// A page of the KV cache holds the keys and values of 64 tokens of one layer and one KV head, D numbers each. Layouts: README.md
 //   16 bits: K f16 [64][D], V f16 [64][D]
 //    8 bits: K int8 [64][D], V int8 [64][D], K scale f16 [64], V scale f16 [64]
 //    4 bits: K u4 [64][D/2], V u4 [64][D/2], K scale, K bias, V scale, V bias f16 [64] each
 // A pool is [pages][n_kv_heads][bytes of a page].
 
-CONSTANT int PAGE = 64; // tokens
+CONSTANT int PAGE = 64; // tokens of a page
 
-// The tiers, a row each, from the oldest tokens to the newest. Codes of 4 bits have a bias, codes of 8 bits have none.
+// The tiers (storage precisions) of the cache, one row each, from the oldest tokens to the newest. 4-bit codes have a bias, 8-bit codes have none.
 //   pool     the kernels' argument that holds the tier's pages
-//   rotated  keys are rotated (hadamard in quantise.h) before they become codes, and queries before they score them
-//   cost     of attention over a page. Larger pages keep less in flight, so that warm ones cost 3 and not 2.
-// `x` is passed on to each ROW. ruvmlx/tiers.py and neon/include/rvm_pages.h have the same rows.
+//   rotated  1 if keys are rotated (hadamard in quantise.h) before they become codes; their queries are rotated too
+//   cost     the relative time of attention over a page. Fewer loads of large pages run at once, so a warm page costs 3, not 2.
+// TIERS passes `x` to each ROW. ruvmlx/tiers.py and neon/include/rvm_pages.h have the same rows.
 //            name   pool  bits  rotated  cost
 #define TIERS(ROW, x)              \
     ROW(x, COLD, cold, 4, true, 1) \
@@ -29,23 +29,23 @@ CONST_FN bool is_rotated(int tier) { return TIERS(TIER_ROTATED, tier) false; }
 CONST_FN int cost_of(int tier) { return TIERS(TIER_COST, tier) 0; }
 #define POOL_OF(tier) (TIERS(TIER_POOL, tier) hot)
 
-// Do keys of this width, rotated or not, occur?
+// True if a tier has keys of this width in bits, rotated or not rotated.
 #define TIER_KEYS(x, name, pool, width, turned, cost) || (width == bits && turned == rotated)
 CONST_FN bool has_keys(int bits, bool rotated) { return false TIERS(TIER_KEYS, 0); }
 
-// What a sequence is to the attention kernels: params int32 [sequences][PARAMS], of which the first N_TIERS are the numbers of
-// pages by tier: the oldest pages are those of tier 0, and so on.
+// The parameters of a sequence for the attention kernels: params int32 [sequences][PARAMS]. The first N_TIERS parameters are the
+// numbers of pages in each tier; tier 0 has the oldest pages.
 enum {
-    N_TOKENS = N_TIERS, // only the last page may be partly filled, and only a hot one
-    FIRST,              // first visible token
-    TABLE,              // where the sequence's page ids begin in `pages`
-    SPLIT,              // decode: what a threadgroup takes, in cold pages (cost_before)
+    N_TOKENS = N_TIERS, // tokens of the sequence; only the last page can be partly filled, and only if it is hot
+    FIRST,              // the first visible token
+    TABLE,              // the index in `pages` at which the sequence's page ids begin
+    SPLIT,              // decode: the work of a threadgroup: a sum of page costs (cost_before)
     KV_HEADS,           // n_heads = KV_HEADS * GROUP
     GROUP,
-    SCALE,              // bits of a float: log2(e) / sqrt(D)
-    N_NEW,              // prefill: tokens of the chunk
+    SCALE,              // the bits of the float log2(e) / sqrt(D)
+    N_NEW,              // prefill: the number of tokens in the chunk
     SPLITS,             // decode: threadgroups per head
-    HEAD,               // gather: first KV head
+    HEAD,               // gather: the first KV head
     HEADS,              // gather: how many KV heads
     PARAMS = 16,
 };
@@ -54,7 +54,7 @@ enum {
 
 CONST_FN bool has_bias(int bits) { return bits == 4; }
 
-// Byte offsets in a page whose numbers have so many bits.
+// Byte offsets in a page whose numbers have `bits` bits.
 CONST_FN int v_at(int bits, int D) { return 8 * bits * D; }
 CONST_FN int k_scale_at(int bits, int D) { return 16 * bits * D; }
 CONST_FN int k_bias_at(int bits, int D) { return 16 * bits * D + 128; }
@@ -65,7 +65,7 @@ CONST_FN int page_bytes(int tier, int D) {
     return 16 * bits_of(tier) * D + (bits_of(tier) == 16 ? 0 : has_bias(bits_of(tier)) ? 512 : 256);
 }
 
-// n: the numbers of a sequence's pages by tier.
+// Load n: the number of the sequence's pages in each tier.
 template <typename P> FN void load_counts(P params, THREAD int *n) { UNROLL for (int i = 0; i < N_TIERS; i++) n[i] = params[i]; }
 FN int count_pages(THREAD const int *n) {
     int pages = 0;
@@ -78,8 +78,8 @@ FN int tier_of(int page, THREAD const int *n) {
     return tier;
 }
 
-// Threadgroups of the decode kernels get pages of equal cost, not equal numbers. A threadgroup takes the pages that begin in
-// its stretch of SPLIT.
+// Return the cost of all pages before `page`. The threadgroups of the decode kernels share the cost equally, not the pages:
+// threadgroup i takes the pages that begin in its interval of SPLIT costs.
 FN int cost_before(int page, THREAD const int *n) {
     int cost = 0;
     UNROLL for (int tier = 0; tier < N_TIERS; tier++) {
@@ -88,7 +88,7 @@ FN int cost_before(int page, THREAD const int *n) {
     }
     return cost;
 }
-FN int first_page_from(int cost, THREAD const int *n) { // the inverse, rounded up
+FN int first_page_from(int cost, THREAD const int *n) { // the inverse of cost_before, rounded up
     int page = 0;
     UNROLL for (int tier = 0; tier < N_TIERS; tier++) {
         const int here = tier == HOT ? cost : min(cost, cost_of(tier) * n[tier]);
@@ -97,7 +97,7 @@ FN int first_page_from(int cost, THREAD const int *n) { // the inverse, rounded 
     return page;
 }
 
-// Small integers become floats by writing them below the mantissa of 2^23: exact, and two cheap operations.
+// Convert an integer of 8 or 4 bits to a float: write it into the low mantissa bits of 2^23, then subtract. The result is exact.
 FN float byte_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (8 * i) & 255u)) - 8388736.0f; }
 FN float nibble_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (4 * i) & 15u)) - 8388608.0f; }
 
@@ -106,7 +106,7 @@ FN void halves_to_f32(uint word, THREAD float *x) {
     x[1] = half_to_f32(word >> 16);
 }
 
-// x[0..7] = eight halves
+// Load x[0..7] = the eight halves at p + at.
 FN void load_halves(GLOBAL_IN(uchar) p, uint at, THREAD float *x) {
     const uint4 w = load_u32x4(p, at);
     halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2), halves_to_f32(w.z, x + 4), halves_to_f32(w.w, x + 6);
@@ -117,14 +117,14 @@ FN float sum_over_lanes(float x) {
     return x;
 }
 
-// The sum of D numbers from q[at] on, for the simdgroup: what a key's bias is multiplied by.
+// Return the sum of the D numbers from q[at] on, in each lane. The factor of a key's bias is this sum.
 template <int D> FN float sum_of_query(GLOBAL_IN(float) q, uint at, uint lane) {
     float sum = 0;
     for (uint d = lane; d < D; d += 32) sum += q[at + d];
     return sum_over_lanes(sum);
 }
 
-// x[0..7] = numbers d .. d+7 of token t of a block K or V, without scale and bias
+// Load x[0..7] = the numbers d .. d+7 of token t of a page's K or V, without scale and bias.
 template <int BITS, int D> FN void load_numbers(GLOBAL_IN(uchar) block, uint t, uint d, THREAD float *x) {
     if (BITS == 16) {
         load_halves(block, (t * D + d) * 2, x);

@@ -1,8 +1,8 @@
-"""PyTorch's attention for one new token on a long f16 cache: what the tiered kernel is compared with.
+"""Measure PyTorch's attention for one new token on a long f16 cache, to compare the tiered kernel with it.
 
     python3 metal_kernels/cuda/compare_torch.py [--tokens 32768] [--kv-heads 8] [--group 4] [--dim 128]
 
-One layer, batch 1, every backend of scaled_dot_product_attention that takes the shapes:
+One layer runs at batch 1 with each backend of scaled_dot_product_attention that takes the shapes:
   repeated     K and V repeated to all query heads (what a model without grouped-query support does)
   grouped      enable_gqa=True, K and V as they are
   as a batch   the group's queries as rows of one head: K and V are read once

@@ -1,4 +1,4 @@
-// The kernels as CUDA C++, and one layer of a cache with content to run them on.
+// This header compiles the kernels as CUDA C++ and makes one layer of a KV cache with random content for them.
 #pragma once
 #include "../dialect_cuda.h"
 #include "../pages.h"
@@ -39,11 +39,11 @@ template <int D, int G>
 __global__ void __launch_bounds__(128)
 attend_decode(const float *q, const float *q_rotated, const int *params, const int *pages,
               TIERS(POOL_DECLARED, 0) const uchar *open, float *o, float *ml) {
-    cudaTriggerProgrammaticLaunchCompletion(); // the merge may take its place already; it waits there
+    cudaTriggerProgrammaticLaunchCompletion(); // attend_merge can start on the GPU now; it waits for this kernel's results
 #include "../attend_decode.metal"
 }
 
-// BLOCKS: at least so many on a multiprocessor, which limits the registers of a thread.
+// BLOCKS: the minimum number of blocks on a multiprocessor, which limits the registers of a thread.
 template <int D, int G, int BLOCKS>
 __global__ void __launch_bounds__(128, BLOCKS)
 attend_decode_matrix(const float *q, const float *q_rotated, const int *params, const int *pages,
@@ -93,7 +93,7 @@ template <typename T> struct Device {
     Device() {}
     explicit Device(size_t n_) : n(n_) {
         CHECK(cudaMalloc(&p, std::max<size_t>(n, 64) * sizeof(T)));
-        CHECK(cudaMemset(p, 255, n * sizeof(T))); // what a kernel forgets to write is NaN
+        CHECK(cudaMemset(p, 255, n * sizeof(T))); // a number that a kernel forgets to write is NaN
     }
     explicit Device(const std::vector<T> &v) : Device(v.size()) {
         CHECK(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice));
@@ -105,7 +105,7 @@ template <typename T> struct Device {
     }
 };
 
-// A page of random content, straight in its bytes.
+// Fill the bytes of a page with random content.
 static void fill_page(uchar *page, int tier, int D) {
     const int bits = bits_of(tier);
     ushort *half = (ushort *)page;
@@ -138,7 +138,7 @@ static double number(const uchar *page, int tier, int D, bool value, int t, int 
 }
 
 struct Sequence {
-    int lower[HOT], hot_tokens, first; // lower: pages of each tier below hot, the oldest first
+    int lower[HOT], hot_tokens, first; // lower: the number of pages in each tier below hot, the oldest tier first
     int n_hot() const { return (hot_tokens + 63) / 64; }
     int count(int tier) const { return tier == HOT ? n_hot() : lower[tier]; }
     int n_lower() const { return std::accumulate(lower, lower + HOT, 0); }
@@ -156,14 +156,14 @@ struct Sequence {
     }
 };
 
-// Bytes of one head that attention reads.
+// Return the bytes of one KV head that attention reads.
 static double bytes_of(const Sequence &s, int D) {
     double n = 4.0 * D * s.hot_tokens;
     for (int tier = 0; tier < HOT; tier++) n += (double)s.lower[tier] * page_bytes(tier, D);
     return n;
 }
 
-// So many pages of every tier.
+// Return a sequence with `pages` pages in each tier.
 static Sequence of_each_tier(int pages) {
     Sequence s = {};
     std::fill(s.lower, s.lower + HOT, pages);
@@ -171,11 +171,11 @@ static Sequence of_each_tier(int pages) {
     return s;
 }
 
-// One layer: pools, page table, queries.
+// One layer of a KV cache: the pools of pages, the page table and the queries.
 struct Layer {
     int D, G, n_kv, splits;
-    bool overlap = true; // launch the merge while the attention runs
-    int matrix = 0; // 2 or 3: attend_decode_matrix with so many blocks on a multiprocessor, instead of attend_decode
+    bool overlap = true; // true: launch attend_merge while the attention runs
+    int matrix = 0; // 2 or 3: run attend_decode_matrix, with 2 or 3 blocks on a multiprocessor; 0: run attend_decode
     std::vector<Sequence> sequences;
     std::vector<int> params, pages;
     std::vector<uchar> pool[N_TIERS], open; // open: a copy of each sequence's last hot page
@@ -184,7 +184,7 @@ struct Layer {
     Device<int> d_params, d_pages;
     Device<float> d_q, d_q_rotated, d_o, d_ml, d_out;
 
-    // unique: every page has content of its own; otherwise 16 pages are repeated (quick to make, for timing)
+    // unique: true gives each page its own content; false repeats 16 pages, which is quick, for timing
     Layer(int D_, int G_, int n_kv_, std::vector<Sequence> s, int split, bool unique = true)
         : D(D_), G(G_), n_kv(n_kv_), splits(1), sequences(s) {
         int counts[N_TIERS] = {};
@@ -226,18 +226,18 @@ struct Layer {
         d_o = Device<float>(rows * splits * D), d_ml = Device<float>(rows * splits * 2), d_out = Device<float>(rows * D);
     }
 
-    // Copies a sequence's last hot page, whose rows past the last token become NaN.
+    // Copy a sequence's last hot page, and set the rows past the last token to NaN.
     void open_page(const Sequence &x, int id) {
         const size_t bytes = (size_t)n_kv * page_bytes(HOT, D), at = open.size();
         open.resize(at + bytes, 255);
         if (!x.n_hot()) return;
         uchar *page = &pool[HOT][id * bytes];
-        for (int row = 0; row < n_kv * 128; row++) // 64 of K, then 64 of V, in each head
+        for (int row = 0; row < n_kv * 128; row++) // 64 rows of K, then 64 rows of V, in each head
             if (row % 64 >= x.hot_tokens - (x.n_hot() - 1) * 64) memset(page + (size_t)row * 2 * D, 255, 2 * D);
         memcpy(&open[at], page, bytes);
     }
 
-    // Decode takes these pages from `open` alone: where they lay in the pool there is only NaN now.
+    // Overwrite the last hot pages in the pool with NaN, because decode must read these pages only from `open`.
     void spoil_last_pages() {
         const size_t bytes = (size_t)n_kv * page_bytes(HOT, D);
         for (size_t i = 0; i < sequences.size(); i++)

@@ -1,8 +1,8 @@
-// How long the kernels take, and what part of the device's copy bandwidth they reach.   Needs checks.h
+// These functions measure the kernels' times and the fraction of the device's copy bandwidth. This header needs checks.h.
 #pragma once
 #include "checks.h"
 
-// Seconds for one run of `work`, which is captured once into a graph.
+// Return the seconds of one run of `work`, which the function captures once into a CUDA graph.
 static double seconds(const std::function<void(cudaStream_t)> &work) {
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -41,7 +41,7 @@ static double copy_bandwidth(size_t bytes) {
     return 2.0 * bytes / s;
 }
 
-// The least that any kernel needs: the bytes are read, 64 at a time in each thread, and hardly anything else happens.
+// Only read the bytes, 64 at a time in each thread. The time of this kernel is the minimum for any kernel that reads them.
 __global__ void __launch_bounds__(256) only_read(const uint4 *p, size_t n, uint *out) {
     uint sum = 0;
     const size_t step = (size_t)gridDim.x * 256;
@@ -88,7 +88,7 @@ static double time_decode(const char *name, int matrix, bool overlap, Sequence s
 #define TIER_NAME(x, NAME, name, ...) #name,
 static const char *const TIER_NAMES[] = {TIERS(TIER_NAME, )};
 
-// The tiers of a cache of so many tokens: 256 hot ones, 1,792 of each lower tier but the last, which has the rest.
+// Return a sequence of `tokens` tokens: 256 hot tokens, 1,792 in each lower tier except the last, and the rest in the last tier.
 static Sequence tiers_of(int tokens) {
     int left = std::max(0, tokens - 256 - tokens % 64) / 64;
     Sequence s = {{}, tokens - 64 * left, 0};

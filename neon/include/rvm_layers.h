@@ -2,11 +2,11 @@
 #ifndef RVM_PUBLIC_LAYERS_H
 #define RVM_PUBLIC_LAYERS_H
 
-/* Layers: a decoder's computation between its matrix products. */
+/* The layers are a decoder's computations between its matrix products. */
 
-#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of one row of unfinished attention: O, m (in bits), l */
+#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of a row of partial attention: sum O, max score m (base 2), weights' sum l */
 
-/* The next token of a sequence that holds `offset` others. pages[i]: its positions 64 i to 64 i + 63. */
+/* The next token of a sequence of `offset` tokens. pages[i] holds the sequence's positions 64 i to 64 i + 63. */
 typedef struct {
     const rvm_page *pages;
     size_t offset;
@@ -15,34 +15,34 @@ typedef struct {
 
 /* Attention of consecutive tokens over one key-value head, for all `group` query heads that share it. */
 typedef struct {
-    const rvm_page *pages;    /* [.. end_page]; those before first_page are not read */
-    const rvm_row *rows;      /* not NULL: query t is the next token of rows[t], all with offset `position`; pages is
-                               * then rows[0].pages. A page that all of them share is read once. */
-    size_t head;              /* which head-page of each page: layer * n_kv_heads + key-value head */
-    const rvm_matmul *matmul; /* whose kernels score pages of codes; NULL when all are hot */
+    const rvm_page *pages;    /* [end_page]; pages before first_page are not read */
+    const rvm_row *rows;      /* not NULL: query t is the next token of rows[t], each with offset `position`; pages is
+                               * then rows[0].pages. A page that all rows share is read once. */
+    size_t head;              /* index of the head-page in each page: layer * n_kv_heads + key-value head */
+    const rvm_matmul *matmul; /* the implementation for pages of codes; NULL if all pages are hot */
     size_t head_dim, group;
-    const float *q; /* query t, head g: q + t * q_stride + g * head_dim; not yet turned */
+    const float *q; /* query t, head g: q + t * q_stride + g * head_dim; before rope */
     size_t q_stride;
-    const float *turn; /* [queries][head_dim]: cos, then sin, of each query's position */
-    size_t queries, position; /* position: of the first query; it sees itself and what is before it */
-    size_t window;            /* tokens that a query sees at most, itself included; 0: all */
+    const float *turn; /* [queries][head_dim]: the cosines, then the sines, of each query's angles */
+    size_t queries, position; /* position of the first query; a query sees itself and all tokens before it */
+    size_t window;            /* the maximum number of tokens that a query sees, with itself; 0: all */
     size_t first_page, end_page;
     float *out; /* query t, head g: out + t * out_stride + g * head_dim */
     size_t out_stride;
-    float *partial; /* not NULL: [queries * group][RVM_PARTIAL(head_dim)] instead of out, for merge */
+    float *partial; /* not NULL: [queries * group][RVM_PARTIAL(head_dim)], the output for merge instead of out */
     float *scratch; /* [rvm_attention_scratch(queries * group, head_dim)] */
 } rvm_attention;
 
 RVM_API size_t rvm_attention_scratch(size_t rows, size_t head_dim);
 
-/* float32 unless said otherwise.  T tokens, D width. */
+/* Arrays are float32 if no other type is named.  T: tokens, D: width. */
 struct rvm_layers {
-    const char *name; /* as in rvm_kernels */
+    const char *name; /* the same name as in rvm_kernels */
 
     /* y = x / sqrt(mean(x^2) + eps) * weight      x, y: [T, D]   weight: [D] */
     int (*rms_norm)(const float *x, const float *weight, float eps, size_t tokens, size_t dim, float *y);
 
-    /* Pairs (x_i, x_{i + d/2}) turned by the token's angles; traditional: (x_2i, x_2i+1).
+    /* Turn the pairs (x_i, x_{i + d/2}) by the token's angles; if traditional, the pairs (x_2i, x_2i+1).
      * x, y: [T, heads, d]   turn: [T, d], the cosines of d/2 angles, then their sines */
     int (*rope)(const float *x, const float *turn, size_t tokens, size_t heads, size_t head_dim,
                 int traditional, float *y);
@@ -50,33 +50,33 @@ struct rvm_layers {
     /* y = gate / (1 + e^-gate) * up      y may be gate */
     int (*swiglu)(const float *gate, const float *up, size_t n, float *y);
 
-    /* To nearest, ties to even; overflow becomes infinity.   Exact. */
+    /* to_half rounds to nearest, ties to even; an overflow becomes infinity. from_half is exact. */
     int (*to_half)(const float *x, size_t n, uint16_t *y);
     int (*from_half)(const uint16_t *x, size_t n, float *y);
 
-    /* y += s (x A) B in two steps, so that threads can share the columns of B.
+    /* Compute y += s (x A) B in two steps, so that threads can share the columns of B. Step 1:
      * u = s x A      x: [T, in]   A: [in, R]   u: [T, R] */
     int (*lora_project)(const float *x, const float *lora_a, float s, size_t tokens, size_t in, size_t rank,
                         float *u);
-    /* y[t][i] += (u B)[t][first + i], i < n      B: [R, out]   y: rows of `stride` floats */
+    /* Step 2: y[t][i] += (u B)[t][first + i], i < n      B: [R, out]   y: rows of `stride` floats */
     int (*lora_add)(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out, size_t first,
                     size_t n, float *y, size_t stride);
 
-    /* Store T tokens of one head behind the first `at` of a page.  k, v: rows of `stride` floats; k is turned. */
+    /* Store T tokens of one head after the first `at` tokens of a page.  k, v: rows of `stride` floats; rope turns k. */
     int (*append)(const float *k, const float *v, size_t stride, const float *turn, size_t tokens,
                   size_t head_dim, size_t at, uint16_t *keys, uint16_t *values);
 
-    /* softmax(q . k / sqrt(head_dim)) v over the pages [first_page, end_page) */
+    /* Compute softmax(q . k / sqrt(head_dim)) v over the pages [first_page, end_page). */
     int (*attend)(const rvm_attention *a);
 
-    /* out[rows][head_dim] from `parts` key ranges: part i begins at partial + i * stride. */
+    /* Join `parts` partial results of attend into out[rows][head_dim]; part i begins at partial + i * stride. */
     int (*merge)(const float *partial, size_t parts, size_t stride, size_t rows, size_t head_dim, float *out);
 
-    /* rvm_pages_demote by this implementation; all give the same bytes. */
+    /* Compute rvm_pages_demote; all implementations give the same bytes. */
     int (*demote)(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim);
 };
 
-/* The layers of rvm_impl(name). */
+/* Return the layers of rvm_impl(name). */
 RVM_API const rvm_layers *rvm_layers_impl(const char *name);
 
 #endif

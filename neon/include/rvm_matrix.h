@@ -4,10 +4,10 @@
 
 /* Matrices: y = x @ W^T with W 4-bit, 8-bit or float
  *
- * W [rows = out, cols = in] is packed once into an interleaved form that every implementation reads and
- * that may be written to a file and mapped back: it holds no pointers. Memory for a packed matrix and for
- * activations is the caller's and starts at a multiple of 64 bytes (huge pages are worth 3-8%); x, y, and
- * what is packed may lie anywhere.
+ * The caller packs W [rows = out, cols = in] once into an interleaved form that every implementation reads.
+ * The form has no pointers, so the caller can write it to a file and map the file. The caller gives the memory for
+ * a packed matrix and for activations, which starts at a multiple of 64 bytes (huge pages save 3-8% of the time);
+ * x, y and the weights before packing need no alignment.
  *
  *   rvm_matrix_spec spec;
  *   rvm_matrix_plan(RVM_Q4, rows, cols, 64, scales, biases, RVM_BF16, &spec);
@@ -22,12 +22,13 @@
  * Quantised weights (MLX's affine form): W[n][k] = s[n][g] * q[n][k] + b[n][g], g = k / group. Activations
  * become integers with one scale d per token and 32 columns, of -127..127 (8 bits) or -32385..32385 (16); then
  *   y[n] = sum_j d_j * (s[n][g] * (q . xhat)_j + b[n][g] * sum(xhat)_j)      j over blocks of 32 columns
- * summed in this order by every implementation: all agree bit for bit, at any number of tokens and
- * any split. Before super-blocks an activation has one scale per token and 256 columns, a super-block; their scales and
- * lows are integers, and multiply and add as such. Q4_K and Q5_K (groups g of 32), and Q6_K (of 16):
+ * Every implementation adds in this order, so all results have the same bits, for any number of tokens and any
+ * split. GGUF's super-blocks have 256 columns, and their activations have one scale per token and super-block. Their
+ * scales and lows are integers, which the kernels multiply and add as integers. Q4_K and Q5_K (g: groups of 32
+ * columns), and Q6_K (groups of 16):
  *   y[n] = sum_j d_j * (d[n][j] * sum_g scale[n][g] * (q . xhat)_g - dmin[n][j] * sum_g low[n][g] * sum(xhat)_g)
  *   y[n] = sum_j d_j * d[n][j] * sum_g scale[n][g] * ((q - 32) . xhat)_g
- * A NaN or an infinity in x makes the whole row of y NaN; |x| < 1e-30 counts as 0. */
+ * A NaN or an infinity in x makes the whole row of y NaN; an x with |x| < 1e-30 becomes 0. */
 
 typedef enum {
     RVM_Q4 = 0,
@@ -35,54 +36,56 @@ typedef enum {
     RVM_F16 = 2,
     RVM_BF16 = 3,
     RVM_F32 = 4,
-    RVM_Q4_K = 5, /* GGUF's super-blocks of 256 columns, in as many bytes */
+    RVM_Q4_K = 5, /* GGUF's super-blocks of 256 columns, packed into the same number of bytes */
     RVM_Q5_K = 6,
     RVM_Q6_K = 7
 } rvm_kind;
 
-/* What becomes of x: float before float kinds, 8 or 16 bits before quantised ones. The error of a product, as
- * part of its spread, of normal activations: 0.6% with 8 bits, 2e-5 with 16; before super-blocks 0.7% and 2.7e-5. */
+/* The form of the activations x: float for float kinds of W, 8 or 16 bits for quantised kinds. The error of a product
+ * with normally distributed x, relative to the product's standard deviation, is 0.6% with 8 bits and 2e-5 with 16 bits;
+ * for super-blocks it is 0.7% and 2.7e-5. */
 typedef enum {
     RVM_ACTS_8 = 8,
     RVM_ACTS_16 = 16,
     RVM_ACTS_FLOAT = 32,
-    RVM_ACTS_SUPER_8 = 256 + 8, /* before super-blocks: with one scale per 256 columns instead of 32 */
+    RVM_ACTS_SUPER_8 = 256 + 8, /* for super-blocks: one scale per 256 columns instead of 32 */
     RVM_ACTS_SUPER_16 = 256 + 16
 } rvm_acts_kind;
 
 enum { RVM_TILE_ROWS = 16, RVM_ALIGNMENT = 64 };
 
-/* How a matrix is stored. To pack several with equal cols and group below each other as one, plan each,
- * then: rows = the sum, affine = any of them, scale_kind = theirs if equal, else RVM_F32. */
+/* How a matrix is stored. To pack several matrices with equal cols and group below each other as one matrix, plan each
+ * matrix. Then set rows = the sum of rows, affine = 1 if one of them is affine, scale_kind = the common scale_kind if all
+ * are equal, else RVM_F32. */
 typedef struct {
     uint32_t kind;       /* rvm_kind */
     uint32_t scale_kind; /* RVM_F16, RVM_BF16 or RVM_F32; quantised kinds only */
-    uint32_t affine;     /* 0: no biases are stored, for each is -8 * s (4 bits) or -128 * s (8 bits) */
-    uint32_t group;      /* columns to a scale: 32, 64 or 128; 0 for float kinds; 256 for super-blocks */
+    uint32_t affine;     /* 0: no biases are stored, because each is -8 * s (4 bits) or -128 * s (8 bits) */
+    uint32_t group;      /* columns that share a scale: 32, 64 or 128; 0 for float kinds; 256 for super-blocks */
     uint64_t rows, cols; /* cols: a multiple of group; any for float kinds */
 } rvm_matrix_spec;
 
-typedef struct rvm_matrix rvm_matrix; /* starts a packed matrix */
+typedef struct rvm_matrix rvm_matrix; /* the head of a packed matrix */
 
-/* The smallest lossless form for these scales and biases [rows, cols / group] of type scale_kind.
- * biases may be NULL: symmetric. For float kinds and super-blocks group, scales and biases are ignored. */
+/* Find the smallest lossless form for these scales and biases [rows, cols / group] of type scale_kind. biases is NULL for
+ * symmetric weights. For float kinds and super-blocks, group, scales and biases are ignored. */
 RVM_API int rvm_matrix_plan(rvm_kind kind, size_t rows, size_t cols, size_t group, const void *scales,
                             const void *biases, rvm_kind scale_kind, rvm_matrix_spec *spec);
 
-/* Bytes that a packed matrix takes, a multiple of 64; 0 for a spec that is refused. */
+/* Return the bytes of a packed matrix, a multiple of 64; 0 for an invalid spec. */
 RVM_API size_t rvm_matrix_bytes(const rvm_matrix_spec *spec);
 
-/* Pack rows [row_begin, row_end) of the matrix. The pointers are to row row_begin's data:
+/* Pack rows [row_begin, row_end) of the matrix. The pointers point to the data of row row_begin:
  *   weights: Q4, Q8: uint32 [n, cols * bits / 32], lowest bits first      F16, BF16, F32: [n, cols]
  *            Q4_K, Q5_K, Q6_K: GGUF blocks [n, cols / 256] of 144, 176 or 210 bytes
  *   scales, biases: [n, cols / group] of type scale_kind; biases may be NULL if spec->affine is 0
- * row_begin is a multiple of 16, row_end too unless it is the last row. Ranges may be packed by several
- * threads; the one that begins at 0 also writes the head, without which accessors return 0. */
+ * row_begin is a multiple of 16; row_end is a multiple of 16 or the number of rows. Several threads may pack ranges in
+ * parallel. The range that begins at 0 also writes the matrix's head, without which accessors return 0. */
 RVM_API int rvm_matrix_pack(const rvm_matrix_spec *spec, const void *weights, const void *scales,
                             const void *biases, rvm_kind scale_kind, size_t row_begin, size_t row_end,
                             void *memory);
 
-/* Is this a packed matrix, and do its claims about itself fit into `bytes`? For mapped files. */
+/* Return RVM_OK if the memory has a packed matrix whose size, by its head, fits into `bytes`. Use this for mapped files. */
 RVM_API int rvm_matrix_check(const void *memory, size_t bytes);
 
 RVM_API rvm_kind rvm_matrix_kind(const rvm_matrix *w);
@@ -90,55 +93,56 @@ RVM_API size_t rvm_matrix_rows(const rvm_matrix *w);
 RVM_API size_t rvm_matrix_cols(const rvm_matrix *w);
 RVM_API size_t rvm_matrix_tiles(const rvm_matrix *w); /* ceil(rows / 16) */
 
-/* The kind of activations of 8 or 16 bits that this matrix multiplies; float for float kinds. 0: no such kind. */
+/* Return the kind of activations of 8 or 16 bits that this matrix multiplies; float for float kinds; 0 if there is none. */
 RVM_API rvm_acts_kind rvm_matrix_acts(const rvm_matrix *w, int bits);
 
-/* out[cols] = row `row` of W, as MLX dequantises it: embedding lookup. */
+/* Look up an embedding: out[cols] = row `row` of W, dequantised as MLX does. */
 RVM_API int rvm_matrix_row(const rvm_matrix *w, size_t row, float *out);
 
-/* Bytes for the activations of `tokens` tokens; 0 for sizes that are refused. */
+/* Return the bytes for the activations of `tokens` tokens; 0 for invalid sizes. */
 RVM_API size_t rvm_acts_bytes(rvm_acts_kind kind, size_t tokens, size_t cols);
 
 typedef struct {
     const char *name; /* "scalar", "avx2", "avxvnni" .. */
 
-    /* Activations of tokens [token_begin, token_end) out of `tokens`, into their place in acts, which is
-     * one for all: threads may share the work. x: [tokens, x_stride], the first cols of each row. */
+    /* Write the activations of the tokens [token_begin, token_end) of `tokens` to their place in acts. All tokens share
+     * acts, so threads may share the work. x: [tokens, x_stride], of which each row's first cols numbers are read. */
     int (*acts)(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
                 size_t token_begin, size_t token_end, void *acts);
 
-    /* y[t][n] = sum_k x[t][k] * W[n][k] for rows n of the tiles [tile_begin, tile_end): threads share the
-     * tiles. kind: what acts were made as. y: [tokens, y_stride]; only real rows are written. */
+    /* y[t][n] = sum_k x[t][k] * W[n][k] for rows n of the tiles [tile_begin, tile_end); threads may share the
+     * tiles. kind: the kind of acts. y: [tokens, y_stride]; rows that only pad the last tile are not written. */
     int (*matmul)(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens, size_t tile_begin,
                   size_t tile_end, float *y, size_t y_stride);
 
-    /* Attention over one head-page of codes, in integers ("Pages", below; tier: rvm_tier). Queries and weights
-     * become integers of 7 bits (one term) or 15 bits (two terms), with one scale a row; all implementations agree
-     * bit for bit. A NaN or an infinity makes its whole row NaN.
-     *   page_queries  q [rows][head_dim], rotated if the tier's keys are -> codes [rvm_page_codes_bytes]
+    /* Attention over one head-page of codes, in integers (rvm_pages.h; tier: rvm_tier). Queries and weights become
+     * integers of 7 bits (one term) or 15 bits (two terms), with one scale for each row. All implementations give the
+     * same bits. A NaN or an infinity makes its whole row NaN.
+     *   page_queries  q [rows][head_dim], rotated if the tier's keys are rotated -> codes [rvm_page_codes_bytes]
      *   page_scores   scores[r][t] = q_r . k_t                    [rows][RVM_PAGE_TOKENS], all 64 tokens
      *   page_values   sum[r][d] += sum_t p[r][t] v_t[d]           p as scores; p >= 0
-     * sum: rows of `stride` floats: head_dim rounded up to 16, then 16 more, whose sum is to be added to every
-     * dimension. soon: a head-page of the same size to be prefetched, or NULL. */
+     * sum: rows of `stride` floats: head_dim rounded up to 16, then 16 more. The caller adds the sum of these 16 to every
+     * dimension. soon: the head-page that the caller reads next, for a prefetch, or NULL. */
     int (*page_queries)(int tier, const float *q, size_t rows, size_t head_dim, void *codes);
     int (*page_scores)(int tier, const uint8_t *page, const void *codes, size_t rows, size_t head_dim,
                        const uint8_t *soon, float *scores);
     int (*page_values)(int tier, const uint8_t *page, const float *p, size_t rows, size_t head_dim,
                        const uint8_t *soon, float *sum, size_t stride);
 
-    /* So many rounds of the loop inside matmul, over one block that never leaves the L1 cache: the most that a
-     * product of 4-bit weights can do here. Returns how many products of two numbers that were. */
+    /* Run the inner loop of matmul `rounds` times over one block in the L1 cache, to measure the peak rate for 4-bit
+     * weights on this machine. Return the number of multiplications. */
     uint64_t (*peak)(uint64_t rounds, int32_t *sum);
 } rvm_matmul;
 
-/* Bytes of page_queries' result, for its own implementation only; 0 for sizes that are refused. */
+/* Return the bytes of page_queries' result, which only the same implementation can read; 0 for invalid sizes. */
 RVM_API size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim);
 
-/* As rvm_impl and rvm_impl_name; there are more implementations of these. */
+/* These two work like rvm_impl and rvm_impl_name; rvm_matmul has more implementations than rvm_kernels. */
 RVM_API const rvm_matmul *rvm_matmul_impl(const char *name);
 RVM_API const char *rvm_matmul_impl_name(size_t index);
 
-/* Name of the rvm_kernels whose layers run beside these matrices: "avx2" for "avxvnni". NULL for an unknown one. */
+/* Return the name of the rvm_kernels whose layers run with these matrices: "avx2" for "avxvnni". NULL for an unknown
+ * implementation. */
 RVM_API const char *rvm_matmul_layers(const rvm_matmul *matmul);
 
 #endif

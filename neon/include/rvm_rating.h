@@ -2,66 +2,68 @@
 #ifndef RVM_PUBLIC_RATING_H
 #define RVM_PUBLIC_RATING_H
 
-/* A rating (ruvmlx/sona/instant.py): several kernels in one call, because calls from Python cost more than the kernels.
+/* These functions compute a rating (ruvmlx/sona/instant.py). They run several kernels in one call, because calls from
+ * Python take longer than the kernels. After a reply the data is not in the CPU's caches.
  *
- * k, m: the implementations to use. After a reply none of the data is in a cache. */
+ * k, m: the implementations to use */
 
 enum { RVM_GROUPS = 3 };
 
-/* Reference contexts in groups: the first group is from answers, the others from prose.
- * M contexts; V tokens; R rank. */
+/* Reference contexts (positions in fixed texts) in groups: the first group is from answers, the other groups from prose.
+ * M: contexts; V: tokens of the vocabulary; R: rank. */
 typedef struct {
     const float *p0, *log_ratio, *u; /* [M, V], [M, V] or NULL, [M, R] (rvm_kernels.kl_to_frozen) */
-    const int32_t *following;        /* [M]: the column of the token that follows */
-    const float *rest, *slope;       /* [R, V] or NULL: dot(rest, s * lora_b) is added to the rise; slope: see below */
-    uint64_t ends[RVM_GROUPS];       /* where each group ends, rising; a group may be empty */
-    double share[RVM_GROUPS];        /* the group's share of all prose; 0 for answers */
+    const int32_t *following;        /* [M]: the column in V of each context's next token */
+    const float *rest, *slope;       /* [R, V] or NULL: rvm_distance adds dot(rest, s * lora_b) to out[1]; slope: for out[2] */
+    uint64_t ends[RVM_GROUPS];       /* the end of each group among the M contexts, ascending; a group may be empty */
+    double share[RVM_GROUPS];        /* the fraction of all prose that the group is; 0 for answers */
     uint64_t vocab, rank;
 } rvm_text;
 
-/* Effect of an adapter with s * lora_b [R, V]: out[0] mean KL to the frozen model in answers, nats;
- * out[1] rise of the mean negative log-likelihood of prose; out[2] dot(slope, lora_b), or 0. */
+/* Measure the effect of an adapter with s * lora_b [R, V]. out[0]: the mean KL to the frozen model in answers, in nats;
+ * out[1]: the increase of the mean negative log-likelihood of prose; out[2]: dot(slope, lora_b), or 0 without a slope. */
 RVM_API int rvm_distance(const rvm_kernels *k, const rvm_text *text, const float *lora_b, float s, double *out);
 
-/* How evidence becomes the weights of tokens, or of features (rvm_kernels.evidence_push). */
+/* The parameters of rvm_kernels.evidence_push, which turns evidence into the weights of tokens or of features. */
 typedef struct {
     float step, agree, noise;
 } rvm_push;
 
-/* cap: KL in answers, nats, that the change of all tokens but those that end a reply may cause. */
+/* cap: the maximum KL in answers, in nats, that the changes of all tokens together may cause; the tokens that end a
+ * reply are not included. */
 typedef struct {
     rvm_push tokens, features;
     double cap;
 } rvm_rule;
 
-/* The A tokens whose weights change, k features of each, and which of them end a reply. */
+/* The A tokens whose weights change, the k features of each token, and the tokens that end a reply. */
 typedef struct {
     const float *precision;     /* [A + k] */
     const rvm_matrix *features; /* [A, k] */
-    const int32_t *ends;        /* [n_ends], below A */
+    const int32_t *ends;        /* [n_ends]: the indices, below A, of the tokens that end a reply */
     uint64_t n_ends;
 } rvm_asking;
 
-/* Bytes of scratch for rvm_asked and rvm_rated, of any alignment; 0 for sizes that are refused. */
+/* Return the bytes of scratch memory for rvm_asked and rvm_rated, of any alignment; 0 for invalid sizes. */
 RVM_API size_t rvm_asking_scratch(const rvm_asking *asking, size_t rank);
 
-/* Weights from evidence [3, R, A + k]: block [R, A + 1] = theta_tokens + theta_features @ features^T; the last column,
- * for all other tokens, is 0. With `answers`, an adapter of scale * block may cause a KL of about rule->cap there: all
- * columns but `ends` are scaled down if it causes more. */
+/* Compute weights from evidence [3, R, A + k]: block [R, A + 1] = theta_tokens + theta_features @ features^T. The last
+ * column, for all other tokens, is 0. If `answers` is not NULL and an adapter of scale * block causes a KL above rule->cap in
+ * the answers, all columns except `ends` are scaled down until the KL is about the cap. */
 RVM_API int rvm_asked(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *asking, const rvm_rule *rule,
                       const rvm_text *answers, float scale, const float *evidence, size_t rank, void *scratch,
                       float *block);
 
-/* One rating: the gradient and information of its reply at weight 1 (rvm_kernels.evidence_add). kept: the factor of
- * older evidence. */
+/* A rating: the gradient and information of its reply at weight 1 (rvm_kernels.evidence_add). weight: the rating's
+ * weight; kept: the factor of older evidence. */
 typedef struct {
     const float *gradient, *information; /* [R, A + k] */
-    const float *rest;                   /* [R, A + 1]: added to the weights from evidence */
+    const float *rest;                   /* [R, A + 1]: a sum that rvm_rated adds to the weights from evidence */
     float weight, kept;
 } rvm_rating;
 
-/* evidence = held plus one rating; block = rvm_asked of that + rest; answers as in rvm_asked.
- * RVM_NOT_FINITE unless all of block is within `most`, and all of evidence within its square, a finite number. */
+/* Add a rating: evidence = held plus the rating; block = rvm_asked(evidence) + rest. answers: as in rvm_asked.
+ * Return RVM_NOT_FINITE if a number of block is not within +-most, or a number of evidence is not within +-most^2. */
 RVM_API int rvm_rated(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *asking, const rvm_rule *rule,
                       const rvm_text *answers, float scale, const float *held, const rvm_rating *rating,
                       float most, size_t rank, void *scratch, float *evidence, float *block);
