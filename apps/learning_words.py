@@ -70,9 +70,8 @@ def _signal_line(group: dict[str, Any]) -> str:
     """Return a line about a group of learning signals: the quality of the replies (0 to 1), and the reward
     that combines the quality with the speed."""
     return (
-        f"{group['count']:,} in a context of {group['context']} tokens: how good they were, from 0 to 1: "
-        f"{group['quality']:.2f}, with their speed {group['reward']:.2f}; "
-        f"they took {group['latency_ratio']:.2f} of the usual time"
+        f"{group['count']:,} in a context of {group['context']} tokens: "
+        f"mean quality {group['quality']:.2f} of 1 (with their speed {group['reward']:.2f}), {group['latency_ratio']:.2f} times the usual time"
     )
 
 

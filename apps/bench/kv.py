@@ -17,7 +17,7 @@ from .stage import OnStage, take_turns
 
 SHORT = 256
 DECODED = 32  # tokens a turn; two turns include one conversion of a page to fewer bits
-READ_AGAIN = 4  # maximum number of turns, because each takes seconds
+READ_AGAIN = 4  # the maximum number of rounds of the resume measurement; each round takes seconds
 USUAL, TIGHT_LENGTHS = TIERED.lengths, (64,) * len(TIERED.lengths)
 COST = 0.4, 0.004  # limits for the usual tiers: rise of perplexity in %, KL in nats
 LEAVING = 300  # ms: the limit for the end of a chat

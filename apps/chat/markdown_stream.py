@@ -69,8 +69,8 @@ async def swap(
     was: Sequence[Shape],
     now: Sequence[Shape],
 ) -> None:
-    """Replace the widgets `old`, the last children of `parent`, by `new`. was, now: the shapes of `old` and
-    of `new`."""
+    """Replace the widgets `old`, the last children of `parent`, by `new`. was, now: the
+    nesting of the Markdown blocks in `old` and in `new`."""
     if old and new and await _grow(old[0], new[0], was[0], now[0]):
         old, new = old[1:], new[1:]
     if old:

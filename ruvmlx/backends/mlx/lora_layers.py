@@ -1,5 +1,5 @@
-"""This module installs a BaseLoRA in the MLX graph: it wraps mlx-lm's modules, or sets `change` of our joined
-CPU products.
+"""This module installs a BaseLoRA in the MLX graph. It wraps mlx-lm's modules. On the CPU, where one product
+computes several modules, it sets the attribute `change` of that product to the LoRA's factors.
 
 The factors have the graph's dtype. lora_b includes the scale.
 """

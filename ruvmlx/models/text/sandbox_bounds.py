@@ -73,7 +73,7 @@ class Budget:
         self._known: dict[int, tuple[Any, int, int]] = {}  # id -> (value, expanded size, depth)
         self._deadline = time.monotonic() + MAX_SECONDS
         self._started = time.thread_time()
-        self._texts: dict[int, str] = {}  # id -> a text of this render or of its variables
+        self._texts: dict[int, str] = {}  # id(text) -> a string that the template made or received
         self._text_bytes = self._list_bytes = self._sweep_at = 0
         self.longest, self.most_held = BASE_VALUE_CHARACTERS, sys.maxsize
         sizes = [self.spread(value)[0] for value in names.values()]

@@ -51,8 +51,8 @@ class StoresBlocks(Protocol):
         KeyError if the module does not exist."""
 
     def stored_tensor(self, module: str) -> GGUFTensor | None:
-        """Return the type and shape of a matrix from the header alone, or None for MLX's affine layout and
-        for plain numbers in a folder."""
+        """Return the GGUF type and the shape of a matrix, from the header alone. Return None if the
+        matrix has no GGUF type: in MLX's affine layout, or as floats in a safetensors folder."""
 
 
 def stored_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix | None:

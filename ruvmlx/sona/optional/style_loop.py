@@ -3,8 +3,8 @@ basis (style_basis.py).
 
     base = s sum_k beta_k d_k
 
-beta follows from the ratings in force (style_choice.py). So nothing is trained, and an undo restores the
-earlier beta. The scale s is as large as the confidence in the taste allows, within three limits, which are
+The coefficients beta_k follow from the ratings in force (style_choice.py). So nothing is trained, and an
+undo restores the earlier coefficients. The scale s is as large as the confidence in the taste allows, within three limits, which are
 measured in the running backend: the KL to the original model, the perplexity of prose, and faults in replies
 to questions that no user rated (faults.py). The MicroLoRA (the changes of the instant loop) stays on top. It
 is scaled to the rest of the KL cap.
