@@ -71,7 +71,8 @@ def _signal_line(group: dict[str, Any]) -> str:
     that combines the quality with the speed."""
     return (
         f"{group['count']:,} in a context of {group['context']} tokens: "
-        f"mean quality {group['quality']:.2f} of 1 (with their speed {group['reward']:.2f}), {group['latency_ratio']:.2f} times the usual time"
+        f"mean quality {group['quality']:.2f} of 1 (with their speed {group['reward']:.2f}), "
+        f"{group['latency_ratio']:.2f} times the usual time"
     )
 
 

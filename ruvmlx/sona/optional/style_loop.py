@@ -4,10 +4,10 @@ basis (style_basis.py).
     base = s sum_k beta_k d_k
 
 The coefficients beta_k follow from the ratings in force (style_choice.py). So nothing is trained, and an
-undo restores the earlier coefficients. The scale s is as large as the confidence in the taste allows, within three limits, which are
-measured in the running backend: the KL to the original model, the perplexity of prose, and faults in replies
-to questions that no user rated (faults.py). The MicroLoRA (the changes of the instant loop) stays on top. It
-is scaled to the rest of the KL cap.
+undo restores the earlier coefficients. The scale s is as large as the confidence in the taste allows, within
+three limits. All three are measured in the running backend: the KL to the original model, the perplexity of
+prose, and faults in replies to questions that no user rated (faults.py). The MicroLoRA (the changes of the
+instant loop) stays on top. It is scaled to the rest of the KL cap.
 
 A base that was trained before (background.py) stays under the style.
 """
