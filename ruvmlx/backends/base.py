@@ -1,4 +1,4 @@
-"""The Backend protocol. T: tokens; V: vocabulary; D: hidden size.
+"""This module defines the Backend protocol. T: tokens; V: vocabulary size; D: hidden size.
 
 A backend knows nothing of ratings, sessions or text. Its callers pass token ids, a cache that the backend
 made and, optionally, an adapter. It returns NumPy arrays that the caller may keep and change.
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 
 class HeadAdapter(Protocol):
-    """A low-rank change of the output head. It is immutable: a changed adapter is a new object."""
+    """A low-rank change of the output head (a LoRA). It is immutable: a changed adapter is a new object."""
 
     @property
     def lora_a(self) -> np.ndarray: ...  # [D, r] float32
@@ -44,7 +44,7 @@ class HeadAdapter(Protocol):
     def scale(self) -> float: ...
 
     def add_to_logits(self, logits: np.ndarray, hidden: np.ndarray) -> None:
-        """logits [..., V] += scale * (hidden [..., D] @ lora_a [D, r]) @ lora_b [r, V], in place."""
+        """Compute logits [..., V] += scale * (hidden [..., D] @ lora_a [D, r]) @ lora_b [r, V], in place."""
 
 
 Adapters = HeadAdapter | None | Sequence[HeadAdapter | None]  # one adapter for all sequences, or one for each
@@ -60,11 +60,11 @@ class KVCache(Protocol):
 
     @property
     def offset(self) -> int:
-        """The tokens of the sequence so far, with those that a sliding window has dropped."""
+        """The number of tokens of the sequence, including the tokens that a sliding window has dropped."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the cache takes now."""
+        """The number of bytes that the cache takes now."""
 
     def trim(self, n: int) -> bool:
         """Remove the newest n tokens. If the cut falls into tokens of 8 or 4 bits, a few more tokens are
@@ -74,10 +74,10 @@ class KVCache(Protocol):
     def stats(self) -> KVStats: ...
 
     def fork(self) -> "KVCache":
-        """Return a second sequence with the same tokens. After this the two are independent."""
+        """Return a cache of a second sequence with the same tokens. The two caches are independent."""
 
     def dump(self) -> Dump:
-        """Return the whole content, to write to disk."""
+        """Return the whole content of the cache, which a caller can write to disk."""
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
         """Load what a cache of the same backend and policy dumped, into an empty cache. After any exception
@@ -89,8 +89,8 @@ class KVCache(Protocol):
 
 class Backend(Protocol):
     name: str  # "mlx" | "native" | "reference"
-    kernels: str  # the compute library, for people: "metal", "cpu+openblas", ...
-    caveat: str  # for people: one line if this machine's GPU or our kernels cannot be used; else ""
+    kernels: str  # the name of the compute library, for people: "metal", "cpu+openblas", ...
+    caveat: str  # one line for people if the backend cannot use the GPU or our kernels; else ""
     # the installed base LoRA; a cache is valid only for the LoRA with which it was filled
     lora: BaseLoRA | None
     nbytes: int  # bytes of the weights and of the working memory
@@ -98,8 +98,8 @@ class Backend(Protocol):
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         """Install a base LoRA, which changes the linear layers that it names and no others. None restores the
-        original model, bit for bit. Call this only between replies: older KV caches become stale. Raises
-        AdapterMismatch, and changes nothing, if the LoRA does not fit."""
+        original model, bit for bit. Call this only between replies, because older KV caches become invalid.
+        Raises AdapterMismatch, and changes nothing, if the LoRA does not fit."""
 
     def new_cache(self, policy: TierPolicy | None = None) -> KVCache:
         """Return an empty cache. Without a policy, return the backend's plain cache, with at least 16 bits
@@ -114,12 +114,12 @@ class Backend(Protocol):
     ) -> Step:
         """Append tokens (T >= 1) to the cache, in chunks.
 
-        progress: called with the number of tokens done after each chunk. It may raise an exception to stop.
-            Then the cache holds exactly the tokens that were reported.
+        progress: a function that gets the number of tokens done after each chunk. It can raise an exception
+            to stop the call. Then the cache holds exactly the number of tokens that `progress` got last.
         """
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
-        """Append one token."""
+        """Append one token to the cache and return the step after it."""
 
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
@@ -138,8 +138,8 @@ class Backend(Protocol):
     ) -> np.ndarray:
         """Return the inputs of the output head: [T, D] float32.
 
-        pause: called at least every PAUSED tokens; it may raise an exception to stop
-        cache: the cache of the sequence that the tokens continue; None: the tokens are a new sequence
+        pause: a function that is called at least every PAUSED tokens; an exception from it stops the call
+        cache: the cache of the sequence that the tokens continue; None: the tokens start a new sequence
         """
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
@@ -159,24 +159,25 @@ class Together(Protocol):
 
 @runtime_checkable
 class Drafting(Protocol):
-    """A backend that checks guessed tokens: one reading of the weights gives the steps after all of them."""
+    """A backend that checks drafted (guessed) tokens. One pass over the weights gives all their steps."""
 
-    longest_draft: int  # drafted tokens; with more of them the steps would have other bits than single steps
+    # the maximum number of drafted tokens for which the steps equal single steps, bit for bit
+    longest_draft: int
 
     def decode_drafted(
         self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
     ) -> list[Step]:
-        """Append one token. Returns its step, and the step after each drafted token that the newest page has
-        room for. The cache holds the keys and values of the drafted tokens behind its end: call `accept` for
-        each one that the reply goes on with, before its step is used. The next token overwrites the others.
-        """
+        """Append one token. Returns the step after it, and the step after each drafted token for which the
+        newest KV page has room. The cache holds the keys and values of the drafted tokens after its end. Call
+        `accept` for each drafted token that the reply keeps, before you use the step after it. The next token
+        overwrites the other drafted tokens."""
 
     def accept(self, cache: KVCache) -> None:
         """Append the next drafted token."""
 
 
 class TokenStream(Protocol):
-    """The tokens of one reply: `prefill` the prompt, `read` token by token, `close`."""
+    """A stream of one reply's tokens. Call `prefill` with the prompt, `read` for each token, then `close`."""
 
     prefilled_at: float  # time.perf_counter() at the end of prefill; valid after the first `read`
 
@@ -188,7 +189,7 @@ class TokenStream(Protocol):
 
     def read(self) -> int:
         """Return the next token. Call this at most `limit` times. The next step is submitted before this call
-        waits for its token, except if that step could not be undone.
+        waits for its token, unless the cache could not undo that step.
 
         Raises RuvmlxError if the logits were NaN or infinite.
         """
@@ -254,7 +255,7 @@ def not_finite() -> RuvmlxError:
 @contextmanager
 def with_lora(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
     """In the block the backend uses this base LoRA (None: the original model). After the block it uses its
-    own again."""
+    former base LoRA again."""
     own = backend.lora
     if own is not lora:
         backend.set_lora(lora)
@@ -267,7 +268,7 @@ def with_lora(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
 
 @contextmanager
 def preserve_lora(backend: Backend) -> Iterator[None]:
-    """After the block the backend has its own base LoRA again, whichever LoRA the block installed."""
+    """After the block the backend has its former base LoRA again, whichever LoRA the block installed."""
     own = backend.lora
     try:
         yield
@@ -277,5 +278,5 @@ def preserve_lora(backend: Backend) -> Iterator[None]:
 
 
 def original_model(backend: Backend) -> AbstractContextManager[None]:
-    """In the block the backend runs the original model. After the block it uses its own base LoRA again."""
+    """In the block the backend runs the original model. After the block it has its former base LoRA."""
     return with_lora(backend, None)

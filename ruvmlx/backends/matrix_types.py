@@ -1,4 +1,4 @@
-"""The memory that each type of matrix in a model file takes, by backend. `ruvmlx show` prints it."""
+"""This module computes the memory that each type of matrix takes in each backend, for `ruvmlx show`."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ _Q6_K = next(row for row in ROWS if row.name == "Q6_K")
 
 @dataclass(frozen=True)
 class MatrixType:
-    """One type of matrix.
+    """The facts about one type of matrix in a model.
 
-    matrices: how many matrices have this type
+    matrices: the number of matrices of this type
     file_bits, native_bits, mlx_bits: bits of a weight, with scales, in the file and in each backend
-    rounded: the backends whose weights differ slightly from the file's
+    rounded: the backends that round the file's weights slightly
     """
 
     type: str
@@ -37,8 +37,8 @@ class MatrixType:
 
 
 def matrix_types(model: Model) -> list[MatrixType]:
-    """Return the types of the model's matrices, the most frequent first. A folder of safetensors without
-    small floats has none."""
+    """Return the types of the model's matrices, the most frequent first. The list is empty for a folder
+    of safetensors without small floats."""
     weights = model.load_weights() if model.is_own else {}
     if not isinstance(weights, StoresBlocks):
         return []
@@ -49,7 +49,7 @@ def matrix_types(model: Model) -> list[MatrixType]:
 
 
 def bytes_in_memory(types: Mapping[str, int], backend: str) -> int:
-    """Return the bytes of weights, given by type, on the backend "native" or "mlx"."""
+    """Return the bytes that weights take on the backend "native" or "mlx". types: weights of each type."""
     kinds = {row: types[row.name] for row in (*ROWS, *TYPES.values()) if row.name in types}
     wide = any(kind.wide for kind in kinds)
     bits = {kind: native_bits(kind) if backend == "native" else mlx_bits(kind, wide) for kind in kinds}
@@ -70,8 +70,8 @@ def _file_bits(kind: TensorType) -> float:
 
 
 def native_bits(kind: TensorType) -> float:
-    """Return the bits of a weight. Super-blocks stay as in the file. Other blocks become 4 or 8 bits, with
-    biases only if the file has them."""
+    """Return the bits of a weight in the native backend. Super-blocks stay as in the file. Other blocks
+    become 4 or 8 bits, with biases only if the file has them."""
     if kind.block == 1 or kind.name in SUPER_BLOCKS:
         return _file_bits(kind)
     if kind.name == "Q3_K":
@@ -83,8 +83,8 @@ def native_bits(kind: TensorType) -> float:
 
 
 def mlx_bits(kind: TensorType, wide: bool = False) -> float:
-    """Return the bits of a weight on a GPU. wide: whether any matrix of the file needs float32 scales; then
-    all have them."""
+    """Return the bits of a weight on a GPU. wide: True if any matrix of the file needs float32 scales;
+    then all matrices have float32 scales."""
     if kind.block == 1 or kind.mode:
         return _file_bits(kind)
     return kind.affine_bits + 2 * (32 if wide or kind.wide else 16) / kind.affine_group

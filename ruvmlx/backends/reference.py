@@ -1,9 +1,9 @@
-"""The reference backend, for tests: the decoder in NumPy and float32, slow and simple, without MLX.
+"""The reference backend, for tests, runs the decoder in NumPy and float32. It is slow and needs no MLX.
 
 Layer:  h += o_proj(attention(rms_norm(h)));  h += down(silu(gate(x)) * up(x)), x = rms_norm(h).
 
-What differs between model families (models/config/families.py) follows from the configuration alone. Norms,
-softmax and RoPE's angles are computed in float64. (Touvron et al. 2023; Jiang et al. 2023)
+The configuration alone decides the differences between model families (models/config/families.py). The
+backend computes norms, softmax and RoPE's angles in float64. (Touvron et al. 2023; Jiang et al. 2023)
 """
 
 import copy
@@ -23,11 +23,11 @@ from ..models.files.affine import dequantise
 from ..models.weights.stored import rounded_matrix
 from .base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite
 
-CHUNK = 128  # prompt tokens per prefill step
+CHUNK = 128  # the maximum number of prompt tokens in one prefill step
 
 
 class ReferenceCache:
-    """Every key and value of one sequence. Nothing is dropped: a sliding window is only a mask here."""
+    """A cache of all keys and values of one sequence. It drops nothing: a sliding window is only a mask."""
 
     def __init__(self, config: ModelConfig):
         empty = (config.n_kv_heads, 0, config.head_dim)
@@ -40,8 +40,8 @@ class ReferenceCache:
         return sum(a.nbytes for a in self.keys + self.values)
 
     def append(self, layer: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Append keys and values after `offset` tokens. The caller changes `offset` when all layers are
-        done."""
+        """Append keys and values after the first `offset` tokens. The caller changes `offset` after all
+        layers have appended."""
         for held, new in ((self.keys, keys), (self.values, values)):
             held[layer] = np.concatenate([held[layer][:, : self.offset], new], axis=1)
         return self.keys[layer], self.values[layer]
@@ -74,7 +74,7 @@ class ReferenceCache:
         return a.shape[0] * tokens * a.shape[2] * a.itemsize
 
     def fork(self) -> "ReferenceCache":
-        """Return a second sequence. `append` makes new arrays, so the old ones may be shared."""
+        """Return a second cache that shares the arrays, because no method changes an array in place."""
         other = copy.copy(self)
         other.keys, other.values = list(self.keys), list(self.values)
         return other
@@ -124,7 +124,7 @@ class ReferenceBackend:
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decode one sequence after the other: this is the slow twin."""
+        """Decode one sequence after the other, because this backend is simple rather than fast."""
         return [self.decode(*args) for args in zip(tokens, caches, each(adapter, tokens), strict=True)]
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
@@ -161,7 +161,7 @@ class ReferenceBackend:
         return finite(logits)
 
     def _forward(self, tokens: Sequence[int], cache: ReferenceCache) -> np.ndarray:
-        """tokens [T] -> hidden [T, D] after the final norm. The cache then holds T more tokens."""
+        """Run tokens [T]; return hidden [T, D] after the final norm. The cache then holds T more tokens."""
         w, eps = self._weights, self.config.rms_norm_eps
         h = w["model.embed_tokens.weight"][np.asarray(tokens, np.int64)]
         for i in range(self.config.n_layers):
@@ -172,7 +172,8 @@ class ReferenceBackend:
         return rms_norm(h, w["model.norm.weight"], eps)
 
     def _attention(self, layer: int, x: np.ndarray, cache: ReferenceCache) -> np.ndarray:
-        """x [T, D] -> [T, D]. Query head h uses key/value head h // (n_heads / n_kv_heads)."""
+        """Return the attention layer's output [T, D] for x [T, D]. Query head h uses key/value head
+        h // (n_heads / n_kv_heads)."""
         c, p = self.config, f"model.layers.{layer}.self_attn"
         q = self._norm_heads(f"{p}.q_norm", _heads(self._linear(f"{p}.q_proj", x), c.n_heads))
         k = self._norm_heads(f"{p}.k_norm", _heads(self._linear(f"{p}.k_proj", x), c.n_kv_heads))
@@ -192,7 +193,7 @@ class ReferenceBackend:
         return self._linear(f"{p}.o_proj", out.swapaxes(0, 1).reshape(len(x), -1))
 
     def _norm_heads(self, name: str, heads: np.ndarray) -> np.ndarray:
-        """Apply the norm to each head, in families that have one: [H, T, d]."""
+        """Apply the norm to each head of [H, T, d]. Families without such a norm have no weight for it."""
         weight = self._weights.get(f"{name}.weight")
         return heads if weight is None else rms_norm(heads, weight, self.config.rms_norm_eps)
 
@@ -204,14 +205,14 @@ class ReferenceBackend:
         )
 
     def _linear(self, path: str, x: np.ndarray) -> np.ndarray:
-        """x [T, in] @ W [out, in]^T (+ bias)."""
+        """Return x [T, in] @ W [out, in]^T (+ bias), with the base LoRA's change."""
         y = x @ self._weights[f"{path}.weight"].T
         bias = self._weights.get(f"{path}.bias")
         y = y if bias is None else y + bias
         return self._add_lora(y, x, path.rsplit(".", 1)[1], int(path.split(".")[2]))
 
     def _add_lora(self, y: np.ndarray, x: np.ndarray, module: str, layer: int) -> np.ndarray:
-        """Return y + scale * (x @ lora_a) @ lora_b if the base changes that module, else y."""
+        """Return y + scale * (x @ lora_a) @ lora_b if the base LoRA changes that module, else y."""
         if self.lora is None or (module, layer) not in self.lora.pairs:
             return y
         a, b = self.lora.pairs[module, layer]
@@ -219,7 +220,7 @@ class ReferenceBackend:
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
+    """Return x / sqrt(mean(x^2) + eps) * weight, with the mean over the last axis."""
     x64 = x.astype(np.float64)
     return (x64 / np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + eps) * weight).astype(np.float32)
 
@@ -266,5 +267,5 @@ def _width(path: str, config: ModelConfig) -> int:
 
 
 def _heads(x: np.ndarray, n: int) -> np.ndarray:
-    """[T, n * head_dim] -> [n, T, head_dim]."""
+    """Split heads: return x [T, n * head_dim] as [n, T, head_dim]."""
     return x.reshape(len(x), n, -1).swapaxes(0, 1)

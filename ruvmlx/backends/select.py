@@ -1,6 +1,6 @@
-"""Chooses the backend for a model and says why.
+"""This module chooses the backend for a model and gives the reason for the choice.
 
-`describe` imports MLX only if it must look for a GPU. `open_backend` loads the weights.
+`describe` imports MLX only if it must search for a GPU. `open_backend` loads the weights.
 """
 
 import gc
@@ -26,7 +26,10 @@ NAMES = ("auto", "mlx", "native", "reference")
 
 @dataclass(frozen=True)
 class Choice:
-    """What `open_backend` would open. why: one sentence for people."""
+    """The backend that `open_backend` will open.
+
+    why: one sentence for people with the reason for the choice
+    """
 
     name: str  # "mlx" | "native" | "reference"
     device: str  # "metal" | "cuda" | "cpu"
@@ -95,8 +98,8 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
 
 
 def parse_tiers(text: str) -> TierPolicy:
-    """Return the policy from its lengths in tokens, for example "256,1024" or "256,all". Tiers that are not
-    named are empty. Raises UsageError for other texts."""
+    """Return the policy from the lengths of its tiers in tokens, for example "256,1024" or "256,all". A tier
+    without a length is empty. Raises UsageError if the text has another form."""
     try:
         lengths = [EVERYTHING if age == "all" else int(age) for age in text.split(",")]
         return TierPolicy(TIERED.name, fill_lengths(lengths))
@@ -108,15 +111,16 @@ def parse_tiers(text: str) -> TierPolicy:
 
 
 def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> TierPolicy | None:
-    """Return the policy that was asked for; otherwise tiered if the backend has tiers."""
+    """Return the policy that the user named. If the user named none, return TIERED if the backend has tiers,
+    else None."""
     if backend.name == "mlx" and getattr(backend, "pool", None) is None:
-        return None  # only its plain cache works; `caveat` says why
+        return None  # this backend can use only its plain cache; `caveat` gives the reason
     default = None if backend.name == "reference" else TIERED
     return asked_policy(kv, tiers) or default
 
 
 def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
-    """Return the choice for a name now that the model is known. mlx-lm's own models run only on MLX."""
+    """Return the choice for a backend name and a model. Models that need mlx-lm's code run only on MLX."""
     if isinstance(shape, ModelConfig):
         return choice
     if name in ("native", "reference"):
@@ -130,12 +134,12 @@ def open_backend(
 ) -> Backend:
     """Load the model's weights into the backend of that name (see `describe`). Use it only in this thread.
 
-    On a GPU the backend uses our kernels if the self-check passes, otherwise MLX's plain KV cache. If not
-    even mlx-lm's own graph runs, "auto" opens the native decoder (or MLX on the CPU for models that only
-    mlx-lm runs), and "mlx" raises GPUFailed. `caveat` says which of these happened.
+    On a GPU the backend uses our kernels if the self-check passes; if it fails, MLX's plain KV cache. If
+    mlx-lm's own graph does not run either, "auto" opens the native decoder (or MLX on the CPU for models that
+    only mlx-lm runs), and "mlx" raises GPUFailed. The backend's `caveat` says which of these cases happened.
 
     threads: CPU threads; None: the physical cores that this process may use
-    kv_budget: bytes that the tiered KV caches should stay within; 0: no limit
+    kv_budget: the target for the maximum bytes of all tiered KV caches; 0: no limit
     watch: receives the progress of the self-check and of mlx-lm's loading
     """
     backend = _open(name, model, threads, watch)
@@ -172,7 +176,7 @@ def _mlx_on_cpu(model: Model, threads: int | None, watch: Watch) -> "MLXBackend 
 
 
 def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watch: Watch) -> Backend:
-    """Try the GPU. If it fails, do what `open_backend` says."""
+    """Open the backend on the GPU. If the GPU fails, do the steps that `open_backend` describes."""
     try:
         return _on_gpu(model, device, threads, watch)
     except GPUFailed as error:
@@ -183,7 +187,8 @@ def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watc
 
 
 def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "MLXBackend | AnyBackend":
-    """Raise GPUFailed if MLX raises an error before the first token, or failed in the self-check."""
+    """Return the MLX backend on the GPU. Raise GPUFailed if MLX raises an error before the first token or
+    failed in the self-check."""
     from .mlx.any_backend import AnyBackend
     from .mlx.backend import MLXBackend
     from .mlx.check_results import GPU_ERRORS, STARTER, reason
@@ -191,7 +196,7 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
     try:
         if not model.is_own:
-            # without our kernels, any shapes give the answer
+            # our kernels are not used here, so the check of the starter model's shapes is enough
             if why := check(STARTER, watch=watch).graph_fails:
                 raise GPUFailed(why, "auto")
             return AnyBackend(model, device=device, threads=threads, watch=watch)
@@ -204,8 +209,8 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
 
 def _without_gpu(why: str, model: Model, threads: int | None, watch: Watch) -> Backend:
-    """Return the native decoder with a caveat. If the C library is missing or the model is mlx-lm's own,
-    return MLX on the CPU."""
+    """Return the native backend with a caveat. If the C library is missing, or if the model needs mlx-lm's
+    own code, return MLX on the CPU."""
     from ..platform.gpu import gpu
     from ..platform.mx import mx
     from .native.backend import NativeBackend

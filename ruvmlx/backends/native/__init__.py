@@ -1,1 +1,1 @@
-"""The native backend: the C decoder of neon/."""
+"""The native backend runs models with the C decoder of neon/."""

@@ -1,7 +1,7 @@
-"""The native backend: the C decoder of neon/ on the CPU's vector units.
+"""The native backend runs the C decoder of neon/ on the CPU's vector units.
 
-Weights are packed once. Before products with 4-bit and 8-bit weights, activations are quantised to 8 bits;
-otherwise they stay float32. Keys and values are float16. In a tiered cache the older ones have 8 and 4 bits.
+The backend packs the weights once. For products with 4-bit and 8-bit weights, activations are quantised; for
+float weights they stay float32. Keys and values are float16. In a tiered cache, old tokens have 8 or 4 bits.
 """
 
 import ctypes as C
@@ -26,18 +26,19 @@ from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, e
 from .storage import NativeStorage
 from .weights import packed_weights
 
-CHUNK = 256  # prompt tokens per call
+CHUNK = 256  # the maximum number of prompt tokens in one call of the decoder
+# The main thread checks for signals at this interval during a long call.
 POLL_SECONDS = 0.05
-# A call with fewer multiply-adds than this is too short to be interrupted.
+# A call with fewer multiply-adds than this ends so soon that it need not be interruptible.
 SHORT_CALL = 8e9
 
 
 class NativeBackend:
-    """Runs one model. It may be called from any thread, one call at a time."""
+    """A backend that runs one model. Any thread may call it, but only one call may run at a time."""
 
     name = "native"
     caveat = ""
-    # A call with at most 8 tokens sums the attention in the order of a single step.
+    # With at most 8 tokens (7 drafted), a call adds the attention sums in the same order as a single step.
     longest_draft = 7
 
     def __init__(self, model: Model, threads: int | None = None, chunk: int = CHUNK, impl: str | None = None):
@@ -74,9 +75,9 @@ class NativeBackend:
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
-        """tokens [T] -> the Step after the last token. Only that position goes through the output head.
+        """Append tokens [T]; return the Step after the last one. Only the last token needs the output head.
 
-        While a long chunk runs, `progress` is also called at intervals, with an unchanged number.
+        While a long chunk runs, the backend also calls `progress` at intervals, with an unchanged number.
         """
         check_tokens(tokens, self.config.vocab_size)
         for start in range(0, len(tokens), self.chunk):
@@ -112,7 +113,7 @@ class NativeBackend:
     def decode_drafted(
         self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
     ) -> list[Step]:
-        """Implements Drafting.decode_drafted."""
+        """Run the drafted tokens in one call of the decoder, as Drafting.decode_drafted describes."""
         held = cast(PagedCache, cache)
         held.reserve(1)
         tokens = [token, *draft[: held.room - 1]]
@@ -132,11 +133,11 @@ class NativeBackend:
         return list(map(Step, logits, hidden))
 
     def accept(self, cache: KVCache) -> None:
-        """Implements Drafting.accept."""
+        """Append the next drafted token, as Drafting.accept describes."""
         cast(PagedCache, cache).advance(1)
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
-        """tokens [T] -> logits [T, V] after each token."""
+        """Append tokens [T] and return the logits [T, V] after each token."""
         check_tokens(tokens, self.config.vocab_size)
         start = cache.offset
         try:
@@ -164,7 +165,7 @@ class NativeBackend:
         return np.concatenate(states)
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Implements Together.together."""
+        """Run the kernel calls of several replies in parallel, as Together.together describes."""
         if some:
             self.decoder.together(some)
 
@@ -187,7 +188,7 @@ class NativeBackend:
         head: bool = True,
         waiting: Callable[[], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Run one call of the decoder. After a failure the cache is as it was."""
+        """Run one call of the decoder. If the call fails, the cache does not change."""
         held = cast(PagedCache, cache)
         with room_for([held], len(tokens)):
             return self._call(
@@ -220,7 +221,7 @@ class NativeBackend:
 
 
 def describe_kernels(threads: int, matmul: str | None = None) -> str:
-    """Return for example "native avx512vnni, 2 threads"."""
+    """Return a text such as "native avx512vnni, 2 threads"."""
     name = matmul or matmul_implementations()[0]
     return f"native {name}, {threads} thread{'s' if threads > 1 else ''}"
 
@@ -253,8 +254,8 @@ def _interruptible(call: Callable[[C.c_int | None], Any], waiting: Callable[[], 
     """Run a long call in its own thread, so that signals and `waiting` can stop it. `waiting` may raise an
     exception.
 
-    Python runs signal handlers only in its main thread, and only between two of its own instructions. A main
-    thread inside C would not notice Ctrl-C.
+    Python runs signal handlers only in its main thread, and only between two Python instructions. So a main
+    thread inside C code does not notice Ctrl-C.
     """
     cancel, result = C.c_int(0), Future[Any]()
     worker = threading.Thread(target=_settle, args=(result, call, cancel), name="ruvmlx-native", daemon=True)
@@ -285,7 +286,8 @@ def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -
 
 
 def _adapt(adapter: HeadAdapter | None, logits: np.ndarray, hidden: np.ndarray) -> None:
-    """Add the adapter's part in place. Without an adapter, C has checked that the logits are finite."""
+    """Add the adapter's change to the logits in place and check that they are finite. Without an adapter the
+    C code has checked the logits."""
     if adapter is not None:
         adapter.add_to_logits(logits, hidden)
         if not all_finite(logits):
@@ -293,7 +295,7 @@ def _adapt(adapter: HeadAdapter | None, logits: np.ndarray, hidden: np.ndarray) 
 
 
 def _runs(items: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of each longest range of the same object."""
+    """Yield (first, end) of each longest range of items that are the same object."""
     first = 0
     for end in range(1, len(items) + 1):
         if end == len(items) or items[end] is not items[first]:

@@ -1,4 +1,4 @@
-"""KV pages in the C library's format. A page's number is its address."""
+"""This module stores KV pages in the C library's format. The number of a page is its memory address."""
 
 import ctypes as C
 import threading
@@ -13,19 +13,20 @@ from ...tiers import HOT
 
 
 class PageKernels(Protocol):
-    """A Decoder or a PagedAttention: it knows the size of pages and how to demote them."""
+    """The functions on pages that Decoder and PagedAttention have. Demotion quantises a page to fewer
+    bits."""
 
     def page_bytes(self, tier: int) -> int: ...
 
     def demote(self, source: int, tier: int, target: int, lower: int) -> None:
-        """Demote a page, given by addresses and tiers. It may run in parallel to attention that reads
-        `source`."""
+        """Copy the page at address `source` of `tier` to the page at address `target` of the tier `lower`.
+        The call may run in parallel to attention that reads `source`."""
 
 
 class NativeStorage:
     layout = "librvm"
     background = True
-    limit = 0  # there are no unused pages
+    limit = 0  # the storage keeps no unused pages
 
     def __init__(self, pages: PageKernels):
         self.pages = pages
@@ -55,7 +56,7 @@ class NativeStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Convert the pages in a thread that runs in parallel to the decoder's."""
+        """Convert the pages to the next lower tier, in a thread that runs in parallel to the decoder."""
         made: list[int] = []
         try:
             for _ in pages:
@@ -67,7 +68,7 @@ class NativeStorage:
         return Demotion(self.pages, pages, made, tier).result
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """Return the memory itself, without a copy."""
+        """Return the memory of the page itself, without a copy."""
         return np.ctypeslib.as_array((C.c_uint8 * self.page_bytes(tier)).from_address(page))
 
     def load(self, data: bytes, tier: int) -> int:
@@ -80,7 +81,7 @@ class NativeStorage:
 
 
 class Demotion:
-    """A conversion in progress: pages of `tier` are copied to the pages `to` of the next lower tier."""
+    """A running conversion. A thread copies pages of `tier` to the pages `to` of the next lower tier."""
 
     def __init__(self, kernels: PageKernels, pages: Sequence[int], to: Sequence[int], tier: int):
         self._kernels, self._tier, self._to = kernels, tier, to
@@ -95,8 +96,8 @@ class Demotion:
             del self._todo[0]
 
     def result(self) -> Sequence[int]:
-        """Return the new pages. The caller converts the remaining pages itself if the thread failed (then the
-        exception is raised here), or after a fork of the process, which does not copy the thread."""
+        """Return the new pages. This method converts the remaining pages itself if the thread failed (then
+        the exception is raised here), or after a fork of the process, which does not copy the thread."""
         self._thread.join()
         self._run()
         return self._to

@@ -1,7 +1,7 @@
-"""Packs a model's weights for the C decoder, one tensor at a time.
+"""This module packs a model's weights for the C decoder, one tensor at a time.
 
-Only the packed copy stays in memory. Sources that are views of the model's file are returned to the system.
-Converted sources are dropped.
+Only the packed copy stays in memory. After a tensor is packed, the module returns the memory of the model's
+mapped file to the system and drops converted copies.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from ...models.files.mapped import release
 from ...models.weights.stored import StoredMatrix, stored_matrix, stored_tensor
 
 Arrays = dict[str, np.ndarray]
-BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # GGUF types that are packed from the file's blocks
+BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # the GGUF types whose blocks are packed without dequantisation
 
 
 def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:
@@ -69,8 +69,8 @@ def _layer(found: Arrays, vector: Arrays, layer: int, config: ModelConfig) -> La
 
 
 class _Memory:
-    """Aligned pieces of large mappings. Memory is used only where it is written. Huge pages are used if the
-    system has them."""
+    """An allocator of aligned pieces of large memory mappings. The system provides memory only for written
+    pieces. The mappings use huge pages if the system has them."""
 
     SEGMENT = 64 << 20
 
@@ -93,7 +93,7 @@ def _map_memory(nbytes: int) -> np.ndarray:
             f"no memory for the model's weights ({error.strerror}); close other programs"
         ) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
+        with contextlib.suppress(OSError):  # this Linux kernel has no huge pages
             made.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(made, np.uint8)
 
@@ -124,7 +124,7 @@ def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix
 
 
 def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> AffineArrays:
-    """Return GGUF codes of 5 bits as 8 bits: there are kernels only for 4 and 8."""
+    """Return a matrix of GGUF codes as 8-bit codes, because C kernels exist only for 4 and 8 bits."""
     stored = stored_matrix(weights, module)
     assert isinstance(stored, StoredMatrix)
     arrays = stored.eight_bits()
@@ -134,7 +134,7 @@ def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> Affine
 
 
 def _blocks(weights: Weights, module: str, shape: tuple[int, int]) -> tuple[str, np.ndarray]:
-    """Return GGUF blocks that have their own kernels; Q3_K in the form of Q6_K."""
+    """Return the type and the GGUF blocks of a matrix whose type has its own kernels. Q3_K becomes Q6_K."""
     stored = stored_matrix(weights, module)
     assert isinstance(stored, StoredMatrix)
     raw, kind = stored.raw, stored.type
@@ -158,7 +158,7 @@ def _check(name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
 
 
 def _check_names(weights: Weights, config: ModelConfig) -> None:
-    """Check that every tensor is there, and that there are no others."""
+    """Raise CorruptFile if a tensor of the model is missing, or if the file has other tensors."""
     wanted = {f"{m}.weight" for m, _ in matrices(config)} | {name for name, _ in vectors(config)}
     scales = {name for name in weights if name.endswith((".scales", ".biases"))}
     missing = sorted(wanted - set(weights)) + sorted(_missing_partners(scales))
