@@ -25,6 +25,7 @@ typedef struct {
     size_t q_stride;
     const float *turn; /* [queries][head_dim]: the cosines, then the sines, of each query's angles */
     size_t queries, position; /* position of the first query; a query sees itself and all tokens before it */
+    const float *slopes;      /* [group], ALiBi: a score gets slope * (key's position - query's); NULL: no slopes */
     size_t window;            /* the maximum number of tokens that a query sees, with itself; 0: all */
     size_t first_page, end_page;
     float *out; /* query t, head g: out + t * out_stride + g * head_dim */
@@ -42,6 +43,10 @@ struct rvm_layers {
     /* y = x / sqrt(mean(x^2) + eps) * weight      x, y: [T, D]   weight: [D] */
     int (*rms_norm)(const float *x, const float *weight, float eps, size_t tokens, size_t dim, float *y);
 
+    /* y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias      x, y: [T, D]   weight: [D]   bias: [D] or NULL */
+    int (*layer_norm)(const float *x, const float *weight, const float *bias, float eps, size_t tokens, size_t dim,
+                      float *y);
+
     /* Turn the pairs (x_i, x_{i + d/2}) by the token's angles; if traditional, the pairs (x_2i, x_2i+1).
      * x, y: [T, heads, d]   turn: [T, d], the cosines of d/2 angles, then their sines */
     int (*rope)(const float *x, const float *turn, size_t tokens, size_t heads, size_t head_dim,
@@ -49,6 +54,9 @@ struct rvm_layers {
 
     /* y = gate / (1 + e^-gate) * up      y may be gate */
     int (*swiglu)(const float *gate, const float *up, size_t n, float *y);
+
+    /* y = x * P(a standard normal number is below x)      y may be x */
+    int (*gelu)(const float *x, size_t n, float *y);
 
     /* to_half rounds to nearest, ties to even; an overflow becomes infinity. from_half is exact. */
     int (*to_half)(const float *x, size_t n, uint16_t *y);

@@ -163,6 +163,14 @@ static void seen(const rvm_attention *a, size_t position, size_t start, size_t *
     if (*begin > *end) *begin = *end;
 }
 
+/* A row's scores, which are in bits, plus slope * (key's position - query's). */
+static void add_slope(float *s, float slope, size_t position, size_t start) {
+    const float first = (float)((double)start - (double)position);
+    slope *= (float)LOG2_E;
+    SIMD()
+    for (int i = 0; i < PAGE; i++) s[i] += slope * (first + (float)i);
+}
+
 static void fetch(const void *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i);
 }
@@ -184,6 +192,7 @@ static void flash_rows(const flash *f, const rvm_attention *a, size_t skip, size
     for (size_t r = skip; r < f->rows; r++) {
         size_t begin, end;
         seen(a, position_of(a, r / a->group), start, &begin, &end);
+        if (a->slopes) add_slope(f->scores + r * PAGE, a->slopes[r % a->group], position_of(a, r / a->group), start);
         flash_row(f, r, begin, end);
     }
 }

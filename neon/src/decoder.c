@@ -4,11 +4,11 @@
  *   embed                                            x, and the rope angles of each position
  *   for each layer
  *     qkv      norm(x) @ Wqkv^T                      chunks of matrix tiles
- *     heads    q, k normed, q scaled by position     in families that do so
+ *     heads    q, k normed, partly turned, q scaled  in families that do so
  *     append   turned k, v into their pages          one token, and rows: part of attend
  *     attend   per key-value head, query block and key range
  *     o        x += merged attention @ Wo^T
- *     gate_up  silu(norm(x) @ Wg^T) * (norm(x) @ Wu^T)
+ *     gate_up  silu(norm(x) @ Wg^T) * (norm(x) @ Wu^T), or gelu(norm(x) @ Wu^T)
  *     down     x += that @ Wd^T
  *   head       the last `outputs` tokens:  norm(x) @ Wv^T
  *
@@ -35,7 +35,7 @@ static void tock(const stage *s, int part) {
 
 static void embed(const stage *s, size_t t) {
     rvm_decoder *d = s->c->d;
-    const size_t hd = d->config.head_dim, half = hd / 2, dim = d->config.hidden_size;
+    const size_t hd = d->config.head_dim, half = d->config.rope_dims / 2, dim = d->config.hidden_size;
     const double position = (double)position_of(s->c, t), factor = d->config.rope_factor;
     const int32_t token = s->c->rows ? s->c->rows[t].token : s->c->tokens[t];
     for (size_t i = 0; i < half; i++) {

@@ -41,6 +41,7 @@ typedef struct {
 typedef struct {
     linear linear[RVM_N_PROJ];
     const float *input_norm, *post_norm, *q_norm, *k_norm;
+    const float *input_norm_bias, *post_norm_bias;
     int no_rope;
 } layer;
 
@@ -62,8 +63,10 @@ struct rvm_decoder {
     layer *layers;
     linear head;
     const rvm_matrix *embedding;
-    const float *norm;
+    const float *norm, *norm_bias;
     double *frequencies;
+    float *slopes; /* [n_heads] or NULL */
+    int gated;
     size_t q_width, kv_width, qkv_width, group, query_block, most_in;
     /* Of each form. 8 bits are too few unless speed is all: on the starter model they cost 0.003
      * nats of KL, and greedy replies differ; 16 cost 1e-6 nats. Weights are read and unpacked once all the same. */
@@ -71,7 +74,8 @@ struct rvm_decoder {
     int wanted[FORMS]; /* by any layer */
     uint8_t *arena;
     size_t arena_bytes;
-    /* in the arena; T = max_tokens. still: the turn of layers without rope, by no angle; NULL without such layers */
+    /* in the arena; T = max_tokens. still: a turn by no angle, for keys and queries that rope does not turn, or that
+     * heads_phase has turned; NULL where there are none */
     float *x, *turn, *still, *qkv, *attended, *gate, *up, *tmp, *partial;
     input shared, *own; /* own: one token, per thread */
     float **scratch;    /* per thread */
@@ -140,8 +144,8 @@ void prepare_phase(const stage *s, role r);
 /* The head alone, over the call's `hidden`, already normed. */
 void head_phases(const stage *s);
 
-/* Between the products and rope: q and k of each head normed, queries scaled by position. Nothing in most families:
- * then it is no phase. */
+/* Between the products and attention: q and k of each head normed, a part of each head turned, queries scaled by
+ * position. Nothing in most families: then it is no phase. */
 void heads_phase(const stage *s);
 
 void append_phase(const stage *s);

@@ -2,6 +2,7 @@
 #include "decoder.h"
 
 #include <math.h>
+#include <string.h>
 
 typedef struct {
     size_t first, stop;
@@ -56,10 +57,28 @@ const float *merged(const stage *s, size_t begin, size_t end, float *made) {
     return attended;
 }
 
-/* Cosines and sines of the layer's angles for the chunk's token t. */
+/* Cosines and sines of the angles by which the kernels turn the chunk's token t. */
 static const float *turn_of(const stage *s, size_t t) {
     const rvm_decoder *d = s->c->d;
-    return (d->layers[s->layer].no_rope ? d->still : d->turn) + t * d->config.head_dim;
+    const int still = d->layers[s->layer].no_rope || d->config.rope_dims < d->config.head_dim;
+    return (still ? d->still : d->turn) + t * d->config.head_dim;
+}
+
+/* Does rope turn a part of each head?  The kernels of attention turn whole heads. */
+static int turns_part(const stage *s) {
+    const rvm_decoder_config *c = &s->c->d->config;
+    return c->rope_dims && c->rope_dims < c->head_dim && !s->c->d->layers[s->layer].no_rope;
+}
+
+/* The first rope_dims numbers of n heads, turned in place. */
+static void turn_part(const stage *s, size_t t, size_t n, float *x) {
+    const rvm_decoder *d = s->c->d;
+    const size_t hd = d->config.head_dim, dims = d->config.rope_dims;
+    float turned[RVM_MAX_HEAD_DIM];
+    for (size_t h = 0; h < n; h++, x += hd) {
+        checked(s->c, d->kernels->rope(x, d->turn + t * hd, 1, 1, dims, 0, turned));
+        memcpy(x, turned, dims * sizeof *x);
+    }
 }
 
 /* 1 + beta ln(1 + floor(position / span)) */
@@ -74,16 +93,17 @@ static void finish_heads(const stage *s, size_t t) {
     const size_t hd = d->config.head_dim, n = d->config.n_heads, n_kv = d->config.n_kv_heads;
     float *q = d->qkv + t * d->qkv_width, *k = q + d->q_width;
     if (l->q_norm) {
-        checked(s->c, d->kernels->rms_norm(q, l->q_norm, d->config.rms_norm_eps, n, hd, q));
-        checked(s->c, d->kernels->rms_norm(k, l->k_norm, d->config.rms_norm_eps, n_kv, hd, k));
+        checked(s->c, d->kernels->rms_norm(q, l->q_norm, d->config.norm_eps, n, hd, q));
+        checked(s->c, d->kernels->rms_norm(k, l->k_norm, d->config.norm_eps, n_kv, hd, k));
     }
+    if (turns_part(s)) turn_part(s, t, n + n_kv, q);
     if (d->config.query_beta == 0) return;
     const float scale = query_scale(d, position_of(s->c, t));
     for (size_t i = 0; scale != 1 && i < d->q_width; i++) q[i] *= scale;
 }
 
 void heads_phase(const stage *s) {
-    if (!s->c->d->layers[s->layer].q_norm && s->c->d->config.query_beta == 0) return;
+    if (!s->c->d->layers[s->layer].q_norm && s->c->d->config.query_beta == 0 && !turns_part(s)) return;
     for (uint32_t t; pool_next(s->w, (uint32_t)s->n, &t);)
         if (!stopped(s->c)) finish_heads(s, t);
 }
@@ -130,6 +150,7 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, range 
         .turn = turn_of(s, t),
         .queries = end - begin,
         .position = position_of(s->c, t),
+        .slopes = d->slopes ? d->slopes + head * d->group : NULL,
         .window = s->c->window,
         .first_page = pages.first,
         .end_page = pages.stop,

@@ -31,7 +31,9 @@ static void take_input(arena *a, const rvm_decoder *d, size_t tokens, input *in)
     in->u = take_floats(a, 3 * tokens * RVM_MAX_RANK);
 }
 
-static int any_no_rope(const rvm_decoder *d) {
+/* Do the kernels of attention have to leave some heads as they are? */
+static int any_still(const rvm_decoder *d) {
+    if (d->config.rope_dims < d->config.head_dim) return 1;
     for (size_t i = 0; i < d->config.n_layers; i++)
         if (d->layers[i].no_rope) return 1;
     return 0;
@@ -48,11 +50,11 @@ static void lay_out(arena *a, rvm_decoder *d) {
     const size_t t = c->max_tokens, few = min_size(t, MOST_GROUPED), rows = d->query_block * d->group;
     d->x = take_floats(a, t * c->hidden_size);
     d->turn = take_floats(a, t * c->head_dim);
-    d->still = any_no_rope(d) ? take_floats(a, t * c->head_dim) : NULL;
+    d->still = any_still(d) ? take_floats(a, t * c->head_dim) : NULL;
     d->qkv = take_floats(a, t * d->qkv_width);
     d->attended = take_floats(a, t * d->q_width);
     d->gate = take_floats(a, t * c->intermediate_size);
-    d->up = take_floats(a, t * c->intermediate_size);
+    d->up = d->gated ? take_floats(a, t * c->intermediate_size) : NULL;
     d->tmp = take_floats(a, t * c->hidden_size);
     d->partial = take_floats(a, (size_t)MOST_PARTS * few * c->n_heads * RVM_PARTIAL(c->head_dim));
     take_input(a, d, t, &d->shared);
@@ -74,7 +76,8 @@ static int good_config(const rvm_decoder_config *c) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] == 0 || sizes[i] >= 1u << 24) return 0;
     return c->head_dim % 2 == 0 && c->head_dim <= RVM_MAX_HEAD_DIM && c->n_heads % c->n_kv_heads == 0 &&
-           c->threads <= 1024 && c->rope_frequencies && c->rms_norm_eps > 0 && isfinite(c->rope_factor) &&
+           c->threads <= 1024 && c->rope_dims % 2 == 0 && c->rope_dims <= c->head_dim &&
+           (c->rope_frequencies || !c->rope_dims) && c->norm_eps > 0 && isfinite(c->rope_factor) &&
            c->rope_factor > 0 && isfinite(c->query_beta) && (c->query_beta == 0 || c->query_span >= 1);
 }
 
@@ -94,9 +97,13 @@ static int set_layer(rvm_decoder *d, layer *to, const rvm_decoder_layer *from) {
     const size_t out[] = {d->q_width, d->kv_width, d->kv_width, dim, f, f, dim};
     const size_t in[] = {dim, dim, dim, d->q_width, dim, dim, f};
     to->input_norm = from->input_norm, to->post_norm = from->post_norm;
+    to->input_norm_bias = from->input_norm_bias, to->post_norm_bias = from->post_norm_bias;
     to->q_norm = from->q_norm, to->k_norm = from->k_norm, to->no_rope = from->no_rope != 0;
     for (size_t i = 0; i < RVM_N_PROJ; i++)
-        if (!set_linear(d, to->linear + i, from->matrix[i], from->bias[i], out[i], in[i])) return 0;
+        if ((d->gated || i != RVM_GATE_PROJ) &&
+            !set_linear(d, to->linear + i, from->matrix[i], from->bias[i], out[i], in[i]))
+            return 0;
+    if (!d->gated && from->matrix[RVM_GATE_PROJ]) return 0;
     return to->input_norm && to->post_norm && !to->q_norm == !to->k_norm;
 }
 
@@ -104,7 +111,8 @@ static int set_weights(rvm_decoder *d, const rvm_decoder_weights *w) {
     const size_t dim = d->config.hidden_size, v = d->config.vocab_size;
     if (!w->embedding || !w->norm || !w->layers) return 0;
     if (rvm_matrix_rows(w->embedding) != v || rvm_matrix_cols(w->embedding) != dim) return 0;
-    d->embedding = w->embedding, d->norm = w->norm;
+    d->embedding = w->embedding, d->norm = w->norm, d->norm_bias = w->norm_bias;
+    d->gated = w->layers[0].matrix[RVM_GATE_PROJ] != NULL;
     for (size_t i = 0; i < d->config.n_layers; i++)
         if (!set_layer(d, d->layers + i, w->layers + i)) return 0;
     return set_linear(d, &d->head, w->lm_head, NULL, v, dim);
@@ -130,9 +138,14 @@ static int fill(rvm_decoder *d, const rvm_decoder_weights *weights) {
     if (!d->matmul || !(d->kernels = rvm_layers_impl(rvm_matmul_layers(d->matmul)))) return RVM_BAD_ARGUMENT;
     set_sizes(d);
     d->layers = calloc(c->n_layers, sizeof *d->layers);
-    d->frequencies = malloc(c->head_dim / 2 * sizeof *d->frequencies);
+    d->frequencies = malloc((c->rope_dims / 2 + 1) * sizeof *d->frequencies);
     if (!d->layers || !d->frequencies || !(d->pool = pool_create(c->threads))) return RVM_NO_MEMORY;
-    memcpy(d->frequencies, c->rope_frequencies, c->head_dim / 2 * sizeof *d->frequencies);
+    if (c->alibi_slopes) {
+        if (!(d->slopes = malloc(c->n_heads * sizeof *d->slopes))) return RVM_NO_MEMORY;
+        memcpy(d->slopes, c->alibi_slopes, c->n_heads * sizeof *d->slopes);
+        d->config.alibi_slopes = d->slopes;
+    }
+    if (c->rope_dims) memcpy(d->frequencies, c->rope_frequencies, c->rope_dims / 2 * sizeof *d->frequencies);
     d->config.rope_frequencies = d->frequencies, d->config.impl = d->matmul->name;
     if (!set_weights(d, weights)) return RVM_BAD_ARGUMENT;
     arena a = {NULL, 0};
@@ -167,6 +180,7 @@ void rvm_decoder_destroy(rvm_decoder *d) {
     free(d->head.lora.a);
     free(d->layers);
     free(d->frequencies);
+    free(d->slopes);
     free(d->arena);
     free(d);
 }
@@ -200,6 +214,7 @@ int rvm_decoder_set_lora(rvm_decoder *d, size_t i, rvm_module module, const floa
     if (!d || rank > RVM_MAX_RANK || (rank && (!lora_a || !lora_b)) || !isfinite(scale)) return RVM_BAD_ARGUMENT;
     if (module != RVM_LM_HEAD && (i >= d->config.n_layers || module >= RVM_N_PROJ)) return RVM_BAD_ARGUMENT;
     linear *l = module == RVM_LM_HEAD ? &d->head : d->layers[i].linear + module;
+    if (!l->matrix) return RVM_BAD_ARGUMENT;
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
     lora made = {0};
     const int rc = rank ? copy_lora(&made, l, lora_a, lora_b, rank, scale) : RVM_OK;

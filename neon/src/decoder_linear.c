@@ -12,10 +12,28 @@ static size_t members(rvm_decoder *d, size_t i, role r, const linear **first) {
     switch (r) {
     case ROLE_QKV: *first = l->linear + RVM_Q_PROJ; return 3;
     case ROLE_O: *first = l->linear + RVM_O_PROJ; return 1;
-    case ROLE_GATE_UP: *first = l->linear + RVM_GATE_PROJ; return 2;
+    case ROLE_GATE_UP: *first = l->linear + (d->gated ? RVM_GATE_PROJ : RVM_UP_PROJ); return d->gated ? 2 : 1;
     case ROLE_DOWN: *first = l->linear + RVM_DOWN_PROJ; return 1;
     default: *first = &d->head; return 1;
     }
+}
+
+/* The norm in front of a role. */
+typedef struct {
+    const float *weight, *bias;
+} norm;
+
+static norm norm_of(const rvm_decoder *d, const layer *l, role r) {
+    if (r == ROLE_QKV) return (norm){l->input_norm, l->input_norm_bias};
+    if (r == ROLE_HEAD) return (norm){d->norm, d->norm_bias};
+    return (norm){l->post_norm, l->post_norm_bias};
+}
+
+static int norm_rows(const rvm_decoder *d, norm of, const float *x, size_t n, float *y) {
+    const size_t dim = d->config.hidden_size;
+    const float eps = d->config.norm_eps;
+    return d->config.layer_norm ? d->kernels->layer_norm(x, of.weight, of.bias, eps, n, dim, y)
+                                : d->kernels->rms_norm(x, of.weight, eps, n, dim, y);
 }
 
 /* The float rows that a role reads, for the tokens [begin, end) of the stage. Returns existing rows, or makes them in
@@ -24,13 +42,11 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
     rvm_decoder *d = s->c->d;
     const size_t dim = d->config.hidden_size, at = s->first + begin, n = end - begin;
     const layer *l = d->layers + s->layer;
-    const float *weight = r == ROLE_QKV ? l->input_norm : r == ROLE_HEAD ? d->norm : l->post_norm;
     switch (r) {
     case ROLE_O: return merged(s, begin, end, to->x + begin * d->q_width);
     case ROLE_DOWN: return d->gate + at * d->config.intermediate_size;
     default:
-        checked(s->c, d->kernels->rms_norm(d->x + at * dim, weight, d->config.rms_norm_eps, n, dim,
-                                           to->x + begin * dim));
+        checked(s->c, norm_rows(d, norm_of(d, l, r), d->x + at * dim, n, to->x + begin * dim));
         return to->x + begin * dim;
     }
 }
@@ -93,12 +109,17 @@ static void do_qkv(const stage *s, const linear *l, const input *from, size_t be
             multiply(s, l + i, i, from, begin, min_size(end, l[i].tiles), y, d->qkv_width);
 }
 
+/* The MLP's inner numbers, in d->gate: silu(gate) * up, or gelu(up) in models without a gate. */
 static void do_gate_up(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t f = d->config.intermediate_size, row = begin * RVM_TILE_ROWS;
     const size_t rows = min_size(end * RVM_TILE_ROWS, f) - row;
     float *gate = d->gate + s->first * f, *up = d->up + s->first * f;
     multiply(s, l, 0, from, begin, end, gate, f);
+    if (!d->gated) {
+        for (size_t t = 0; t < s->n; t++) d->kernels->gelu(gate + t * f + row, rows, gate + t * f + row);
+        return;
+    }
     multiply(s, l + 1, 1, from, begin, end, up, f);
     for (size_t t = 0; t < s->n; t++)
         d->kernels->swiglu(gate + t * f + row, up + t * f + row, rows, gate + t * f + row);

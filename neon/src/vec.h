@@ -122,6 +122,14 @@ static inline float sums_total(const float *sums) {
     return (part[0] + part[4]) + (part[1] + part[5]) + ((part[2] + part[6]) + (part[3] + part[7]));
 }
 
+static inline float sum_of(const float *x, size_t n) {
+    float sums[SUMS] = {0}, rest = 0;
+    const size_t whole = n / SUMS * SUMS;
+    sums_add(sums, x, whole);
+    for (size_t i = whole; i < n; i++) rest += x[i];
+    return sums_total(sums) + rest;
+}
+
 /* y[i] = e^(x[i] - shift); y may be x. Returns sum_i y[i]. */
 static inline float exp_sum(const float *x, float shift, size_t n, float *y) {
     float sums[SUMS] = {0}, rest = 0;

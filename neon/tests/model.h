@@ -89,12 +89,12 @@ static model *make(shape s) {
         l->post_norm = own(m, floats(d, 0.2f, 1));
     }
     const rvm_matrix *embedding = matrix(m, s.kind, v, d);
-    m->weights = (rvm_decoder_weights){embedding, embedding, own(m, floats(d, 0.2f, 1)), m->layers};
+    m->weights = (rvm_decoder_weights){embedding, embedding, own(m, floats(d, 0.2f, 1)), m->layers, NULL};
     m->config = (rvm_decoder_config){.n_layers = 3, .n_heads = s.heads, .n_kv_heads = s.kv_heads,
                                      .head_dim = s.head_dim, .hidden_size = 64, .intermediate_size = 160,
                                      .vocab_size = 333, .sliding_window = s.window, .max_tokens = 96, .threads = 1,
-                                     .precise = 1, .rms_norm_eps = 1e-5f, .rope_frequencies = m->frequencies,
-                                     .rope_factor = 1};
+                                     .precise = 1, .norm_eps = 1e-5f, .rope_dims = s.head_dim,
+                                     .rope_frequencies = m->frequencies, .rope_factor = 1};
     return m;
 }
 
@@ -108,6 +108,31 @@ static model *make_family(shape s) {
     m->layers[1].no_rope = 1;
     m->config.rope_factor = 1.2;
     m->config.query_beta = 0.1, m->config.query_span = 50;
+    return m;
+}
+
+/* LayerNorms with biases, and a part of each head turned. */
+static model *make_layer_norms(shape s) {
+    model *m = make(s);
+    for (size_t i = 0; i < 3; i++) {
+        m->layers[i].input_norm_bias = own(m, floats(m->config.hidden_size, 0.3f, 0));
+        m->layers[i].post_norm_bias = own(m, floats(m->config.hidden_size, 0.3f, 0));
+    }
+    m->weights.norm_bias = own(m, floats(m->config.hidden_size, 0.3f, 0));
+    m->config.layer_norm = 1;
+    m->config.rope_dims = s.head_dim / 4 * 2;
+    return m;
+}
+
+/* As make_layer_norms, but no head is turned: scores have slopes. The MLP has no gate. */
+static model *make_alibi(shape s) {
+    model *m = make_layer_norms(s);
+    for (size_t i = 0; i < 3; i++) m->layers[i].matrix[RVM_GATE_PROJ] = NULL;
+    for (size_t i = 0; i < 3; i++) m->layers[i].bias[RVM_GATE_PROJ] = NULL;
+    float *slopes = floats(s.heads, 0, 0);
+    for (size_t i = 0; i < s.heads; i++) slopes[i] = powf(2, -8.0f * (float)(i + 1) / (float)s.heads);
+    m->config.alibi_slopes = own(m, slopes);
+    m->config.rope_dims = 0;
     return m;
 }
 

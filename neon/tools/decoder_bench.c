@@ -83,11 +83,12 @@ static rvm_decoder *make(const shape *s, uint32_t threads, const char *impl) {
         layers[i].input_norm = ones(s->hidden), layers[i].post_norm = ones(s->hidden);
     }
     const rvm_matrix *embedding = matrix(s->vocab, s->hidden);
-    const rvm_decoder_weights weights = {embedding, embedding, ones(s->hidden), layers};
+    const rvm_decoder_weights weights = {embedding, embedding, ones(s->hidden), layers, NULL};
     const rvm_decoder_config config = {
         .n_layers = s->layers, .n_heads = s->heads, .n_kv_heads = s->kv_heads, .head_dim = s->head_dim,
         .hidden_size = s->hidden, .intermediate_size = s->ffn, .vocab_size = s->vocab, .max_tokens = 256,
-        .threads = threads, .precise = 1, .rms_norm_eps = 1e-5f, .rope_frequencies = frequencies, .rope_factor = 1,
+        .threads = threads, .precise = 1, .norm_eps = 1e-5f, .rope_dims = s->head_dim, .rope_frequencies = frequencies,
+        .rope_factor = 1,
         .impl = impl};
     rvm_decoder *d;
     if (rvm_decoder_create(&config, &weights, &d) != RVM_OK) exit(2);

@@ -1,12 +1,13 @@
 """The reference backend, for tests, runs the decoder in NumPy and float32. It is slow and needs no MLX.
 
-Layer:  h += o_proj(attention(rms_norm(h)));  h += down(silu(gate(x)) * up(x)), x = rms_norm(h).
+Layer:  h += o_proj(attention(norm(h)));  h += down(silu(gate(x)) * up(x)), x = norm(h); or down(gelu(up(x))).
 
 The configuration alone decides the differences between model families (models/config/families.py). The
 backend computes norms, softmax and RoPE's angles in float64. (Touvron et al. 2023; Jiang et al. 2023)
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from ..errors import UsageError
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import F16, TierPolicy
 from ..lora.base_lora import BaseLoRA
+from ..models.config.alibi import alibi_slopes
 from ..models.config.model import Model, ModelConfig, Weights
 from ..models.config.rope import query_scales
 from ..models.config.rope import rope as rope_of
@@ -91,6 +93,8 @@ class ReferenceBackend:
         self._weights = unpack_weights(model.load_weights(), model.config)
         self.nbytes = sum(a.nbytes for a in self._weights.values())
         self._rope = rope_of(model.config)
+        bias_max = model.config.alibi_bias_max
+        self._slopes = alibi_slopes(model.config.n_heads, bias_max) if bias_max else None
         self.lora: BaseLoRA | None = None
 
     def set_lora(self, base: BaseLoRA | None) -> None:
@@ -162,14 +166,19 @@ class ReferenceBackend:
 
     def _forward(self, tokens: Sequence[int], cache: ReferenceCache) -> np.ndarray:
         """Run tokens [T]; return hidden [T, D] after the final norm. The cache then holds T more tokens."""
-        w, eps = self._weights, self.config.rms_norm_eps
-        h = w["model.embed_tokens.weight"][np.asarray(tokens, np.int64)]
+        h = self._weights["model.embed_tokens.weight"][np.asarray(tokens, np.int64)]
         for i in range(self.config.n_layers):
             p = f"model.layers.{i}"
-            h = h + self._attention(i, rms_norm(h, w[f"{p}.input_layernorm.weight"], eps), cache)
-            h = h + self._mlp(p, rms_norm(h, w[f"{p}.post_attention_layernorm.weight"], eps))
+            h = h + self._attention(i, self._norm(f"{p}.input_layernorm", h), cache)
+            h = h + self._mlp(p, self._norm(f"{p}.post_attention_layernorm", h))
         cache.offset += len(tokens)
-        return rms_norm(h, w["model.norm.weight"], eps)
+        return self._norm("model.norm", h)
+
+    def _norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        weight, eps = self._weights[f"{name}.weight"], self.config.rms_norm_eps
+        if self.config.layer_norm:
+            return layer_norm(x, weight, self._weights.get(f"{name}.bias"), eps)
+        return rms_norm(x, weight, eps)
 
     def _attention(self, layer: int, x: np.ndarray, cache: ReferenceCache) -> np.ndarray:
         """Return the attention layer's output [T, D] for x [T, D]. Query head h uses key/value head
@@ -189,6 +198,8 @@ class ReferenceBackend:
         for head in range(c.n_heads):
             group = head * c.n_kv_heads // c.n_heads
             scores = q[head] @ k[group].T / np.sqrt(c.head_dim)
+            if self._slopes is not None:
+                scores = scores + self._slopes[head] * (np.arange(len(k[group])) - positions[:, None])
             out[head] = softmax(np.where(seen, scores, -np.inf)) @ v[group]
         return self._linear(f"{p}.o_proj", out.swapaxes(0, 1).reshape(len(x), -1))
 
@@ -198,6 +209,8 @@ class ReferenceBackend:
         return heads if weight is None else rms_norm(heads, weight, self.config.rms_norm_eps)
 
     def _mlp(self, layer: str, x: np.ndarray) -> np.ndarray:
+        if not self.config.gated_mlp:
+            return self._linear(f"{layer}.mlp.down_proj", gelu(self._linear(f"{layer}.mlp.up_proj", x)))
         gate = self._linear(f"{layer}.mlp.gate_proj", x).astype(np.float64)
         silu = gate / (1.0 + np.exp(-np.clip(gate, -80, 80)))
         return self._linear(
@@ -225,6 +238,20 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return (x64 / np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + eps) * weight).astype(np.float32)
 
 
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> np.ndarray:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias) over the last axis. (Ba et al. 2016)"""
+    x64 = x.astype(np.float64)
+    centred = x64 - x64.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + eps) * weight
+    return (y if bias is None else y + bias).astype(np.float32)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x times the probability that a standard normal number is below x. (Hendrycks & Gimpel 2016)"""
+    below = [0.5 * math.erfc(-number / math.sqrt(2)) for number in x.reshape(-1).tolist()]
+    return (x * np.array(below).reshape(x.shape)).astype(np.float32)
+
+
 def softmax(scores: np.ndarray) -> np.ndarray:
     e = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
     return (e / e.sum(axis=-1, keepdims=True)).astype(np.float32)
@@ -237,11 +264,12 @@ def visible(offset: int, n: int, window: int | None) -> np.ndarray:
 
 
 def rope(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Rotate the pairs (x_i, x_{i + d/2}) by angles[t, i]; x [H, T, d], angles [T, d/2]. (Su et al. 2021)"""
+    """Rotate the pairs (x_i, x_{i + n}) by angles[t, i]; x [H, T, d], angles [T, n]. The numbers from 2 n on
+    stay as they are. (Su et al. 2021)"""
     cos, sin = np.cos(angles), np.sin(angles)
-    half = x.shape[-1] // 2
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).astype(np.float32)
+    n = angles.shape[1]
+    a, b, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos, rest], axis=-1).astype(np.float32)
 
 
 def unpack_weights(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:

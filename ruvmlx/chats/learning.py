@@ -77,7 +77,7 @@ class Learning:
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns = learn
         self._summed_up: set[str] = set()  # the adapters whose `first_summary` was shown
-        parse(settings.base_targets, model.shape.n_layers, "base_targets")
+        parse(settings.base_targets, model.shape, "base_targets")
         self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
         name = settings.adapter_name
         self.learner: Learner | None = self.residency.get(name) if name else None

@@ -52,9 +52,12 @@ class _Config(C.Structure):
                 "max_tokens",
                 "threads",
                 "precise",
+                "layer_norm",
+                "rope_dims",
             )
         ),
-        ("rms_norm_eps", _F),
+        ("norm_eps", _F),
+        ("alibi_slopes", _P),
         ("rope_frequencies", _P),
         ("rope_factor", C.c_double),
         ("query_beta", C.c_double),
@@ -69,6 +72,8 @@ class _Layer(C.Structure):
         ("bias", _P * len(MODULES)),
         ("input_norm", _P),
         ("post_norm", _P),
+        ("input_norm_bias", _P),
+        ("post_norm_bias", _P),
         ("q_norm", _P),
         ("k_norm", _P),
         ("no_rope", _U),
@@ -76,7 +81,13 @@ class _Layer(C.Structure):
 
 
 class _Weights(C.Structure):
-    _fields_ = [("embedding", _P), ("lm_head", _P), ("norm", _P), ("layers", C.POINTER(_Layer))]
+    _fields_ = [
+        ("embedding", _P),
+        ("lm_head", _P),
+        ("norm", _P),
+        ("layers", C.POINTER(_Layer)),
+        ("norm_bias", _P),
+    ]
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -125,7 +136,9 @@ def matmul_implementations() -> tuple[str, ...]:
 class DecoderShape:
     """The sizes of a model. The fields equal the fields of rvm_decoder_config.
 
-    rope_frequencies: radians per position, [head_dim / 2]
+    rope_frequencies: radians per position, [n]; RoPE turns the first 2 n numbers of each head
+    layer_norm: whether the norms are LayerNorms
+    alibi_slopes: float32 [n_heads]; None: scores do not depend on the distance
     """
 
     n_layers: int
@@ -136,20 +149,23 @@ class DecoderShape:
     intermediate_size: int
     vocab_size: int
     sliding_window: int
-    rms_norm_eps: float
+    norm_eps: float
     rope_frequencies: NDArray[np.float64]
     rope_factor: float = 1.0
     query_beta: float = 0.0
     query_span: float = 0.0
+    layer_norm: bool = False
+    alibi_slopes: Array | None = None
 
 
 @dataclass(frozen=True)
 class LayerWeights:
     """The weights of one layer.
 
-    matrices: packed matrices by module
+    matrices: packed matrices by module; without gate_proj, the MLP is down(gelu(up(x)))
     biases: the biases that the model has, by module
     input_norm, post_norm: [D], the weights of the norms before attention and MLP
+    input_norm_bias, post_norm_bias: [D], the biases of these norms; None: they have no bias
     q_norm, k_norm: [head_dim], the weights of the norms of each head
     no_rope: True if the layer has no rotary embedding
     """
@@ -158,6 +174,8 @@ class LayerWeights:
     biases: Mapping[str, Array]
     input_norm: Array
     post_norm: Array
+    input_norm_bias: Array | None = None
+    post_norm_bias: Array | None = None
     q_norm: Array | None = None
     k_norm: Array | None = None
     no_rope: bool = False
@@ -169,15 +187,20 @@ class DecoderWeights:
     lm_head: np.ndarray  # this can be the same array as the embedding
     norm: Array
     layers: Sequence[LayerWeights]
+    norm_bias: Array | None = None
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all weights. A head that is the same array as the embedding counts once."""
-        held = [self.embedding, self.lm_head, self.norm]
+        held = [self.embedding, self.lm_head, self.norm, *_there(self.norm_bias)]
         for layer in self.layers:
             held += [*layer.matrices.values(), *layer.biases.values(), layer.input_norm, layer.post_norm]
-            held += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
+            held += _there(layer.input_norm_bias, layer.post_norm_bias, layer.q_norm, layer.k_norm)
         return sum(array.nbytes for array in {id(array): array for array in held}.values())
+
+
+def _there(*arrays: Array | None) -> list[Array]:
+    return [array for array in arrays if array is not None]
 
 
 class Decoder:
@@ -216,20 +239,27 @@ class Decoder:
         address = frequencies.ctypes.data
         name = impl.encode() if impl else None
         rope = address, s.rope_factor, s.query_beta, s.query_span
-        return _Config(*sizes, max_tokens, threads, precise, s.rms_norm_eps, *rope, name)
+        kinds = precise, s.layer_norm, 2 * len(frequencies)
+        slopes = _address(s.alibi_slopes)
+        self._keep.append(s.alibi_slopes)
+        return _Config(*sizes, max_tokens, threads, *kinds, s.norm_eps, slopes, *rope, name)
 
     def _describe(self, w: DecoderWeights) -> _Weights:
         layers = (_Layer * len(w.layers))()
         for to, layer in zip(layers, w.layers, strict=True):
             for i, module in enumerate(MODULES):
-                to.matrix[i] = layer.matrices[module].ctypes.data
+                if module in layer.matrices:
+                    to.matrix[i] = layer.matrices[module].ctypes.data
                 to.bias[i] = _in(layer.biases[module]) if module in layer.biases else None
             to.input_norm, to.post_norm = _in(layer.input_norm), _in(layer.post_norm)
+            to.input_norm_bias = _address(layer.input_norm_bias)
+            to.post_norm_bias = _address(layer.post_norm_bias)
             if layer.q_norm is not None and layer.k_norm is not None:
                 to.q_norm, to.k_norm = _in(layer.q_norm), _in(layer.k_norm)
             to.no_rope = layer.no_rope
         self._keep.append(layers)
-        return _Weights(w.embedding.ctypes.data, w.lm_head.ctypes.data, _in(w.norm), layers)
+        matrices = w.embedding.ctypes.data, w.lm_head.ctypes.data
+        return _Weights(*matrices, _in(w.norm), layers, _address(w.norm_bias))
 
     @property
     def matmul_name(self) -> str:
@@ -362,6 +392,10 @@ class Decoder:
     def use_threads(self, n: int) -> None:
         """Use n of the threads from the next call on."""
         _done("use_threads", _lib().rvm_decoder_use_threads(self.handle, n))
+
+
+def _address(array: Array | None) -> int | None:
+    return None if array is None else _in(array)
 
 
 def _done(what: str, rc: int) -> None:

@@ -9,6 +9,7 @@ parameters as its kernel, without `impl`.
 import ctypes as C
 import functools
 from dataclasses import dataclass, field
+from math import erfc, sqrt
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,8 +28,10 @@ _P, _N, _F, _I = C.c_void_p, C.c_size_t, C.c_float, C.c_int
 # This is the field order of struct rvm_layers, with the argument types.
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_P, _P, _F, _N, _N, _P],
+    "layer_norm": [_P, _P, _P, _F, _N, _N, _P],
     "rope": [_P, _P, _N, _N, _N, _I, _P],
     "swiglu": [_P, _P, _N, _P],
+    "gelu": [_P, _N, _P],
     "to_half": [_P, _N, _P],
     "from_half": [_P, _N, _P],
     "lora_project": [_P, _P, _F, _N, _N, _N, _P],
@@ -62,6 +65,7 @@ class _Attention(C.Structure):
         ("turn", _P),
         ("queries", _N),
         ("position", _N),
+        ("slopes", _P),
         ("window", _N),
         ("first_page", _N),
         ("end_page", _N),
@@ -100,6 +104,23 @@ def rms_norm(x: Array, weight: Array, eps: float, impl: str | None = None) -> Ar
 def rms_norm_ref(x: Array, weight: Array, eps: float) -> Array:
     x64 = x.astype(np.float64)
     return (x64 / np.sqrt(np.mean(x64**2, -1, keepdims=True) + eps) * weight).astype(np.float32)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float, impl: str | None = None) -> Array:
+    """Return (x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias) over the last axis. x: [T, D]."""
+    _shape("weight", weight, x.shape[1:])
+    if bias is not None:
+        _shape("bias", bias, x.shape[1:])
+    y = np.empty_like(x)
+    rows = _in(x), _in(weight), None if bias is None else _in(bias)
+    _done("layer_norm", functions(impl).layer_norm(*rows, eps, *x.shape, _inout(y)))
+    return y
+
+
+def layer_norm_ref(x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
+    centred = x.astype(np.float64) - x.mean(-1, dtype=np.float64, keepdims=True)
+    y = centred / np.sqrt(np.mean(centred**2, -1, keepdims=True) + eps) * weight
+    return (y if bias is None else y + bias).astype(np.float32)
 
 
 def turns(positions: NDArray[np.int64], frequencies: NDArray[np.float64]) -> Array:
@@ -141,6 +162,18 @@ def swiglu(gate: Array, up: Array, impl: str | None = None) -> Array:
 def swiglu_ref(gate: Array, up: Array) -> Array:
     g = gate.astype(np.float64)
     return (g / (1 + np.exp(-np.clip(g, -700, 700))) * up).astype(np.float32)
+
+
+def gelu(x: Array, impl: str | None = None) -> Array:
+    """Return x * P(a standard normal number is below x)."""
+    y = np.empty_like(x)
+    _done("gelu", functions(impl).gelu(_in(x), x.size, _inout(y)))
+    return y
+
+
+def gelu_ref(x: Array) -> Array:
+    tail = np.array([erfc(-z / sqrt(2)) / 2 for z in x.reshape(-1).tolist()])
+    return (x.reshape(-1) * tail).reshape(x.shape).astype(np.float32)
 
 
 def lora_add(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float, impl: str | None = None) -> None:
@@ -195,11 +228,13 @@ class PagedKV:
         parts: int = 1,
         impl: str | None = None,
         matmul: str | None = None,
+        slopes: Array | None = None,
     ) -> Array:
-        """Return softmax(q . k / sqrt(d)) v: [T, group, d].
+        """Return softmax(q . k / sqrt(d) + slope * (key's position - query's)) v: [T, group, d].
 
         q: [T, group, d], the queries at `position`, position + 1, ...
         matmul: the implementation of matmul.py whose kernels read quantised pages
+        slopes: [group], ALiBi's slopes; None: the distance changes nothing
         """
         queries, group, head_dim = q.shape
         f, out = functions(impl), np.empty_like(q)
@@ -214,6 +249,7 @@ class PagedKV:
         call = _Attention(C.addressof(pages), None, 0, table, head_dim, group, _in(q), group * head_dim)
         call.turn, call.queries, call.position, call.window = _in(turn), queries, position, window
         call.out, call.out_stride, call.scratch = _inout(out), group * head_dim, _inout(scratch)
+        call.slopes = None if slopes is None else _in(slopes)
         for i in range(parts):
             call.first_page, call.end_page = i * stop // parts, (i + 1) * stop // parts
             call.partial = partial[i].ctypes.data if parts > 1 else None
@@ -225,7 +261,13 @@ class PagedKV:
 
 
 def attend_ref(
-    q: Array, k: Array, v: Array, turn: Array, position: int, window: int = 0
+    q: Array,
+    k: Array,
+    v: Array,
+    turn: Array,
+    position: int,
+    window: int = 0,
+    slopes: Array | None = None,
 ) -> NDArray[np.float64]:
     """Return the result of `PagedKV.attend` for k, v: [S, d], which are not rotated yet. turn: [S, d]."""
     half = np.float16
@@ -235,6 +277,8 @@ def attend_ref(
     queries = rope_ref(q, turn[at]).astype(np.float64)
     scores = np.einsum("tgd,sd->tgs", queries, keys) / np.sqrt(q.shape[-1])
     s = np.arange(len(k))
+    if slopes is not None:
+        scores = scores + slopes[:, None] * (s - at[:, None])[:, None]
     seen = (s <= at[:, None]) & (at[:, None] - s < (window or len(k) + len(q)))
     scores = np.where(seen[:, None], scores, -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))

@@ -60,19 +60,27 @@ class PagedAttention:
         _done(self._functions.demote(tier, source, lower, target, self._head_pages, self.head_dim))
 
     def run(
-        self, layer: int, table: NativePageTable, offset: int, qkv: Array, turn: Array, window: int = 0
+        self,
+        layer: int,
+        table: NativePageTable,
+        offset: int,
+        qkv: Array,
+        turn: Array,
+        window: int = 0,
+        slopes: Array | None = None,
     ) -> Array:
         """Append n tokens after `offset` earlier tokens. Each new token attends to itself and to the tokens
         before it. Returns [n, H D].
 
         qkv: float32 [n, (H + 2 K) D], contiguous, not rotated; the pages of the new tokens are hot
         window: the number of tokens that a token sees, itself included; 0: all tokens
+        slopes: float32 [H], ALiBi's slopes; None: the distance changes nothing
         """
         n, total = len(qkv), offset + len(qkv)
         pages = table.pointer(total)
         self._append(layer, table, offset, qkv, turn)
         out = np.empty((n, self.n_heads * self.head_dim), F32)
-        call = partial(self._attend, layer, pages, offset, qkv, turn, window, out)
+        call = partial(self._attend, layer, pages, offset, qkv, turn, window, slopes, out)
         each = self._threads.map if n * total >= SHARED else map
         for _ in each(call, range(self.n_kv_heads)):
             pass
@@ -103,6 +111,7 @@ class PagedAttention:
         qkv: Array,
         turn: Array,
         window: int,
+        slopes: Array | None,
         out: Array,
         head: int,
     ) -> None:
@@ -113,6 +122,7 @@ class PagedAttention:
         call = _Attention(pages, None, layer * self.n_kv_heads + head, self._matmul, d, group)
         call.q, call.q_stride, call.turn = qkv.ctypes.data + place, qkv.shape[1], turn.ctypes.data
         call.queries, call.position, call.window = n, offset, window
+        call.slopes = None if slopes is None else slopes.ctypes.data + 4 * head * group
         call.first_page = max(0, offset + 1 - window) // PAGE if window else 0
         call.end_page = -(-(offset + n) // PAGE)
         call.out, call.out_stride = out.ctypes.data + place, out.shape[1]

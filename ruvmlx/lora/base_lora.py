@@ -100,6 +100,12 @@ class BaseLoRA:
                 )
 
 
+def missing_modules(config: ModelShape) -> frozenset[str]:
+    """Return the modules of MODULES that the layers of this model do not have."""
+    gated = not isinstance(config, ModelConfig) or config.gated_mlp
+    return frozenset() if gated else frozenset({"gate_proj"})
+
+
 def place_shape(config: ModelShape, module: str, layer: int) -> tuple[int, int] | None:
     """Return (in, out) of a linear layer, or None if the model has no such layer."""
     c, d = config, config.hidden_size
@@ -110,4 +116,5 @@ def place_shape(config: ModelShape, module: str, layer: int) -> tuple[int, int] 
     q, kv, ffn = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.intermediate_size
     shapes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
     shapes |= {"gate_proj": (d, ffn), "up_proj": (d, ffn), "down_proj": (ffn, d)}
-    return shapes.get(module) if 0 <= layer < c.n_layers else None
+    there = 0 <= layer < c.n_layers and module not in missing_modules(c)
+    return shapes.get(module) if there else None

@@ -9,8 +9,9 @@ top:K            only the K matrices with the largest gradients, among those nam
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..models.config.model import ModelShape
 from ..settings import TARGETS, TARGETS_EXPECTED
-from .base_lora import MODULES, Place
+from .base_lora import MODULES, Place, missing_modules
 
 _BODY = MODULES[:7]
 _GROUPS = {"head": ("lm_head",), "attention": MODULES[:4], "ffn": MODULES[4:7], "all": ("lm_head", *_BODY)}
@@ -31,23 +32,26 @@ class Targets:
     top: int = 0
 
 
-def parse(text: str, n_layers: int, name: str = "learn_targets") -> Targets:
-    """Parse the setting of this name. Raises UsageError if the text is wrong or names a layer that the model
-    does not have."""
+def parse(text: str, shape: ModelShape, name: str = "learn_targets") -> Targets:
+    """Parse the setting of this name. Raises UsageError if the text is wrong or names a layer or a module
+    that the model does not have."""
     if not TARGETS.fullmatch(text):
         raise UsageError(f"{name} = {text!r}: expected {TARGETS_EXPECTED}.")
-    found, top = set[Place](), 0
+    found, top, missing = set[Place](), 0, missing_modules(shape)
     for item in text.split(","):
         group, _, rest = item.partition(":")
         if group == "top":
             top = int(rest)
             continue
-        layers = _layers(item, rest, n_layers, name)
-        found |= {(module, layer) for module in _GROUPS[group] for layer in layers}
+        if group in missing:
+            raise UsageError(f"{name}: {item!r} is not among the matrices of a {shape.model_type} model.")
+        layers = _layers(item, rest, shape.n_layers, name)
+        found |= {(module, layer) for module in _GROUPS[group] for layer in layers if module not in missing}
     head = ("lm_head", 0) in found
     places = {place for place in found if place[0] != "lm_head"}
     if top and not places:
-        places = {(module, layer) for module in _BODY for layer in range(n_layers)}
+        every = [module for module in _BODY if module not in missing]
+        places = {(module, layer) for module in every for layer in range(shape.n_layers)}
     return Targets(head, tuple(sorted(places, key=lambda p: (p[1], MODULES.index(p[0])))), top)
 
 

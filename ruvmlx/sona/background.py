@@ -89,7 +89,7 @@ class Background:
     def __init__(self, learner: Learner, model: Model, settings: TrainingSettings | None = None):
         self._learner, self._model = learner, model
         self.settings = settings or TrainingSettings()
-        self._targets = parse(self.settings.targets, model.shape.n_layers, "base_targets")
+        self._targets = parse(self.settings.targets, model.shape, "base_targets")
         self._sizes = GradientSizes()
         self._trainer: Trainer | None = None
         self._frozen: dict[TrainingText, np.ndarray] = {}  # the frozen model's hidden states of plain texts

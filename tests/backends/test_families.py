@@ -10,12 +10,14 @@ from ruvmlx.backends.mlx import backend as mlx
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
+from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.models.config.families import FAMILIES
 from ruvmlx.models.config.rope import rope
 from ruvmlx.models.config.rope_scaling import DynamicRope, LinearRope, LongRope, YarnRope
 from ruvmlx.models.load import load_model
 from tests.models.make_models import TOKENS as VOCABULARY
 from tests.models.make_models import make_gguf_model, make_safetensors_model
+from tests.oracles import mpt
 from tests.oracles.mlx_lm import mlx_lm_logits, mlx_lm_model
 
 from .test_agreement import FLOAT32_TOLERANCE, SIZES, STORED, STORED_TOLERANCE, TOKENS, walk, worst
@@ -38,10 +40,19 @@ SHAPES = {
     "ministral3-window": SIZES | {"family": "ministral3", "rope": EVEN_YARN, "sliding_window": 70},
     "mistral3-of-ministral3": SIZES | {"family": "ministral3", "rope": EVEN_YARN, "wrapped": True},
     "mistral3-of-mistral": SIZES | {"family": "mistral", "wrapped": True},
+    "stablelm": SIZES | {"family": "stablelm", "head_dim": 16, "n_heads": 4, "rope_dims": 4},
+    "stablelm-biased": SIZES
+    | {"family": "stablelm", "head_dim": 16, "n_heads": 4, "rope_dims": 10, "attention_bias": True},
     "llama-linear": SIZES | {"rope": LinearRope(3.0)},
     "llama-dynamic": SIZES | {"rope": DynamicRope(3.0)},
     "llama-longrope": SIZES | {"rope": LONG},
     "llama-mlp-biased": SIZES | {"mlp_bias": True},
+}
+MPT = SIZES | {"family": "mpt", "tie": True}
+MPTS = {  # mlx-lm has no such model
+    "mpt": MPT | {"head_dim": 8, "n_heads": 8, "n_kv_heads": 8},
+    "mpt-grouped": MPT | {"hidden_size": 96, "n_heads": 6, "n_kv_heads": 2},
+    "mpt-multiquery": MPT | {"hidden_size": 96, "head_dim": 32, "n_heads": 3, "n_kv_heads": 1},
 }
 NATIVE_TOLERANCE = {"float32": 2e-3, "4-bit": 5e-3}  # keys and values are float16
 
@@ -74,9 +85,54 @@ def test_as_on_a_gpu(tmp_path, monkeypatch, shape):
     assert worst(walk(backend, TOKENS), judge) < STORED_TOLERANCE["4-bit"]
 
 
+@pytest.mark.parametrize("shape", MPTS)
+def test_mpt_is_that_of_transformers(tmp_path, shape):
+    """mlx-lm has no MPT, so the judge is NumPy code of its own, from the tensors of the file."""
+    path = make_safetensors_model(tmp_path / "m", dtype="float32", **MPTS[shape])
+    model, judge = load_model(str(path)), mpt.logits(path, TOKENS)
+    assert np.abs(judge).max() > 1.0
+    assert worst(walk(ReferenceBackend(model, chunk=23), TOKENS), judge) < FLOAT32_TOLERANCE
+    assert worst(walk(NativeBackend(model, chunk=37), TOKENS), judge) < NATIVE_TOLERANCE["float32"]
+    for own in (True, False):
+        backend = MLXBackend(model, device="cpu", chunk=37, own_layers=own)
+        assert worst(walk(backend, TOKENS), judge) < FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("stored", ["float32", "4-bit"])
+@pytest.mark.parametrize("shape", ["stablelm-biased", *MPTS])
+def test_greedy_tokens_are_those_of_the_reference(tmp_path, shape, stored):
+    """In every tier: 150 tokens lie in cold, warm and hot pages."""
+    path = make_safetensors_model(tmp_path / "m", **(SHAPES | MPTS)[shape], **STORED[stored])
+    model = load_model(str(path))
+    reference, native = ReferenceBackend(model), NativeBackend(model)
+    caches = [reference.new_cache(), native.new_cache(), native.new_cache(TierPolicy("tiered", (64, 64)))]
+    steps = [b.prefill(TOKENS[:150], c) for b, c in zip((reference, native, native), caches, strict=True)]
+    for _ in range(20):
+        token = int(steps[0].logits.argmax())
+        assert int(steps[1].logits.argmax()) == token
+        assert np.abs(steps[2].logits - steps[0].logits).max() < 0.2 * np.abs(steps[0].logits).max()
+        steps = [b.decode(token, c) for b, c in zip((reference, native, native), caches, strict=True)]
+
+
+@pytest.mark.parametrize("shape", ["stablelm-biased", "mpt-grouped"])
+def test_rows_of_a_batch_are_those_of_each_alone(tmp_path, shape):
+    """Sequences of unequal lengths, over pages of every tier."""
+    path = make_safetensors_model(tmp_path / "m", **(SHAPES | MPTS)[shape], **STORED["8-bit"])
+    model = load_model(str(path))
+    native, lengths = NativeBackend(model), (3, 64, 65, 180)
+    for policy in (None, TierPolicy("tiered", (64, 64))):
+        alone, together = ([native.new_cache(policy) for _ in lengths] for _ in range(2))
+        for n, *pair in zip(lengths, alone, together, strict=True):
+            for cache in pair:
+                native.prefill(TOKENS[:n], cache)
+        steps = native.decode_batch(TOKENS[:4], together)
+        for token, cache, step in zip(TOKENS, alone, steps, strict=False):
+            np.testing.assert_array_equal(step.logits, native.decode(token, cache).logits)
+
+
 def test_every_family_is_compared():
     """A new row needs a shape above, or one in test_agreement.py."""
-    compared = {str(shape.get("family", "llama")) for shape in SHAPES.values()}
+    compared = {str(shape.get("family", "llama")) for shape in (SHAPES | MPTS).values()}
     assert compared == {family.model_type for family in FAMILIES}
 
 
@@ -85,16 +141,20 @@ IN_GGUF = [
     "qwen3",
     "smollm3",
     "ministral3",
+    "stablelm",
+    "stablelm-biased",
     "mistral3-of-mistral",
     "llama-linear",
     "llama-longrope",
+    "mpt",
+    "mpt-grouped",
 ]
 
 
 @pytest.mark.parametrize("shape", IN_GGUF)
 def test_gguf_holds_the_same_model(tmp_path, shape):
     """Keys and tensors of llama.cpp's names say the same configuration and the same weights."""
-    kept = {key: value for key, value in SHAPES[shape].items() if key != "wrapped"}
+    kept = {key: value for key, value in (SHAPES | MPTS)[shape].items() if key != "wrapped"}
     file = load_model(str(make_gguf_model(tmp_path / "m.gguf", quant="F32", **kept)))
     folder = load_model(str(make_safetensors_model(tmp_path / "f", dtype="float32", **kept)))
     plain = [replace(model.config, rope_scaling=None) for model in (file, folder)]
@@ -107,7 +167,8 @@ def test_gguf_holds_the_same_model(tmp_path, shape):
 
 
 SHORT = LongRope(512, 1.2, tuple(1 + 0.5 * i for i in range(8)), (1.0,) * 8)
-LLAMA_CPPS = SHAPES | {"llama-longrope-short": SIZES | {"rope": SHORT}}  # mlx-lm never takes the short ones
+# mlx-lm never takes the short ones
+LLAMA_CPPS = SHAPES | MPTS | {"llama-longrope-short": SIZES | {"rope": SHORT}}
 
 
 @pytest.mark.parametrize("shape", [*IN_GGUF, "llama-longrope-short"])

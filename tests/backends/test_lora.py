@@ -17,8 +17,11 @@ from ruvmlx.platform import cpu
 from tests.models.make_models import make_safetensors_model
 
 from .test_agreement import FLOAT32_TOLERANCE, SHAPES, SIZES, STORED, TOKENS, walk, worst
+from .test_families import MPTS
+from .test_families import SHAPES as OTHERS
 from .test_native import TOLERANCE as NATIVE_TOLERANCE
 
+FAMILIES = OTHERS | MPTS
 OPEN = {
     "reference": ReferenceBackend,
     "native": functools.partial(NativeBackend, threads=2, chunk=37),
@@ -33,7 +36,10 @@ def random_base(config, seed=3, modules=MODULES, size=0.15) -> BaseLoRA:
         for layer in range(1 if module == "lm_head" else config.n_layers):
             if layer % 2 and module in ("k_proj", "up_proj"):
                 continue
-            (n_in, n_out), rank = place_shape(config, module, layer), (1, 3, 5, 7)[(i + layer) % 4]
+            shape, rank = place_shape(config, module, layer), (1, 3, 5, 7)[(i + layer) % 4]
+            if shape is None:
+                continue
+            n_in, n_out = shape
             a = rng.normal(0, n_in**-0.5, (n_in, rank)).astype(np.float32)
             pairs[module, layer] = (a, rng.normal(0, size, (rank, n_out)).astype(np.float32))
     return BaseLoRA(pairs, scale=0.7)
@@ -59,10 +65,15 @@ def steady(monkeypatch):
     monkeypatch.setattr(type(mlx.BLAS), "adapt", lambda *_: None)
 
 
-@pytest.fixture(params=[("mistral-window-64", "4-bit"), ("llama-tied-biased", "float16")], ids="-".join)
+PARAMS = [("mistral-window-64", "4-bit"), ("llama-tied-biased", "float16")]
+PARAMS += [("stablelm-biased", "float16"), ("mpt-grouped", "4-bit")]
+
+
+@pytest.fixture(params=PARAMS, ids="-".join)
 def model(request, tmp_path):
     shape, stored = request.param
-    return load_model(str(make_safetensors_model(tmp_path / "m", **SHAPES[shape], **STORED[stored])))
+    made = (SHAPES | FAMILIES)[shape]
+    return load_model(str(make_safetensors_model(tmp_path / "m", **made, **STORED[stored])))
 
 
 @pytest.mark.parametrize("name", OPEN)

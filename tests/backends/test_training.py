@@ -24,17 +24,18 @@ from ruvmlx.training.trainer import Trainer
 from tests.models.make_models import make_safetensors_model
 
 from .test_agreement import SHAPES, STORED, TOKENS
-from .test_lora import random_base
+from .test_lora import FAMILIES, random_base
 
 TARGETS = MODULES[:7]  # attention and MLP
 TEXT = TrainingText(tuple(TOKENS[:83]), 71)
 
 
-@pytest.fixture(params=["mistral-window-64", "llama3-scaled", "llama-tied-biased"])
+@pytest.fixture(
+    params=["mistral-window-64", "llama3-scaled", "llama-tied-biased", "stablelm-biased", "mpt-grouped"]
+)
 def model(request, tmp_path):
-    return load_model(
-        str(make_safetensors_model(tmp_path / "m", **SHAPES[request.param], **STORED["float32"]))
-    )
+    made = (SHAPES | FAMILIES)[request.param]
+    return load_model(str(make_safetensors_model(tmp_path / "m", **made, **STORED["float32"])))
 
 
 def micro(config, seed=0) -> MicroLoRA:

@@ -32,6 +32,26 @@ def test_rms_norm_of_large_and_tiny_rows(impl):
     np.testing.assert_allclose(y[1:], 0, atol=1e-35)
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("tokens", "dim"), [(1, 1), (3, 17), (2, 576), (5, 1023)])
+def test_layer_norm_matches_its_twin(impl, tokens, dim, biased):
+    """Against float64, with rows far from zero."""
+    x, w = random(tokens, dim, spread=3) + 10, random(dim, seed=1)
+    bias = random(dim, seed=2) if biased else None
+    got, want = layers.layer_norm(x, w, bias, 1e-5, impl), layers.layer_norm_ref(x, w, bias, 1e-5)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_layer_norm_far_from_zero(impl):
+    """Numbers around 3000: their squares leave no digits for a variance of 1."""
+    x = 3000 + random(4, 333)
+    got = layers.layer_norm(x, np.ones(333, np.float32), None, 1e-5, impl)
+    want = layers.layer_norm_ref(x, np.ones(333, np.float32), None, 1e-5)
+    np.testing.assert_allclose(got, want, atol=2e-3)
+    same = np.full((1, 9), 7, np.float32)
+    np.testing.assert_array_equal(layers.layer_norm(same, x[0, :9], None, 1e-5, impl), 0)
+
+
 @pytest.mark.parametrize("traditional", [False, True])
 @pytest.mark.parametrize(("tokens", "heads", "dim"), [(1, 1, 2), (3, 5, 10), (7, 2, 64), (2, 3, 80)])
 def test_rope_matches_its_twin(impl, tokens, heads, dim, traditional):
@@ -50,6 +70,23 @@ def test_swiglu_matches_its_twin(impl, n):
     np.testing.assert_allclose(
         layers.swiglu(gate, up, impl), layers.swiglu_ref(gate, up), rtol=1e-5, atol=1e-7
     )
+
+
+@pytest.mark.parametrize("n", [1, 15, 160, 1001])
+def test_gelu_matches_its_twin(impl, n):
+    x = random(n, spread=3)
+    x[0] = 40 if n % 2 else -40
+    np.testing.assert_allclose(layers.gelu(x, impl), layers.gelu_ref(x), rtol=2e-6, atol=3e-7)
+
+
+def test_gelu_of_a_negative_tail(impl):
+    """The small results there are right to 6 digits, not only near zero."""
+    x = np.linspace(-9, -0.1, 777, dtype=np.float32)
+    np.testing.assert_allclose(layers.gelu(x, impl), layers.gelu_ref(x), rtol=1e-5)
+    ends = np.float32([np.nan, np.inf, -1e30, 1e30, 0])
+    got = layers.gelu(ends, impl)
+    assert np.isnan(got[0])
+    np.testing.assert_array_equal(got[1:], [np.inf, 0, np.float32(1e30), 0])
 
 
 def test_exponentials_of_swiglu_are_within_4_ulp(impl):
@@ -126,6 +163,26 @@ def test_attention_matches_its_twin(impl, head_dim, group, queries, past, window
     got = cache.attend(q, turn[past:], past, window, parts, impl)
     want = layers.attend_ref(q, k, v, turn, past, window)
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(
+    ("head_dim", "group", "queries", "past"),
+    [(64, 1, 1, 255), (80, 3, 1, 200), (64, 4, 2, 126), (80, 1, 21, 190), (64, 3, 65, 63), (80, 4, 1, 64)],
+)
+def test_attention_with_slopes_matches_its_twin(impl, head_dim, group, queries, past, parts):
+    """ALiBi: steep and flat slopes, across the ends of pages; no rope."""
+    total = past + queries
+    turn = layers.turns(np.zeros(total, np.int64), np.zeros(head_dim // 2))
+    k, v = random(total, head_dim), random(total, head_dim, seed=6)
+    q = random(queries, group, head_dim, seed=7, spread=2)
+    slopes = np.float32([0.5, 1 / 256, 0.0884, 0.01])[:group]
+    cache = layers.PagedKV(head_dim)
+    cache.append(k, v, turn, impl)
+    got = cache.attend(q, turn[past:], past, 0, min(parts, len(cache.pages)), impl, slopes=slopes)
+    want = layers.attend_ref(q, k, v, turn, past, slopes=slopes)
+    np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-4)
+    assert np.abs(layers.attend_ref(q, k, v, turn, past) - want).max() > 0.05
 
 
 def test_shapes_that_do_not_fit_are_refused(impl):

@@ -108,15 +108,32 @@ def unrotate(x):
     return p.rotate_ref(x)
 
 
-def attend_ref(q, keys, values, turn, position, window):
+def attend_ref(q, keys, values, turn, position, window, slopes=None):
     at = position + np.arange(len(q))
     queries = layers.rope_ref(q, turn[at]).astype(np.float64)
     scores = np.einsum("tgd,sd->tgs", queries, keys.astype(np.float64)) / np.sqrt(q.shape[-1])
     s = np.arange(len(keys))
+    if slopes is not None:
+        scores += slopes[:, None] * (s - at[:, None, None])
     seen = (s <= at[:, None]) & (at[:, None] - s < (window or len(keys) + 1))
     scores = np.where(seen[:, None], scores, -np.inf)
     w = np.exp(scores - scores.max(-1, keepdims=True))
     return np.einsum("tgs,sd->tgd", w / w.sum(-1, keepdims=True), values)
+
+
+@pytest.mark.parametrize("impl", implementations())
+@pytest.mark.parametrize(("head_dim", "group", "queries"), [(64, 3, 1), (80, 1, 5), (64, 4, 17), (80, 3, 2)])
+def test_slopes_over_all_tiers(impl, head_dim, group, queries):
+    """ALiBi: the distance counts from the query, whatever the tier."""
+    tiers = (COLD, WARM, COLD, WARM, WARM, HOT)
+    cache, turn, keys, values = sequence(head_dim, tiers, 33 + queries, impl)
+    position, slopes = len(keys) - queries, np.float32([1 / 256, 1 / 64, 0.5, 1 / 128])[:group]
+    q = random(queries, group, head_dim, seed=7, spread=2)
+    for parts in (1, 3):
+        got = cache.attend(q, turn[position:], position, 0, parts, impl, slopes=slopes)
+        want = attend_ref(q, keys, values, turn, position, 0, slopes)
+        assert error(got, want) < 0.03
+    assert error(got, attend_ref(q, keys, values, turn, position, 0)) > 0.1
 
 
 @pytest.mark.pairwise

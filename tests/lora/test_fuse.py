@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.reference import ReferenceBackend, unpack_weights
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import UnsupportedModel, UsageError
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.fuse import fuse
 from ruvmlx.lora.interchange import combine_adapter
@@ -95,6 +95,7 @@ SPECIAL = [
     {"family": "qwen3", "rope": YarnRope(4.0, 50, 0.1 * float(np.log(4)) + 1)},
     {"family": "smollm3", "n_layers": 4, "rope": YARN},
     {"family": "ministral3", "rope": YARN, "wrapped": True},
+    {"family": "stablelm", "head_dim": 16, "rope_dims": 4, "attention_bias": True},
 ]
 
 
@@ -110,6 +111,18 @@ def test_what_makes_a_model_special_is_kept(tmp_path, shape):
         assert load_model(str(out)).config == model.config
         if model.format == "gguf" or not model.config.sliding_window:  # mlx-lm wants one layer without it
             close(logits(mlx_lm_model(out)), reference_logits(model, change), 3e-3)
+
+
+def test_an_mpt_is_refused_in_one_line(tmp_path):
+    """Other tools want its q, k and v as one matrix. Nothing is written."""
+    shape = {"family": "mpt", "n_heads": 2, "n_kv_heads": 2}
+    for model in (
+        load_model(str(make_gguf_model(tmp_path / "m.gguf", quant="F16", **shape))),
+        load_model(str(make_safetensors_model(tmp_path / "m", **shape))),
+    ):
+        with pytest.raises(UnsupportedModel, match="MPT cannot be written") as error:
+            fuse(model, BaseLoRA({}), tmp_path / "out")
+        assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
 def test_unchanged_matrices_stay_packed_and_a_tied_model_tied(tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ruvmlx.models.config.families import ATTENTION, MLP, family_of
+from ruvmlx.models.config.families import ATTENTION, MLP, QKV, family_of
 from ruvmlx.models.config.layout import matrices, vectors
 from ruvmlx.models.config.model import ModelConfig, QueryScale
 from ruvmlx.models.config.rope import llama3_divisors
@@ -42,6 +42,7 @@ CHAT_TEMPLATE = (
 )
 LLAMA3 = Llama3Rope(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64)
 BETA = 0.3  # of queries' scale by position
+BIAS_MAX = 8.0  # of ALiBi
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Shape:
     family: str = ""  # a model_type; "": Llama, or Mistral with a window
     span: int = 50  # the context before stretching of a Ministral 3: its queries are scaled beyond
     wrapped: bool = False  # as the language model of a mistral3, beside one for images
+    rope_dims: int | None = None  # of a StableLM: turned numbers of each head
 
     @property
     def model_type(self) -> str:
@@ -79,7 +81,7 @@ class Shape:
     def config(self) -> ModelConfig:
         family = family_of(self.model_type, "make_models")
         every_fourth = frozenset(range(3, self.n_layers, 4))
-        flags = {"attention_bias": ATTENTION, "mlp_bias": MLP}
+        flags = {"attention_bias": QKV if self.family == "stablelm" else ATTENTION, "mlp_bias": MLP}
         biases = [modules for flag, modules in flags.items() if getattr(self, flag)]
         return ModelConfig(
             model_type=self.model_type,
@@ -100,6 +102,11 @@ class Shape:
             head_norms=family.head_norms,
             layers_without_rope=every_fourth if family.skips_rope else frozenset(),
             query_scale=QueryScale(BETA, self.span) if family.scales_queries else None,
+            layer_norm=family.layer_norm,
+            norm_biases=family.norm_biases,
+            rope_dims=self.rope_dims if family.has_rope else 0,
+            alibi_bias_max=0.0 if family.has_rope else BIAS_MAX,
+            gated_mlp=family.gated_mlp,
         )
 
 
@@ -134,6 +141,8 @@ def make_safetensors_model(
     weights = random_weights(made.config(), made.seed)
     tensors = _stored(weights, dtype, bits, group_size)
     config = hf_config(made, bits, group_size)
+    if made.family == "mpt":
+        config, tensors = _mpt_config(made, config), _mpt_tensors(tensors)
     if made.wrapped:
         config, tensors = _wrapped_config(config), _wrapped_tensors(tensors)
     _write_json(folder / "config.json", config)
@@ -156,7 +165,7 @@ def hf_config(made: Shape, bits: int | None = None, group_size: int = 64) -> dic
         "head_dim": made.head_dim,
         "intermediate_size": made.intermediate_size,
         "vocab_size": made.vocab_size,
-        "rms_norm_eps": config.rms_norm_eps,
+        family_of(made.model_type, "make_models").eps: config.rms_norm_eps,
         "rope_theta": made.rope_theta,
         "max_position_embeddings": made.max_context,
         "tie_word_embeddings": made.tie,
@@ -167,6 +176,9 @@ def hf_config(made: Shape, bits: int | None = None, group_size: int = 64) -> dic
     }
     if made.sliding_window:  # mlx-lm keeps a window only where layer_types asks for it
         out |= {"sliding_window": made.sliding_window, "layer_types": ["sliding_attention"] * made.n_layers}
+    if config.model_type == "stablelm":
+        out |= {"use_qkv_bias": made.attention_bias, "use_parallel_residual": False, "qk_layernorm": False}
+        out |= {"partial_rotary_factor": config.turned_dims / config.head_dim}
     out |= _hf_rope(made)
     if bits:
         out["quantization"] = {"group_size": group_size, "bits": bits}
@@ -211,6 +223,59 @@ def _wrapped_config(text: dict[str, Any]) -> dict[str, Any]:
     return {
         "model_type": "mistral3", "architectures": architectures, "text_config": text, "vision_config": vision
     } | outer  # fmt: skip
+
+
+def _mpt_config(made: Shape, config: dict[str, Any]) -> dict[str, Any]:
+    """As MosaicML writes it."""
+    kinds = {made.n_heads: "multihead_attention", 1: "multiquery_attention"}
+    attention = {"alibi": True, "alibi_bias_max": int(BIAS_MAX), "attn_impl": "torch", "clip_qkv": None}
+    attention |= {"attn_type": kinds.get(made.n_kv_heads, "grouped_query_attention")}
+    attention |= {"kv_n_heads": made.n_kv_heads, "qk_ln": False, "softmax_scale": None, "prefix_lm": False}
+    kept = ("model_type", "architectures", "vocab_size", "eos_token_id", "quantization")
+    return {key: config[key] for key in kept if key in config} | {
+        "d_model": made.hidden_size,
+        "n_heads": made.n_heads,
+        "n_layers": made.n_layers,
+        "expansion_ratio": made.intermediate_size / made.hidden_size,
+        "max_seq_len": made.max_context,
+        "attn_config": attention,
+        "learned_pos_emb": True,
+        "logit_scale": None,
+        "no_bias": True,
+        "norm_type": "low_precision_layernorm",
+    }
+
+
+_MPT_NAMES = {
+    "model.embed_tokens": "transformer.wte",
+    "model.norm": "transformer.norm_f",
+    "model.layers": "transformer.blocks",
+    "input_layernorm": "norm_1",
+    "post_attention_layernorm": "norm_2",
+    "self_attn.o_proj": "attn.out_proj",
+    "self_attn.qkv_proj": "attn.Wqkv",
+    "mlp": "ffn",
+}
+
+
+def _mpt_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    out = {}
+    for name, array in _with_fused(tensors, ("q_proj", "k_proj", "v_proj"), "qkv_proj").items():
+        for ours, theirs in _MPT_NAMES.items():
+            name = name.replace(ours, theirs)
+        out[name] = array
+    return out
+
+
+def _with_fused(arrays: dict[str, Any], parts: tuple[str, ...], fused: str) -> dict[str, Any]:
+    """The rows of several matrices as one, in the order of `parts`."""
+    first, *others = parts
+    out = {name: array for name, array in arrays.items() if not any(f".{part}." in name for part in others)}
+    for name in [name for name in out if f".{first}." in name]:
+        rows = [arrays[name.replace(f".{first}.", f".{part}.")] for part in parts]
+        out[name.replace(f".{first}.", f".{fused}.")] = np.concatenate(rows)
+        del out[name]
+    return out
 
 
 def _wrapped_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -341,15 +406,18 @@ def gguf_metadata(made: Shape) -> dict[str, Any]:
         "attention.head_count_kv": u32(made.n_kv_heads),
         "attention.key_length": u32(made.head_dim),
         "attention.value_length": u32(made.head_dim),
-        "rope.dimension_count": u32(made.head_dim),
+        "rope.dimension_count": u32(made.config().turned_dims),
         "rope.freq_base": f32(made.rope_theta),
-        "attention.layer_norm_rms_epsilon": f32(1e-5),
+        f"attention.layer_norm_{'' if made.config().layer_norm else 'rms_'}epsilon": f32(1e-5),
     }
     if made.sliding_window:
         out["attention.sliding_window"] = u32(made.sliding_window)
     if made.config().query_scale is not None:
         out["attention.temperature_scale"] = f32(BETA)
         out["rope.scaling.original_context_length"] = u32(made.span)
+    if made.family == "mpt":
+        out = {key: value for key, value in out.items() if not key.startswith("rope.")}
+        out["attention.max_alibi_bias"] = f32(BIAS_MAX)
     out |= _gguf_scaling(made.rope)
     named = {f"{arch}.{key}": value for key, value in out.items()}
     return {"general.architecture": arch, "general.name": "tiny"} | named | gguf_vocab_keys()
@@ -425,8 +493,15 @@ def gguf_tensors(made: Shape, quant: str) -> dict[str, tuple[str, tuple[int, ...
 
     config = made.config()
     out = {}
-    for name, w in random_weights(config, made.seed).items():
+    weights = random_weights(config, made.seed)
+    if made.family == "mpt":
+        weights = _with_fused(weights, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
+    for name, w in weights.items():
         kind = quant if w.ndim == 2 else "F32"
+        if ".qkv_proj." in name:
+            layer = name.split(".")[2]
+            out[f"blk.{layer}.attn_qkv.weight"] = (kind, w.shape, encode_blocks(w, kind))
+            continue
         out[gguf_name(name)] = (kind, w.shape, encode_blocks(_interleaved(w, name, config), kind))
     if made.llama3:
         divisors = llama3_divisors(LLAMA3, made.head_dim, made.rope_theta).astype("<f4")
@@ -439,8 +514,8 @@ def gguf_tensors(made: Shape, quant: str) -> dict[str, tuple[str, tuple[int, ...
 
 
 def _interleaved(w: np.ndarray, name: str, config: ModelConfig) -> np.ndarray:
-    """llama.cpp's permute(): half-split rows of each head -> interleaved. Its Qwen converters have none."""
-    if config.model_type.startswith("qwen"):
+    """llama.cpp's permute(): half-split rows of each head -> interleaved, in the families that have it."""
+    if not family_of(config.model_type, "make_models").interleaved:
         return w
     heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}.get(name.split(".")[-2])
     if not heads:

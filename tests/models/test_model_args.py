@@ -30,7 +30,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "smollm3": {"family": "smollm3"},
     "ministral3": {"family": "ministral3", "rope": YarnRope(4.0, 50, 1.0, beta_fast=8.0)},
     "mistral3": {"family": "mistral", "wrapped": True},
+    "stablelm": {"family": "stablelm", "rope_dims": 4},
 }
+NOT_IN_MLX_LM = {"mpt"}  # test_families.py has another judge for it
 MODULES = {"mistral": "llama"}  # mlx-lm's own remapping
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
@@ -100,6 +102,11 @@ UNUSUAL: dict[str, list[Any]] = {
     "sliding_window": [40],
     "no_rope_layer_interval": [2, 3],
     "no_rope_layers": [[1, 0, 1, 1, 0], [1, 0]],
+    "use_qkv_bias": [True],
+    "partial_rotary_factor": [0.5, 1.0, 0.3, 0.0, ABSENT],
+    "layer_norm_eps": [0.3, ABSENT],
+    "use_parallel_residual": [True, ABSENT],
+    "qk_layernorm": [True, ABSENT],
     "text_config": [],  # its fields are walked in its own place
     "model_type": [],
 }
@@ -170,7 +177,7 @@ def test_every_field_of_mlx_lm_is_walked():
     """A field that a new mlx-lm reads has to be thought about."""
     for model_type in SHAPES:
         assert set(fields_of(model_type)) <= UNUSUAL.keys()
-    assert SHAPES.keys() == {family.model_type for family in FAMILIES} | WRAPPED.keys()
+    assert SHAPES.keys() == {family.model_type for family in FAMILIES} - NOT_IN_MLX_LM | WRAPPED.keys()
 
 
 @pytest.mark.parametrize(("model_type", "field", "i"), WALK)
@@ -228,6 +235,11 @@ REFUSED = [
     ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
     ("ministral3", {"rope_parameters": YARN | {"rope_theta": 1e4}}, "llama_4_scaling_beta"),
     ("mistral3", {"model_type": "qwen3"}, "qwen3"),
+    ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
+    ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
+    ("stablelm", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+    ("stablelm", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ("stablelm", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
     ("llama", {"model_type": ["llama"]}, "model_type"),
 ]
 

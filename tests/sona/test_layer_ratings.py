@@ -45,7 +45,7 @@ def slow_theta(layer_lora, targets) -> np.ndarray:
 
 @pytest.mark.parametrize("targets", ["all", "attention", "attention,down_proj,top:1", "v_proj:1"])
 def test_an_update_equals_its_slow_twin(tiny, targets):
-    rng, targets = np.random.default_rng(3), parse(targets, tiny.config.n_layers)
+    rng, targets = np.random.default_rng(3), parse(targets, tiny.config)
     layer_lora = random_body(tiny.config)
     layer_lora = replace(
         layer_lora, evidence=layer_lora.evidence * np.float32([[4], [1]])
@@ -72,7 +72,7 @@ def test_an_update_equals_its_slow_twin(tiny, targets):
 
 def test_what_is_taken_back_is_gone(tiny):
     """a then b, less a, is b alone, but for what the guard left of it."""
-    targets, rng = parse("all", tiny.config.n_layers), np.random.default_rng(1)
+    targets, rng = parse("all", tiny.config), np.random.default_rng(1)
     start = LayerLoRA.fresh(
         {p: a[:, 0] for p, (a, _) in random_body(tiny.config).pairs.items()},
         {p: np.ones(b.shape[1], np.float32) for p, (_, b) in random_body(tiny.config).pairs.items()},

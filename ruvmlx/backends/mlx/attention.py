@@ -1,14 +1,16 @@
 """This module is the attention of every layer of the MLX graph: mlx-lm's Llama, with the additions of other
 model families.
 
-A family can apply a norm to q and k of each head, stretch RoPE or leave it out, and scale queries by their
-position. The module names are mlx-lm's names, because the cache, LoRA and training use them.
+A family can apply a norm to q and k of each head, stretch RoPE, turn only a part of each head or leave RoPE
+out, scale queries by their position, and add ALiBi to the scores. The module names are mlx-lm's names, because
+the cache, LoRA and training use them.
 """
 
 from typing import Any
 
 import numpy as np
 
+from ...models.config.alibi import alibi_slopes
 from ...models.config.model import ModelConfig, QueryScale
 from ...models.config.rope import rope
 from ...platform import mlxlm
@@ -23,7 +25,7 @@ class MLXRope(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         turn = rope(config)
-        self._dims, self._factor = config.head_dim, turn.factor
+        self._dims, self._factor = config.turned_dims, turn.factor
         self._periods = mx.array((1 / turn.frequencies).astype(np.float32))
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
@@ -40,14 +42,47 @@ def query_scales(scale: QueryScale, offset: int | mx.array, n: int) -> mx.array:
     return scales[:, None, :, None] if scales.ndim == 2 else scales[:, None]
 
 
+class DistanceBias:
+    """ALiBi's part of the scores, with the causal mask; one object for all layers of a graph."""
+
+    def __init__(self, config: ModelConfig):
+        self.slopes = alibi_slopes(config.n_heads, config.alibi_bias_max)
+        self._made: tuple[Any, mx.array | None] = (None, None)
+
+    def mask(self, n: int, total: int, dtype: mx.Dtype) -> mx.array:
+        """Return [n_heads, n, total] for the last n of `total` tokens: slope * (key - query), -inf for keys
+        behind the query."""
+        if self._made[0] != (n, total, dtype) or self._made[1] is None:
+            away = mx.arange(total)[None] - mx.arange(total - n, total)[:, None]
+            bias = mx.where(away <= 0, mx.array(self.slopes)[:, None, None] * away, -mx.inf)
+            self._made = (n, total, dtype), bias.astype(dtype)
+        return self._made[1]  # type: ignore[return-value]
+
+
+class UngatedMLP(nn.Module):
+    """down(gelu(up(x)))."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        dims, inner = config.hidden_size, config.intermediate_size
+        self.up_proj = nn.Linear(dims, inner, "up_proj" in config.biases)
+        self.down_proj = nn.Linear(inner, dims, "down_proj" in config.biases)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(nn.gelu(self.up_proj(x)))
+
+
 class Attention(nn.Module):
     """Compute softmax(q k^T / sqrt(d)) v. H: query heads; K: key/value heads; x [B, T, D] -> [B, T, D]."""
 
-    def __init__(self, config: ModelConfig, layer: int):
+    def __init__(self, config: ModelConfig, layer: int, bias: DistanceBias | None = None):
         super().__init__()
+        self.bias = bias
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5
-        self.turns = layer not in config.layers_without_rope
+        self.turns = layer not in config.layers_without_rope and config.turned_dims > 0
+        # The kernels of tiered caches turn whole heads. A part of a head is turned before them.
+        self.kernels_turn = self.turns and config.turned_dims == config.head_dim
         dims, q, kv = config.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(dims, q, "q_proj" in config.biases)
         self.k_proj = nn.Linear(dims, kv, "k_proj" in config.biases)
@@ -56,7 +91,8 @@ class Attention(nn.Module):
         if config.head_norms:
             self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.rope = MLXRope(config)
+        if self.turns:
+            self.rope = MLXRope(config)
         self.query_scale = config.query_scale
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
@@ -65,8 +101,13 @@ class Attention(nn.Module):
         q, k = self.turned_queries(q, offset), self.turned_keys(k, offset)
         if cache is not None:
             k, v = cache.update_and_fetch(k, v)
+        mask = self.scores_mask(mask, q, k)
         out = _base.scaled_dot_product_attention(q, k, v, cache=cache, scale=self.scale, mask=mask)
         return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
+
+    def scores_mask(self, mask: Any, q: mx.array, k: mx.array) -> Any:
+        """Return what is added to the scores: mlx-lm's mask, or ALiBi's bias with the mask in it."""
+        return mask if self.bias is None else self.bias.mask(q.shape[-2], k.shape[-2], q.dtype)
 
     def heads(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """Return q [B, T, H, d], k and v [B, T, K, d] of x [B, T, D], before RoPE."""
@@ -77,6 +118,15 @@ class Attention(nn.Module):
         if "q_norm" not in self:
             return self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = (y.reshape(*x.shape[:-1], -1) for y in self.heads(x))
+        return q, k, v
+
+    def rows_for_kernels(self, x: mx.array, offsets: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """The same for kernels that turn whole heads; x: [B, 1, D], offsets: [B]."""
+        if self.kernels_turn or not self.turns:
+            return self.rows(x)
+        q, k, v = (y.swapaxes(1, 2) for y in self.heads(x))
+        turned = self.rope(q, offsets), self.rope(k, offsets), v
+        q, k, v = (y.swapaxes(1, 2).reshape(*x.shape[:-1], -1) for y in turned)
         return q, k, v
 
     def split(self, q: mx.array, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ...models.config.alibi import alibi_slopes
 from ...models.config.model import ModelConfig
 from ...models.config.rope import query_scales, rope
 from ...platform.mx import mx, nn
@@ -27,7 +28,7 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
     shared = Positions(config)
     for layer in graph.model.layers:
         layer.self_attn = CPUAttention(layer.self_attn, shared)
-        layer.mlp = CPUMLP(layer.mlp)
+        layer.mlp = CPUMLP(layer.mlp) if config.gated_mlp else layer.mlp
         mx.eval(layer.parameters())
 
 
@@ -55,15 +56,19 @@ class Positions:
     def __init__(self, config: ModelConfig):
         turn = rope(config)
         self.factor, self.query_scale = turn.factor, config.query_scale
-        self.on_cpu = turn.frequencies.astype(np.float32)  # [head_dim / 2]
+        self.on_cpu = turn.frequencies.astype(np.float32)  # [turned_dims / 2]
+        self.head_dim, self.turned_dims = config.head_dim, config.turned_dims
         self.frequencies = mx.array(self.on_cpu)
         self.window = config.sliding_window
         self._angles: tuple = (None, None, None)
         self._mask: tuple = (None, None)
+        bias_max = config.alibi_bias_max
+        self.slopes = alibi_slopes(config.n_heads, bias_max) if bias_max else None
+        self._n_kv_heads = config.n_kv_heads
 
     def angles(self, offset: int, n: int) -> tuple[mx.array, mx.array]:
-        """Return cos [n, 1, 1, d/2] and (-sin, +sin) [n, 1, 2, d/2] of the positions offset ... offset + n -
-        1."""
+        """Return cos [n, 1, 1, r/2] and (-sin, +sin) [n, 1, 2, r/2] of the positions offset ... offset + n -
+        1. r: turned_dims, the numbers of a head that RoPE turns."""
         if self._angles[0] != (offset, n):
             t = mx.arange(offset, offset + n, dtype=mx.float32)[:, None, None, None]
             angle = t * self.frequencies
@@ -82,14 +87,21 @@ class Positions:
         return mx.array(cos), mx.array(np.concatenate([-sin, sin], axis=2))
 
     def turns(self, at: Sequence[int]) -> np.ndarray:
-        """Return float32 [len(at), head_dim]: the cosines of each position's angles, then their sines."""
+        """Return float32 [len(at), turned_dims]: the cosines of each position's angles, then their sines."""
         angles = np.asarray(at, np.float32)[:, None] * self.on_cpu
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.factor)
 
     def still(self, at: Sequence[int]) -> np.ndarray:
-        """Return the cosines (1) and sines (0) in the form of `turns`, for a layer without RoPE."""
-        row = np.concatenate([np.ones_like(self.on_cpu), np.zeros_like(self.on_cpu)])
-        return np.tile(row, (len(at), 1))
+        """Return float32 [len(at), head_dim]: `turns` by no angle, for kernels that must turn nothing."""
+        row = np.arange(self.head_dim) < self.head_dim // 2
+        return np.tile(row.astype(np.float32), (len(at), 1))
+
+    def turn_part(self, heads: np.ndarray, at: Sequence[int]) -> None:
+        """Turn the first turned_dims numbers of each head, in place. heads: float32 [len(at), H, d]."""
+        cos, sin = np.split(self.turns(at)[:, None], 2, axis=2)
+        n = self.turned_dims // 2
+        a, b = heads[..., :n].copy(), heads[..., n : 2 * n].copy()
+        heads[..., :n], heads[..., n : 2 * n] = a * cos - b * sin, a * sin + b * cos
 
     def query_scales(self, at: Sequence[int]) -> np.ndarray | None:
         """Return float32 [len(at)]. Return None if queries are not scaled by position, or only by 1."""
@@ -99,12 +111,21 @@ class Positions:
         return None if (scales == 1).all() else scales
 
     def mask(self, n: int, total: int) -> mx.array:
-        """Return [n, total]: 0 where the last n of `total` tokens see a token, -inf elsewhere."""
+        """Return [n, total]: 0 where the last n of `total` tokens see a token, -inf elsewhere. With ALiBi:
+        [K, G, n, total], slope * (key - query) instead of 0."""
         if self._mask[0] != (n, total):
             t, s = mx.arange(total - n, total)[:, None], mx.arange(total)[None]
             seen = (s <= t) & (t - s < (self.window or total))
-            self._mask = (n, total), mx.where(seen, 0.0, -math.inf).astype(mx.float32)
+            bias = 0.0 if self.slopes is None else self._by_head(self.slopes) * (s - t)
+            self._mask = (n, total), mx.where(seen, bias, -math.inf).astype(mx.float32)
         return self._mask[1]
+
+    def mask_of(self, n: int, total: int) -> mx.array | None:
+        """Return `mask`, or None if it would change nothing: a last token sees all."""
+        return self.mask(n, total) if n > 1 or self.slopes is not None else None
+
+    def _by_head(self, slopes: np.ndarray) -> mx.array:
+        return mx.array(slopes.reshape(self._n_kv_heads, -1, 1, 1))
 
 
 class CPUAttention(nn.Module):
@@ -119,7 +140,7 @@ class CPUAttention(nn.Module):
         self.qkv = Joined(products, [1.0 if norms else attention.scale, 1.0, 1.0])
         self._eps = attention.q_norm.eps if norms else 0.0
         self._norm = _joined_norms(attention) if norms else None
-        self.turns = attention.turns
+        self.turns, self.kernels_turn = attention.turns, attention.kernels_turn
         self.o_proj = attention.o_proj
         self._positions = positions
 
@@ -129,7 +150,7 @@ class CPUAttention(nn.Module):
         q, k, v = self._project(x, cache.offset)
         k, v = cache.update_and_fetch(k, v)
         n, total = x.shape[1], k.shape[2]
-        out = attend(q, k[:, :, None], v[:, :, None], self._positions.mask(n, total) if n > 1 else None)
+        out = attend(q, k[:, :, None], v[:, :, None], self._positions.mask_of(n, total))
         return self.o_proj(out.transpose(0, 3, 1, 2, 4).reshape(1, x.shape[1], -1))
 
     def _project(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array, mx.array]:
@@ -146,14 +167,23 @@ class CPUAttention(nn.Module):
         qkv = self.project_normed(x).reshape(n, h + 2 * g, 2, d // 2)
         qk = qkv[:, : h + g]
         if angles is not None:
-            cos, sin = angles
-            qk = qk * cos + qk[:, :, ::-1] * sin
+            qk = self._turned(qk, *angles)
         qk = qk.reshape(n, h + g, d).transpose(1, 0, 2)
         q, v = qk[:h], qkv[:, h + g :].reshape(n, g, d).transpose(1, 0, 2)
         scales = self._positions.query_scales(at)
         if scales is not None:
             q = q * mx.array(scales)[:, None]
         return q.reshape(1, g, h // g, n, d), qk[None, h:], v[None]
+
+    def _turned(self, qk: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+        """qk [n, heads, 2, d/2] -> the same numbers, the first turned_dims of each head turned."""
+        dims = self._positions.turned_dims
+        if dims == self.head_dim:
+            return qk * cos + qk[:, :, ::-1] * sin
+        flat = qk.reshape(*qk.shape[:2], self.head_dim)
+        part = flat[..., :dims].reshape(*qk.shape[:2], 2, dims // 2)
+        part = part * cos + part[:, :, ::-1] * sin
+        return mx.concatenate([part.reshape(*qk.shape[:2], dims), flat[..., dims:]], axis=-1)
 
     def project_normed(self, x: mx.array) -> mx.array:
         """Return q (scaled), k and v of x [1, L, D] before RoPE. If the model family has norms, each head has
@@ -191,7 +221,7 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
     for start in range(0, n, rows):
         stop = min(start + rows, n)
         seen = total - n + stop
-        part = mask[start:stop, :seen]
+        part = mask[..., start:stop, :seen]
         blocks.append(_attend(q[..., start:stop, :], k[..., :seen, :], v[..., :seen, :], part))
     return mx.concatenate(blocks, axis=3)
 

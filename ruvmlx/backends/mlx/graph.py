@@ -16,7 +16,7 @@ from ...models.files.small_floats import MODES, FloatMatrix
 from ...models.weights.stored import rounded_matrix, stored_matrix, stored_tensor
 from ...platform import mlxlm
 from ...platform.mx import mx, nn
-from .attention import Attention
+from .attention import Attention, DistanceBias, UngatedMLP
 
 BLOCK = 1 << 22  # the number of elements of a tensor that are converted at a time
 Pause = Callable[[], None]
@@ -66,15 +66,28 @@ def model_args(config: ModelConfig) -> dict:
 
 
 def adapt(model: nn.Module, config: ModelConfig) -> None:
-    """Give every layer our attention, the MLP's biases and the sliding window, as the configuration says."""
+    """Give every layer our attention, its norms, the MLP's biases and the sliding window, as the
+    configuration says."""
+    if config.layer_norm:
+        model.norm = _layer_norm(config)
+    bias = DistanceBias(config) if config.alibi_bias_max else None
     for i, layer in enumerate(model.layers):
-        layer.self_attn = Attention(config, i)
+        layer.self_attn = Attention(config, i, bias)
+        if not config.gated_mlp:
+            layer.mlp = UngatedMLP(config)
+        if config.layer_norm:
+            layer.input_layernorm = _layer_norm(config)
+            layer.post_attention_layernorm = _layer_norm(config)
         for name in ("gate_proj", "up_proj", "down_proj"):
-            if name in config.biases:
+            if name in config.biases and config.gated_mlp:
                 out, width = layer.mlp[name].weight.shape
                 layer.mlp[name] = nn.Linear(width, out)
     if config.sliding_window:
         slide(model)
+
+
+def _layer_norm(config: ModelConfig) -> nn.Module:
+    return nn.LayerNorm(config.hidden_size, config.rms_norm_eps, bias=config.norm_biases)
 
 
 def slide(model: nn.Module) -> None:

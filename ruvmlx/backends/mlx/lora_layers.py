@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...lora.base_lora import BaseLoRA, Pair
+from ...lora.base_lora import MODULES, BaseLoRA, Pair
 from ...platform.mx import mx, nn
 from .cpu_layers import CPUMLP, CPUAttention
 
@@ -57,9 +57,9 @@ def _places(block: nn.Module) -> Iterator[tuple[nn.Module, str, Sequence[str]]]:
         yield block, "gate_up", ("gate_proj", "up_proj")
         yield block, "down_proj", ("down_proj",)
     else:
-        attention = ("q_proj", "k_proj", "v_proj", "o_proj")
-        for name in attention if "q_proj" in block else ("gate_proj", "up_proj", "down_proj"):
-            yield block, name, (name,)
+        for name in MODULES:
+            if name in block:
+                yield block, name, (name,)
 
 
 def _set(owner: nn.Module, name: str, pairs: Sequence[Pair | None], dtype: mx.Dtype) -> None:

@@ -38,7 +38,12 @@ class LayerBatch:
             keys, values = cache.update_and_fetch(k[i : i + 1], v[i : i + 1])
             outs.append(
                 _base.scaled_dot_product_attention(
-                    q[i : i + 1], keys, values, cache=cache, scale=own.scale, mask=None
+                    q[i : i + 1],
+                    keys,
+                    values,
+                    cache=cache,
+                    scale=own.scale,
+                    mask=own.scores_mask(None, q, keys),
                 )
             )
         return mx.concatenate(outs).reshape(b, 1, -1)
@@ -50,7 +55,8 @@ class LayerBatch:
         outs = []
         for i, cache in enumerate(self._caches):
             keys, values = cache.update_and_fetch(k[:, :, i : i + 1], v[:, :, i : i + 1])
-            outs.append(cpu_layers.attend(q[..., i : i + 1, :], keys[:, :, None], values[:, :, None], None))
+            mask = own._positions.mask_of(1, keys.shape[2])
+            outs.append(cpu_layers.attend(q[..., i : i + 1, :], keys[:, :, None], values[:, :, None], mask))
         return mx.stack([out.reshape(1, -1) for out in outs])
 
 

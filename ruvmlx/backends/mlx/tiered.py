@@ -52,6 +52,8 @@ class PromptStep:
         """Return the attention output [1, n, n_heads * head_dim] of x [1, n, D], with the layer's products
         and MLX's fused attention."""
         q, k, v = own.heads(x)
+        if not own.kernels_turn:
+            k = own.turned_keys(k.swapaxes(1, 2), self.offset).swapaxes(1, 2)
         rows = append.append(k[0], v[0], self._turns.of(own, positions))
         self.write(layer, rows)
         queries = own.turned_queries(q.swapaxes(1, 2), self.offset)
@@ -87,7 +89,7 @@ class DecodeStep:
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
         """Return the attention output [B, 1, n_heads * head_dim] of x [B, 1, D], with the layer's products
         and our kernels."""
-        q, k, v = own.rows(x)
+        q, k, v = own.rows_for_kernels(x, self._turns.offsets)
         scales = self._turns.query_scales(positions)
         if scales is not None:
             q = (q * scales[:, None, None]).astype(q.dtype)
@@ -138,11 +140,16 @@ class Turns:
 
     def of(self, own: nn.Module, positions: Positions) -> mx.array:
         """Return float32 [n, head_dim]: the cosines of the layer's head_dim / 2 angles at each position, then
-        their sines."""
-        if own.turns not in self._made:
-            make = positions.turns if own.turns else positions.still
-            self._made[own.turns] = mx.array(make(self._at))
-        return self._made[own.turns]
+        their sines. If the kernels turn nothing, the angles are 0."""
+        if own.kernels_turn not in self._made:
+            make = positions.turns if own.kernels_turn else positions.still
+            self._made[own.kernels_turn] = mx.array(make(self._at))
+        return self._made[own.kernels_turn]
+
+    @cached_property
+    def offsets(self) -> mx.array:
+        """int32 [n]: the positions."""
+        return mx.array(list(self._at), mx.int32)
 
     def query_scales(self, positions: Positions) -> mx.array | None:
         """Return float32 [n]. Return None if queries are not scaled."""

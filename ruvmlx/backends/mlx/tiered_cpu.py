@@ -53,21 +53,24 @@ class CPUStep:
             len(self._at), -1, own.head_dim
         )
         heads[:, : own.n_heads] /= own.scale  # the C library scales the queries itself
+        if own.turns and not own.kernels_turn:
+            own._positions.turn_part(heads[:, : own.n_heads + own.n_kv_heads], self._at)
         scales = own._positions.query_scales(self._at)
         if scales is not None:
             heads[:, : own.n_heads] *= scales[:, None, None]
         qkv = heads.reshape(len(heads), -1)
+        slopes = own._positions.slopes
         outs = [
-            self._kernels.run(layer, table, offset, qkv[part], turn[part], self._window)
+            self._kernels.run(layer, table, offset, qkv[part], turn[part], self._window, slopes)
             for part, (table, offset) in zip(self._parts(), self._sequences, strict=True)
         ]
         out = outs[0] if len(outs) == 1 else np.concatenate(outs)
         return mx.array(out.reshape(*x.shape[:2], -1))
 
     def _turns(self, own: CPUAttention) -> np.ndarray:
-        """Return the cosines and sines of the layer's angles, [n, head_dim]. All layers with RoPE have the
-        same angles."""
-        if not own.turns:
+        """Return the cosines and sines of the angles by which the library turns heads, [n, head_dim]. They
+        are the same for all layers with RoPE."""
+        if not own.kernels_turn:
             return own._positions.still(self._at)
         if self._turn is None:
             self._turn = own._positions.turns(self._at)

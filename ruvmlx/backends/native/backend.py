@@ -19,6 +19,7 @@ from ...kv.cache import PagedCache, room_for
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
+from ...models.config.alibi import alibi_slopes
 from ...models.config.model import Model, ModelConfig
 from ...models.config.rope import rope
 from ...platform import cpu
@@ -227,7 +228,7 @@ def describe_kernels(threads: int, matmul: str | None = None) -> str:
 
 
 def decoder_shape(config: ModelConfig) -> DecoderShape:
-    turn, scale = rope(config), config.query_scale
+    turn, scale, bias_max = rope(config), config.query_scale, config.alibi_bias_max
     return DecoderShape(
         n_layers=config.n_layers,
         n_heads=config.n_heads,
@@ -237,11 +238,13 @@ def decoder_shape(config: ModelConfig) -> DecoderShape:
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
         sliding_window=config.sliding_window or 0,
-        rms_norm_eps=config.rms_norm_eps,
+        norm_eps=config.rms_norm_eps,
         rope_frequencies=turn.frequencies,
         rope_factor=turn.factor,
         query_beta=scale.beta if scale else 0.0,
         query_span=scale.original_max_position if scale else 0.0,
+        layer_norm=config.layer_norm,
+        alibi_slopes=alibi_slopes(config.n_heads, bias_max) if bias_max else None,
     )
 
 

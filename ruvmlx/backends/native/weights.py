@@ -50,6 +50,7 @@ def _arrange_weights(found: Arrays, vector: Arrays, config: ModelConfig) -> Deco
         embedding=embedding,
         lm_head=found.get("lm_head", embedding),
         norm=vector["model.norm.weight"],
+        norm_bias=vector.get("model.norm.bias"),
         layers=[_layer(found, vector, i, config) for i in range(config.n_layers)],
     )
 
@@ -58,10 +59,12 @@ def _layer(found: Arrays, vector: Arrays, layer: int, config: ModelConfig) -> La
     prefix = f"model.layers.{layer}."
     path = {m: f"{prefix}{'mlp' if m in MODULES[4:] else 'self_attn'}.{m}" for m in MODULES}
     return LayerWeights(
-        matrices={m: found[path[m]] for m in MODULES},
+        matrices={m: found[path[m]] for m in MODULES if path[m] in found},
         biases={m: vector[f"{path[m]}.bias"] for m in MODULES if f"{path[m]}.bias" in vector},
         input_norm=vector[f"{prefix}input_layernorm.weight"],
         post_norm=vector[f"{prefix}post_attention_layernorm.weight"],
+        input_norm_bias=vector.get(f"{prefix}input_layernorm.bias"),
+        post_norm_bias=vector.get(f"{prefix}post_attention_layernorm.bias"),
         q_norm=vector.get(f"{prefix}self_attn.q_norm.weight"),
         k_norm=vector.get(f"{prefix}self_attn.k_norm.weight"),
         no_rope=layer in config.layers_without_rope,

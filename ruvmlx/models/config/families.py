@@ -13,6 +13,7 @@ from typing import Any
 from ...errors import UnsupportedModel
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+QKV = frozenset({"q_proj", "k_proj", "v_proj"})
 MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
 LLAMA_BIASES = {"attention_bias": ATTENTION, "mlp_bias": MLP}
 
@@ -47,7 +48,18 @@ class Family:
     head_norms: bool = False
     skips_rope: bool = False  # in the layers that no_rope_layers or no_rope_layer_interval names
     scales_queries: bool = False  # by llama_4_scaling_beta in RoPE's parameters
+    layer_norm: bool = False  # LayerNorm instead of RMS norm
+    norm_biases: bool = False
+    has_rope: bool = True  # False: ALiBi instead
+    gated_mlp: bool = True
+    partial_rope: bool = False  # RoPE turns a part of each head: partial_rotary_factor
+    unsupported: Mapping[str, str] = field(default_factory=dict)  # flags that are refused, and what they mean
     defaults: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def eps(self) -> str:
+        """The field of config.json with the eps of the norms."""
+        return "layer_norm_eps" if self.layer_norm else "rms_norm_eps"
 
 
 FAMILIES = (
@@ -64,7 +76,7 @@ FAMILIES = (
         scales_queries=True,
     ),
     Family(
-        "Qwen2", "qwen2", ("qwen2",), biases=frozenset({"q_proj", "k_proj", "v_proj"}),
+        "Qwen2", "qwen2", ("qwen2",), biases=QKV,
         window=Window.FROM_MAX_WINDOW_LAYERS, defaults={"rms_norm_eps": 1e-6},
     ),
     Family(
@@ -75,6 +87,14 @@ FAMILIES = (
         "SmolLM3", "smollm3", ("smollm3",), interleaved=True, bias_flags=LLAMA_BIASES, skips_rope=True,
         window=Window.WITHOUT_ROPE, defaults={"rms_norm_eps": 1e-6},
     ),
+    Family(
+        "StableLm", "stablelm", ("stablelm",), bias_flags={"use_qkv_bias": QKV}, layer_norm=True,
+        norm_biases=True, partial_rope=True, unsupported={
+            "qk_layernorm": "a LayerNorm of each head's own before RoPE",
+            "use_parallel_residual": "attention and MLP side by side",
+        },
+    ),
+    Family("Mpt", "mpt", ("mpt",), layer_norm=True, has_rope=False, gated_mlp=False),
 )  # fmt: skip
 
 # {model_type of a model for text and images: possible families of its language model}. `text_config` in

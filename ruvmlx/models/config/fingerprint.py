@@ -13,6 +13,7 @@ from .model import ModelConfig, ModelShape
 from .rope_scaling import LinearRope, Llama3Rope
 
 SAMPLES, SAMPLE_BYTES = 64, 256
+_NEWEST = ("layer_norm", "norm_biases", "rope_dims", "alibi_bias_max", "gated_mlp")
 
 
 def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterable[np.ndarray]) -> str:
@@ -36,7 +37,7 @@ def _facts(config: ModelShape) -> dict[str, Any]:
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts
-    newer = ("biases", "head_norms", "layers_without_rope", "query_scale")
+    newer = ("biases", "head_norms", "layers_without_rope", "query_scale", *_NEWEST)
     kept = {name: value for name, value in facts.items() if name not in newer}
     return kept | _of_version_1(config) | {name: value for name, value in _since(config).items() if value}
 
@@ -62,6 +63,11 @@ def _since(config: ModelConfig) -> dict[str, Any]:
         "layers_without_rope": sorted(config.layers_without_rope),
         "query_scale": config.query_scale and asdict(config.query_scale),
         "rope_stretch": "" if known else repr(config.rope_scaling),
+        "layer_norm": config.layer_norm,
+        "norm_biases": config.norm_biases,
+        "rope_dims": "" if config.rope_dims is None else str(config.rope_dims),
+        "alibi_bias_max": config.alibi_bias_max,
+        "ungated_mlp": not config.gated_mlp,
     }
 
 

@@ -14,6 +14,7 @@ from ...errors import CorruptFile, UnsupportedModel
 from ..files.gguf import GGUFFile
 from ..files.gguf_blocks import unpack
 from .families import ATTENTION, MLP, Family, Window, families_of
+from .hf_config import refuse_flags
 from .hf_rope import yarn_scale
 from .layout import check_config, check_layers, check_shapes, layers_without_rope
 from .model import ModelConfig, QueryScale
@@ -56,7 +57,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
     keys = Keys(file, str(architecture))
     config = _base_config(file, keys, families)
     check_config(config, file.path.name)
-    _check_rope_width(keys, config)
+    _check_widths(keys, config)
     scaling = _llama3_scaling(file, config)
     if scaling and config.rope_scaling:
         raise UnsupportedModel(
@@ -113,16 +114,18 @@ def _base_config(file: GGUFFile, keys: Keys, families: list[Family]) -> ModelCon
     check_layers(n_layers, keys.where)
     scale, window = _query_scale(keys), _window(keys, families)
     family = _family(families, scale, window)
+    head_dim = keys.integer("attention.key_length", hidden // n_heads)
+    _refuse_tensors(file, family)
     return ModelConfig(
         model_type=family.model_type,
         hidden_size=hidden,
         n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=keys.uniform("attention.head_count_kv", n_heads),
-        head_dim=keys.integer("attention.key_length", hidden // n_heads),
+        head_dim=head_dim,
         intermediate_size=keys.uniform("feed_forward_length"),
         vocab_size=_vocab_size(file),
-        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        rms_norm_eps=keys.number(f"attention.layer_norm_{'' if family.layer_norm else 'rms_'}epsilon"),
         rope_theta=keys.number("rope.freq_base", 10000.0),
         max_context=keys.integer("context_length"),
         tie_word_embeddings="output.weight" not in file.tensors,
@@ -134,6 +137,11 @@ def _base_config(file: GGUFFile, keys: Keys, families: list[Family]) -> ModelCon
         if family.skips_rope
         else frozenset(),
         query_scale=scale,
+        layer_norm=family.layer_norm,
+        norm_biases=family.norm_biases or (family.layer_norm and "blk.0.attn_norm.bias" in file.tensors),
+        rope_dims=_rope_dims(keys, family, head_dim),
+        alibi_bias_max=_alibi_bias_max(keys, family),
+        gated_mlp=family.gated_mlp,
     )
 
 
@@ -255,14 +263,44 @@ def _yarn(keys: Keys, factor: float) -> YarnRope:
     )
 
 
-def _check_rope_width(keys: Keys, config: ModelConfig) -> None:
-    """Check that RoPE rotates whole heads, and that values are as wide as keys."""
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if keys.integer(key, config.head_dim) != config.head_dim:
+def _alibi_bias_max(keys: Keys, family: Family) -> float:
+    if family.has_rope:
+        return 0.0
+    most, clamp = (keys.number(f"attention.{key}", 0.0) for key in ("max_alibi_bias", "clamp_kqv"))
+    if most <= 0 or clamp:
+        raise UnsupportedModel(
+            f"{keys.where}: {keys.prefix}attention.max_alibi_bias is {most:g}, clamp_kqv {clamp:g}; "
+            "a positive number and 0 are run."
+        )
+    return most
+
+
+def _rope_dims(keys: Keys, family: Family, head_dim: int) -> int | None:
+    if not family.has_rope:
+        return 0
+    if not family.partial_rope:
+        return None
+    dims = keys.integer("rope.dimension_count", head_dim)
+    return None if dims == head_dim else dims
+
+
+def _check_widths(keys: Keys, config: ModelConfig) -> None:
+    """Check that RoPE turns whole heads, if the family has no other, and that values are as wide as keys."""
+    wanted = {"rope.dimension_count": config.turned_dims, "attention.value_length": config.head_dim}
+    if not config.turned_dims:
+        del wanted["rope.dimension_count"]
+    for key, width in wanted.items():
+        if keys.integer(key, width) != width:
             raise UnsupportedModel(
-                f"{keys.where}: {keys.prefix}{key} is {keys.get(key)}; "
-                f"only head_dim ({config.head_dim}) is run."
+                f"{keys.where}: {keys.prefix}{key} is {keys.get(key)}; only {width} is run."
             )
+
+
+def _refuse_tensors(file: GGUFFile, family: Family) -> None:
+    """Refuse variants of the family that only the list of tensors shows, as llama.cpp reads them."""
+    flags = {"qk_layernorm": "blk.0.attn_q_norm.weight" in file.tensors}
+    flags["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in file.tensors
+    refuse_flags(flags, family, file.path.name)
 
 
 def _llama3_scaling(file: GGUFFile, config: ModelConfig) -> Llama3Rope | None:

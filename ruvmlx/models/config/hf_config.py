@@ -1,5 +1,6 @@
 """This module converts the config.json of a Hugging Face or mlx-community folder to a ModelConfig."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,9 +8,10 @@ from ...errors import CorruptFile, UnsupportedModel
 from ..files.json_fields import Fields
 from ..files.small_floats import MODES, is_fp8
 from .families import WRAPPED, Family, Window, family_of
-from .hf_rope import query_scale, rope_scaling, rope_table, rope_theta
+from .hf_rope import query_scale, rope_dims, rope_scaling, rope_table, rope_theta
 from .layout import check_config, check_layers, layers_without_rope
 from .model import ModelConfig
+from .mpt import common_fields
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
@@ -56,7 +58,8 @@ def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelC
     the embedding is tied when config.json does not have the field tie_word_embeddings."""
     data = text_config(data, where)
     family = family_of(data.get("model_type"), where)
-    _check_kind(data, where)
+    data = common_fields(data, where) if family.model_type == "mpt" else data
+    _check_kind(data, family, where)
     fields = Fields(data, where)
     rope = rope_table(fields)
     n_heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
@@ -64,35 +67,42 @@ def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelC
         raise CorruptFile(f"{where}: num_attention_heads is {n_heads}; at least 1 was expected.")
     n_layers = fields.integer("num_hidden_layers")
     check_layers(n_layers, where)
+    head_dim = fields.integer("head_dim", hidden // n_heads)
     config = ModelConfig(
         model_type=family.model_type,
         hidden_size=hidden,
         n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=fields.integer("num_key_value_heads", n_heads),
-        head_dim=fields.integer("head_dim", hidden // n_heads),
+        head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size"),
         vocab_size=fields.integer("vocab_size"),
-        rms_norm_eps=fields.number("rms_norm_eps", family.defaults.get("rms_norm_eps")),
+        rms_norm_eps=fields.number(family.eps, family.defaults.get(family.eps)),
         rope_theta=rope_theta(fields, rope, family),
         max_context=fields.integer("max_position_embeddings", 2048),
         tie_word_embeddings=fields.flag("tie_word_embeddings", not has_head),
-        rope_scaling=rope_scaling(fields, rope),
+        rope_scaling=rope_scaling(fields, rope, family),
         biases=_biases(fields, family),
         head_norms=family.head_norms,
         layers_without_rope=_layers_without_rope(fields, n_layers) if family.skips_rope else frozenset(),
         query_scale=query_scale(fields, rope, family),
+        layer_norm=family.layer_norm,
+        norm_biases=family.norm_biases,
+        rope_dims=rope_dims(fields, rope, family, head_dim),
+        alibi_bias_max=0.0 if family.has_rope else fields.number("alibi_bias_max"),
+        gated_mlp=family.gated_mlp,
     )
     config = replace(config, sliding_window=_sliding_window(fields, family, config))
     check_config(config, where)
     return config
 
 
-def _check_kind(data: dict[str, Any], where: str) -> None:
+def _check_kind(data: dict[str, Any], family: Family, where: str) -> None:
     """Refuse models that would run but give wrong results."""
+    refuse_flags(data, family, where)
     if data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"{where}: hidden_act {str(data['hidden_act'])[:40]!r}; only 'silu' is run.")
-    if data.get("partial_rotary_factor") not in (None, 1, 1.0):
+    if data.get("partial_rotary_factor") not in (None, 1, 1.0) and not family.partial_rope:
         raise UnsupportedModel(
             f"{where}: partial_rotary_factor is {str(data['partial_rotary_factor'])[:40]!r}: rope turns only "
             "part of each head; only whole heads are run."
@@ -110,6 +120,16 @@ def _check_kind(data: dict[str, Any], where: str) -> None:
             f"{where}: weights quantised by {how!r}; MLX affine and plain ones are run."
             + (convert if how in ("gptq", "awq") else "")
         )
+
+
+def refuse_flags(data: Mapping[str, Any], family: Family, where: str) -> None:
+    """Refuse a model with a flag for which this family has no code."""
+    for flag, meaning in family.unsupported.items():
+        if data.get(flag) not in (None, False):
+            raise UnsupportedModel(
+                f"{where}: {flag} is {str(data[flag])[:40]!r}: {meaning}; "
+                f"only {family.name} models without it are run."
+            )
 
 
 def _biases(fields: Fields, family: Family) -> frozenset[str]:

@@ -16,6 +16,7 @@ from .rope_scaling import DynamicRope, LinearRope, Llama3Rope, LongRope, RopeSca
 
 ORIGINAL = "original_max_position_embeddings"
 BETA = "llama_4_scaling_beta"
+PARTIAL = "partial_rotary_factor"
 
 
 def rope_table(fields: Fields) -> Fields:
@@ -47,9 +48,27 @@ def rope_theta(fields: Fields, rope: Fields, family: Family) -> float:
     )
 
 
-def rope_scaling(fields: Fields, rope: Fields) -> RopeScaling | None:
+def rope_dims(fields: Fields, rope: Fields, family: Family, head_dim: int) -> int | None:
+    """Return how many numbers of each head are turned: partial_rotary_factor of them; None: all."""
+    if not family.partial_rope:
+        return None if family.has_rope else 0
+    factor = (rope if rope.has(PARTIAL) else fields).number(PARTIAL)
+    if not 0 < factor <= 1 or (fields.has(PARTIAL) and fields.number(PARTIAL) != factor):
+        raise CorruptFile(
+            f"{fields.where}: {PARTIAL} is {factor:g}; one number over 0, at most 1, was expected."
+        )
+    dims = int(factor * head_dim)
+    return None if dims == head_dim else dims
+
+
+def rope_scaling(fields: Fields, rope: Fields, family: Family) -> RopeScaling | None:
     """Return how RoPE is stretched; None: it is not."""
-    _refuse(rope, "partial_rotary_factor", (1,), "only whole heads are turned")
+    if not family.partial_rope:
+        _refuse(rope, PARTIAL, (1,), "only whole heads are turned")
+    elif _kind(rope) != "default":
+        raise UnsupportedModel(
+            f"{rope.where}: rope scaling {_kind(rope)[:40]!r}; {family.name} models are run without."
+        )
     match _kind(rope):
         case "default":
             return None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from math import prod
 
-from ...errors import CorruptFile
+from ...errors import CorruptFile, UnsupportedModel
 from .model import ModelConfig
 from .rope_scaling import Llama3Rope, LongRope, YarnRope
 
@@ -22,7 +22,8 @@ def matrices(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
         yield layer + "self_attn.k_proj", (kv, d)
         yield layer + "self_attn.v_proj", (kv, d)
         yield layer + "self_attn.o_proj", (d, q)
-        yield layer + "mlp.gate_proj", (ffn, d)
+        if config.gated_mlp:
+            yield layer + "mlp.gate_proj", (ffn, d)
         yield layer + "mlp.up_proj", (ffn, d)
         yield layer + "mlp.down_proj", (d, ffn)
     if not config.tie_word_embeddings:
@@ -32,15 +33,20 @@ def matrices(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
 def vectors(config: ModelConfig) -> Iterator[tuple[str, tuple[int]]]:
     """Yield (tensor name, (length,)) of every norm and bias."""
     for i in range(config.n_layers):
-        yield f"model.layers.{i}.input_layernorm.weight", (config.hidden_size,)
-        yield f"model.layers.{i}.post_attention_layernorm.weight", (config.hidden_size,)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield from _norm(f"model.layers.{i}.{norm}", config)
         if config.head_norms:
             yield f"model.layers.{i}.self_attn.q_norm.weight", (config.head_dim,)
             yield f"model.layers.{i}.self_attn.k_norm.weight", (config.head_dim,)
-    yield "model.norm.weight", (config.hidden_size,)
+    yield from _norm("model.norm", config)
     for module, (out, _) in matrices(config):
         if module.rpartition(".")[2] in config.biases:
             yield f"{module}.bias", (out,)
+
+
+def _norm(name: str, config: ModelConfig) -> Iterator[tuple[str, tuple[int]]]:
+    for kind in ("weight", "bias") if config.norm_biases else ("weight",):
+        yield f"{name}.{kind}", (config.hidden_size,)
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -68,6 +74,15 @@ def check_config(config: ModelConfig, where: str) -> None:
         )
     if config.head_dim % 2:
         raise CorruptFile(f"{where}: head_dim is {config.head_dim}; rope needs an even number.")
+    if config.turned_dims % 2 or not 0 <= config.turned_dims <= config.head_dim:
+        raise CorruptFile(
+            f"{where}: rope turns {config.turned_dims} of the {config.head_dim} numbers of a head; "
+            "an even number of them was expected."
+        )
+    if not 0 <= config.alibi_bias_max < 1e3:
+        raise CorruptFile(
+            f"{where}: ALiBi's largest bias is {config.alibi_bias_max:g}; a small number was expected."
+        )
     _check_floats(config, where)
 
 
@@ -84,7 +99,7 @@ def layers_without_rope(n_layers: int, interval: int) -> frozenset[int]:
 def _check_floats(config: ModelConfig, where: str) -> None:
     if not 0 < config.rms_norm_eps < 1:
         raise CorruptFile(
-            f"{where}: rms_norm_eps is {config.rms_norm_eps}; a small positive number was expected."
+            f"{where}: the norms' eps is {config.rms_norm_eps}; a small positive number was expected."
         )
     if not 1 <= config.rope_theta < 1e12:
         raise CorruptFile(f"{where}: rope_theta is {config.rope_theta}; a number of at least 1 was expected.")
@@ -97,6 +112,10 @@ def _check_scaling(config: ModelConfig, where: str) -> None:
     """Raise CorruptFile if a parameter of RoPE's scaling is not positive, if LongRope does not have one
     divisor for each frequency, or if rope.py cannot compute with the parameters."""
     scaling, scale = config.rope_scaling, config.query_scale
+    if scaling is not None and config.rope_dims is not None:
+        raise UnsupportedModel(
+            f"{where}: rope turns a part of each head, and is scaled; one of the two is run."
+        )
     parts = [asdict(part) for part in (scaling, scale) if part is not None]
     numbers = [number for part in parts for value in part.values() for number in _flat(value)]
     sound = all(0 < number < 1e9 for number in numbers)
@@ -106,7 +125,7 @@ def _check_scaling(config: ModelConfig, where: str) -> None:
         case YarnRope():
             sound = sound and config.rope_theta > 1
         case LongRope():
-            pairs = config.head_dim // 2
+            pairs = config.turned_dims // 2
             sound = sound and len(scaling.short_factor) == len(scaling.long_factor) == pairs
     if not sound:
         raise CorruptFile(f"{where}: the rope scaling {str(scaling or scale)[:200]} does not make sense.")

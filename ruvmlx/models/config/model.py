@@ -47,7 +47,7 @@ class ModelConfig(ModelShape):
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    rms_norm_eps: float
+    rms_norm_eps: float  # of the norms, whatever their kind
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
@@ -55,6 +55,16 @@ class ModelConfig(ModelShape):
     head_norms: bool = False  # q and k of every head go through an RMS norm before RoPE
     layers_without_rope: frozenset[int] = frozenset()
     query_scale: QueryScale | None = None
+    layer_norm: bool = False  # the norms of the layers and the final norm are LayerNorms, not RMS norms
+    norm_biases: bool = False  # these norms have biases
+    rope_dims: int | None = None  # RoPE turns the first rope_dims numbers of each head; None: all
+    alibi_bias_max: float = 0.0  # over 0: ALiBi's slopes (alibi.py) are added to the scores
+    gated_mlp: bool = True  # down(silu(gate(x)) * up(x)); False: down(gelu(up(x)))
+
+    @property
+    def turned_dims(self) -> int:
+        """The numbers of each head that RoPE turns."""
+        return self.head_dim if self.rope_dims is None else self.rope_dims
 
 
 @dataclass(frozen=True)

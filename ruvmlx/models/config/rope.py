@@ -24,7 +24,7 @@ TOLERANCE = 1e-3  # the allowed relative error, because files store the divisors
 class Rope(NamedTuple):
     """The rotation of queries and keys.
 
-    frequencies: radians per position of each pair, float64 [head_dim / 2]
+    frequencies: radians per position of each pair, float64 [turned_dims / 2]
     factor: multiplies the rotated queries and keys
     """
 
@@ -41,7 +41,8 @@ def rope(config: ModelConfig, context: int | None = None) -> Rope:
     factors, and transformers uses the factors for the current length of the text. ruvmlx chooses the factors
     once, by the maximum context.
     """
-    f, scaling = frequencies(config.head_dim, config.rope_theta), config.rope_scaling
+    dims, scaling = config.turned_dims, config.rope_scaling
+    f = frequencies(dims, config.rope_theta)
     longest = max(context or 0, config.max_context)
     match scaling:
         case None:
@@ -49,11 +50,11 @@ def rope(config: ModelConfig, context: int | None = None) -> Rope:
         case LinearRope():
             return Rope(f / scaling.factor, 1.0)
         case DynamicRope():
-            return Rope(frequencies(config.head_dim, _ntk_theta(config, scaling.factor, longest)), 1.0)
+            return Rope(frequencies(dims, _ntk_theta(config, scaling.factor, longest)), 1.0)
         case Llama3Rope():
-            return Rope(f / llama3_divisors(scaling, config.head_dim, config.rope_theta), 1.0)
+            return Rope(f / llama3_divisors(scaling, dims, config.rope_theta), 1.0)
         case YarnRope():
-            keep = _yarn_kept(scaling, config.head_dim, config.rope_theta)
+            keep = _yarn_kept(scaling, dims, config.rope_theta)
             return Rope(keep * f + (1 - keep) * f / scaling.factor, scaling.attention_factor)
         case LongRope():
             longer = (context or config.max_context) > scaling.original_max_position
@@ -75,7 +76,7 @@ def query_scales(scale: QueryScale, positions: np.ndarray) -> np.ndarray:
 def _ntk_theta(config: ModelConfig, factor: float, context: int) -> float:
     """Return theta * (factor * n / max_context - factor + 1)^(d / (d - 2)). n: the context; d: head_dim."""
     stretch = factor * context / config.max_context - factor + 1
-    return config.rope_theta * stretch ** (config.head_dim / max(1, config.head_dim - 2))
+    return config.rope_theta * stretch ** (config.turned_dims / max(1, config.turned_dims - 2))
 
 
 def _yarn_kept(scaling: YarnRope, head_dim: int, theta: float) -> np.ndarray:

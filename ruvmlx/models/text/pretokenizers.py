@@ -25,6 +25,7 @@ _DIGITS = [r"\p{N}", GPT2]
 PATTERNS = {
     "default": _DEFAULT,
     "gpt-2": [GPT2],
+    "mpt": [GPT2],
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
@@ -37,6 +38,7 @@ PATTERNS = {
     "smaug-bpe": [_LLAMA3],  # SmolLM3
     "qwen2": [_QWEN2],
     "deepseek-r1-qwen": [_QWEN2],
+    "stablelm2": [_QWEN2],
     "tekken": [_TEKKEN],
 }
 # With these pre-tokenizers, a piece that is in the vocabulary becomes one token without merges.

@@ -6,6 +6,7 @@ So RoPE rotates the same pairs of rows in all loaded models.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..files.gguf import GGUFFile, GGUFTensor
 from ..files.gguf_blocks import check_blocks, unpack
 from ..files.gguf_split import read_whole
 from ..files.mapped import release
+from .mpt_tensors import split_qkv
 from .stored import StoredMatrix
 
 
@@ -27,6 +29,8 @@ def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
     shapes."""
     file = read_whole(path)
     config = read_config(file)
+    if config.model_type == "mpt":
+        file = replace(file, tensors=split_qkv(file.tensors, config))
     check_tensors(file, config)
     return file, config
 

@@ -34,6 +34,10 @@ _GENERATION = "generation_config.json"
 
 def config_of(model: Model) -> dict[str, Any]:
     """Return the config.json of a model, without how its weights are stored."""
+    if model.shape.model_type == "mpt":
+        raise UnsupportedModel(
+            f"{model.name}: an MPT cannot be written: its q, k and v are one matrix for other tools."
+        )
     if model.format == "gguf":
         return config_to_json(model.config) | _token_ids(model.tokenizer)
     data = text_config(read_object(model.path / "config.json", missing_ok=False), model.name)
@@ -54,12 +58,14 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "intermediate_size": config.intermediate_size,
         "vocab_size": config.vocab_size,
-        "rms_norm_eps": config.rms_norm_eps,
+        family.eps: config.rms_norm_eps,
         "max_position_embeddings": config.max_context,
         "tie_word_embeddings": config.tie_word_embeddings,
         "hidden_act": "silu",
     }
     out |= {key: modules <= config.biases for key, modules in family.bias_flags.items()}
+    if family.partial_rope:
+        out["partial_rotary_factor"] = config.turned_dims / config.head_dim
     if family.skips_rope:
         out["no_rope_layers"] = [int(i not in config.layers_without_rope) for i in range(config.n_layers)]
     return out | _window(config, family) | rope_to_json(config)

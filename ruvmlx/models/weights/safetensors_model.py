@@ -21,6 +21,7 @@ from ..files.json_files import read_object
 from ..files.safetensors_file import ALL_BYTES, FLOAT_BYTES, ITEM_BYTES, Tensor, read_safetensors
 from ..files.small_floats import FloatFormat, fp8_format, has_small_floats, is_fp8, mlx_format
 from .folder_weights import DTYPES, FolderWeights, StoragePlan
+from .mpt_tensors import common_names
 from .own_layouts import refuse_own_layout
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -86,6 +87,8 @@ def open_folder(path: Path, name: str) -> Folder | OtherFolder:
     if embeds:
         tensors, data = _with_head(tensors, data)
     config = config_from_json(data, "lm_head.weight" in tensors, name)
+    if config.model_type == "mpt":
+        tensors = common_names(tensors, config)
     return Folder(data, config, tensors, _plan(tensors, config, data, name), wrapped, embeds)
 
 

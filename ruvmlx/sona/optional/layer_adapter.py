@@ -33,7 +33,7 @@ class LayerAdapter:
     """The implementation of LayerPart and LayerInstaller. It does nothing if ratings change only the head."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
-        self.targets = parse(targets, model.shape.n_layers)
+        self.targets = parse(targets, model.shape)
         if self.targets.places:
             _ = model.config  # raises UnsupportedModel if this project has no decoder for the model
         self.gradients = LayerGradients(store, model, backend)

@@ -1,0 +1,74 @@
+"""The tensors of an MPT under the names of the other families.
+
+Wqkv becomes three tensors: the rows of q, of k and of v lie one after the other.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from ...errors import CorruptFile
+from ..config.model import ModelConfig
+from ..files.gguf import GGUFTensor
+from ..files.safetensors_file import Tensor
+
+_PARTS = {
+    "norm_1": "input_layernorm",
+    "norm_2": "post_attention_layernorm",
+    "attn.Wqkv": "self_attn.qkv_proj",
+    "attn.out_proj": "self_attn.o_proj",
+    "ffn.up_proj": "mlp.up_proj",
+    "ffn.down_proj": "mlp.down_proj",
+}
+_OUTSIDE = {"transformer.wte": "model.embed_tokens", "transformer.norm_f": "model.norm"}
+_BLOCKS = "transformer.blocks."
+_Any = TypeVar("_Any", Tensor, GGUFTensor)
+
+
+def common_names(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Return the tensors of a folder by the names that layout.py expects."""
+    named = {(new := _common(name)): replace(tensor, name=new) for name, tensor in tensors.items()}
+    return _split(named, "qkv_proj", ("q_proj", "k_proj", "v_proj"), config)
+
+
+def split_qkv(tensors: Mapping[str, GGUFTensor], config: ModelConfig) -> dict[str, GGUFTensor]:
+    """Return the tensors of a GGUF file, with attn_q, attn_k and attn_v instead of attn_qkv."""
+    return _split(tensors, "attn_qkv", ("attn_q", "attn_k", "attn_v"), config)
+
+
+def _common(name: str) -> str:
+    module, _, kind = name.rpartition(".")
+    if module in _OUTSIDE:
+        return f"{_OUTSIDE[module]}.{kind}"
+    layer, _, part = module.removeprefix(_BLOCKS).partition(".")
+    known = module.startswith(_BLOCKS) and part in _PARTS
+    return f"model.layers.{layer}.{_PARTS[part]}.{kind}" if known else name
+
+
+def _split(
+    tensors: Mapping[str, _Any], fused: str, parts: tuple[str, str, str], config: ModelConfig
+) -> dict[str, _Any]:
+    """Return the tensors. Those whose module is called `fused` become one for each part."""
+    kv = config.n_kv_heads * config.head_dim
+    rows = dict(zip(parts, (config.n_heads * config.head_dim, kv, kv), strict=True))
+    found: dict[str, _Any] = {}
+    for name, tensor in tensors.items():
+        if f".{fused}." in name:
+            found |= {part.name: part for part in _rows(tensor, fused, rows)}
+        else:
+            found[name] = tensor
+    return found
+
+
+def _rows(tensor: _Any, fused: str, rows: Mapping[str, int]) -> Iterator[_Any]:
+    """Yield the part of each module: rows of it, in the order of the modules."""
+    if not tensor.shape or tensor.shape[0] != sum(rows.values()):
+        raise CorruptFile(
+            f"tensor {tensor.name[:60]!r} has shape {list(tensor.shape)}; "
+            f"its configuration asks for {sum(rows.values())} rows."
+        )
+    at, row = tensor.offset, tensor.nbytes // tensor.shape[0]
+    for module, n in rows.items():
+        name = tensor.name.replace(f".{fused}.", f".{module}.")
+        yield replace(tensor, name=name, shape=(n, *tensor.shape[1:]), offset=at)
+        at += n * row
