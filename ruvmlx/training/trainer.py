@@ -348,7 +348,7 @@ class Trainer:
         x = x + linear(out, own, ("o_proj",))[0]
         stops.add(x, work=work["o_proj"])
         inner = self._inner(layer.post_attention_layernorm(x), mlp, linear)
-        stops.add(inner, work=work["up_proj"])  # type: ignore[arg-type]
+        stops.add(inner, work=work["up_proj"])
         x = x + linear(inner, mlp, ("down_proj",))[0]
         stops.add(x, work=work["down_proj"])
         return x
@@ -358,8 +358,7 @@ class Trainer:
         if "gate_proj" not in mlp:
             return nn.gelu(linear(x, mlp, ("up_proj",))[0])
         gate, up = linear(x, mlp, ("gate_proj", "up_proj"))
-        inner: mx.array = swiglu(gate, up) if self._own else nn.silu(gate) * up  # type: ignore[assignment]
-        return inner
+        return swiglu(gate, up) if self._own else nn.silu(gate) * up  # type: ignore[return-value]
 
     def _attend(self, q: mx.array, k: mx.array, v: mx.array, own: nn.Module) -> mx.array:
         """Return the attention: q [T, n_heads * d], k and v [T, n_kv_heads * d] -> [T, n_heads * d]."""

@@ -15,7 +15,7 @@ from tests.models.make_models import make_safetensors_model
 
 SHAPES = {
     "stablelm": {"rope_dims": 8, "attention_bias": True},
-    "mpt": {"hidden_size": 96, "n_heads": 3, "n_kv_heads": 3, "tie": True},
+    "mpt": {"hidden_size": 96, "n_heads": 3, "n_kv_heads": 3},
 }
 TOKENS = list(range(20, 60))
 

@@ -167,7 +167,7 @@ class CPUAttention(nn.Module):
         qkv = self.project_normed(x).reshape(n, h + 2 * g, 2, d // 2)
         qk = qkv[:, : h + g]
         if angles is not None:
-            qk = self._turned(qk, *angles)
+            qk = self._turn_first(qk, *angles)
         qk = qk.reshape(n, h + g, d).transpose(1, 0, 2)
         q, v = qk[:h], qkv[:, h + g :].reshape(n, g, d).transpose(1, 0, 2)
         scales = self._positions.query_scales(at)
@@ -175,7 +175,7 @@ class CPUAttention(nn.Module):
             q = q * mx.array(scales)[:, None]
         return q.reshape(1, g, h // g, n, d), qk[None, h:], v[None]
 
-    def _turned(self, qk: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    def _turn_first(self, qk: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
         """qk [n, heads, 2, d/2] -> the same numbers, the first turned_dims of each head turned."""
         dims = self._positions.turned_dims
         if dims == self.head_dim:

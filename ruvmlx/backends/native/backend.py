@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...kernels.decoder import Decoder, DecoderShape, matmul_implementations
+from ...kernels.decoder import Decoder, matmul_implementations
+from ...kernels.decoder_weights import DecoderShape
 from ...kernels.micro import NotFinite, all_finite
 from ...kernels.replies import ReplyWork
 from ...kv.cache import PagedCache, room_for

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ...errors import CorruptFile, RuvmlxError
-from ...kernels.decoder import MODULES, DecoderWeights, LayerWeights
+from ...kernels.decoder import MODULES
+from ...kernels.decoder_weights import DecoderWeights, LayerWeights
 from ...kernels.packing import ALIGNMENT, SUPER_BLOCKS, PackedMatrix
 from ...models.config.layout import matrices, vectors
 from ...models.config.model import ModelConfig, Weights
