@@ -5,10 +5,10 @@ logprob:     mean log p(token)            d / d logits = (onehot(token) - p) / n
 divergence:  mean KL(frozen || p)         d / d logits = (p - frozen) / n
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..backends.mlx import cpu_layers
-from ..platform.mx import mx
+from ..platform.mx import mx, nn
 from .slices import Stops, TrainingText
 
 Value = tuple[mx.array, mx.array]  # (loss [], gradient by logits [n, V] or by hidden states [n, D])
@@ -42,6 +42,17 @@ def _swiglu_vjp(primals, slope, _):
     s = 1.0 / (1.0 + cpu_layers.exp(-gate))
     silu = gate * s
     return slope * up * (s + silu * (1.0 - s)), slope * silu
+
+
+def mlp_inner(parts: Sequence[mx.array], own: bool) -> mx.array:
+    """Return the input of down_proj: silu(gate) * up, or gelu(up) if the MLP has no gate.
+
+    own: whether to use `swiglu`, which is fast on a CPU
+    """
+    if len(parts) == 1:
+        return nn.gelu(parts[0])
+    gate, up = parts
+    return swiglu(gate, up) if own else nn.silu(gate) * up  # type: ignore[return-value]
 
 
 def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:

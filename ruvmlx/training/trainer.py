@@ -27,7 +27,7 @@ from ..pausing import Pause
 from ..platform import cpu
 from ..platform.gpu import gpu
 from ..platform.mx import BLAS, mx, nn
-from .losses import Measure, Value, divergence, logprob, softmax, sums, swiglu
+from .losses import Measure, Value, divergence, logprob, mlp_inner, softmax, sums
 from .slices import Stops, TrainingText, evaluate, evenly, from_the_last, stage_work
 
 LOGITS = 1 << 21  # the number of logits in memory at a time; 30 ms of the starter model's head
@@ -347,18 +347,12 @@ class Trainer:
         stops.add(out, work=work["q_proj"])
         x = x + linear(out, own, ("o_proj",))[0]
         stops.add(x, work=work["o_proj"])
-        inner = self._inner(layer.post_attention_layernorm(x), mlp, linear)
+        names = [name for name in ("gate_proj", "up_proj") if name in mlp]
+        inner = mlp_inner(linear(layer.post_attention_layernorm(x), mlp, names), self._own)
         stops.add(inner, work=work["up_proj"])
         x = x + linear(inner, mlp, ("down_proj",))[0]
         stops.add(x, work=work["down_proj"])
         return x
-
-    def _inner(self, x: mx.array, mlp: nn.Module, linear: Callable) -> mx.array:
-        """x [T, D] -> the input of down_proj [T, F]."""
-        if "gate_proj" not in mlp:
-            return nn.gelu(linear(x, mlp, ("up_proj",))[0])
-        gate, up = linear(x, mlp, ("gate_proj", "up_proj"))
-        return swiglu(gate, up) if self._own else nn.silu(gate) * up  # type: ignore[return-value]
 
     def _attend(self, q: mx.array, k: mx.array, v: mx.array, own: nn.Module) -> mx.array:
         """Return the attention: q [T, n_heads * d], k and v [T, n_kv_heads * d] -> [T, n_heads * d]."""

@@ -2,8 +2,8 @@
 model families.
 
 A family can apply a norm to q and k of each head, stretch RoPE, turn only a part of each head or leave RoPE
-out, scale queries by their position, and add ALiBi to the scores. The module names are mlx-lm's names, because
-the cache, LoRA and training use them.
+out, scale queries by their position, and add ALiBi to the scores. The module names are mlx-lm's names,
+because the cache, LoRA and training use them.
 """
 
 from typing import Any
