@@ -1,16 +1,16 @@
-/* Attention over pages (rvm.h, "layers"). It computes an online softmax: after each page the maximum m, the sum l and
- * the output O are corrected, so the scores of all pages are never stored together. Hot pages are multiplied here, in
- * float; pages of codes by the matrix kernels (page_kernel.h). Compiled once per instruction set. */
+/* This file has attention over pages (rvm_layers.h) with an online softmax: after each page it corrects the maximum m,
+ * the sum l and the output O, so the scores of all pages are never stored together. This file multiplies hot pages in
+ * float; the matrix kernels (page_kernel.h) multiply pages of codes. The build compiles it once per instruction set. */
 #include "layers.h"
 #include "page_terms.h"
 
 enum { PAGE = RVM_PAGE_TOKENS, ROWS = 6 };
 _Static_assert((int)ROW_SUMS == (int)SUMS && PAGE % SUMS == 0, "sums_add adds whole pages");
 
-/* c[m][n] = a[m][k] @ b[k][n]  (or +=), with as many rows and vectors as fit in registers.
- * b: float, or half, converted while it is read.  Callers pass constants for m, vectors and half.
- * soon: the data to be read next, as large as b; it is prefetched. Keys and values were last read a token ago and
- * come from memory: without prefetching they are read at half the speed. */
+/* Compute c[m][n] = a[m][k] @ b[k][n]  (or +=) for the rows and vectors that fit into the registers.
+ * b: float, or half, which is converted while it is read.  Callers pass constants for m, vectors and half.
+ * soon: the data that is read next, as large as b; it is prefetched. Keys and values were last read a token ago, so they
+ * come from memory. Without prefetching, reading them takes twice as long. */
 static inline __attribute__((always_inline)) void tile(const float *a, size_t lda, const void *b, size_t ldb,
                                                        const char *soon, size_t k, float *c, size_t ldc, int add,
                                                        const int m, const int vectors, const int half) {
@@ -64,7 +64,7 @@ static void tile_any(const float *a, size_t lda, const void *b, size_t ldb, cons
     }
 }
 
-/* c[m][n] = a[m][k] @ b[k][n]  (or +=).  n: a multiple of LANES.  A column block of b stays in L1. */
+/* Compute c[m][n] = a[m][k] @ b[k][n]  (or +=).  n: a multiple of LANES.  A block of columns of b stays in the L1 cache. */
 static void product(const float *a, size_t lda, const void *b, size_t ldb, const void *soon, size_t k, float *c,
                     size_t ldc, int add, size_t m, size_t n, int half) {
     for (size_t j = 0, step; j < n; j += step) {
@@ -77,19 +77,19 @@ static void product(const float *a, size_t lda, const void *b, size_t ldb, const
     }
 }
 
-/* The state of attention of one block of queries. A row is one query of one head of the group. Scores are in bits:
- * the softmax is of powers of 2, which take fewer steps than those of e. */
+/* The state of attention of one block of queries. A row is one query of one head of the group. Scores have base 2:
+ * the softmax uses powers of 2, which are faster than powers of e. */
 typedef struct {
     size_t rows, stride;
-    float *q;      /* [rows][head_dim] turned, times log2(e) / sqrt(head_dim) */
+    float *q;      /* [rows][head_dim] queries after rope, times log2(e) / sqrt(head_dim) */
     float *scores; /* [rows][PAGE] */
-    float *sum;    /* [rows][stride], O of the online softmax; the last 16, summed, are added to every dimension */
-    float *most;   /* [rows] m */
-    float *total;  /* [rows][SUMS] l */
+    float *sum;    /* [rows][stride], O of the online softmax; the sum of the last 16 is added to every dimension */
+    float *most;   /* [rows] the maximum m */
+    float *total;  /* [rows][SUMS] parts of the sum l */
     float *keys, *values; /* a hot page as float, if there are many rows */
-    float *rotated;       /* [rows][head_dim] q rotated, before it becomes codes */
-    uint8_t *codes[RVM_HOT]; /* q as pages of each code tier take it */
-    uint8_t *own[RVM_HOT];   /* the same, of one sequence at a time */
+    float *rotated;       /* [rows][head_dim] rotated q, before it becomes codes */
+    uint8_t *codes[RVM_HOT]; /* q in the form for pages of each code tier */
+    uint8_t *own[RVM_HOT];   /* the codes of one sequence at a time */
     int made[RVM_HOT];
 } flash;
 
@@ -113,7 +113,7 @@ static flash flash_at(float *scratch, size_t rows, size_t head_dim) {
     return f;
 }
 
-/* The rows of query t alone. */
+/* Return the state of the rows of query t alone. */
 static flash flash_of(const flash *all, const rvm_attention *a, size_t t) {
     const size_t first = t * a->group;
     flash f = *all;
@@ -136,7 +136,7 @@ static void flash_begin(const flash *f, const rvm_attention *a, float scale) {
     memset(f->sum, 0, f->rows * f->stride * sizeof *f->sum);
 }
 
-/* scores -> 2^(scores - m) for the tokens [begin, end) of a page, 0 for the others; updates m, l and O. */
+/* Turn scores into 2^(scores - m) for the tokens [begin, end) of a page, 0 for other tokens. Update m, l and O. */
 static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
     float *s = f->scores + r * PAGE, *sum = f->sum + r * f->stride, *total = f->total + r * SUMS;
     for (size_t i = 0; i < begin; i++) s[i] = -INFINITY;
@@ -155,7 +155,7 @@ static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
     sums_add(total, s, PAGE);
 }
 
-/* The query at `position` sees the tokens [*begin, *end) of the page that begins at position `start`. */
+/* Set [*begin, *end): the tokens that the query at `position` sees in the page that begins at position `start`. */
 static void seen(const rvm_attention *a, size_t position, size_t start, size_t *begin, size_t *end) {
     const size_t oldest = a->window && position + 1 > a->window ? position + 1 - a->window : 0;
     *begin = oldest > start ? min_size(oldest - start, PAGE) : 0;
@@ -175,19 +175,19 @@ static void fetch(const void *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i);
 }
 
-/* The head's part of page i. */
+/* Return the head's part of page i. */
 static const uint8_t *head_page(const rvm_attention *a, size_t i) {
     return a->pages[i].data + a->head * head_page_bytes((rvm_tier)a->pages[i].tier, a->head_dim);
 }
 
-/* The head-page n pages after page i, or the last one. */
+/* Return the head-page n pages after page i, or the last head-page. */
 static const uint8_t *later_page(const rvm_attention *a, size_t i, size_t n) {
     return head_page(a, min_size(i + n, a->end_page - 1));
 }
 
 static size_t position_of(const rvm_attention *a, size_t t) { return a->rows ? a->position : a->position + t; }
 
-/* Scores of a page -> weights, for the rows from `skip` on. */
+/* Turn the scores of a page into weights, for the rows from `skip` on. */
 static void flash_rows(const flash *f, const rvm_attention *a, size_t skip, size_t start) {
     for (size_t r = skip; r < f->rows; r++) {
         size_t begin, end;
@@ -229,8 +229,8 @@ static void hadamard(float m[SMALL][SMALL]) {
         }
 }
 
-/* A row times blocks of a Hadamard matrix, as keys of rotated tiers are (metal_kernels/README.md). The last
- * bit may differ here, so blocks of 16 are multiplied: their butterflies would not fill a vector. */
+/* Multiply a row by blocks of a Hadamard matrix, like the keys of rotated tiers (metal_kernels/README.md). The last bit
+ * may be different here, so the code multiplies blocks of 16, whose butterflies would not fill a vector. */
 static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], float *restrict y) {
     const size_t block = hadamard_block(n), small = min_size(block, SMALL);
     const float norm = (float)(1 / sqrt((double)block));
@@ -252,7 +252,7 @@ static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], flo
         }
 }
 
-/* The rotated queries. */
+/* Compute and return the rotated queries. */
 static const float *rotated(const flash *f, size_t head_dim) {
     float m[SMALL][SMALL];
     hadamard(m);
@@ -260,7 +260,7 @@ static const float *rotated(const flash *f, size_t head_dim) {
     return f->rotated;
 }
 
-/* The queries in the form that pages of this tier need. They are made once per call. */
+/* Return the queries in the form for pages of this tier. The form is made once per call. */
 static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tier) {
     if (f->made[tier]) return f->codes[tier];
     const float *q = TIERS[tier].rotated ? rotated(f, a->head_dim) : f->q;
@@ -269,11 +269,11 @@ static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tie
     return f->codes[tier];
 }
 
-/* A code page is full; flash_rows masks the tokens that a query does not see. */
+/* Add a page of codes, which is always full. flash_rows masks the tokens that a query does not see. */
 static void flash_codes_page(flash *f, const rvm_attention *a, size_t page) {
     const rvm_tier tier = (rvm_tier)a->pages[page].tier;
     const uint8_t *data = head_page(a, page), *codes = flash_codes(f, a, tier);
-    const uint8_t *soon = later_page(a, page, 2); /* computing on one page takes less time than reading another */
+    const uint8_t *soon = later_page(a, page, 2); /* two pages ahead, because a page's computation is shorter than a page's read */
     a->matmul->page_scores(tier, data, codes, f->rows, a->head_dim, soon, f->scores);
     flash_rows(f, a, 0, page * PAGE);
     a->matmul->page_values(tier, data, f->scores, f->rows, a->head_dim, soon, f->sum, f->stride);
@@ -300,7 +300,7 @@ static void flash_out(const flash *f, const rvm_attention *a) {
 
 static const rvm_page *pages_of(const rvm_attention *a, size_t t) { return a->rows ? a->rows[t].pages : a->pages; }
 
-/* Does every page have data, and are there kernels for every page of codes? */
+/* Return 1 if every page has data and, for pages of codes, there are kernels. */
 static int good_pages(const rvm_attention *a) {
     for (size_t t = 0; t < (a->rows ? a->queries : 1); t++)
         for (size_t i = a->first_page; i < a->end_page; i++) {
@@ -310,7 +310,7 @@ static int good_pages(const rvm_attention *a) {
     return 1;
 }
 
-/* Is page i the same memory for all sequences? */
+/* Return 1 if page i is the same memory for all sequences. */
 static int is_shared(const rvm_attention *a, size_t i) {
     for (size_t t = 1; a->rows && t < a->queries; t++)
         if (a->rows[t].pages[i].data != a->pages[i].data) return 0;
@@ -322,7 +322,7 @@ static void flash_page(flash *f, const rvm_attention *a, size_t page) {
     else flash_codes_page(f, a, page);
 }
 
-/* Attention over a page that the sequences do not share. */
+/* Add a page that the sequences do not share. */
 static void flash_own_pages(const flash *all, const rvm_attention *a, size_t page) {
     for (size_t t = 0; t < a->queries; t++) {
         flash f = flash_of(all, a, t);

@@ -1,5 +1,5 @@
-/* The decoder of rvm.h. Every thread goes through the same phases of a chunk of tokens (pool.h). A chunk is either
- * consecutive tokens of one sequence, or the next token of each of several sequences; only attention differs.
+/* This file runs the decoder of rvm.h. Every thread goes through the same phases of a chunk of tokens (pool.h). A chunk is
+ * consecutive tokens of one sequence, or one token of each of several sequences; only the attention is different.
  *
  *   embed                                            x, and the rope angles of each position
  *   for each layer
@@ -12,8 +12,7 @@
  *     down     x += that @ Wd^T
  *   head       the last `outputs` tokens:  norm(x) @ Wv^T
  *
- * The order of every sum depends on the sizes alone, never on the number of threads: results are the same
- * bits. */
+ * The order of every sum depends only on the sizes, so results have the same bits for any number of threads. */
 #define _GNU_SOURCE /* clock_gettime under -std=c11 */
 #include "decoder.h"
 
@@ -46,14 +45,14 @@ static void embed(const stage *s, size_t t) {
 }
 
 static void embed_phase(const stage *s) {
-    if (s->n <= TOKEN_BLOCK) return; /* done before the others were called */
+    if (s->n <= TOKEN_BLOCK) return; /* one thread did this work before the other threads woke */
     const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
     for (uint32_t i; pool_next(s->w, blocks, &i);)
         for (size_t t = i * TOKEN_BLOCK; t < min_size(s->n, (i + 1) * (size_t)TOKEN_BLOCK) && !stopped(s->c); t++)
             embed(s, t);
 }
 
-/* The last layer computes only what is read later: keys and values of all tokens, and the rest for `outputs`. */
+/* Run a layer. The last layer computes keys and values of all tokens, but the other results only for `outputs` tokens. */
 static int layer_phases(stage *s) {
     linear_phase(s, ROLE_QKV);
     heads_phase(s);
@@ -107,7 +106,7 @@ static int run_forward(rvm_decoder *d, call *c) {
     return rc;
 }
 
-/* Do all pages exist that will be read, and are those hot that will be written? */
+/* Return 1 if all pages that the call reads exist and all pages that it writes are hot. */
 static int pages_fit(const rvm_decoder *d, const rvm_page *pages, size_t offset, size_t n) {
     for (size_t i = first_page_seen(offset, d->config.sliding_window); i * PAGE < offset + n; i++) {
         const int written = (i + 1) * PAGE > offset;
@@ -128,7 +127,7 @@ int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, co
     return run_forward(d, &c);
 }
 
-/* A single row is run as the next token of one sequence, because those phases have the fewest barriers. */
+/* A single row runs as the next token of one sequence, because the phases of one sequence have the fewest barriers. */
 int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidden, float *logits,
                      const int *cancel) {
     if (!d || !rows || n == 0 || n > d->config.max_tokens) return RVM_BAD_ARGUMENT;
@@ -148,7 +147,7 @@ static void head_job(pool_worker *w, void *ctx) {
     head_phases(&(stage){c, w, 0, 0, c->n});
 }
 
-/* max_tokens at a time */
+/* Run the head over max_tokens tokens at a time. */
 int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lora, float *logits) {
     if (!d || !hidden || !logits || n == 0) return RVM_BAD_ARGUMENT;
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
@@ -169,7 +168,7 @@ size_t rvm_decoder_page_bytes(const rvm_decoder *d, rvm_tier tier) {
     return (size_t)d->config.n_layers * d->config.n_kv_heads * rvm_head_page_bytes(tier, d->config.head_dim);
 }
 
-/* Reads only fields that never change in a decoder, so it may run at the same time as a call. */
+/* This function reads only fields of the decoder that never change, so it may run during a call. */
 int rvm_decoder_demote(const rvm_decoder *d, const rvm_page *from, const rvm_page *to) {
     if (!d || !from || !to || !from->data || !to->data) return RVM_BAD_ARGUMENT;
     return d->kernels->demote((rvm_tier)from->tier, from->data, (rvm_tier)to->tier, to->data,

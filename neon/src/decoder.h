@@ -1,5 +1,5 @@
-/* What the decoder's files share: decoder_create.c (making one), decoder.c (a call), and the phases of a call in
- * decoder_linear.c and decoder_attend.c. */
+/* This header is for the decoder's files: decoder_create.c makes a decoder, decoder.c runs a call, and decoder_linear.c
+ * and decoder_attend.c have the phases of a call. */
 #ifndef RVM_DECODER_H
 #define RVM_DECODER_H
 
@@ -11,22 +11,22 @@
 
 enum {
     PAGE = RVM_PAGE_TOKENS,
-    FEW = 8,          /* so few tokens read the cache in key ranges, merged afterwards */
-    MOST_PARTS = 16,  /* key ranges of one head */
-    PART_PAGES = 2,   /* shortest key range */
-    QUERY_ROWS = 48,  /* queries x heads of one block of attention */
-    TOKEN_BLOCK = 16, /* tokens of one chunk of a token phase */
-    CHUNKS = 3,       /* chunks of a matrix phase per thread */
-    MOST_GROUPED = 16 /* with more rows each reads its pages by itself */
+    FEW = 8,          /* up to this number of tokens, attention splits the cache into key ranges and merges them */
+    MOST_PARTS = 16,  /* the maximum number of key ranges of one head */
+    PART_PAGES = 2,   /* pages in the shortest key range */
+    QUERY_ROWS = 48,  /* queries x heads in one block of attention */
+    TOKEN_BLOCK = 16, /* tokens in one chunk of a phase over tokens */
+    CHUNKS = 3,       /* chunks of a matrix phase for each thread */
+    MOST_GROUPED = 16 /* with more rows, each row reads its pages separately */
 };
 
 typedef struct {
-    float *a, *b; /* [in, rank], [rank, out]; one block of memory, at a */
+    float *a, *b; /* [in, rank], [rank, out], in one block of memory that begins at a */
     size_t rank;
     float scale;
 } lora;
 
-/* Activations before float weights, groups of 32 columns and more, and super-blocks. */
+/* Forms of activations: for float weights, for groups of 32 columns and more, and for super-blocks. */
 typedef enum { FORM_FLOAT, FORM_GROUPS, FORM_SUPER, FORMS } form;
 
 /* One linear layer: y = x @ W^T + bias + LoRA. */
@@ -35,7 +35,7 @@ typedef struct {
     const float *bias;
     lora lora;
     size_t in, out, tiles;
-    form form; /* of the activations it multiplies */
+    form form; /* form of the activations that the layer multiplies */
 } linear;
 
 typedef struct {
@@ -45,14 +45,14 @@ typedef struct {
     int no_rope;
 } layer;
 
-/* Linear layers that read the same input. */
+/* A role is a set of linear layers that read the same input. */
 typedef enum { ROLE_QKV, ROLE_O, ROLE_GATE_UP, ROLE_DOWN, ROLE_HEAD } role;
 
-/* The input of a role, in the forms that its layers want. */
+/* The input of a role, in the forms that its layers need. */
 typedef struct {
     float *x;          /* [T, in] */
-    void *acts[FORMS]; /* only of forms that some layer wants */
-    float *u;          /* [3][T][RVM_MAX_RANK]: s x A of up to three LoRAs */
+    void *acts[FORMS]; /* NULL for forms that no layer needs */
+    float *u;          /* [3][T][RVM_MAX_RANK]: s x A for up to three LoRAs */
 } input;
 
 struct rvm_decoder {
@@ -68,20 +68,20 @@ struct rvm_decoder {
     float *slopes; /* [n_heads] or NULL */
     int gated;
     size_t q_width, kv_width, qkv_width, group, query_block, most_in;
-    /* Of each form. 8 bits are too few unless speed is all: on the starter model they cost 0.003
-     * nats of KL, and greedy replies differ; 16 cost 1e-6 nats. Weights are read and unpacked once all the same. */
+    /* The kind of activations of each form. 8 bits are precise enough only if speed matters most: on the starter model
+     * the KL is 0.003 nats and greedy replies differ; with 16 bits the KL is 1e-6 nats. Both read the weights once. */
     rvm_acts_kind acts[FORMS];
-    int wanted[FORMS]; /* by any layer */
+    int wanted[FORMS]; /* 1 if any layer needs the form */
     uint8_t *arena;
     size_t arena_bytes;
     /* in the arena; T = max_tokens. still: a turn by no angle, for keys and queries that rope does not turn, or that
      * heads_phase has turned; NULL where there are none */
     float *x, *turn, *still, *qkv, *attended, *gate, *up, *tmp, *partial;
-    input shared, *own; /* own: one token, per thread */
-    float **scratch;    /* per thread */
-    float **parts;      /* per thread: key ranges of one row and head, [MOST_PARTS][group][RVM_PARTIAL] */
+    input shared, *own; /* own: for each thread, the input of one token */
+    float **scratch;    /* one for each thread */
+    float **parts;      /* for each thread: key ranges of one row and head, [MOST_PARTS][group][RVM_PARTIAL] */
     double seconds[RVM_N_PARTS], tick;
-    _Atomic int status; /* of the call that runs */
+    _Atomic int status; /* status of the running call */
     atomic_flag busy;
 };
 
@@ -90,15 +90,15 @@ struct rvm_decoder {
  * slow thread gets there. */
 typedef struct {
     rvm_decoder *d;
-    const rvm_row *rows; /* NULL: one sequence, as the next three say */
-    /* Neighbouring rows whose first pages are the same form a group. A page that they share is read once. */
-    size_t groups, group_chunks; /* 0: no groups; chunks of the attention of all */
+    const rvm_row *rows; /* NULL: one sequence, given by pages, position and tokens */
+    /* Neighbouring rows with the same first pages form a group, which reads a shared page once. */
+    size_t groups, group_chunks; /* number of groups, 0 for none; chunks of the attention of all groups */
     uint8_t group_end[MOST_GROUPED];
     const rvm_page *pages;
-    size_t position; /* of the chunk's first token */
+    size_t position; /* position of the chunk's first token */
     const int32_t *tokens;
     size_t window;
-    size_t n, outputs; /* tokens of the chunk; of them, read at the end */
+    size_t n, outputs; /* tokens of the chunk; tokens at its end whose outputs are read */
     float *hidden, *logits;
     const int *cancel;
     int with_head_lora;
@@ -118,7 +118,7 @@ static inline void fail(call *c, int status) {
     atomic_compare_exchange_strong(&c->d->status, &ok, status);
 }
 
-/* Is there no more work to do?  Chunks are then claimed and dropped, so that all threads leave soon. */
+/* Return 1 after an error or a cancel. The threads then claim chunks without work, so that all threads leave soon. */
 static inline int stopped(call *c) {
     if (c->cancel && __atomic_load_n(c->cancel, __ATOMIC_RELAXED)) fail(c, RVM_CANCELLED);
     return atomic_load_explicit(&c->d->status, memory_order_relaxed) != RVM_OK;
@@ -130,18 +130,18 @@ static inline void checked(call *c, int rc) {
 
 static inline size_t position_of(const call *c, size_t t) { return c->rows ? c->rows[t].offset : c->position + t; }
 
-/* The first page that holds a token which a query at `position` sees. */
+/* Return the first page that holds a token which a query at `position` sees. */
 static inline size_t first_page_seen(size_t position, size_t window) {
     return window && position + 1 > window ? (position + 1 - window) / PAGE : 0;
 }
 
-/* A matrix phase: y of all layers of a role, and the operation directly after it (residual, swiglu). */
+/* Run a matrix phase: compute y of all layers of a role and the operation after it (residual, swiglu). */
 void linear_phase(const stage *s, role r);
 
-/* The input of a role for all tokens of the stage, into d->shared. */
+/* Write the input of a role, for all tokens of the stage, to d->shared. */
 void prepare_phase(const stage *s, role r);
 
-/* The head alone, over the call's `hidden`, already normed. */
+/* Run only the output head over the call's `hidden`, which is already normed. */
 void head_phases(const stage *s);
 
 /* Between the products and attention: q and k of each head normed, a part of each head turned, queries scaled by
@@ -151,14 +151,14 @@ void heads_phase(const stage *s);
 void append_phase(const stage *s);
 void attend_phase(const stage *s);
 
-/* The number of key ranges in the stage's attention. */
+/* Return the number of key ranges in the stage's attention. */
 size_t parts_of(const stage *s);
 
-/* Attention of the stage's tokens [begin, end) from their key ranges, if they have several: rows of [q_width], in
- * `made` or where they lie already. */
+/* Return the attention of the stage's tokens [begin, end), rows of [q_width]: several key ranges are merged into `made`;
+ * one range is returned in place. */
 const float *merged(const stage *s, size_t begin, size_t end, float *made);
 
-/* Fills in the groups of a call with rows. */
+/* Set the groups of a call with rows. */
 void group_rows(call *c);
 
 #endif

@@ -1,4 +1,4 @@
-/* The decoder's attention phases: keys and values into their pages, queries over all pages. */
+/* The decoder's attention phases store keys and values in their pages and compute the attention of queries over all pages. */
 #include "decoder.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@ typedef struct {
     size_t first, stop;
 } range;
 
-/* The pages that hold a token which the queries [begin, end) of the stage see. */
+/* Return the pages that hold a token which the queries [begin, end) of the stage see. */
 static range pages_seen(const stage *s, size_t begin, size_t end) {
     const size_t first = s->first + begin, last = s->first + end - 1;
     return (range){first_page_seen(position_of(s->c, first), s->c->window), position_of(s->c, last) / PAGE + 1};
@@ -23,19 +23,19 @@ static range part_of(range pages, size_t part, size_t parts) {
     return (range){pages.first + part * n / parts, pages.first + (part + 1) * n / parts};
 }
 
-/* Depends on the number of pages, not on their tiers: a slow thread may call this when the caller's table no longer
- * exists. */
+/* The result depends on the number of pages, not on their tiers, because a slow thread can call this function when the
+ * caller's page table no longer exists. */
 size_t parts_of(const stage *s) {
     return s->c->rows || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
 }
 
-/* The address of the key range `part` of a head of the stage's token t. Later parts follow it. */
+/* Return the address of the key range `part` of a head of the stage's token t. Later parts follow it. */
 static float *partial_at(const stage *s, size_t part, size_t head, size_t t) {
     const rvm_decoder *d = s->c->d;
     return d->partial + ((part * d->config.n_kv_heads + head) * s->n + t) * d->group * RVM_PARTIAL(d->config.head_dim);
 }
 
-/* out: [q_width] */
+/* Merge the key ranges of token t.  out: [q_width] */
 static void merge_parts(const stage *s, size_t t, size_t parts, float *out) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, stride = (size_t)(partial_at(s, 1, 0, 0) - d->partial);
@@ -81,7 +81,7 @@ static void turn_part(const stage *s, size_t t, size_t n, float *x) {
     }
 }
 
-/* 1 + beta ln(1 + floor(position / span)) */
+/* Return 1 + beta ln(1 + floor(position / span)). */
 static float query_scale(const rvm_decoder *d, size_t position) {
     return (float)(1 + d->config.query_beta * log1p(floor((double)position / d->config.query_span)));
 }
@@ -110,7 +110,7 @@ void heads_phase(const stage *s) {
 
 static const rvm_page *pages_of(const call *c, size_t t) { return c->rows ? c->rows[t].pages : c->pages; }
 
-/* Tokens [begin, end) of the chunk, of one sequence, one head, into their pages. */
+/* Store one head's keys and values of the chunk's tokens [begin, end), all of one sequence, in their pages. */
 static void append(const stage *s, size_t head, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim;
@@ -133,8 +133,8 @@ void append_phase(const stage *s) {
             append(s, i % heads, i / heads * PAGE, min_size(s->n, (i / heads + 1) * (size_t)PAGE));
 }
 
-/* Queries [begin, end) of the stage, of one sequence or of a group of rows, against some pages. partial: NULL, or for
- * merge instead of d->attended. */
+/* Compute the attention of the stage's queries [begin, end), of one sequence or of a group of rows, over some pages.
+ * partial: the output for merge; NULL: the output is d->attended */
 static void attend(const stage *s, size_t head, size_t begin, size_t end, range pages, float *partial) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, t = s->first + begin;
@@ -162,7 +162,7 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, range 
     checked(s->c, d->kernels->attend(&a));
 }
 
-/* One block of a chunk's queries. All blocks have the same key ranges, or there is only one block. */
+/* Compute one block of a chunk's queries. All blocks have the same key ranges, or there is only one block. */
 static void attend_block(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
     if (parts == 1) {
         attend(s, head, begin, end, pages_seen(s, begin, end), NULL);
@@ -171,7 +171,7 @@ static void attend_block(const stage *s, size_t head, size_t begin, size_t end, 
     attend(s, head, begin, end, part_of(pages_seen(s, 0, s->n), part, parts), partial_at(s, part, head, begin));
 }
 
-/* The number of blocks of queries. A short chunk gets more of them than it needs, so that the threads have equal
+/* Return the number of blocks of queries. A short chunk gets more blocks than it needs, so that the threads have equal
  * shares. A query has the same bits in a block of any size. */
 static size_t blocks_in(const stage *s, size_t parts) {
     const rvm_decoder *d = s->c->d;
@@ -181,7 +181,7 @@ static size_t blocks_in(const stage *s, size_t parts) {
     return blocks;
 }
 
-/* The last blocks see the most keys, so they are taken first. */
+/* Compute a chunk's attention. The threads take the last blocks first, because these see the most keys. */
 static void attend_chunk(const stage *s) {
     rvm_decoder *d = s->c->d;
     const size_t heads = d->config.n_kv_heads, parts = parts_of(s), blocks = blocks_in(s, parts);
@@ -199,7 +199,7 @@ static range pages_of_row(const call *c, size_t t) {
     return (range){first_page_seen(offset, c->window), offset / PAGE + 1};
 }
 
-/* Does row t belong to the same group as row t - 1? */
+/* Return 1 if row t belongs to the same group as row t - 1. */
 static int goes_on(const call *c, size_t t) {
     const rvm_row *a = c->rows + t - 1, *b = c->rows + t;
     const size_t first = pages_of_row(c, t).first;
@@ -217,8 +217,8 @@ void group_rows(call *c) {
     }
 }
 
-/* Chunk i of the attention of groups: a key range of a head. Ranges are those that each row would have alone, and so
- * are its sums. */
+/* Compute chunk i of the attention of groups: one key range of one head. Each row has the same key ranges, and so the
+ * same sums, as if it ran alone. */
 static void attend_group(const stage *s, size_t i) {
     const size_t heads = s->c->d->config.n_kv_heads;
     size_t g = 0, begin = 0, parts;
@@ -229,7 +229,7 @@ static void attend_group(const stage *s, size_t i) {
            parts > 1 ? partial_at(s, part, head, begin) : NULL);
 }
 
-/* One head of a row. The key ranges, and so the sums, are those that the row would have alone. */
+/* Compute one head of a row. The key ranges, and so the sums, are the same as if the row ran alone. */
 static void attend_row(const stage *s, size_t head, size_t t) {
     rvm_decoder *d = s->c->d;
     const range pages = pages_seen(s, t, t + 1);

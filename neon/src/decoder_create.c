@@ -1,4 +1,4 @@
-/* Making a decoder: sizes checked, memory laid out, LoRA slots filled. */
+/* These functions make a decoder: they check sizes, lay out memory and set LoRAs. */
 #include "decoder.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 enum { ALIGN = 64 };
 
-/* Memory in the arena. The first pass counts the bytes, the second one assigns addresses. */
+/* An allocator in one block of memory. The first pass counts the bytes; the second pass assigns addresses. */
 typedef struct {
     uint8_t *base;
     size_t used;
@@ -39,7 +39,7 @@ static int any_still(const rvm_decoder *d) {
     return 0;
 }
 
-/* Cosines 1, sines 0. */
+/* Fill d->still with cosines of 1 and sines of 0. */
 static void fill_still(const rvm_decoder *d) {
     const size_t hd = d->config.head_dim;
     for (size_t i = 0; d->still && i < d->config.max_tokens * hd; i++) d->still[i] = i % hd < hd / 2 ? 1.0f : 0.0f;
@@ -81,7 +81,7 @@ static int good_config(const rvm_decoder_config *c) {
            c->rope_factor > 0 && isfinite(c->query_beta) && (c->query_beta == 0 || c->query_span >= 1);
 }
 
-/* 0 if the matrix is not [out, in]. */
+/* Set a linear layer. Return 0 if the matrix is not [out, in]. */
 static int set_linear(rvm_decoder *d, linear *l, const rvm_matrix *m, const float *bias, size_t out, size_t in) {
     *l = (linear){.matrix = m, .bias = bias, .in = in, .out = out};
     if (!m || rvm_matrix_rows(m) != out || rvm_matrix_cols(m) != in) return 0;

@@ -1,12 +1,12 @@
-/* The decoder's matrix phases: their input, the products, and the operations directly after them.
+/* The decoder's matrix phases compute their inputs, the products, and the operations directly after the products.
  *
- * The input of a matrix phase (norm, merge, quantised activations) is cheap for one token: each thread
- * makes its own when it takes its first chunk, which saves a barrier. For more tokens it is a phase. */
+ * The input of a matrix phase (norm, merge, quantised activations) takes little time for one token. So each thread
+ * computes its own copy when it takes its first chunk, which saves a barrier. For more tokens the input is a phase. */
 #include "decoder.h"
 
 #include <string.h>
 
-/* The layers of a role; returns how many. */
+/* Set *first to the first linear layer of a role. Return the number of its layers. */
 static size_t members(rvm_decoder *d, size_t i, role r, const linear **first) {
     layer *l = d->layers + i;
     switch (r) {
@@ -18,7 +18,7 @@ static size_t members(rvm_decoder *d, size_t i, role r, const linear **first) {
     }
 }
 
-/* The norm in front of a role. */
+/* The weight and the bias of the norm before a role's layers. */
 typedef struct {
     const float *weight, *bias;
 } norm;
@@ -36,8 +36,7 @@ static int norm_rows(const rvm_decoder *d, norm of, const float *x, size_t n, fl
                                 : d->kernels->rms_norm(x, of.weight, eps, n, dim, y);
 }
 
-/* The float rows that a role reads, for the tokens [begin, end) of the stage. Returns existing rows, or makes them in
- * to->x. */
+/* Return the float rows that a role reads, for the tokens [begin, end) of the stage: existing rows, or new rows in to->x. */
 static const float *rows_of(const stage *s, role r, const input *to, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t dim = d->config.hidden_size, at = s->first + begin, n = end - begin;
@@ -51,7 +50,7 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
     }
 }
 
-/* Everything that the role's matrices read of tokens [begin, end), into `to`. */
+/* Write all inputs of the role's matrices for the tokens [begin, end) to `to`. */
 static void prepare(const stage *s, role r, const input *to, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const linear *l;
@@ -64,14 +63,14 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
             checked(s->c, d->kernels->lora_project(x, l[i].lora.a, l[i].lora.scale, end - begin, in, l[i].lora.rank,
                                                    to->u + i * s->n * RVM_MAX_RANK + begin * l[i].lora.rank));
     }
-    x -= begin * in; /* acts counts tokens from the stage's first */
+    x -= begin * in; /* acts numbers the tokens from the first token of the stage */
     for (size_t f = 0; f < FORMS; f++)
         if (wanted[f]) checked(s->c, d->matmul->acts(d->acts[f], x, in, s->n, in, begin, end, to->acts[f]));
     if (r == ROLE_HEAD && to == &d->shared && s->c->hidden)
         memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
 }
 
-/* Tokens in one chunk: 1 if there are few, so that all threads take part. */
+/* Return the number of tokens in a chunk. It is 1 for few tokens, so that all threads take part. */
 static size_t token_block(size_t n) { return n <= TOKEN_BLOCK ? 1 : TOKEN_BLOCK; }
 
 void prepare_phase(const stage *s, role r) {
@@ -80,7 +79,7 @@ void prepare_phase(const stage *s, role r) {
         if (!stopped(s->c)) prepare(s, r, &s->c->d->shared, i * step, min_size(s->n, (i + 1) * step));
 }
 
-/* y rows of the tiles [begin, end) of the i-th layer of a role, for all tokens of the stage. */
+/* Compute the rows of y of the tiles [begin, end) of layer i of a role, for all tokens of the stage. */
 static void multiply(const stage *s, const linear *l, size_t i, const input *from, size_t begin, size_t end,
                      float *y, size_t stride) {
     rvm_decoder *d = s->c->d;
@@ -100,7 +99,7 @@ static void add_rows_to(float *x, const float *y, size_t n, size_t stride, size_
         for (size_t k = row; k < row + rows; k++) x[t * stride + k] += y[t * stride + k];
 }
 
-/* The outputs of several layers, stored side by side: q, k and v in d->qkv. */
+/* Compute the outputs of q, k and v side by side in d->qkv. */
 static void do_qkv(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     float *y = d->qkv + s->first * d->qkv_width;
@@ -125,7 +124,7 @@ static void do_gate_up(const stage *s, const linear *l, const input *from, size_
         d->kernels->swiglu(gate + t * f + row, up + t * f + row, rows, gate + t * f + row);
 }
 
-/* o and down: added to the residual. */
+/* Compute the output of o or down and add it to the residual. */
 static void do_add(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t dim = d->config.hidden_size, row = begin * RVM_TILE_ROWS;
@@ -134,8 +133,8 @@ static void do_add(const stage *s, const linear *l, const input *from, size_t be
     add_rows_to(d->x + s->first * dim, y, s->n, dim, row, min_size(end * RVM_TILE_ROWS, dim) - row);
 }
 
-/* NaN and infinity have an exponent of all ones. Adding 1 to it carries into the sign bit. And, add and or are vector
- * operations on every machine; the maximum of unsigned numbers is not. */
+/* Return 1 if all numbers are finite. NaN and infinity have an exponent of all ones, so adding 1 to the exponent carries
+ * into the sign bit. Every machine has vector instructions for and, add and or, but not for the unsigned maximum. */
 static int all_finite(const float *x, size_t n) {
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i++) {
@@ -174,7 +173,7 @@ void linear_phase(const stage *s, role r) {
     }
 }
 
-/* Only the output head, over hidden states that have gone through the norm. */
+/* Prepare the input of the output head from hidden states that have gone through the final norm. */
 static void prepare_head(const stage *s, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const linear *l = &d->head;

@@ -1,5 +1,6 @@
-/* A decoder's computation between its matrix products; formulas in rvm.h, "Layers".  Compiled once per instruction
- * set, with -DRVM_IMPL=<name>; exports only the table rvm_layers_<name>.  Attention: attend.c, demotion: demote.c. */
+/* This file has a decoder's computations between its matrix products; rvm_layers.h has the formulas. The build compiles
+ * it once per instruction set, with -DRVM_IMPL=<name>. It exports only the table rvm_layers_<name>. Attention is in
+ * attend.c, and demotion is in demote.c. */
 #include "layers.h"
 
 #define TEXT_(a) #a
@@ -111,8 +112,8 @@ static int k_lora_project(const float *x, const float *lora_a, float s, size_t t
 static int k_lora_add(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out,
                       size_t first, size_t n, float *y, size_t stride) {
     REQUIRE(u && lora_b && y && tokens && n && rank && rank <= RVM_MAX_RANK && first + n <= out);
-    float c[RVM_MAX_RANK]; /* a copy, so that clang sees that y does not overlap it */
-    for (size_t i = 0; i < n; i += BLOCK) /* a block of B stays in L1 for all tokens */
+    float c[RVM_MAX_RANK]; /* c is a copy, so that clang knows that y does not overlap it */
+    for (size_t i = 0; i < n; i += BLOCK) /* a block of B stays in the L1 cache for all tokens */
         for (size_t t = 0; t < tokens; t++) {
             memcpy(c, u + t * rank, rank * sizeof *c);
             add_rows(y + t * stride + i, lora_b + first + i, out, c, rank, min_size(BLOCK, n - i));

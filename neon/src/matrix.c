@@ -1,4 +1,4 @@
-/* Packing weights, and asking about them. */
+/* These functions pack weights and return facts about packed weights. */
 #include "matrix.h"
 #include "page_terms.h"
 
@@ -6,7 +6,7 @@
 
 static int is_float_kind(uint32_t kind) { return kind == RVM_F16 || kind == RVM_BF16 || kind == RVM_F32; }
 
-/* Sizes below 2^31 keep every product of bytes far below 2^63. */
+/* Return 1 if the spec is valid. With sizes below 2^31 every number of bytes stays far below 2^63. */
 static int good_spec(const rvm_matrix_spec *s) {
     const uint64_t limit = 1u << 31;
     if (!s || s->rows == 0 || s->cols == 0 || s->rows >= limit || s->cols >= limit) return 0;
@@ -17,11 +17,11 @@ static int good_spec(const rvm_matrix_spec *s) {
            (s->group == 32 || s->group == 64 || s->group == 128) && s->cols % s->group == 0;
 }
 
-/* The half that x equals, or -1. A NaN equals none, and is stored as float. */
+/* Return the half that equals x, or -1 if no half does. A NaN equals no half, so it is stored as float. */
 static int32_t exact_half(float x) {
     const uint32_t b = bits_of(x), sign = b >> 16 & 0x8000, rest = b & 0x7fffffff;
     uint32_t h = rest == 0x7f800000 ? 0x7c00 : (rest - 0x38000000) >> 13;
-    if (rest < 0x38800000) h = (uint32_t)(float_of(rest) * 16777216.0f); /* below 2^-14: counts of 2^-24 */
+    if (rest < 0x38800000) h = (uint32_t)(float_of(rest) * 16777216.0f); /* below 2^-14 a half is a multiple of 2^-24 */
     if (h > 0x7c00) return -1;
     h |= sign;
     return half_to_float((uint16_t)h) == x ? (int32_t)h : -1;
@@ -29,7 +29,7 @@ static int32_t exact_half(float x) {
 
 static int is_bf16(float x) { return (bits_of(x) & 0xffff) == 0; }
 
-/* The narrowest of F16, BF16 and F32 that holds n values of x and, if any, of y. */
+/* Return the narrowest of F16, BF16 and F32 that holds n values of x exactly and, if y is not NULL, n values of y. */
 static uint32_t narrowest(const void *x, const void *y, uint32_t kind, size_t n) {
     int half = 1, brain = 1;
     if (kind != RVM_F32) return kind;
@@ -89,13 +89,13 @@ static void store_float(uint8_t *to, uint32_t to_kind, const void *from, uint32_
     }
 }
 
-/* Nibbles 0, 1, 2, 3 of a to the low nibbles of 4 bytes. */
+/* Move the nibbles 0, 1, 2, 3 of a to the low nibbles of 4 bytes. */
 static uint32_t spread(uint32_t a) {
     a = (a | a << 8) & 0x00ff00ff;
     return (a | a << 4) & 0x0f0f0f0f;
 }
 
-/* row: 16 bytes of one row, 32 columns    block: where the row's first 4 bytes go */
+/* Pack 32 columns of a row.   row: their 16 bytes   block: the place of the row's first 4 bytes */
 static void pack_q4(uint8_t *block, const uint8_t *row) {
     for (size_t j = 0; j < 4; j++) {
         const uint32_t low = row[2 * j] | (uint32_t)row[2 * j + 1] << 8;
@@ -111,7 +111,7 @@ static void pack_q8(uint8_t *block, const uint8_t *row) {
     for (size_t j = 0; j < 8; j++) memcpy(block + 4 * TILE * j, row + 4 * j, 4);
 }
 
-/* One row of a quantised tile; row: its number in the tile, i: in the source. */
+/* Pack one row of a quantised tile.   row: the row's index in the tile   i: its index in the source */
 static void pack_quantised(const rvm_matrix_spec *s, const uint8_t *weights, const void *scales,
                            const void *biases, uint32_t scale_kind, size_t i, size_t row, uint8_t *tile) {
     const size_t size = float_size(s->scale_kind), groups = s->cols / s->group;
@@ -136,7 +136,7 @@ static void pack_float(const rvm_matrix_spec *s, const uint8_t *weights, size_t 
     for (size_t k = 0; k < s->cols; k++) memcpy(tile + (k * TILE + row) * size, from + k * size, size);
 }
 
-/* Row i of GGUF blocks. */
+/* Return row i of GGUF blocks. */
 static const uint8_t *source_row(const rvm_matrix_spec *s, const void *weights, size_t i) {
     return (const uint8_t *)weights + i * (s->cols / SUPER_COLS) * rvm_super_source(s->kind);
 }
@@ -167,7 +167,7 @@ int rvm_matrix_pack(const rvm_matrix_spec *spec, const void *weights, const void
     return RVM_OK;
 }
 
-/* ---- questions about a packed matrix ---- */
+/* ---- facts about a packed matrix ---- */
 
 static int is_packed(const rvm_matrix *w) {
     return w && (uintptr_t)w % RVM_ALIGNMENT == 0 && memcmp(w->magic, MATRIX_MAGIC, sizeof w->magic) == 0;

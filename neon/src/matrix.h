@@ -1,9 +1,9 @@
-/* The packed forms of weights and activations: what every implementation of the matrix kernels reads.
+/* This header defines the packed forms of weights and activations, which every implementation of the matrix kernels reads.
  *
- * Weights: a head of 64 bytes, then tiles of 16 rows. Rows past the last are zeros.
+ * Packed weights are a head of 64 bytes, then tiles of 16 rows. Rows past the last row are zeros.
  *
  *   quantised tile: for each group of columns
- *     scales [16], then biases [16] if affine, of scale_kind
+ *     scales [16], then biases [16] if affine, of type scale_kind
  *     for each 32 columns of the group, 16 rows interleaved 4 bytes at a time:
  *       Q4  byte[j][r][i], j < 4:  low nibble = column 4j + i,  high nibble = column 16 + 4j + i
  *       Q8  byte[j][r][i], j < 8:  column 4j + i
@@ -14,28 +14,29 @@
  *     for each 32 columns, byte[j][r][i] of Q4 with the low nibbles, then
  *       Q5_K  byte[r][i], bit j < 8: the fifth bit of column 4j + i
  *       Q6_K  byte[h][r][i], h < 2, bits 2j and 2j + 1, j < 4: the fifth and sixth of column 16h + 4j + i
- *     as many bytes as in GGUF, and all blocks at multiples of 64 bytes
+ *     The size is the same as in GGUF, and all blocks start at multiples of 64 bytes.
  *   float tile: value[column][16]
  *
- * One vector of 16 x 4 bytes times 4 activations, repeated for all rows, is 16 partial dot products
- * (vpdpbusd, sdot by lane), so no sum across lanes is left. Everything is read once, in order.
+ * One instruction (vpdpbusd, sdot by lane) multiplies 16 rows x 4 bytes by 4 activations and adds to 16 dot products,
+ * one for each row. So the kernels add no numbers across lanes, and they read all bytes once, in order.
  *
- * Activations: panels of 16 tokens, the last one with the n <= 16 tokens that are left.
+ * Activations are panels of 16 tokens; the last panel has the n <= 16 remaining tokens. A plane is one int8 part of
+ * each activation.
  *
  *   quantised panel: for each 32 columns
  *     q int8 [n][planes][32], d float [n], d * sum float [n], -8 sum int32 [n], -128 sum int32 [n]
- *     8 bits: one plane, x = d q    16 bits: two, x = d (254 high + low)    sum: of what d multiplies
- *   the same for super-blocks: for each 256 columns
+ *     8 bits: one plane, x = d q    16 bits: two planes, x = d (254 high + low)    sum: the sum of the 32 factors of d
+ *   panel for super-blocks: for each 256 columns
  *     q int8 [4][n][planes][64], d float [n], sum float [8 blocks of 32][n],
  *     -32 times the sum of each plane int32 [16 halves of a block][planes][n]
  *   float panel: x [column][n]
  *
- * In a full panel for super-blocks, 64 columns of a token and plane are a cache line: a row of an AMX tile.
+ * In a full panel for super-blocks, 64 columns of a token and plane are one cache line, which is one row of an AMX tile.
  *
- * 254 and not 256: then no part is -128, whose product with -128 or change of sign would overflow where the
- * instruction set adds in 16 bits. A block's sum stays below 254 * 32 * 255 * 127 + 128 * 32 * 32385 < 2^29;
- * that of a plane and 256 columns, with integer scales, below 256 * 128 * 32 * 127 < 2^27. The two planes of
- * super-blocks are joined as floats. */
+ * The factor is 254, not 256, so that no part is -128: the product of -128 and -128, or its change of sign, would
+ * overflow on instruction sets that add in 16 bits. A block's sum stays below 254 * 32 * 255 * 127 + 128 * 32 * 32385 < 2^29;
+ * the sum of a plane and 256 columns, with integer scales, stays below 256 * 128 * 32 * 127 < 2^27. The kernels join
+ * the two planes of super-blocks as floats. */
 #ifndef RVM_MATRIX_H
 #define RVM_MATRIX_H
 
@@ -47,8 +48,8 @@
 enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, HIGH = 254, MOST_16 = 127 * HIGH + 127 };
 enum { SUPER_COLS = 256, SUPER_HEAD = 256, LINE_COLS = 64 };
 
-/* v to high by rounding v * TO_HIGH. A little less than 1 / 254: halfway cases go towards 0, so that 32385
- * becomes 127, 127. */
+/* high = round(v * TO_HIGH). TO_HIGH is a little less than 1 / 254, so halfway cases round towards 0, and 32385
+ * becomes high 127, low 127. */
 #define TO_HIGH 0.0039369685f
 
 #define MATRIX_MAGIC "rvmtile1"
@@ -66,46 +67,46 @@ static inline int is_quantised(uint32_t kind) { return kind == RVM_Q4 || kind ==
 static inline size_t float_size(uint32_t kind) { return kind == RVM_F32 ? 4 : 2; }
 static inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* int8 planes that activations of a quantised kind have. */
+/* Return the number of int8 planes of quantised activations. */
 static inline size_t act_planes(uint32_t kind) { return kind == RVM_ACTS_16 || kind == RVM_ACTS_SUPER_16 ? 2 : 1; }
 
 static inline int is_super_acts(uint32_t kind) { return kind == RVM_ACTS_SUPER_8 || kind == RVM_ACTS_SUPER_16; }
 
-/* Bytes of one token's activations of 32 columns; of 256 for super-blocks. */
+/* Return the bytes of one token's activations of 32 columns (act_bytes), or of 256 columns for super-blocks. */
 static inline size_t act_bytes(size_t planes) { return BLOCK_COLS * planes + 16; }
 static inline size_t super_act_bytes(size_t planes) { return (SUPER_COLS + 64) * planes + 36; }
 
-/* Columns with one scale. */
+/* Return the number of columns that share one scale. */
 static inline size_t act_cols(uint32_t kind) { return is_super_acts(kind) ? SUPER_COLS : BLOCK_COLS; }
 
-/* Bytes of one token's activations of a quantised kind. */
+/* Return the bytes of all of one token's quantised activations. */
 static inline size_t token_bytes(uint32_t kind, size_t cols) {
     const size_t planes = act_planes(kind);
     return cols / act_cols(kind) * (is_super_acts(kind) ? super_act_bytes(planes) : act_bytes(planes));
 }
 
-/* What the largest of the activations with one scale becomes. */
+/* Return the integer for the largest of the activations that share a scale. */
 static inline float act_most(size_t planes) { return planes == 2 ? (float)MOST_16 : 127.0f; }
 
-/* Bytes of 16 rows x 32 columns. */
+/* Return the bytes of 16 rows x 32 columns of weights. */
 static inline size_t block_bytes(uint32_t kind) {
     return kind == RVM_Q8 ? 512 : kind == RVM_Q6_K ? 384 : kind == RVM_Q5_K ? 320 : 256;
 }
 
-/* Bytes of 16 rows x 256 columns; the first SUPER_HEAD are scales. */
+/* Return the bytes of 16 rows x 256 columns of super-blocks; the first SUPER_HEAD bytes are scales. */
 static inline size_t super_bytes(uint32_t kind) { return SUPER_HEAD + SUPER_COLS / BLOCK_COLS * block_bytes(kind); }
 
-/* Bytes of a tile before its first super-block. */
+/* Return the bytes of a tile before its first super-block. */
 static inline size_t super_front(const rvm_matrix_spec *s) {
     return s->kind == RVM_Q6_K ? round_up(2 * TILE * (s->cols / SUPER_COLS), RVM_ALIGNMENT) : 0;
 }
 
-/* Where the d of super-block i at p lie. */
+/* Return the address of the scales d of super-block i, which starts at p. */
 static inline const uint8_t *super_scale(const rvm_matrix_spec *s, const uint8_t *tile, size_t i, const uint8_t *p) {
     return s->kind == RVM_Q6_K ? tile + 2 * TILE * i : p;
 }
 
-/* Bytes of the scales and biases of 16 rows. */
+/* Return the bytes of the scales and biases of one group of columns of 16 rows. */
 static inline size_t scales_bytes(const rvm_matrix_spec *s) {
     return TILE * float_size(s->scale_kind) * (s->affine ? 2 : 1);
 }
@@ -124,7 +125,7 @@ static inline const uint8_t *tile_at(const rvm_matrix *w, size_t tile) {
     return (const uint8_t *)w + sizeof *w + tile * tile_bytes(&w->spec);
 }
 
-/* Tokens in the panel that begins with token t0. */
+/* Return the number of tokens in the panel that begins with token t0. */
 static inline size_t panel_tokens(size_t tokens, size_t t0) { return min_size(PANEL, tokens - t0); }
 
 static inline float *acts_float(const void *acts, size_t cols, size_t t0) {
@@ -135,12 +136,13 @@ static inline uint8_t *acts_panel(const void *acts, uint32_t kind, size_t cols, 
     return (uint8_t *)acts + t0 * token_bytes(kind, cols);
 }
 
-/* Where the 64 columns from column 64 * line on of token i begin, in 256 columns of n tokens for super-blocks. */
+/* Return the address of token i's 64 columns from column 64 * line on, in 256 columns of n tokens for super-blocks. */
 static inline uint8_t *line_at(const uint8_t *super, size_t planes, size_t n, size_t line, size_t i) {
     return (uint8_t *)super + LINE_COLS * planes * (line * n + i);
 }
 
-/* What follows their integers: where token i's d, sum of block b, and start of half h and a plane lie. */
+/* These functions return the addresses of the numbers after the integers: token i's d, the sum of its block b, and the
+ * start (-32 times the sum) of half h and a plane. */
 static inline uint8_t *super_d(const uint8_t *super, size_t planes, size_t n, size_t i) {
     return (uint8_t *)super + SUPER_COLS * planes * n + 4 * i;
 }
@@ -151,7 +153,7 @@ static inline uint8_t *super_start(const uint8_t *super, size_t planes, size_t n
     return super_d(super, planes, n, i) + 4 * n * (9 + h * planes + plane);
 }
 
-/* What follows the integers of a block; rest: where d[i] goes. */
+/* Store a token's numbers after the integers of a block.   rest: the address of d[i] */
 static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum) {
     const float bias = d * (float)sum;
     const int32_t zero[2] = {-8 * sum, -128 * sum};
@@ -161,7 +163,7 @@ static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum) {
     memcpy(rest + 12 * n, &zero[1], 4);
 }
 
-/* The same for super-blocks, of token i.  sum, high: of each 16 columns, all of it and its first plane */
+/* Store token i's numbers for super-blocks.  sum, high: for each 16 columns, the sum of the activations and of plane 0 */
 static inline void store_super_sums(uint8_t *super, size_t planes, size_t n, size_t i, float d, const int32_t *sum,
                                     const int32_t *high) {
     memcpy(super_d(super, planes, n, i), &d, 4);
@@ -175,7 +177,7 @@ static inline void store_super_sums(uint8_t *super, size_t planes, size_t n, siz
     }
 }
 
-/* The i-th of an array of F16, BF16 or F32. */
+/* Return number i of an array of F16, BF16 or F32. */
 static inline float float_at(const void *array, uint32_t kind, size_t i) {
     uint16_t h;
     float x;
@@ -189,14 +191,14 @@ static inline float float_at(const void *array, uint32_t kind, size_t i) {
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Loops of a constant few steps, so that what they index are registers. */
+/* UNROLL marks short loops of constant length, so that the arrays that they index stay in registers. */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* A field of the activations. */
+/* Return a float of the activations. */
 INLINE float act_f32(const uint8_t *p) {
     float x;
     memcpy(&x, p, 4);
@@ -209,18 +211,18 @@ INLINE int32_t act_i32(const uint8_t *p) {
     return x;
 }
 
-/* Super-blocks (matrix_super.c): one row of GGUF blocks into row `row` of a tile, and back as floats. */
+/* Super-blocks (matrix_super.c): pack a row of GGUF blocks into row `row` of a tile, and read a row back as floats. */
 size_t rvm_super_source(uint32_t kind); /* bytes of a GGUF block */
 void rvm_super_pack(const rvm_matrix_spec *s, const uint8_t *blocks, size_t row, uint8_t *tile);
 void rvm_super_row(const rvm_matrix_spec *s, const uint8_t *tile, size_t row, float *out);
 
-/* Scale and low, or the scales of both halves, of row r and columns k .. k + 31. Returns their block. */
+/* Get the scale and low, or the scales of both halves, of row r and columns k .. k + 31. Return the block of these codes. */
 const uint8_t *rvm_super_block(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, int factors[2]);
 
-/* d, and -dmin or 0, of the same. */
+/* Get d[0] = d and d[1] = -dmin, or 0, of row r and the super-block of column k. */
 void rvm_super_floats(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, float d[2]);
 
-/* Code of row r and column c in a block of 32. */
+/* Return the code of row r and column c in a block of 32 columns. */
 static inline unsigned block_code(const uint8_t *block, uint32_t kind, size_t r, size_t c) {
     const size_t at = 4 * r + c % 4, j = c / 4;
     if (kind == RVM_Q8) return block[64 * j + at];
@@ -230,7 +232,7 @@ static inline unsigned block_code(const uint8_t *block, uint32_t kind, size_t r,
     return low;
 }
 
-/* What both functions of an implementation refuse. */
+/* Return 1 if the arguments of `acts` or `matmul` are invalid. */
 int rvm_matmul_refuses(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens,
                        size_t tile_begin, size_t tile_end, const float *y, size_t y_stride);
 int rvm_acts_refuses(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,

@@ -1,18 +1,18 @@
-/* AMX: integer products of 16 tokens x 16 rows in one instruction, for panels of 16 tokens; both planes of 8 tokens
- * for panels of 6 to 15 (amx_few.h). Fewer tokens and float weights go through the kernels of AVX-512 with VNNI. The bits
- * are the same: both sum integers, and add the sums of blocks in the same order.
+/* The AMX kernels. One instruction multiplies 16 tokens by 16 rows in a panel of 16 tokens, and both planes of 8 tokens
+ * by 16 rows in a panel of 6 to 15 (amx_few.h). Fewer tokens and float weights use the kernels of AVX-512 with VNNI. The
+ * results have the same bits, because both kernels add integers, and add the blocks in the same order.
  *
- * Weights are unpacked once for up to PANELS panels. The products of a block of 32 columns are formed in tile
- * registers, stored, and added to the sums by vectors, LAG blocks later. Activations are read in slices of columns that
- * stay in the L2 cache. Super-blocks (amx_super.h) are unpacked for fewer panels: then a slice has more columns, and y
- * is read and written less often (matmul_bench: 8 panels are 10% faster than 16 or 4). */
+ * The kernel unpacks weights once for up to PANELS panels. Tile registers compute the products of a block of 32 columns
+ * and store them; vector instructions add them to the sums LAG blocks later. The kernel reads activations in slices of
+ * columns that stay in the L2 cache. It unpacks super-blocks (amx_super.h) for fewer panels, so that a slice has more
+ * columns and y is read and written less often (matmul_bench: 8 panels are 10% faster than 16 or 4). */
 #include "matrix_512vnni.h"
 
 enum { PANELS = 16, SUPER_PANELS = 8, LAG = 2, RING = 4, SLICE_BYTES = 768 << 10 };
 
 /* ---- tile registers ---- */
 
-/* The intrinsics want numbers. */
+/* The numbers of the tile registers are macros, because the intrinsics accept only literal numbers. */
 #define PRODUCTS_0 0
 #define PRODUCTS_1 1
 #define PRODUCTS_2 2
@@ -30,7 +30,7 @@ typedef struct {
 
 _Static_assert(sizeof(tile_config) == 64, "what the processor reads");
 
-/* For blocks of n columns: four of products, two of activations, two of weights. */
+/* Return the configuration for blocks of n columns: four registers for products, two for activations, two for weights. */
 static tile_config config_for(uint8_t n) {
     const uint8_t k = n / 4;
     return (tile_config){.palette = 1,
@@ -38,7 +38,7 @@ static tile_config config_for(uint8_t n) {
                          .rows = {16, 16, 16, 16, 16, 16, k, k}};
 }
 
-/* Compilers do not know how much memory the intrinsics read: what lies at p is complete. */
+/* Make the compiler finish all stores to p, because it does not know how much memory the tile intrinsics read. */
 INLINE void settle(const void *p) { __asm__ volatile("" ::"r"(p) : "memory"); }
 
 INLINE void use(const tile_config *c) {
@@ -47,7 +47,7 @@ INLINE void use(const tile_config *c) {
     else _tile_release();
 }
 
-/* The configuration of this thread, to `use` afterwards: llama.cpp sets its own once and expects to find it. */
+/* Return this thread's configuration, which `use` restores later: llama.cpp sets its own only once and relies on it. */
 INLINE tile_config current(void) {
     tile_config c;
     _tile_storeconfig(&c);
@@ -55,7 +55,7 @@ INLINE tile_config current(void) {
     return c;
 }
 
-/* c = q . codes in the registers PRODUCTS_0, _1 for even parts, _2, _3 for odd ones: one for each plane.
+/* Compute q . codes into PRODUCTS_0 and _1 for an even part, or _2 and _3 for an odd part, one register for each plane.
  *   q: [16 tokens][planes][32]   codes: [8][16 rows][4] */
 INLINE void multiply_part(size_t part, const uint8_t *q, const uint8_t *codes, const size_t planes) {
     _tile_loadd(ACTS_0, q, 32 * planes);
@@ -76,7 +76,7 @@ INLINE void multiply_part(size_t part, const uint8_t *q, const uint8_t *codes, c
     }
 }
 
-/* to: [planes][16 tokens][16 rows] */
+/* Store the products of a part.   to: [planes][16 tokens][16 rows] */
 INLINE void store_part(size_t part, int32_t *to, const size_t planes) {
     if (part % 2 == 0) {
         _tile_stored(PRODUCTS_0, to, 64);
@@ -89,13 +89,13 @@ INLINE void store_part(size_t part, int32_t *to, const size_t planes) {
 
 /* ---- weights ---- */
 
-/* Up to 256 columns of a tile. */
+/* Up to 256 unpacked columns of a tile. */
 typedef struct {
     _Alignas(64) weights block[8];
-    float scale[8][TILE], bias[8][TILE]; /* of each */
+    float scale[8][TILE], bias[8][TILE]; /* of each block of 32 columns */
 } unpacked;
 
-/* n blocks from column k on, which begins a group. */
+/* Unpack n blocks from column k on, where a group begins. */
 INLINE void unpack_columns(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, size_t n, const uint32_t kind,
                            const int affine, unpacked *to) {
     const size_t group = spec->group, scales = TILE * float_size(spec->scale_kind);
@@ -116,8 +116,8 @@ INLINE void unpack_columns(const rvm_matrix_spec *spec, const uint8_t *tile, siz
 
 /* ---- sums ---- */
 
-/* The products of a token and a block as floats, exactly as from one integer: without Q8 their parts are below 2^24.
- * from: [16 rows], those of the second plane `plane` behind   start: the token's, as in start_of */
+/* Return the products of a token and a block as floats, exact because the parts are below 2^24 for all kinds except Q8.
+ * from: [16 rows]; the second plane's products begin at from + plane   start: the token's start_of */
 INLINE f32x exact_sum(const int32_t *from, const size_t plane, const size_t planes, int32_t start,
                       const uint32_t kind) {
     const i32x first = _mm512_load_si512(from);
@@ -127,9 +127,9 @@ INLINE f32x exact_sum(const int32_t *from, const size_t plane, const size_t plan
     return f_fma(f_all(HIGH), f_of(first), f_of(low));
 }
 
-/* sum[t] += a block, for the first `some` <= T tokens.
- *   from: products, of a token `token` behind those of the one before, of its planes `plane`
- *   d: what follows the block's integers in a panel of n */
+/* Add a block to sum[t] for the first `some` <= T tokens.
+ *   from: the products; `token` and `plane` are the distances of two tokens and of a token's two planes
+ *   d: the numbers after the block's integers in a panel of n */
 INLINE void add_part(f32x *sum, const int32_t *from, const size_t token, const size_t plane, const unpacked *w,
                      size_t part, const uint8_t *d, size_t n, size_t some, const size_t T, const size_t planes,
                      const uint32_t kind, const int affine) {
@@ -151,20 +151,20 @@ INLINE void add_part(f32x *sum, const int32_t *from, const size_t token, const s
 typedef struct {
     const rvm_matrix_spec *spec;
     rvm_acts_kind acts;
-    const uint8_t *first; /* panel */
-    size_t panels, begin, end; /* columns */
+    const uint8_t *first; /* the first panel */
+    size_t panels, begin, end; /* number of panels; columns [begin, end) */
     float *y;
     size_t y_stride;
 } slice;
 
-/* 256 columns of a tile for a panel. */
+/* The product of 256 columns of a tile and a panel. */
 typedef struct {
     float *sums; /* [16 tokens][16 rows] */
     const unpacked *w;
     const uint8_t *act; /* the panel, from the first block of w on */
 } unit;
 
-/* All parts of all units: the products of one part are formed while those of an earlier one are added. */
+/* Multiply all parts of all units. The products of a part are computed while vectors add those of an earlier part. */
 INLINE void multiply_units(const unit *units, size_t count, size_t parts, const size_t planes, const uint32_t kind,
                            const int affine) {
     const size_t block_acts = PANEL * act_bytes(planes);
@@ -191,7 +191,7 @@ INLINE void multiply_units(const unit *units, size_t count, size_t parts, const 
     }
 }
 
-/* Columns k .. of up to 256 for all panels, the tiles in turn. */
+/* Multiply up to 256 columns from k on for all panels, one tile after the other. */
 INLINE void multiply_columns(const slice *s, const uint8_t *const *tile, const size_t tiles, size_t k,
                              float (*sums)[PANELS][PANEL * TILE], const size_t planes, const uint32_t kind,
                              const int affine) {
@@ -207,7 +207,7 @@ INLINE void multiply_columns(const slice *s, const uint8_t *const *tile, const s
     multiply_units(units, tiles * s->panels, blocks, planes, kind, affine);
 }
 
-/* Soon read: the super-block of a tile at column k, or if the slice ends there, of the tile two further on. */
+/* Prefetch the tile's super-block at column k or, if the slice ends there, the super-block of the second next tile. */
 INLINE void prefetch_super(const slice *s, const uint8_t *tile, size_t k) {
     const size_t bytes = super_bytes(s->spec->kind);
     if (k == s->end) tile += 2 * tile_bytes(s->spec), k = s->begin;
@@ -215,7 +215,7 @@ INLINE void prefetch_super(const slice *s, const uint8_t *tile, size_t k) {
     for (size_t i = 0; i < bytes; i += 64) prefetch_line(p + i);
 }
 
-/* The same for super-blocks. */
+/* Multiply 256 columns of super-blocks from k on for all panels. */
 INLINE void super_columns(const slice *s, const uint8_t *const *tile, const size_t tiles, size_t k,
                           float (*sums)[PANELS][PANEL * TILE], const size_t planes, const uint32_t kind) {
     const size_t panel_bytes = PANEL * token_bytes(s->acts, s->spec->cols);
@@ -230,7 +230,7 @@ INLINE void super_columns(const slice *s, const uint8_t *const *tile, const size
     multiply_supers(units, tiles * s->panels, planes, kind);
 }
 
-/* One or two tiles of the slice for all its panels. */
+/* Multiply one or two tiles of the slice for all panels of the slice. */
 INLINE void multiply(const slice *s, const uint8_t *const *tile, const size_t tiles, const size_t *rows,
                      const size_t planes, const uint32_t kind, const int affine) {
     _Alignas(64) float sums[2][PANELS][PANEL * TILE];
@@ -292,7 +292,7 @@ static tiles_function *tiles_for(const rvm_matrix_spec *spec, size_t planes) {
     return all[planes - 1][spec->kind == RVM_Q8][spec->affine];
 }
 
-/* The full panels among `tokens`. */
+/* Compute the full panels of `tokens`. */
 static void full_panels(const rvm_matrix *m, rvm_acts_kind kind, const void *a, size_t tokens, size_t tile_begin,
                         size_t tile_end, float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &m->spec;
@@ -325,7 +325,7 @@ static int matmul_in_tiles(const rvm_matrix *m, rvm_acts_kind kind, const void *
     return matmul(m, kind, rest, tokens - full, tile_begin, tile_end, y + full * y_stride, y_stride);
 }
 
-/* Rounds of products from the L1 cache. */
+/* Compute products of data in the L1 cache `rounds` times. */
 static uint64_t peak_in_tiles(uint64_t rounds, int32_t *sum) {
     _Alignas(64) uint8_t q[1024], codes[512];
     _Alignas(64) int32_t c[512];

@@ -1,27 +1,27 @@
-/* The matrix kernels, written once over a vector of 16 lanes, one per row of a tile.
+/* This header has the matrix kernels, written once for a vector of 16 lanes, one lane per row of a tile.
  *
- * An instruction set's file says what the following are, includes this file, and fills rvm_matmul_<name>:
+ * The file of an instruction set defines the following names, includes this file, and defines rvm_matmul_<name>:
  *
  *   f32x     16 floats          f_zero()  f_all(float)  f_mul(a, b)  f_fma(a, b, c) = a * b + c
  *                               f_load(p, kind)   16 values of kind F16, BF16 or F32
  *                               f_store(y, a, n)  the first n <= 16
  *   i32x     16 int32           i_all(int32)  f_of(i32x)  i_join(high, low) = 254 * high + low
  *                               i_load8(p)  16 int8       i_mla(a, b, c) = a + b * c
- *   weights  a block: 16 rows x 32 columns as bytes         unpack(p, kind, m, w)   for m planes in all
+ *   weights  a block: 16 rows x 32 columns as bytes         unpack(p, kind, m, w)   before products with m planes
  *   dots(acc, w, q, apart, m, kind)   acc[i] += w . q[i], i < m, for each row
  *                               q: m planes of 32 activations, `apart` bytes from one to the next
- *   dots_part(acc, w, q, apart, m, kind, from, n)   of columns 4 from .. 4 (from + n) - 1 alone, n a multiple of 4
+ *   dots_part(acc, w, q, apart, m, kind, from, n)   only of columns 4 from .. 4 (from + n) - 1, n a multiple of 4
  *   i_round(f32x)  i_add(a, b)  i_larger(i32x, f32x)  i_bytes(p, i32x)  i_sum(i32x)  i_most(i32x)
- *   prefetch_line(p), prefetch_block(p, kind), and prefetch_close(p) for what comes next
- *   OFFSET8  what unpack takes off 8-bit weights: 0, or 128 where the instruction wants them signed
- *   MAX_T    tokens for which a block is unpacked at a time: 4, 8 or 16
- *   STEP     planes whose dot products are formed together: 1, 2, 4 or 8; those of a token always are
- *   FLOAT_T  float weights: tokens at a time, for one tile
- *   WIDE_T   float weights: most tokens for which WIDE tiles have enough registers
+ *   prefetch_line(p), prefetch_block(p, kind), and prefetch_close(p) for later weights
+ *   OFFSET8  the number that unpack subtracts from 8-bit weights: 0, or 128 if the instruction needs signed weights
+ *   MAX_T    the number of tokens for which a block is unpacked once: 4, 8 or 16
+ *   STEP     the number of planes whose dot products are computed together: 1, 2, 4 or 8; a token's planes always are
+ *   FLOAT_T  float weights: the number of tokens computed together for one tile
+ *   WIDE_T   float weights: the maximum number of tokens for which WIDE tiles have enough registers
  */
 #include "matrix.h"
 
-/* Rounds of `dots` over one block that stays in the registers and the L1 cache. */
+/* Run `dots` `rounds` times over one block that stays in the registers and the L1 cache. */
 static inline uint64_t peak(uint64_t rounds, int32_t *sum) {
     _Alignas(64) uint8_t block[512], q[32 * MAX_T];
     for (size_t i = 0; i < sizeof block; i++) block[i] = (uint8_t)(37 * i);
@@ -31,7 +31,7 @@ static inline uint64_t peak(uint64_t rounds, int32_t *sum) {
     i32x acc[MAX_T];
     UNROLL for (size_t t = 0; t < MAX_T; t++) acc[t] = i_all(0);
     for (uint64_t i = 0; i < rounds; i++) {
-        __asm__ volatile("" ::"r"(q), "r"(block) : "memory"); /* or products would be formed once for all rounds */
+        __asm__ volatile("" ::"r"(q), "r"(block) : "memory"); /* without this line the compiler would compute the products only once */
         UNROLL for (size_t t = 0; t < MAX_T; t += STEP) dots(acc + t, &w, q + 32 * t, 32, STEP, RVM_Q4);
     }
     *sum = 0;
@@ -39,19 +39,19 @@ static inline uint64_t peak(uint64_t rounds, int32_t *sum) {
     return rounds * TILE * 32 * MAX_T;
 }
 
-/* WIDE: tiles at a time for few tokens and float weights; one tile's sums would wait for each other.
- * AHEAD, CLOSE: bytes to prefetch ahead for few tokens, from memory and into the L1 cache: 2048 to 16384 read alike, and
- * so do 640 to 1280 (matmul_bench).
- * AHEAD_COLS: the same for 16-bit floats, in columns of each tile. For 32-bit ones it is faster not to. */
+/* WIDE: tiles computed together for few tokens and float weights; the sums of only one tile would wait for each other.
+ * AHEAD, CLOSE: distances in bytes of the prefetches for few tokens, from memory and into the L1 cache. Distances of 2048
+ * to 16384, and of 640 to 1280, are equally fast (matmul_bench).
+ * AHEAD_COLS: the distance for 16-bit floats, in columns of each tile. 32-bit floats are faster without prefetch. */
 enum { WIDE = 4, AHEAD = 4096, CLOSE = 1024, AHEAD_COLS = 64 };
 
-/* Behind the block at p: weights under way from memory, and those that have come nearer, into the L1 cache. */
+/* Prefetch weights after the block at p: far weights from memory, and nearer weights into the L1 cache. */
 INLINE void prefetch_ahead(const uint8_t *p, uint32_t kind) {
     prefetch_block(p + AHEAD, kind);
     for (size_t i = 0; i < block_bytes(kind); i += 64) prefetch_close(p + CLOSE + i);
 }
 
-/* What a dot product starts from, so that it ends as (q - zero point) . xhat.  act: the token's d. */
+/* Return the start value of a dot product that gives (q - zero point) . xhat.  act: the address of the token's d */
 INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
     const int offset = kind == RVM_Q8 ? OFFSET8 : 0;
     if (affine && offset) return i_all(-act_i32(act + 12 * n));
@@ -59,12 +59,12 @@ INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
     return i_all(act_i32(act + (kind == RVM_Q4 ? 8 : 12) * n));
 }
 
-/* 254 high + low as a float. Those of 4 bits are below 2^24, so that floats join them exactly, with fewer operations. */
+/* Return 254 high + low as a float. For 4-bit weights the parts are below 2^24, so floats join them exactly and faster. */
 INLINE f32x joined_planes(i32x high, i32x low, uint32_t kind) {
     return kind == RVM_Q8 ? f_of(i_join(high, low)) : f_fma(f_all(HIGH), f_of(high), f_of(low));
 }
 
-/* sum[t] += one block times T <= STEP tokens with d[t], sums behind them. */
+/* Add one block times T <= STEP tokens to sum[t].   d: the tokens' scales, followed by their sums */
 INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t *q, const uint8_t *d, size_t n,
                       const size_t T, const size_t planes, const uint32_t kind, const int affine) {
     i32x acc[2 * STEP];
@@ -80,11 +80,11 @@ INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t
     }
 }
 
-/* Are so few tokens multiplied that reading the weights counts? The compiler knows: a whole panel has its own code. */
+/* Return 1 for few tokens, where the time to read the weights matters. A full panel has n = PANEL, a constant. */
 INLINE int reads_ahead(size_t n) { return n != PANEL; }
 
-/* y[t][r] = x[t] . W[r] for one tile and tokens i .. i + T of a panel of n.
- *   act: the panel   y: where token i's row meets the tile   rows: how many of the 16 exist */
+/* Compute y[t][r] = x[t] . W[r] for one tile and the tokens i .. i + T - 1 of a panel of n.
+ *   act: the panel   y: the address for token i and the tile's first row   rows: the number of real rows in the tile */
 INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const uint8_t *act, size_t n,
                            size_t i, const size_t T, const size_t planes, const uint32_t kind, const int affine,
                            float *y, size_t y_stride, size_t rows) {
@@ -113,7 +113,7 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
 
 #include "super_kernel.h"
 
-/* The same for R tiles in a row and float weights.  x: [cols, n] of the panel */
+/* Compute the same for R consecutive tiles of float weights.  x: [cols, n], the panel's activations */
 INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const float *x, size_t n, size_t i,
                         const size_t R, const size_t T, const uint32_t kind, float *y, size_t y_stride,
                         size_t rows) {
@@ -144,7 +144,7 @@ INLINE void any_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uin
     else quantised_tile(spec, tile, act, n, i, T, planes, kind, affine, y, y_stride, rows);
 }
 
-/* All tokens of a panel, as many at a time as there are registers for. */
+/* Compute all tokens of a panel; each step takes the number of tokens that fits into the registers. */
 #define TOKENS_AT_A_TIME(T, n, planes, kind, affine) \
     for (; (n) - i >= (T); i += (T))                 \
     any_tile(spec, tile, act, n, i, T, planes, kind, affine, y + i * y_stride, y_stride, rows)
@@ -231,7 +231,7 @@ static float_panel *float_panel_for(uint32_t kind, int wide) {
     return wide ? panel_f32_wide : panel_f32;
 }
 
-/* Tiles whose weights stay in the L2 cache while the panels of activations pass. */
+/* Return the number of tiles whose weights stay in the L2 cache while the kernel goes through the panels. */
 static size_t chunk_tiles(const rvm_matrix_spec *spec) {
     const size_t n = (size_t)(256 << 10) / tile_bytes(spec);
     return n ? n : 1;
@@ -241,7 +241,7 @@ static void quantised_chunk(const rvm_matrix *w, rvm_acts_kind kind, const void 
                             size_t end, float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &w->spec;
     quantised_panel *panel = panel_for(spec, act_planes(kind));
-    const size_t apart = tile_bytes(spec); /* two divisions: not for each tile */
+    const size_t apart = tile_bytes(spec); /* computed once, because it takes two divisions */
     for (size_t t = 0; t < tokens; t += PANEL) {
         const size_t n = panel_tokens(tokens, t);
         const uint8_t *act = acts_panel(acts, kind, spec->cols, t), *p = tile_at(w, begin);
@@ -277,7 +277,7 @@ static int matmul(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, siz
     return RVM_OK;
 }
 
-/* The d of n activations, as in matrix_scalar.c, and in *inverse 1 / d; 0 if all of them become 0. */
+/* Return the scale d of n activations, as in matrix_scalar.c, and set *inverse = 1 / d. Both are 0 if all become 0. */
 INLINE float scale_of(const float *x, size_t n, const size_t planes, float *inverse) {
     i32x largest = i_all(0);
     for (size_t k = 0; k < n; k += 16) largest = i_larger(largest, f_load((const uint8_t *)(x + k), RVM_F32));
@@ -288,7 +288,7 @@ INLINE float scale_of(const float *x, size_t n, const size_t planes, float *inve
     return top >= 0x7f800000 ? NAN : none ? 0 : most / act_most(planes);
 }
 
-/* 16 activations as integers, into bytes of each plane. Returns them; *high: what their first plane has. */
+/* Store 16 activations as integers, one byte in each plane. Return the integers; *high: the parts in the first plane. */
 INLINE i32x integers(const float *x, float inverse, const size_t planes, size_t apart, uint8_t *q, i32x *high) {
     const f32x v = f_mul(f_load((const uint8_t *)x, RVM_F32), f_all(inverse));
     const i32x whole = i_round(v);
@@ -298,7 +298,7 @@ INLINE i32x integers(const float *x, float inverse, const size_t planes, size_t 
     return whole;
 }
 
-/* 32 activations. Returns d. */
+/* Quantise 32 activations. Return their scale d. */
 INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *sum) {
     float inverse;
     const float d = scale_of(x, 32, planes, &inverse);
@@ -310,7 +310,7 @@ INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *
     return d;
 }
 
-/* Token i of a panel of n.  x: its row */
+/* Store the activations of token i of a panel of n.  x: the token's row */
 INLINE void quantised_acts(const float *x, size_t cols, const size_t planes, size_t i, size_t n, uint8_t *block) {
     for (size_t k = 0; k < cols; k += 32, block += n * act_bytes(planes)) {
         int32_t sum;
@@ -319,7 +319,7 @@ INLINE void quantised_acts(const float *x, size_t cols, const size_t planes, siz
     }
 }
 
-/* The same for super-blocks. */
+/* Store the activations of token i of a panel of n for super-blocks. */
 INLINE void super_acts(const float *x, size_t cols, const size_t planes, size_t i, size_t n, uint8_t *super) {
     for (size_t k = 0; k < cols; k += SUPER_COLS, super += n * super_act_bytes(planes)) {
         int32_t sum[16] = {0}, high[16] = {0};

@@ -1,23 +1,23 @@
-/* Attention over head-pages of codes (pages.h), written with the vectors of matrix_kernel.h. An instruction set's file
- * includes this file after that one.  `tier` is a constant wherever it is passed on.
+/* This header has attention over head-pages of codes (pages.h), written with the vectors of matrix_kernel.h. The file of an
+ * instruction set includes it after matrix_kernel.h.  `tier` is a constant in all functions after inlining.
  *
  * A row of queries, or of weights p_t s_t, becomes integers x with one float scale `step`. Each x is stored as `terms`
- * int8 numbers: x = hi, or x = 254 hi + lo with |hi|, |lo| <= 127 (no instruction saturates). Rows are computed in
- * chunks of n; the codes of a chunk are, with T = n * terms:
+ * int8 numbers: x = hi, or x = 254 hi + lo with |hi|, |lo| <= 127 (so no instruction saturates). The kernels compute
+ * rows in chunks of n. The codes of a chunk are, with T = n * terms:
  *   step float [n], step * sum(x) float [n], -128 * sum(term) int32 [T], then for each 32 columns int8 [T][32]
- * Sums of 512 products stay below 2^24: exact as floats. */
+ * Sums of 512 products stay below 2^24, so they are exact as floats. */
 #include "page_terms.h"
 
-#ifndef ODD_TOKENS /* 1: dots accepts three tokens */
+#ifndef ODD_TOKENS /* 1 if dots accepts three tokens */
 #define ODD_TOKENS 1
 #endif
 
-/* If the instruction set multiplies bytes slowly, the including file defines WORDS, the most rows at a time, and
- *   dots_words(acc, p, q, m)   acc[r] += w . q[r], r < m, for each row of a block of 8-bit weights at p, as they
- *                              are stored.  q: int16 [m][32]
+/* If the instruction set multiplies bytes slowly, the including file defines WORDS, the maximum number of rows at a time, and
+ *   dots_words(acc, p, q, m)   acc[r] += w . q[r], r < m, for each row of a block of stored 8-bit weights
+ *                              at p.  q: int16 [m][32]
  *   i_words(p, i32x)           stores 16 values as int16
- * For 8-bit weights a row of two terms is then stored as int16, [n][32] to a block, in as many bytes. The sums are the
- * same integers. */
+ * For 8-bit weights a row of two terms is then stored as int16, [n][32] for each block, in the same number of bytes. The
+ * sums are the same integers. */
 #ifndef WORDS
 #define WORDS 0
 INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) {
@@ -28,7 +28,7 @@ INLINE void i_words(uint8_t *to, i32x a) { (void)to, (void)a; }
 
 INLINE int as_words(const rvm_tier tier) { return WORDS && TIERS[tier].bits == 8 && page_terms(tier) == 2; }
 
-/* The most rows of a chunk: as many as fit in registers. */
+/* Return the maximum number of rows in a chunk: the number that fits into the registers. */
 INLINE size_t most_rows(const rvm_tier tier) {
     if (as_words(tier)) return WORDS;
     return MAX_T / page_terms(tier) < 8 ? MAX_T / page_terms(tier) : 8;
@@ -43,8 +43,8 @@ INLINE size_t chunk_rows(size_t left, const rvm_tier tier) {
 
 INLINE f32x load_floats(const float *p) { return f_load((const uint8_t *)p, RVM_F32); }
 
-/* Half i of a block: 16 numbers -> their terms. Adds the terms to `sums`, and MIDDLE times the rounding errors to
- * *rest unless NULL. */
+/* Convert 16 numbers, half i of a block, to their terms. Add the terms to `sums` and, if rest is not NULL, MIDDLE times
+ * the rounding errors to *rest. */
 INLINE void code_half(f32x x, float step, float inverse, const rvm_tier tier, size_t i, uint8_t *to, i32x *sums,
                       f32x *rest) {
     const size_t terms = page_terms(tier);
@@ -65,7 +65,7 @@ INLINE void code_half(f32x x, float step, float inverse, const rvm_tier tier, si
     sums[1] = i_add(sums[1], low);
 }
 
-/* x [n] -> codes, in blocks of 32 columns, `apart` bytes from one to the next. Returns step, 0 if all |x| < 1e-30. */
+/* Convert x [n] to codes in blocks of 32 columns, `apart` bytes apart. Return step, or 0 if all |x| < 1e-30. */
 INLINE float code_row(const float *x, const size_t n, const rvm_tier tier, uint8_t *codes, size_t apart,
                       i32x *sums, f32x *rest) {
     const size_t terms = page_terms(tier);
@@ -86,27 +86,27 @@ INLINE float code_row(const float *x, const size_t n, const rvm_tier tier, uint8
     return step;
 }
 
-/* Row r's dot product, from the dot products of its terms. */
+/* Return row r's dot product from the dot products of its terms. */
 INLINE f32x joined(const i32x *acc, size_t r, const rvm_tier tier) {
     if (as_words(tier)) return f_of(acc[r]);
     acc += page_terms(tier) * r;
     return page_terms(tier) == 2 ? f_fma(f_all(254), f_of(acc[0]), f_of(acc[1])) : f_of(acc[0]);
 }
 
-/* How the matrix kernels name codes of this width. */
+/* Return the matrix kernels' kind for codes of the tier's width. */
 INLINE uint32_t kind_of(const rvm_tier tier) { return TIERS[tier].bits == 4 ? RVM_Q4 : RVM_Q8; }
 
-/* Prefetches one block into the L1 cache. Weights go elsewhere; of pages, half a page or more is always in flight. */
+/* Prefetch one block of a page into the L1 cache. Half a page or more is always prefetched; weights use prefetch_ahead. */
 INLINE void prefetch_near(const uint8_t *p, const rvm_tier tier) {
     for (size_t i = 0; i < page_block(tier); i += 64) __builtin_prefetch(p + i);
 }
 
-/* Are codes multiplied as they are stored, plus 128? Then acc starts from -128 * sum(x). */
+/* Return 1 if the kernel multiplies codes as stored, which is plus 128. Then acc starts from -128 * sum(x). */
 INLINE int is_offset(const rvm_tier tier) {
     return page_zero(tier) && (OFFSET8 == 0 || as_words(tier));
 }
 
-/* acc[t] = sum over `blocks` blocks of a tile of (code . q[t]), n rows.  start: -128 * sums, per token */
+/* Compute acc[t] = sum of code . q[t] over `blocks` blocks of a tile, for n rows.  start: -128 * sum of each term */
 INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8_t *q, const uint8_t *start,
                       const size_t n, const rvm_tier tier, const uint8_t *soon) {
     const size_t T = n * page_terms(tier), used = as_words(tier) ? n : T;
@@ -125,7 +125,7 @@ INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8
     }
 }
 
-/* The scores of a chunk of queries. */
+/* Compute the scores of a chunk of queries. */
 INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t n, const rvm_tier tier,
                         size_t head_dim, const uint8_t *soon, float *scores) {
     const size_t T = n * page_terms(tier), tile = key_tile(tier, head_dim);
@@ -145,14 +145,14 @@ INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t 
     }
 }
 
-/* total + sum_t p_t b_t, lane by lane */
+/* Return total + sum_t p_t b_t, separately in each lane. */
 INLINE f32x biases_of(const uint8_t *biases, const float *p, f32x total) {
     UNROLL for (size_t i = 0; i < PAGE_TOKENS; i += TILE)
         total = f_fma(load_floats(p + i), f_load(biases + 2 * i, RVM_F16), total);
     return total;
 }
 
-/* One row's weights p_t s_t as codes. Returns step. */
+/* Convert one row's weights p_t s_t to codes. Return step. */
 INLINE float weight_row(const uint8_t *page, const float *scale, const float *p, const size_t n,
                         const rvm_tier tier, uint8_t *codes, int32_t *start, float *every) {
     const size_t terms = page_terms(tier);
@@ -170,7 +170,7 @@ INLINE float weight_row(const uint8_t *page, const float *scale, const float *p,
     return step;
 }
 
-/* Adds the values of a page, weighted by a chunk of rows of p. */
+/* Add the values of a page, weighted by a chunk of rows of p, to `sum`. */
 INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const rvm_tier tier, size_t head_dim,
                         const uint8_t *soon, float *sum, size_t stride) {
     const size_t terms = page_terms(tier), width = value_rows(head_dim);
@@ -186,7 +186,7 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
         const size_t at = values_at(tier, head_dim) + i * value_tile(tier);
         i32x acc[16];
         const uint8_t *q = codes;
-        __asm__ volatile("" : "+r"(q)); /* keeps gcc from holding all codes in vectors and spilling most */
+        __asm__ volatile("" : "+r"(q)); /* prevents gcc from loading all codes into vectors and spilling most of them */
         tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, n, tier,
                   soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
@@ -214,7 +214,7 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
         CHUNK(n, 1, tier, call)                                         \
     }
 
-/* For each code tier two functions, in which the tier is a constant. */
+/* Define two functions for each code tier, in which the tier is a constant. */
 #define TIER_FUNCTIONS(name, bits, rotated, terms)                                                               \
     static void scores_##name(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,           \
                               const uint8_t *soon, float *scores) {                                              \
@@ -230,7 +230,7 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
 
 RVM_CODE_TIERS(TIER_FUNCTIONS)
 
-/* Row i of a chunk of n. */
+/* Convert row i of a chunk of n to codes. */
 INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const rvm_tier tier, uint8_t *codes) {
     const size_t terms = page_terms(tier), T = n * terms, columns = key_columns(head_dim);
     float x[RVM_MAX_HEAD_DIM];

@@ -1,9 +1,9 @@
-/* Loops over float arrays that gcc and clang turn into vector code.
+/* This header has loops over float arrays that gcc and clang turn into vector code.
  *
- * This file and kernels.c are compiled once per instruction set. `omp simd` (no OpenMP at run time)
- * lets the compiler compute a reduction in vector lanes. The scalar build ignores it: the tests compare all others
- * with that build. -ffast-math stays off: masks need exp(-inf) = 0, and NaN must survive
- * to be reported.
+ * The build compiles this file and kernels.c once per instruction set. `omp simd` (no OpenMP at run time)
+ * lets the compiler compute a reduction in vector lanes. The scalar build ignores it, and the tests compare
+ * all other builds with the scalar build. -ffast-math stays off, because masks need exp(-inf) = 0 and because the
+ * kernels must report NaN.
  */
 #ifndef RVM_VEC_H
 #define RVM_VEC_H
@@ -19,11 +19,11 @@
 #define SIMD(clauses) PRAGMA(omp simd clauses)
 #define PRAGMA(x) _Pragma(#x)
 
-/* Vocabulary rows are computed in blocks of so many floats, whose temporaries stay in the L1 cache. */
+/* The kernels compute rows of the vocabulary in blocks of BLOCK floats, whose temporaries stay in the L1 cache. */
 enum { BLOCK = 1024 };
 
-/* Prefetch into the L2 cache while something else is computed. Reading a page that is in no cache is then twice as
- * fast as with the processor's own prefetching; prefetching into L1 would stall. */
+/* Prefetch memory into the L2 cache during other computation. A page that was in no cache is then read twice as fast as
+ * with the processor's own prefetching. A prefetch into the L1 cache would stall. */
 static inline void prefetch_l2(const void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)memory + i, 0, 2);
 }
@@ -35,7 +35,7 @@ static const float ROUNDING = 12582912.0f; /* 1.5 * 2^23 */
 
 /* e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2;  e^r = 1 + r + r^2 q(r).
  * ln 2 is split so that k * LN2_HI is exact; q is a degree-4 minimax fit (relative error 4e-9), so rounding
- * dominates the error: less than 2 ulp from -87 to 88.37. Below that range the result is 0, above it undefined. */
+ * dominates the error: less than 2 ulp from -87 to 88.37. Below this range the result is 0; above it the result is undefined. */
 static inline float exp_up_to_88(float x) {
     const float ln2_hi = 0.693359375f, ln2_lo = -2.1219444170128554e-4f;
     const float shifted = x * 1.4426950216293335f + ROUNDING, k = shifted - ROUNDING;
@@ -50,7 +50,7 @@ static inline float exp_up_to_88(float x) {
     return x < -87.0f ? 0.0f : e;
 }
 
-/* 2^x for |x| < 120, in fewer steps: 2^r by a minimax fit of degree 5 (relative error with rounding 1.6e-7). */
+/* Return 2^x for |x| < 120, faster than e^x: 2^r by a minimax fit of degree 5 (relative error with rounding 1.6e-7). */
 static inline float exp2_near(float x) {
     const float shifted = x + ROUNDING, r = x - (shifted - ROUNDING);
     float e = 1.326472731307149e-3f;
@@ -62,7 +62,7 @@ static inline float exp2_near(float x) {
     return float_of(bits_of(e) + (bits_of(shifted) << 23));
 }
 
-/* 2^x for x <= 0, also for a far one: 0 below -126. */
+/* Return 2^x for any x <= 0; the result is 0 for x below -126. */
 static inline float exp2_down(float x) {
     const float e = exp2_near(x);
     return x < -126.0f ? 0.0f : e;
@@ -70,8 +70,8 @@ static inline float exp2_down(float x) {
 
 static inline float exp_f32(float x) { return x > 88.37f ? INFINITY : exp_up_to_88(x); }
 
-/* max(x[0..n), m), computed on integers in the same order: compilers do not vectorise a float maximum that must
- * respect NaN, and the integer maximum has a shorter latency. A NaN may come out, or be skipped. */
+/* Return max(x[0..n), m), computed on integers that have the order of the floats. Compilers do not vectorise a float
+ * maximum that must respect NaN, and an integer maximum has a shorter latency. The result for a NaN is undefined. */
 static inline float max_of(const float *x, size_t n, float m) {
     int32_t top = INT32_MIN;
     SIMD(reduction(max : top))
@@ -84,12 +84,12 @@ static inline float max_of(const float *x, size_t n, float m) {
     return most > m ? most : m;
 }
 
-/* |x| as bits: below 0x7f800000 exactly when x is finite. */
+/* Return the bits of |x|, which are below 0x7f800000 exactly if x is finite. */
 static inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
 
 static inline int is_finite_magnitude(uint32_t m) { return m < 0x7f800000u; }
 
-/* Four partial sums: gcc keeps one accumulator per sum, and each addition waits for the one before. */
+/* Return the dot product, in four partial sums: gcc keeps one accumulator per sum, whose additions wait for each other. */
 static inline float dot_of(const float *x, const float *y, size_t n) {
     float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
     size_t q = n / 4;
@@ -104,10 +104,10 @@ static inline float dot_of(const float *x, const float *y, size_t n) {
     return (s0 + s1) + (s2 + s3);
 }
 
-/* Compilers add the numbers of one sum in their order, each after the one before. So a sum is kept in SUMS parts. */
+/* Compilers add the numbers of one sum one after the other. So the kernels keep a sum in SUMS independent parts. */
 enum { SUMS = 16 };
 
-/* sums += x.  n: a multiple of SUMS */
+/* Add x to sums.  n: a multiple of SUMS */
 static inline void sums_add(float *restrict sums, const float *restrict x, size_t n) {
     for (size_t i = 0; i < n; i += SUMS) {
         SIMD()
@@ -130,7 +130,7 @@ static inline float sum_of(const float *x, size_t n) {
     return sums_total(sums) + rest;
 }
 
-/* y[i] = e^(x[i] - shift); y may be x. Returns sum_i y[i]. */
+/* Compute y[i] = e^(x[i] - shift); y may be x. Return sum_i y[i]. */
 static inline float exp_sum(const float *x, float shift, size_t n, float *y) {
     float sums[SUMS] = {0}, rest = 0;
     const size_t whole = n / SUMS * SUMS;
@@ -141,7 +141,7 @@ static inline float exp_sum(const float *x, float shift, size_t n, float *y) {
     return sums_total(sums) + rest;
 }
 
-/* y[v] += sum_k c[k] * rows[k][v]      rows: [r, ld], the first n columns of it */
+/* y[v] += sum_k c[k] * rows[k][v]      rows: [r, ld], of which the first n columns are used */
 static inline void add_rows(float *restrict y, const float *restrict rows, size_t ld,
                             const float *restrict c, size_t r, size_t n) {
     for (; r >= 4; r -= 4, c += 4, rows += 4 * ld) {
@@ -218,7 +218,7 @@ static inline void add_outer(float *restrict m, const float *restrict x, const f
     }
 }
 
-/* Running sum of e^x over blocks, as sum * e^max.  Begins at {-FLT_MAX, 0}: with -INFINITY a block of
+/* A running sum of e^x over blocks, kept as sum * e^max. It begins at {-FLT_MAX, 0}, because with -INFINITY a block of
  * -inf logits would compute inf - inf. */
 typedef struct {
     float max;
@@ -227,7 +227,7 @@ typedef struct {
 
 #define EXPSUM_EMPTY ((expsum){-FLT_MAX, 0})
 
-/* Raise the running maximum to cover the block; returns what older sums must be multiplied by. */
+/* Raise the running maximum to the block's maximum. Return the factor for older sums. */
 static inline float expsum_raise(expsum *s, const float *x, size_t n) {
     float m = max_of(x, n, s->max), keep = 1;
     if (m > s->max) {
@@ -238,7 +238,7 @@ static inline float expsum_raise(expsum *s, const float *x, size_t n) {
     return keep;
 }
 
-/* x, tmp: [n <= BLOCK]; tmp may be x. */
+/* Add a block to the running sum.  x, tmp: [n <= BLOCK]; tmp may be x. */
 static inline void expsum_add(expsum *s, const float *x, size_t n, float *tmp) {
     expsum_raise(s, x, n);
     s->sum += exp_sum(x, s->max, n, tmp);
