@@ -1,10 +1,11 @@
-"""ALiBi: scores that fall with the distance between query and key. (Press et al. 2022, section 3)
+"""This module computes the slopes of ALiBi. With ALiBi, the attention score falls linearly with the distance
+between the query at position i and the key at position j. (Press et al. 2022, section 3)
 
     score(i, j) = q_i . k_j / sqrt(d) + slope_h (j - i)        j <= i
 
-For n heads, n a power of two, the slopes are 2^(-m k / n), k = 1 .. n, with m = `bias_max` (8 in the paper).
-For another n they are those of the next lower power of two, p, followed by every second slope of 2 p heads:
-2^(-m k / 2p), k = 1, 3, 5 .. (the paper's code).
+If the number of heads n is a power of two, the slopes are 2^(-m k / n) for k = 1 to n; m is `bias_max` (8 in
+the paper). If n is no power of two, let p be the next lower power of two. The first p slopes are the slopes
+for p heads. The other slopes are 2^(-m k / 2p) for k = 1, 3, 5 and so on (as in the paper's code).
 """
 
 import numpy as np

@@ -46,19 +46,19 @@ class Family:
     bias_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
     window: Window = Window.NO_LAYER
     head_norms: bool = False
-    skips_rope: bool = False  # in the layers that no_rope_layers or no_rope_layer_interval names
-    scales_queries: bool = False  # by llama_4_scaling_beta in RoPE's parameters
-    layer_norm: bool = False  # LayerNorm instead of RMS norm
+    skips_rope: bool = False  # some layers have no RoPE: see no_rope_layers and no_rope_layer_interval
+    scales_queries: bool = False  # llama_4_scaling_beta in RoPE's parameters scales the queries
+    layer_norm: bool = False  # the family has LayerNorm instead of RMS norm
     norm_biases: bool = False
-    has_rope: bool = True  # False: ALiBi instead
+    has_rope: bool = True  # False: the family has ALiBi instead of RoPE
     gated_mlp: bool = True
-    partial_rope: bool = False  # RoPE turns a part of each head: partial_rotary_factor
-    unsupported: Mapping[str, str] = field(default_factory=dict)  # flags that are refused, and what they mean
+    partial_rope: bool = False  # RoPE rotates only a part of each head: see partial_rotary_factor
+    unsupported: Mapping[str, str] = field(default_factory=dict)  # {flag that ruvmlx refuses: its meaning}
     defaults: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def eps(self) -> str:
-        """The field of config.json with the eps of the norms."""
+        """Return the name of the field of config.json with the norms' epsilon."""
         return "layer_norm_eps" if self.layer_norm else "rms_norm_eps"
 
 

@@ -285,7 +285,8 @@ def _rope_dims(keys: Keys, family: Family, head_dim: int) -> int | None:
 
 
 def _check_widths(keys: Keys, config: ModelConfig) -> None:
-    """Check that RoPE turns whole heads, if the family has no other, and that values are as wide as keys."""
+    """Raise UnsupportedModel if RoPE rotates another number of dimensions than the configuration says, or if
+    values have another width than keys."""
     wanted = {"rope.dimension_count": config.turned_dims, "attention.value_length": config.head_dim}
     if not config.turned_dims:
         del wanted["rope.dimension_count"]
@@ -297,7 +298,8 @@ def _check_widths(keys: Keys, config: ModelConfig) -> None:
 
 
 def _refuse_tensors(file: GGUFFile, family: Family) -> None:
-    """Refuse variants of the family that only the list of tensors shows, as llama.cpp reads them."""
+    """Raise UnsupportedModel for variants of the family that the list of tensors shows. A GGUF file has no
+    keys for these variants; llama.cpp also recognises them by the tensors."""
     flags = {"qk_layernorm": "blk.0.attn_q_norm.weight" in file.tensors}
     flags["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in file.tensors
     refuse_flags(flags, family, file.path.name)

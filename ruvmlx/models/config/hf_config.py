@@ -98,7 +98,7 @@ def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelC
 
 
 def _check_kind(data: dict[str, Any], family: Family, where: str) -> None:
-    """Refuse models that would run but give wrong results."""
+    """Raise UnsupportedModel for a model that would load but give wrong results."""
     refuse_flags(data, family, where)
     if data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"{where}: hidden_act {str(data['hidden_act'])[:40]!r}; only 'silu' is run.")
@@ -123,7 +123,7 @@ def _check_kind(data: dict[str, Any], family: Family, where: str) -> None:
 
 
 def refuse_flags(data: Mapping[str, Any], family: Family, where: str) -> None:
-    """Refuse a model with a flag for which this family has no code."""
+    """Raise UnsupportedModel for a model with a flag for which ruvmlx has no code."""
     for flag, meaning in family.unsupported.items():
         if data.get(flag) not in (None, False):
             raise UnsupportedModel(

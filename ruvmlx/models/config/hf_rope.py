@@ -49,7 +49,8 @@ def rope_theta(fields: Fields, rope: Fields, family: Family) -> float:
 
 
 def rope_dims(fields: Fields, rope: Fields, family: Family, head_dim: int) -> int | None:
-    """Return how many numbers of each head are turned: partial_rotary_factor of them; None: all."""
+    """Return the number of numbers in each head that RoPE rotates: partial_rotary_factor * head_dim. Return
+    None if RoPE rotates whole heads, and 0 for a family without RoPE."""
     if not family.partial_rope:
         return None if family.has_rope else 0
     factor = (rope if rope.has(PARTIAL) else fields).number(PARTIAL)
@@ -62,7 +63,7 @@ def rope_dims(fields: Fields, rope: Fields, family: Family, head_dim: int) -> in
 
 
 def rope_scaling(fields: Fields, rope: Fields, family: Family) -> RopeScaling | None:
-    """Return how RoPE is stretched; None: it is not."""
+    """Return RoPE's scaling for long contexts, or None if RoPE is not scaled."""
     if not family.partial_rope:
         _refuse(rope, PARTIAL, (1,), "only whole heads are turned")
     elif _kind(rope) != "default":

@@ -39,15 +39,15 @@ class ModelConfig(ModelShape):
     """The configuration of a decoder that ruvmlx computes with its own code: Llama's decoder with the
     differences of the model's family (families.py).
 
-    RoPE rotates number i of a head together with number i + head_dim / 2. Loaders reorder the rows of files
-    with another order.
+    RoPE rotates number i of a head together with number i + turned_dims / 2. Loaders reorder the rows of
+    files with another order.
     """
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    rms_norm_eps: float  # of the norms, whatever their kind
+    rms_norm_eps: float  # the epsilon of the norms, also of LayerNorms
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
@@ -56,14 +56,14 @@ class ModelConfig(ModelShape):
     layers_without_rope: frozenset[int] = frozenset()
     query_scale: QueryScale | None = None
     layer_norm: bool = False  # the norms of the layers and the final norm are LayerNorms, not RMS norms
-    norm_biases: bool = False  # these norms have biases
-    rope_dims: int | None = None  # RoPE turns the first rope_dims numbers of each head; None: all
-    alibi_bias_max: float = 0.0  # over 0: ALiBi's slopes (alibi.py) are added to the scores
-    gated_mlp: bool = True  # down(silu(gate(x)) * up(x)); False: down(gelu(up(x)))
+    norm_biases: bool = False  # the norms of the layers and the final norm have biases
+    rope_dims: int | None = None  # RoPE rotates the first rope_dims numbers of each head; None: all numbers
+    alibi_bias_max: float = 0.0  # if over 0, the attention adds ALiBi's biases (alibi.py) to the scores
+    gated_mlp: bool = True  # True: the MLP is down(silu(gate(x)) * up(x)); False: it is down(gelu(up(x)))
 
     @property
     def turned_dims(self) -> int:
-        """The numbers of each head that RoPE turns."""
+        """Return the number of numbers in each head that RoPE rotates."""
         return self.head_dim if self.rope_dims is None else self.rope_dims
 
 

@@ -1,7 +1,7 @@
-"""The config.json of an MPT (MosaicML), in the names that the other families use.
+"""This module converts the config.json of an MPT model (MosaicML) to the field names of the other families.
 
-llm-foundry can build many variants from these fields. What transformers' MptModel does not compute is refused
-by name.
+The library llm-foundry can build many variants of MPT. The module raises UnsupportedModel for a variant that
+transformers' MptModel does not support.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_seq_len",
 }
-# Field -> the values that change nothing. Absent fields have one of them.
+# {field: the values that ruvmlx accepts}. A missing field has an accepted value.
 _MODEL = {"logit_scale": (None,), "embedding_fraction": (None, 1, 1.0), "no_bias": (None, True)}
 _ATTENTION = {
     "alibi": (True,),
@@ -35,7 +35,7 @@ _MLPS = (None, "mptmlp")
 
 
 def common_fields(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of config.json with those that `config_from_json` reads."""
+    """Return the fields of config.json, and the fields with the names that `config_from_json` reads."""
     fields = Fields(dict(data), where)
     attention, mlp = fields.table("attn_config"), fields.table("ffn_config")
     _refuse(data, _MODEL, where)
@@ -48,7 +48,7 @@ def common_fields(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     numbers = {
         "layer_norm_eps": fields.number("layer_norm_epsilon", 1e-5),
         "alibi_bias_max": Fields(attention, where).number("alibi_bias_max", BIAS_MAX),
-        "rope_theta": 1e4,  # of no use: there is no RoPE
+        "rope_theta": 1e4,  # a required field without effect, because MPT has no RoPE
     }
     return {**data, **found, **numbers}
 

@@ -24,8 +24,8 @@ TOLERANCE = 1e-3  # the allowed relative error, because files store the divisors
 class Rope(NamedTuple):
     """The rotation of queries and keys.
 
-    frequencies: radians per position of each pair, float64 [turned_dims / 2]
-    factor: multiplies the rotated queries and keys
+    frequencies: the rotation of each pair of numbers in radians per position, float64 [turned_dims / 2]
+    factor: a factor of the rotated queries and keys
     """
 
     frequencies: np.ndarray
@@ -74,7 +74,9 @@ def query_scales(scale: QueryScale, positions: np.ndarray) -> np.ndarray:
 
 
 def _ntk_theta(config: ModelConfig, factor: float, context: int) -> float:
-    """Return theta * (factor * n / max_context - factor + 1)^(d / (d - 2)). n: the context; d: head_dim."""
+    """Return theta * (factor * n / max_context - factor + 1)^(d / (d - 2)).
+
+    n: the context. d: the number of dimensions that RoPE rotates."""
     stretch = factor * context / config.max_context - factor + 1
     return config.rope_theta * stretch ** (config.turned_dims / max(1, config.turned_dims - 2))
 

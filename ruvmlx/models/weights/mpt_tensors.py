@@ -1,6 +1,6 @@
-"""The tensors of an MPT under the names of the other families.
+"""This module gives the tensors of an MPT model the names of the other families.
 
-Wqkv becomes three tensors: the rows of q, of k and of v lie one after the other.
+It splits the tensor Wqkv into three tensors: the first rows of Wqkv are q, then k, then v.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,13 +26,13 @@ _Any = TypeVar("_Any", Tensor, GGUFTensor)
 
 
 def common_names(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return the tensors of a folder by the names that layout.py expects."""
+    """Return the tensors of a folder under the names in layout.py."""
     named = {(new := _common(name)): replace(tensor, name=new) for name, tensor in tensors.items()}
     return _split(named, "qkv_proj", ("q_proj", "k_proj", "v_proj"), config)
 
 
 def split_qkv(tensors: Mapping[str, GGUFTensor], config: ModelConfig) -> dict[str, GGUFTensor]:
-    """Return the tensors of a GGUF file, with attn_q, attn_k and attn_v instead of attn_qkv."""
+    """Return the tensors of a GGUF file with attn_q, attn_k and attn_v in the place of attn_qkv."""
     return _split(tensors, "attn_qkv", ("attn_q", "attn_k", "attn_v"), config)
 
 
@@ -48,7 +48,8 @@ def _common(name: str) -> str:
 def _split(
     tensors: Mapping[str, _Any], fused: str, parts: tuple[str, str, str], config: ModelConfig
 ) -> dict[str, _Any]:
-    """Return the tensors. Those whose module is called `fused` become one for each part."""
+    """Return the tensors. Split each tensor of a module with the name `fused` into one tensor for each name
+    in `parts`."""
     kv = config.n_kv_heads * config.head_dim
     rows = dict(zip(parts, (config.n_heads * config.head_dim, kv, kv), strict=True))
     found: dict[str, _Any] = {}
@@ -61,7 +62,8 @@ def _split(
 
 
 def _rows(tensor: _Any, fused: str, rows: Mapping[str, int]) -> Iterator[_Any]:
-    """Yield the part of each module: rows of it, in the order of the modules."""
+    """Yield one tensor for each module in `rows`, in order. rows: {module: its number of rows in
+    `tensor`}."""
     if not tensor.shape or tensor.shape[0] != sum(rows.values()):
         raise CorruptFile(
             f"tensor {tensor.name[:60]!r} has shape {list(tensor.shape)}; "
