@@ -1,15 +1,15 @@
-/* A BLAS for MLX on Linux.
+/* This library is a BLAS for MLX on Linux.
  *
  * MLX's wheel calls cblas_{s,d,c}gemm of a reference BLAS (4-8 GFLOP/s). This library exports the same
  * three names and passes each call to an OpenBLAS whose symbols carry the prefix `scipy_` (PyPI:
- * scipy-openblas32, 32-bit integers). Loaded into the global scope before MLX, it is what libmlx.so binds to.
+ * scipy-openblas32, 32-bit integers). If it is loaded into the global scope before MLX, libmlx.so binds to it.
  *
  * Order of use (ruvmlx/platform/blas.py):
  *   1. dlopen this library RTLD_LOCAL
- *   2. rvm_blas_init(path of OpenBLAS); 0 = every symbol found
- *   3. only then dlopen it again RTLD_GLOBAL: a shim without a BLAS behind it never reaches MLX
+ *   2. rvm_blas_init(path of OpenBLAS); 0 means that every symbol was found
+ *   3. only then dlopen it again RTLD_GLOBAL, so that MLX never gets a library without an OpenBLAS
  *
- * Enums of cblas.h are passed as int, which is their ABI. */
+ * The functions pass the enums of cblas.h as int, which is their ABI. */
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -35,9 +35,9 @@ static cgemm_fn cgemm;
 static set_threads_fn set_threads;
 static get_threads_fn get_threads;
 static config_fn config;
-static atomic_long calls; /* since the process started; tests read it */
+static atomic_long calls; /* matrix products since the process started; tests read this number */
 
-/* Opens OpenBLAS and resolves what is forwarded.  0: ready.  -1: no such library.  -2: a symbol is missing. */
+/* Open OpenBLAS and find its functions. Return 0 if ready, -1 if there is no such library, -2 if a symbol is missing. */
 RVM_EXPORT int rvm_blas_init(const char *openblas_path)
 {
     void *lib = dlopen(openblas_path, RTLD_NOW | RTLD_LOCAL);
@@ -52,7 +52,7 @@ RVM_EXPORT int rvm_blas_init(const char *openblas_path)
     return sgemm && sgemv && dgemm && cgemm && set_threads && get_threads && config ? 0 : -2;
 }
 
-/* "OpenBLAS 0.3.34 ... SkylakeX MAX_THREADS=64"; needs rvm_blas_init. */
+/* Return a text such as "OpenBLAS 0.3.34 ... SkylakeX MAX_THREADS=64". Call rvm_blas_init first. */
 RVM_EXPORT const char *rvm_blas_config(void)
 {
     return config ? config() : "";
@@ -68,7 +68,7 @@ RVM_EXPORT int rvm_blas_get_threads(void)
     return get_threads ? get_threads() : 0;
 }
 
-/* Matrix products that went through this library: the proof that MLX is bound to it. */
+/* Return the number of matrix products that went through this library. A number above 0 proves that MLX is bound to it. */
 RVM_EXPORT long rvm_blas_calls(void)
 {
     return atomic_load_explicit(&calls, memory_order_relaxed);
@@ -76,7 +76,7 @@ RVM_EXPORT long rvm_blas_calls(void)
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 
-/* y = alpha op(B)^T x + beta y for one row x = op(A) [1, k]:  x[i] = a[i * incx], op(B) [k, n], y [n]. */
+/* Compute y = alpha op(B)^T x + beta y for one row x = op(A) [1, k]:  x[i] = a[i * incx], op(B) [k, n], y [n]. */
 static void one_row(int ta, int tb, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
                     float beta, float *y)
 {
@@ -87,10 +87,10 @@ static void one_row(int ta, int tb, int n, int k, float alpha, const float *a, i
         sgemv(ROW_MAJOR, NO_TRANS, n, k, alpha, b, ldb, a, incx, beta, y, 1);
 }
 
-/* C = alpha op(A) op(B) + beta C:  op(A) [m, k], op(B) [k, n], C [m, n].
+/* Compute C = alpha op(A) op(B) + beta C:  op(A) [m, k], op(B) [k, n], C [m, n].
  *
- * Decoding asks for one row at a time. OpenBLAS's sgemm packs B first and reads it at a third of the memory's
- * speed; its sgemv streams it (1 x 576 x 49152 on two cores: 20 against 60 GB/s). */
+ * Decoding multiplies one row at a time. OpenBLAS's sgemm packs B first and reads B at a third of the memory's
+ * speed; OpenBLAS's sgemv reads B at full speed (1 x 576 x 49152 on two cores: 20 against 60 GB/s). */
 RVM_EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                             const float *b, int ldb, float beta, float *c, int ldc)
 {

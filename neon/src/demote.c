@@ -1,10 +1,10 @@
-/* Demotion: pages of one tier become pages of a lower tier.  Compiled once per instruction set, as layers.c, but
- * without contraction: all implementations give the bytes of metal_kernels/README.md.
+/* Demotion quantises pages of one tier to pages of a lower tier. The build compiles this file once per instruction set,
+ * like layers.c, but without contraction (fused multiply-add), so that all give the bytes of metal_kernels/README.md.
  *
- * Keys go 16 tokens at a time, values 32: a panel x [columns][lanes], where lanes are what a tile calls rows.
+ * The code converts 16 tokens of keys, or 32 tokens of values, together: a panel x [columns][lanes]. Lanes are a tile's rows.
  *   keys: columns = dimensions, lanes = tokens     values: columns = tokens, lanes = dimensions
- * So four columns of 16 lanes, interleaved, are one line of a block. A token's scale applies to a lane of keys, or
- * to a column of values. */
+ * Four interleaved columns of 16 lanes are one line of a block. A token's scale applies to a lane of keys, or to a
+ * column of values. */
 #include "layers.h"
 #include "pages.h"
 
@@ -12,15 +12,15 @@
 
 enum { SPAN = PAGE_BLOCK, LINE = 4 * PAGE_TILE };
 
-/* One panel and its tokens' scales and biases. */
+/* A panel and its tokens' scales and biases. */
 typedef struct {
     float x[SPAN * RVM_MAX_HEAD_DIM];
     uint8_t code[SPAN * RVM_MAX_HEAD_DIM];
     float scale[SPAN], bias[SPAN];
-    size_t columns, lanes, used; /* used: columns of keys, lanes of values that are not padding */
+    size_t columns, lanes, used; /* used: the columns of keys, or the lanes of values, that are not padding */
 } panel;
 
-/* x rounded to f16; -0 becomes +0. */
+/* Round x to f16; -0 becomes +0. */
 static void round_to_half(float *x, size_t n, uint8_t *to) {
     uint16_t h[SPAN];
     for (size_t i = 0; i < n; i += LANES) l_store_half(h + i, l_load(x + i));
@@ -43,7 +43,7 @@ static void extremes_of_lanes(const panel *p, float *low, float *high) {
     }
 }
 
-/* Takes 16 of a column's numbers at a time. The order of comparisons does not change a minimum. */
+/* Find the extremes of a column, 16 numbers at a time. The order of comparisons does not change a minimum. */
 static void extremes_of_column(const float *x, size_t n, float *low, float *high) {
     float least[PAGE_TILE], most[PAGE_TILE];
     for (size_t r = 0; r < PAGE_TILE; r++) least[r] = INFINITY, most[r] = -INFINITY;
@@ -68,7 +68,7 @@ static void extremes(const panel *p, int keys, float *low, float *high) {
     for (size_t c = 0; c < p->columns; c++) extremes_of_column(p->x + c * p->lanes, p->used, low + c, high + c);
 }
 
-/* Scales and biases of a tier. The stored halves go to `scales` and `biases` unless NULL. */
+/* Compute the scales and biases for a tier. Store them as halves in `scales` and `biases` if these are not NULL. */
 static void find_scales(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
     const size_t n = keys ? PAGE_TILE : SPAN;
     const float steps = (float)most_code(tier);
@@ -84,7 +84,7 @@ static void find_scales(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint
 
 /* ---- numbers <-> codes ---- */
 
-/* clamp(rint((x - bias) / scale), low, high); NaN becomes `low`.  divisor: the scale, or infinity if that is 0 */
+/* Return clamp(rint((x - bias) / scale), low, high); NaN becomes `low`.  divisor: the scale, or infinity if it is 0 */
 static inline float code_of(float x, float divisor, float bias, float low, float high) {
     return less(more(rintf((x - bias) / divisor), low), high);
 }
@@ -93,7 +93,7 @@ static void divisors(const panel *p, float *to) {
     for (size_t i = 0; i < SPAN; i++) to[i] = p->scale[i] == 0 ? INFINITY : p->scale[i];
 }
 
-/* One column. own: 1 when each lane has a scale of its own, 0 when all share one. */
+/* Convert one column to codes.  own: 1 if each lane has its own scale, 0 if all lanes share one scale */
 INLINE void code_column(const float *x, size_t n, const float *divisor, const float *bias, const size_t own,
                         rvm_tier tier, uint8_t *code) {
     const float low = (float)least_code(tier), high = (float)most_code(tier);
@@ -134,7 +134,7 @@ static void from_codes(panel *p, int keys, rvm_tier tier) {
 
 /* ---- codes <-> blocks ---- */
 
-/* Four columns of 16 lanes -> byte[lane][4], and back. */
+/* Interleave four columns of 16 lanes as byte[lane][4]; the next function does the reverse. */
 static void interleave(const uint8_t *const column[4], uint8_t *line) {
     for (size_t r = 0; r < PAGE_TILE; r++)
         for (size_t i = 0; i < 4; i++) line[4 * r + i] = column[i][r];
@@ -145,7 +145,7 @@ static void separate(const uint8_t *line, uint8_t *const column[4]) {
         for (size_t i = 0; i < 4; i++) column[i][r] = line[4 * r + i];
 }
 
-/* code: the first of 32 columns, `lanes` apart. A byte of 4-bit codes holds columns c and, above it, c + 16. */
+/* Write a block from 32 columns of codes, `lanes` apart. A byte of 4-bit codes holds column c below column c + 16. */
 static void to_block(const uint8_t *code, size_t lanes, rvm_tier tier, uint8_t *block) {
     const int two = TIERS[tier].bits == 4;
     for (size_t j = 0; j < (two ? 4 : 8); j++, block += LINE) {
@@ -175,10 +175,10 @@ static void from_block(const uint8_t *block, size_t lanes, rvm_tier tier, uint8_
     }
 }
 
-/* The blocks of a page that hold the panel whose first token is `token`. */
+/* The blocks of a page that hold a panel. */
 typedef struct {
-    size_t count, at, apart; /* number of blocks; offset of the first in the page; bytes from one to the next */
-    size_t step;             /* codes of the panel from one block to the next */
+    size_t count, at, apart; /* number of blocks; offset of the first block in the page; bytes from one block to the next */
+    size_t step;             /* the number of the panel's codes from one block to the next */
 } blocks;
 
 static blocks blocks_of(const panel *p, int keys, rvm_tier tier, size_t token, size_t head_dim) {
@@ -224,7 +224,7 @@ static void rotate_panel(panel *p) {
     for (size_t i = 0; i < p->columns * n; i++) p->x[i] *= norm;
 }
 
-/* x -> codes of a tier, from those of the next higher tier. A second rotation undoes the first. */
+/* Convert x to codes of a tier, from the next higher tier. The rotation is its own inverse. */
 static void lower(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
     if (keys && TIERS[tier].rotated != TIERS[tier + 1].rotated) rotate_panel(p);
     find_scales(p, keys, tier, scales, biases);

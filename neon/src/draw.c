@@ -1,5 +1,5 @@
-/* Drawing a token: `draw` of rvm_kernels, formulas in rvm_kernels.h.  Twin: ruvmlx/sampling.py, whose order of sums
- * this file keeps.  Compiled once per instruction set, with -DRVM_IMPL=<name>. */
+/* This file draws a token: it has `draw` of rvm_kernels (formulas in rvm_kernels.h). ruvmlx/sampling.py computes the same
+ * and adds in the same order. The build compiles this file once per instruction set, with -DRVM_IMPL=<name>. */
 #include "draw.h"
 
 #include "rvm.h"
@@ -21,8 +21,8 @@ static float log_sum_of(const float *logits, size_t vocab, float max) {
     return (float)log(sum);
 }
 
-/* The smallest log p that min_p permits, rounded to a float. The rounding keeps every comparison: a float log p is
- * over this float exactly when it is over the double. */
+/* Return the smallest log p that min_p permits, rounded to a float so that every comparison stays the same: a float log p
+ * is above this float exactly if it is above the double. */
 static float least_logprob(const distribution *d, double min_p) {
     if (min_p == 0) return -INFINITY;
     const double least = (double)logprob(d, d->max) + log(min_p);
@@ -30,10 +30,10 @@ static float least_logprob(const distribution *d, double min_p) {
     return near < least ? nextafterf(near, INFINITY) : near;
 }
 
-/* ---- the most likely first ----
+/* ---- a draw from the most likely ids ----
  *
- * A key's upper half has the reverse order of the logits, both zeros equal; the lower half is the id: the smallest
- * key is the most likely id, ties by id. */
+ * A key is a 64-bit number. Its upper half has the reverse order of the logits (-0 equals 0), and its lower half is the
+ * id. So the smallest key is the most likely id, and ties are in the order of ids. */
 
 static inline uint64_t key_of(float logit, size_t id) {
     const uint32_t b = bits_of(logit + 0.0f);
@@ -45,8 +45,8 @@ static inline float logit_of(uint64_t key) {
     return float_of(b >> 31 ? b : ~b & 0x7fffffffu);
 }
 
-/* Keys of the ids with log p >= floor, in the order of ids; returns how many. A group of STRIDE ids whose largest
- * log p is under the floor is skipped: most are. */
+/* Collect the keys of the ids with log p >= floor, in the order of ids. Return their number. The function skips a group
+ * of STRIDE ids if its largest log p is under the floor, which is true for most groups. */
 static size_t collect(const distribution *d, float floor, uint64_t *keys) {
     enum { STRIDE = 128 };
     size_t n = 0;
@@ -59,7 +59,7 @@ static size_t collect(const distribution *d, float floor, uint64_t *keys) {
     return n;
 }
 
-/* Move keys[at] down until keys[0..n) is a heap with the largest key on top; the rest of it is one already. */
+/* Move keys[at] down until keys[0..n) is a heap with the largest key on top; the keys below `at` are heaps already. */
 static void sift_down(uint64_t *keys, size_t n, size_t at) {
     const uint64_t key = keys[at];
     for (size_t child; (child = 2 * at + 1) < n; at = child) {
@@ -80,7 +80,7 @@ static void heap_sort(uint64_t *keys, size_t n) {
     }
 }
 
-/* One pass of a radix sort: copy the keys to `to`, ordered by the 11 bits from `shift` on, ties as they were. */
+/* Run one pass of a radix sort: copy the keys to `to`, ordered by the 11 bits from `shift` on. Ties keep their order. */
 static void by_digit(const uint64_t *keys, size_t n, int shift, uint64_t *to) {
     enum { DIGIT = 11 };
     uint32_t at[1 << DIGIT] = {0}, sum = 0;
@@ -93,7 +93,7 @@ static void by_digit(const uint64_t *keys, size_t n, int shift, uint64_t *to) {
     for (size_t i = 0; i < n; i++) to[at[keys[i] >> shift & ((1 << DIGIT) - 1)]++] = keys[i];
 }
 
-/* Sort keys that are in the order of their ids: the stable passes need to look at the upper half alone. */
+/* Sort keys that are in the order of their ids, so that the stable passes need only the upper halves. */
 static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     enum { FEW_KEYS = 256 };
     if (n <= FEW_KEYS) {
@@ -106,7 +106,7 @@ static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     memcpy(keys, spare, n * sizeof *keys);
 }
 
-/* How many of the n most likely ids the filters keep. If it is all n, the filters may keep further ids, too. */
+/* Return how many of the n most likely ids the filters keep. If the result is n, the filters may keep more ids. */
 static size_t keep_likely(const distribution *d, const rvm_drawing *how, const uint64_t *keys, size_t n) {
     const float least = least_logprob(d, how->min_p);
     const size_t most = how->top_k && how->top_k < n ? how->top_k : n;
@@ -119,11 +119,11 @@ static size_t keep_likely(const distribution *d, const rvm_drawing *how, const u
     return most;
 }
 
-/* Only ids with log p over the first floor are sorted, at most e^7 = 1,096 ids; the next floor is tried if the filters
- * keep all of those. */
+/* The draw sorts only the ids with log p above the first floor, at most e^7 = 1,096 ids. If the filters keep all these
+ * ids, the draw tries the next floor. */
 static const float FLOORS[] = {-7, -10, -13, -16, -20, -INFINITY};
 
-/* keys: [2 V] */
+/* Draw with top_p or top_k. Return the id.  keys: [2 V] */
 static int32_t draw_likely(const distribution *d, const rvm_drawing *how, uint64_t *keys) {
     size_t n = 0, kept = 0;
     for (size_t i = 0; i < sizeof FLOORS / sizeof *FLOORS; i++) {
@@ -141,21 +141,21 @@ static int32_t draw_likely(const distribution *d, const rvm_drawing *how, uint64
     return (int32_t)(uint32_t)keys[at];
 }
 
-/* ---- all ids, or those over a limit, in their own order ---- */
+/* ---- a draw from all ids, or from the ids above a limit, in the order of ids ---- */
 
-/* w[i] = p[i]^(1 / temperature) / max, or 0 where log p is under the limit; returns their sum. */
+/* Compute w[i] = p[i]^(1 / temperature) / max, or 0 if log p is under the limit. Return the sum of w. */
 static float weigh(const distribution *d, const float *logits, float slope, float least, size_t n, float *w) {
     float s = 0;
     SIMD(reduction(+ : s))
     for (size_t i = 0; i < n; i++) {
         const float x = logits[i] - d->max, e = exp_f32(x * slope);
-        w[i] = x - d->log_sum < least ? 0.0f : e; /* NaN stays */
+        w[i] = x - d->log_sum < least ? 0.0f : e; /* a NaN remains NaN */
         s += w[i];
     }
     return s;
 }
 
-/* sums: one for each BLOCK. -1 if no id has a probability, or one is NaN. */
+/* Draw without top_p and top_k. Return -1 if all probabilities are 0 or one is NaN.  sums: one for each BLOCK of ids */
 static int32_t draw_any(const distribution *d, const rvm_drawing *how, double *sums) {
     float w[BLOCK];
     const float steepest = 3e38f, least = least_logprob(d, how->min_p);
@@ -175,7 +175,7 @@ static int32_t draw_any(const distribution *d, const rvm_drawing *how, double *s
             if (w[i] > 0) last = (int32_t)(v + i);
             if (w[i] > 0 && inside > how->u * total) return last;
         }
-        if (here) break; /* rounding: the last of the block */
+        if (here) break; /* because of rounding u can pass the block's sum: take the block's last id */
     }
     return last;
 }

@@ -1,4 +1,4 @@
-/* The function that draw.c defines for each instruction set, and kernels.c puts into the table. */
+/* draw.c defines this function for each instruction set, and kernels.c puts it into the table of kernels. */
 #ifndef RVM_DRAW_H
 #define RVM_DRAW_H
 

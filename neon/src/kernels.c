@@ -1,5 +1,5 @@
-/* All functions of rvm_kernels; formulas in rvm.h.  Compiled once per instruction set, with -DRVM_IMPL=<name>;
- * exports only the table rvm_impl_<name>. */
+/* This file has all functions of rvm_kernels; rvm_kernels.h has the formulas. The build compiles it once per instruction
+ * set, with -DRVM_IMPL=<name>. It exports only the table rvm_impl_<name>. */
 #include "draw.h"
 #include "rvm.h"
 #include "vec.h"
@@ -14,7 +14,7 @@
 
 static int bad_rank(size_t r) { return r == 0 || r > RVM_MAX_RANK; }
 
-/* Sums blocks in float and the blocks in double, so that rounding does not grow with n. */
+/* The function adds within a block in float and adds the blocks in double, so that rounding does not grow with n. */
 static int k_dot(const float *x, const float *y, size_t n, double *out) {
     REQUIRE(x && y && n && out);
     *out = 0;
@@ -22,7 +22,7 @@ static int k_dot(const float *x, const float *y, size_t n, double *out) {
     return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
 }
 
-/* Largest |c * x[i]|, as the bits of a float without its sign. */
+/* Return the largest |c * x[i]|, as the bits of a float without its sign. */
 static uint32_t largest(const float *x, size_t n, float c) {
     uint32_t top = 0;
     SIMD(reduction(max : top))
@@ -38,7 +38,7 @@ static int k_all_within(const float *x, size_t n, float most) {
     return largest(x, n, 1) <= magnitude(most) ? RVM_OK : RVM_NOT_FINITE;
 }
 
-/* Would the step leave p->w finite?  A finite sum w + v means that w and v are finite too. */
+/* Return 1 if p->w is finite after the step. If the sum w + v is finite, w and v are finite too. */
 static int step_is_finite(const rvm_param *p, float eta, float mu) {
     const float *restrict w = p->w, *restrict v = p->velocity, *restrict g = p->g;
     uint32_t top = 0;
@@ -82,8 +82,8 @@ static int k_micro_update(const rvm_param *params, size_t n_params, float eta, f
     return RVM_OK;
 }
 
-/* Computes a group of tokens at a time, block by block of the vocabulary: each block of lora_b is read once per
- * group. */
+/* head_add computes GROUP tokens together, one block of the vocabulary after the other. So it reads each block of lora_b
+ * once per group. */
 enum { GROUP = 32 };
 
 static int k_head_add(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
@@ -101,8 +101,8 @@ static int k_head_add(const float *hidden, const float *lora_a, const float *lor
     return RVM_OK;
 }
 
-/* Both softmax denominators of one token in one pass: of the logits, and of the logits without the adapter.
- * Returns the largest |shift| that the adapter gives a logit, as the bits of a float without its sign. */
+/* Compute both softmax denominators of a token in one pass: for the logits, and for the logits without the adapter.
+ * Return the largest change |shift| of a logit by the adapter, as the bits of a float without its sign. */
 static uint32_t live_and_frozen(const float *logits, const float *lora_b, const float *u, size_t vocab,
                                 size_t rank, expsum *live, expsum *frozen) {
     float shift[BLOCK], tmp[BLOCK];
@@ -123,7 +123,7 @@ static uint32_t live_and_frozen(const float *logits, const float *lora_b, const 
     return top;
 }
 
-/* e[i] += c * x[i]; returns sum_i x[i] * b[i] */
+/* Compute e[i] += c * x[i]. Return sum_i x[i] * b[i]. */
 static float add_and_dot(float *restrict e, const float *restrict x, const float *restrict b, float c,
                          size_t n) {
     float s = 0;
@@ -175,10 +175,10 @@ typedef struct {
     double p0, s, t, r;
 } tilt;
 
-/* If no |d| is above this, e^d cannot overflow, and the largest d need not be searched for. */
+/* If all |d| are at most NEAR, e^d cannot overflow, and the code need not find the largest d. */
 static const float NEAR = 8;
 
-/* near: all |d| are at most NEAR, and d is in units of ln 2. */
+/* Add a block to the sums.  near: 1 if all |d| are at most NEAR; d is then in units of ln 2 */
 static inline __attribute__((always_inline)) void tilt_sums(tilt *a, const float *p0, const float *log_ratio,
                                                             const float *d, const int near, size_t n) {
     const float m = a->max;
@@ -217,8 +217,8 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
         tilt_sums(a, p0, NULL, d, 0, n);
 }
 
-/* A lora_b of at most so many floats stays in the cache. Then p0 is read one context at a time, from end to end:
- * twice as fast. */
+/* A lora_b of at most NARROW floats stays in the cache. Then the code reads p0 one context after the other, each from
+ * end to end, which is twice as fast. */
 enum { NARROW = 1 << 14 };
 
 static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
@@ -286,7 +286,7 @@ static int k_evidence_add(const float *held, const float *gradient, const float 
 static int k_evidence_push(const float *evidence, const float *precision, float step, float agree,
                            float noise, size_t rank, size_t n, size_t first, size_t last, float *theta) {
     REQUIRE(evidence && precision && theta && !bad_rank(rank) && first < last && last <= n);
-    const float least = 1e-12f; /* smaller sums of evidence count as none */
+    const float least = 1e-12f; /* a sum of evidence below this is treated as 0 */
     for (size_t r = 0; r < rank; r++) {
         const float *restrict g = evidence + r * n, *restrict s = g + rank * n, *restrict l = s + rank * n;
         float *restrict out = theta + r * n;
@@ -298,14 +298,14 @@ static int k_evidence_push(const float *evidence, const float *precision, float 
             out[i] = step * g[i] / (precision[i] + l[i]) * (square / (square + agree * s[i] + least));
         }
         const double share = 1 - noise * chance / (signal > least ? signal : least);
-        const float kept = share < 0 ? 0 : (float)share; /* NaN stays */
+        const float kept = share < 0 ? 0 : (float)share; /* a NaN remains NaN */
         SIMD()
         for (size_t i = first; i < last; i++) out[i] *= kept;
     }
     return RVM_OK;
 }
 
-/* y = c * x; x is not read if c is 0. Returns the largest |y[i]|, as the bits of a float without its sign. */
+/* Compute y = c * x; x is not read if c is 0. Return the largest |y[i]|, as the bits of a float without its sign. */
 static uint32_t scaled(const float *restrict x, size_t n, float c, float *restrict y) {
     uint32_t top = 0;
     if (c == 0) {

@@ -1,10 +1,10 @@
-/* A vector of LANES floats, with the few operations that compilers do not vectorise by themselves. A new instruction
- * set adds a block of these definitions.
+/* This header defines a vector of LANES floats with the operations that compilers do not vectorise by themselves. A new
+ * instruction set adds a block of these definitions.
  *
- *   LANES   16 AVX-512   8 AVX2 with F16C   4 NEON   1 the scalar twin
+ *   LANES   16 AVX-512   8 AVX2 with F16C   4 NEON   1 the scalar build
  *
- * Half precision is IEEE binary16, kept as uint16_t. The scalar twin converts with integer arithmetic
- * of its own, with which the tests compare the hardware's conversions.
+ * Half precision is IEEE binary16, kept as uint16_t. The scalar build converts with its own integer
+ * arithmetic, and the tests compare the hardware's conversions with it.
  */
 #ifndef RVM_LANES_H
 #define RVM_LANES_H
@@ -16,7 +16,7 @@
 #define LANES_JOIN(a, b) LANES_JOIN_(a, b)
 #define RVM_PLAIN LANES_JOIN(RVM_IS_, RVM_IMPL)
 
-/* f32 -> f16, to nearest, ties to even.  Adding 2^13 times the value's own binade (at least that of the
+/* Convert f32 to f16, to nearest, ties to even.  Adding 2^13 times the value's own binade (at least that of the
  * smallest normal half) leaves the rounded mantissa in the low bits. */
 static inline uint16_t float_to_half(float x) {
     uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, mag = bits & 0x7fffffffu;

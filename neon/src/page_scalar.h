@@ -1,8 +1,8 @@
-/* Attention over head-pages of codes, computed one number at a time from the formulas: page_kernel.h must give the
- * same bits. Codes of a row: step, step * sum(x), then x int16 [columns]. */
+/* This header computes attention over head-pages of codes from the formulas, one number at a time. page_kernel.h must give
+ * the same bits. Codes of a row: step, step * sum(x), then x int16 [columns]. */
 #include "page_terms.h"
 
-/* x [n] -> integers of `terms` terms. Returns their scale. */
+/* Convert x [n] to integers of `terms` terms. Return their scale. */
 static float integers(const float *x, size_t n, size_t terms, int16_t *to) {
     const float full = terms == 2 ? TWO_TERMS : ONE_TERM;
     uint32_t top = 0;
@@ -17,7 +17,7 @@ static float integers(const float *x, size_t n, size_t terms, int16_t *to) {
     return most / full;
 }
 
-/* Column c of row r in tiles of `columns`. */
+/* Return the code of column c of row r in tiles of `columns`. */
 static int code(const uint8_t *tiles, rvm_tier tier, size_t columns, size_t r, size_t c) {
     const uint8_t *block = tiles + (r / TILE * (columns / 32) + c / 32) * page_block(tier);
     const size_t k = c % 32;
@@ -26,7 +26,7 @@ static int code(const uint8_t *tiles, rvm_tier tier, size_t columns, size_t r, s
     return k < 16 ? both & 15 : both >> 4;
 }
 
-/* sum_k code(r, k) x[k], as a float: of each term exactly, then 254 * high + low, rounded once. */
+/* Return sum_k code(r, k) x[k] as a float: the sum of each term is exact, and 254 * high + low is rounded once. */
 static float integer_dot(const uint8_t *tiles, rvm_tier tier, size_t columns, size_t r, const int16_t *x) {
     int32_t high = 0, low = 0;
     for (size_t k = 0; k < columns; k++) {

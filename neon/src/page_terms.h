@@ -1,4 +1,4 @@
-/* What all implementations of attention over code pages share: see page_kernel.h. */
+/* This header has the parts that all implementations of attention over code pages share (page_kernel.h). */
 #ifndef RVM_PAGE_TERMS_H
 #define RVM_PAGE_TERMS_H
 
@@ -8,21 +8,21 @@
  * zero; so the product of the error and the middle of u is added together with the biases. */
 #define MIDDLE 7.5f
 
-/* The largest integer of one term, and of two: 254 * 127 + 126, for half of 254 more would round to hi = 128. */
+/* The largest integer of one term, and of two terms: 254 * 127 + 126, because 254 * 127 + 127 would round to hi = 128. */
 #define ONE_TERM 127.0f
 #define TWO_TERMS 32384.0f
 
 static inline size_t page_terms(rvm_tier tier) { return TIERS[tier].terms; }
 
-/* Bytes of one row's codes. */
+/* Return the bytes of one row's codes. */
 static inline size_t row_codes(rvm_tier tier, size_t head_dim) {
     return 8 + page_terms(tier) * (4 + key_columns(head_dim));
 }
 
-/* A row keeps the sum of its weights in so many parts. */
+/* A row keeps the sum of its weights in ROW_SUMS parts. */
 enum { ROW_SUMS = 16 };
 
-/* The fewest floats of a row of sums. */
+/* Return the minimum number of floats in a row of sums. */
 static inline size_t sum_width(size_t head_dim) { return value_rows(head_dim) + PAGE_TILE; }
 
 static inline int page_refuses(int tier, const void *a, size_t rows, size_t head_dim, const void *b) {

@@ -1,15 +1,15 @@
-/* Where everything lies in a head-page: 64 tokens' keys and values of one layer and key-value head, D numbers each.
+/* The layout of a head-page: the keys and values of 64 tokens of one layer and key-value head, D numbers for each token.
  *
  *   hot      K f16 [D][64] | V f16 [64][W]                                        W: D rounded up to 16
  *   8 bits   K scale, V scale f16 [64] each | keys | values
  *   4 bits   K scale, K bias, V scale, V bias f16 [64] each | keys | values
  *
- * Keys and values of code pages are tiles of 16 rows, whose blocks of 32 columns are those of matrix.h: a row of
- * keys is a token, its columns are dimensions, rounded up to 32; a row of values is a dimension, rounded up to 16, its
- * columns are the 64 tokens. 8-bit codes are stored plus 128. Padding holds codes of 0.
+ * Keys and values of code pages are tiles of 16 rows with the blocks of 32 columns of matrix.h. A row of keys is a token,
+ * and its columns are dimensions, rounded up to 32. A row of values is a dimension (their number is rounded up to 16),
+ * and its columns are the 64 tokens. 8-bit codes are stored plus 128. Padding holds codes of 0.
  *
- * What depends on a tier is derived here from its row in RVM_CODE_TIERS. In the kernels the tier is a constant, so
- * that all of this is, too. */
+ * This header derives all facts about a tier from its row in RVM_CODE_TIERS. In the kernels the tier is a constant, so
+ * these facts are constants too. */
 #ifndef RVM_PAGES_H
 #define RVM_PAGES_H
 
@@ -33,14 +33,14 @@ static inline int has_bias(rvm_tier tier) { return TIERS[tier].bits == 4; }
 static inline int least_code(rvm_tier tier) { return has_bias(tier) ? 0 : -127; }
 static inline int most_code(rvm_tier tier) { return has_bias(tier) ? 15 : 127; }
 
-/* What is added to a code before it is stored. */
+/* Return the number that is added to a code before it is stored. */
 static inline int page_zero(rvm_tier tier) { return has_bias(tier) ? 0 : 128; }
 
 static inline size_t page_round(size_t n, size_t to) { return (n + to - 1) / to * to; }
 static inline size_t key_columns(size_t head_dim) { return page_round(head_dim, PAGE_BLOCK); }
 static inline size_t value_rows(size_t head_dim) { return page_round(head_dim, PAGE_TILE); }
 
-/* Bytes of 16 rows x 32 columns. */
+/* Return the bytes of 16 rows x 32 columns of codes. */
 static inline size_t page_block(rvm_tier tier) { return PAGE_TILE * PAGE_BLOCK / 8 * (size_t)TIERS[tier].bits; }
 
 /* Byte offsets from the start of a head-page. */
@@ -50,7 +50,7 @@ static inline size_t v_scales_at(rvm_tier tier) { return has_bias(tier) ? 2 * PA
 static inline size_t v_biases_at(void) { return 3 * PAGE_ROW; }
 static inline size_t keys_at(rvm_tier tier) { return 2 * v_scales_at(tier); }
 
-/* Bytes of a tile of 16 tokens' keys; of 16 dimensions of values. */
+/* Return the bytes of a tile of keys, 16 tokens; value_tile: of a tile of values, 16 dimensions. */
 static inline size_t key_tile(rvm_tier tier, size_t head_dim) {
     return key_columns(head_dim) / PAGE_BLOCK * page_block(tier);
 }
@@ -69,7 +69,7 @@ static inline int good_head_dim(size_t head_dim) {
     return head_dim && head_dim % 2 == 0 && head_dim <= RVM_MAX_HEAD_DIM;
 }
 
-/* Rotated keys, and queries for them, are rotated in blocks of so many dimensions. */
+/* Return the number of dimensions in a block of the rotation of keys and of their queries. */
 static inline size_t hadamard_block(size_t head_dim) {
     const size_t power = head_dim & -head_dim;
     return power < 128 ? power : 128;

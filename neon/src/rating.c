@@ -1,11 +1,11 @@
-/* What one rating computes, from kernels of rvm_kernels and rvm_matmul.  Formulas: rvm.h, ruvmlx/sona/instant.py,
- * ruvmlx/sona/kl_probe.py. */
+/* This file computes a rating with kernels of rvm_kernels and rvm_matmul. The formulas are in rvm_rating.h,
+ * ruvmlx/sona/instant.py and ruvmlx/sona/kl_probe.py. */
 #include "rvm.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Mean over the contexts [first, last) of (u @ lora_b)[following]. */
+/* Return the mean over the contexts [first, last) of (u @ lora_b)[following]. */
 static double gained(const rvm_text *t, const float *lora_b, size_t first, size_t last) {
     double sum = 0;
     for (size_t i = first; i < last; i++)
@@ -44,7 +44,7 @@ int rvm_distance(const rvm_kernels *k, const rvm_text *t, const float *lora_b, f
 }
 
 typedef struct {
-    size_t tokens, features, theta, along, ends; /* the last three: bytes of scratch */
+    size_t tokens, features, theta, along, ends; /* theta, along, ends: bytes of these arrays in the scratch memory */
 } plan;
 
 static size_t up(size_t bytes) { return (bytes + RVM_ALIGNMENT - 1) / RVM_ALIGNMENT * RVM_ALIGNMENT; }
@@ -90,12 +90,12 @@ static int pushed(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *a
     return rc;
 }
 
-/* Steps towards the cap. The KL is nearly quadratic in the share, so one step nearly reaches it; the second corrects
- * the rest. */
+/* The number of steps towards the KL cap. The KL is nearly quadratic in the share, so the first step nearly reaches the
+ * cap; the second step corrects the rest. */
 enum { LOOKS = 2 };
 
-/* Scales the block until its KL in answers is at most about `cap`; the columns of `ends` keep their values, which
- * are in `saved` [R, n_ends] meanwhile. */
+/* Scale the block until its KL in answers is at most about `cap`. The columns of `ends` keep their values, which `saved`
+ * [R, n_ends] holds during the call. */
 static int held_back(const rvm_kernels *k, const rvm_asking *a, double cap, const rvm_text *answers, float scale,
                      size_t rank, float *saved, float *block) {
     const size_t width = rvm_matrix_rows(a->features) + 1;

@@ -1,4 +1,4 @@
-/* Work on one token of several replies, on the threads of a decoder: rvm_decoder.h. */
+/* This file runs the work on one token of each of several replies on the threads of a decoder (rvm_decoder.h). */
 #include "decoder.h"
 
 typedef struct {

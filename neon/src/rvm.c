@@ -1,11 +1,11 @@
-/* Which implementations this machine runs, fastest first: a row each for vectors (rvm_kernels with its rvm_layers)
- * and for matrices (rvm_matmul). RVM_HAVE_<NAME> and RVM_HAVE_MATMUL_<NAME> come from CMakeLists.txt. */
+/* This file lists the implementations that this machine can run, fastest first: one row for each implementation of vectors
+ * (rvm_kernels with its rvm_layers) and of matrices (rvm_matmul). RVM_HAVE_<NAME> and RVM_HAVE_MATMUL_<NAME> come from CMakeLists.txt. */
 #define _GNU_SOURCE /* syscall under -std=c11 */
 #include "rvm.h"
 
 #include <string.h>
 
-/* ---- what this processor runs ---- */
+/* ---- features of this processor ---- */
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -14,7 +14,7 @@
 #include <unistd.h>
 #endif
 
-/* Bit of eax of cpuid leaf 7, subleaf 1: compilers came to know "avxvnni" late. */
+/* Return a bit of eax of cpuid leaf 7, subleaf 1, because older compilers do not know the name "avxvnni". */
 static inline int cpuid_7_1_eax(int bit) {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
@@ -25,7 +25,7 @@ static inline int cpuid_1_ecx(int bit) {
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> bit & 1);
 }
 
-/* __builtin_cpu_supports also asks whether the operating system saves the wide registers. */
+/* __builtin_cpu_supports also checks that the operating system saves the wide registers. */
 static inline int has_avx2(void) {
     const int f16c = 29;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpuid_1_ecx(f16c);
@@ -77,7 +77,7 @@ static inline int has_i8mm(void) { return 0; }
 
 /* ---- vectors ---- */
 
-#ifdef RVM_HAVE_SCALAR /* not in programs that test the matrices alone */
+#ifdef RVM_HAVE_SCALAR /* programs that test only the matrices do not define it */
 
 #define VECTORS(name, runs)                                             \
     {                                                                   \
@@ -93,7 +93,7 @@ static const rvm_kernels *kernels_at(size_t index) {
     VECTORS(avx2, has_avx2())
 #endif
 #ifdef RVM_HAVE_NEON
-    VECTORS(neon, 1) /* part of every 64-bit ARM */
+    VECTORS(neon, 1) /* every 64-bit ARM has NEON */
 #endif
     VECTORS(scalar, 1)
     return NULL;
@@ -124,7 +124,7 @@ int rvm_abi_version(void) { return RVM_ABI_VERSION; }
 
 typedef struct {
     const rvm_matmul *matmul;
-    const char *layers; /* the vectors that it runs beside */
+    const char *layers; /* the name of the vector implementation for the layers */
 } matrices;
 
 #define MATRICES(name, layers, runs)                                                      \
@@ -156,7 +156,7 @@ static matrices matrices_at(size_t index) {
     MATRICES(neon_dotprod, "neon", has_dotprod())
 #endif
 #ifdef RVM_HAVE_MATMUL_NEON
-    MATRICES(neon, "neon", 1) /* part of every 64-bit ARM */
+    MATRICES(neon, "neon", 1) /* every 64-bit ARM has NEON */
 #endif
     MATRICES(scalar, "scalar", 1)
     return (matrices){NULL, NULL};
