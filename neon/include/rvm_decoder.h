@@ -2,7 +2,7 @@
 #ifndef RVM_PUBLIC_DECODER_H
 #define RVM_PUBLIC_DECODER_H
 
-/* The decoder runs a model of Llama's kind. One call computes a chunk of a prompt or one token.
+/* The decoder runs a model with Llama's architecture or a variant of it. One call computes a chunk of a prompt or one token.
  *
  *   rvm_decoder *d;
  *   int rc = rvm_decoder_create(&config, &weights, &d);     // the caller owns the weights
@@ -33,10 +33,10 @@ typedef struct {
     uint32_t max_tokens;     /* the maximum number of tokens in a chunk */
     uint32_t threads;        /* number of threads, with the caller's thread */
     uint32_t precise;        /* activations for quantised matrices: 0: 8 bits, 1: 16 bits */
-    uint32_t layer_norm;     /* not 0: the norms are LayerNorms, with the biases of the weights; 0: RMS norms */
+    uint32_t layer_norm;     /* not 0: the norms are LayerNorms, with optional biases; 0: RMS norms */
     uint32_t rope_dims;      /* rope turns the first rope_dims numbers of each head: an even number; 0: none */
     float norm_eps;
-    const float *alibi_slopes;      /* [n_heads]; a score gets slope * (key's position - query's); NULL: no slopes */
+    const float *alibi_slopes;      /* [n_heads]; slope * (key's position - query's position) is added to a score; or NULL */
     const double *rope_frequencies; /* [rope_dims / 2], radians per position, with rope scaling; NULL without rope */
     double rope_factor;             /* factor of the queries and keys that rope turns; 1: no change */
     double query_beta, query_span;  /* factor of queries at position p: 1 + beta ln(1 + floor(p / span)); beta 0: 1 */
@@ -44,7 +44,7 @@ typedef struct {
 } rvm_decoder_config;
 
 typedef struct {
-    const rvm_matrix *matrix[RVM_N_PROJ];   /* no gate in all layers: the MLP is down(gelu(up(x))) */
+    const rvm_matrix *matrix[RVM_N_PROJ];   /* if no layer has a gate, the MLP is down(gelu(up(x))) */
     const float *bias[RVM_N_PROJ];          /* [out] or NULL */
     const float *input_norm, *post_norm;    /* [hidden_size] */
     const float *input_norm_bias, *post_norm_bias; /* [hidden_size], biases of LayerNorms; or NULL */
@@ -56,7 +56,7 @@ typedef struct {
     const rvm_matrix *embedding, *lm_head; /* the two pointers may be equal */
     const float *norm;
     const rvm_decoder_layer *layers; /* [n_layers] */
-    const float *norm_bias;          /* NULL, or of a LayerNorm */
+    const float *norm_bias;          /* the bias of the final LayerNorm, or NULL */
 } rvm_decoder_weights;
 
 typedef struct rvm_decoder rvm_decoder;

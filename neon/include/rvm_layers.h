@@ -55,7 +55,7 @@ struct rvm_layers {
     /* y = gate / (1 + e^-gate) * up      y may be gate */
     int (*swiglu)(const float *gate, const float *up, size_t n, float *y);
 
-    /* y = x * P(a standard normal number is below x)      y may be x */
+    /* y = x * Phi(x), Phi: the cumulative standard normal distribution      y may be x */
     int (*gelu)(const float *x, size_t n, float *y);
 
     /* to_half rounds to nearest, ties to even; an overflow becomes infinity. from_half is exact. */

@@ -1,24 +1,24 @@
-/* Few tokens in tile registers; included by matrix_amx.c.
+/* This header multiplies few tokens in AMX tile registers; matrix_amx.c includes it.
  *
- * The planes of up to 8 tokens, as they lie in a panel, are the rows of one register: its products with a block of
- * weights are one instruction. They are stored, and scaled and added by vectors LAG blocks later, in the order of
- * quantised_tile. Super-blocks gain nothing from this. */
+ * The planes of up to 8 tokens, in their order in a panel, are the rows of one register. One instruction computes their
+ * products with a block of weights. The kernel stores the products; vectors scale and add them LAG blocks later, in the
+ * order of quantised_tile. Super-blocks are not faster in this way. */
 
-/* FEW_LEAST: fewer tokens are as fast without tile registers, or faster. */
+/* FEW_LEAST: with fewer tokens, kernels without tile registers are as fast or faster. */
 enum { FEW_LEAST = 6, FEW_MOST = 8 };
 
-/* Products, activations and codes of `rows` planes and 32 columns. */
+/* Return the configuration for products, activations and codes of `rows` planes and 32 columns. */
 static tile_config config_for_few(size_t rows) {
     const uint8_t r = (uint8_t)rows;
     return (tile_config){.palette = 1, .row_bytes = {64, 0, 64, 0, 32, 0, 64}, .rows = {r, 0, r, 0, r, 0, 8}};
 }
 
-/* The tokens i .. i + some of a panel of n, some <= FEW_MOST, times one tile. */
+/* Multiply the tokens i .. i + some - 1 of a panel of n, some <= FEW_MOST, by one tile. */
 INLINE void few_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, size_t i,
                      size_t some, const size_t planes, const uint32_t kind, const int affine, float *y,
                      size_t y_stride, size_t rows) {
     const size_t cols = spec->cols, block_acts = n * act_bytes(planes);
-    const size_t bytes = tile_bytes(spec) * BLOCK_COLS / cols; /* of a block with its scales, about */
+    const size_t bytes = tile_bytes(spec) * BLOCK_COLS / cols; /* approximate bytes of a block with its scales */
     const uint8_t *soon = tile + AHEAD;
     _Alignas(64) int32_t c[RING][FEW_MOST * 2 * TILE];
     unpacked w;
@@ -31,7 +31,7 @@ INLINE void few_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uin
         for (size_t part = 0; part < parts + LAG; part++) {
             if (part && part <= parts) store_part(part - 1, c[(part - 1) % RING], 1);
             if (part < parts) {
-                /* the rows are planes, so there is one plane of them */
+                /* each plane is a row, so the planes argument is 1 */
                 multiply_part(part, act + part * block_acts + 32 * planes * i, (const uint8_t *)w.block[part].v, 1);
                 for (size_t at = 0; at < bytes; at += 64) prefetch_line(soon + at);
                 soon += bytes;
@@ -71,7 +71,7 @@ static few_function *few_for(const rvm_matrix_spec *spec, size_t planes) {
     return all[planes - 1][spec->kind == RVM_Q8][spec->affine];
 }
 
-/* A panel of n tokens, FEW_LEAST <= n < 16, without super-blocks. */
+/* Multiply a panel of n tokens, FEW_LEAST <= n < 16, by weights without super-blocks. */
 static void few_panel(const rvm_matrix *m, rvm_acts_kind kind, const uint8_t *act, size_t n, size_t tile_begin,
                       size_t tile_end, float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &m->spec;

@@ -1,23 +1,23 @@
-/* Super-blocks in tile registers; included by matrix_amx.c.
+/* This header multiplies super-blocks in AMX tile registers; matrix_amx.c includes it.
  *
- * When 256 columns of a tile are unpacked, the integer scale of a block multiplies its codes: w = scale * code, or
- * scale * (code - 32) in Q6_K, |w| <= 4096. w = 256 high + low, high int8 and low uint8. A token times a row is
- * then 256 (q . high) + (q . low) for all 256 columns at once. Vectors join, scale and add these two sums of each plane
- * while the next unit's products are formed: once per 256 columns, not once per block. */
+ * While the kernel unpacks 256 columns of a tile, it multiplies the codes of a block by its integer scale: w = scale * code,
+ * or scale * (code - 32) in Q6_K, |w| <= 4096. It stores w = 256 high + low, with high int8 and low uint8. The product of
+ * a token and a row is then 256 (q . high) + (q . low) for all 256 columns. Vectors join, scale and add these two sums of
+ * each plane during the next unit's products: once per 256 columns, not once per block. */
 
-/* 256 columns of a tile. */
+/* 256 columns of a tile, with codes multiplied by their scales. */
 typedef struct {
-    _Alignas(64) uint8_t high[4][16 * 64], low[4][16 * 64]; /* of 64 columns each: [columns / 4][16 rows][4] */
-    float d[TILE], dmin[TILE], lows[8][TILE];               /* dmin: with its sign changed */
+    _Alignas(64) uint8_t high[4][16 * 64], low[4][16 * 64]; /* [i]: 64 columns as [columns / 4][16 rows][4] */
+    float d[TILE], dmin[TILE], lows[8][TILE];               /* dmin: the negative of dmin */
 } folded;
 
-/* The words scale[r], twice for each row. */
+/* Return the 16-bit words scale[r], twice for each row. */
 INLINE __m512i scale_words(const uint8_t *scales) {
     const __m512i s = i_load8(scales);
     return _mm512_or_si512(_mm512_slli_epi32(s, 16), _mm512_and_si512(s, _mm512_set1_epi32(0xffff)));
 }
 
-/* v: codes of 4 columns   scale: as words   zero: what is taken off codes, in each word */
+/* Compute w for 4 columns.   v: their codes   scale: scale_words   zero: the number subtracted from codes, in each word */
 INLINE void fold_four(__m512i v, __m512i scale, __m512i zero, uint8_t *high, uint8_t *low) {
     const __m512i byte = _mm512_set1_epi16(255);
     const __m512i even = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_and_si512(v, byte), zero), scale);
@@ -26,11 +26,11 @@ INLINE void fold_four(__m512i v, __m512i scale, __m512i zero, uint8_t *high, uin
     _mm512_store_si512(low, _mm512_or_si512(_mm512_and_si512(even, byte), _mm512_slli_epi16(odd, 8)));
 }
 
-/* From column k on, which begins a super-block. */
+/* Unpack 256 columns from column k on, where a super-block begins. */
 INLINE void fold(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, const uint32_t kind, folded *to) {
     const uint8_t *p = tile + super_front(spec) + k / SUPER_COLS * super_bytes(kind);
     const uint8_t *at = super_scale(spec, tile, k / SUPER_COLS, p), *bytes = p;
-    const size_t halves = kind == RVM_Q6_K ? 2 : 1, vectors = 8 / halves; /* of codes with one scale */
+    const size_t halves = kind == RVM_Q6_K ? 2 : 1, vectors = 8 / halves; /* vectors: the vectors of codes that share a scale */
     const __m512i zero = _mm512_set1_epi16(kind == RVM_Q6_K ? 32 : 0);
     _Alignas(64) uint8_t six[SUPER_HEAD];
     _mm512_storeu_ps(to->d, f_load(at, RVM_F16));
@@ -53,15 +53,15 @@ INLINE void fold(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, con
     }
 }
 
-/* 256 columns of a tile for a panel. */
+/* The product of 256 columns of a tile and a panel. */
 typedef struct {
     float *sums; /* [16 tokens][16 rows] */
     const folded *w;
     const uint8_t *act; /* the panel, from these columns on */
 } super_unit;
 
-/* The products of 64 columns with high and low: PRODUCTS_0 and _1 of the first plane, _2 and _3 of the second. With one
- * plane they take odd lines: a sum that grows at each line would wait for itself. */
+/* Add the products of 64 columns with high and low: PRODUCTS_0 and _1 for the first plane, _2 and _3 for the second plane.
+ * With one plane, _2 and _3 take the odd lines, because a sum that grows at each line would wait for itself. */
 INLINE void multiply_line(size_t line, const super_unit *u, const size_t planes) {
     const uint8_t *q = line_at(u->act, planes, PANEL, line, 0);
     _tile_loadd(ACTS_0, q, LINE_COLS * planes);
@@ -87,7 +87,7 @@ INLINE void zero_products(void) {
     _tile_zero(PRODUCTS_3);
 }
 
-/* to: [4][16 tokens][16 rows] */
+/* Store the products.   to: [4][16 tokens][16 rows] */
 INLINE void store_products(int32_t *to) {
     _tile_stored(PRODUCTS_0, to, 64);
     _tile_stored(PRODUCTS_1, to + 256, 64);
@@ -95,12 +95,12 @@ INLINE void store_products(int32_t *to) {
     _tile_stored(PRODUCTS_3, to + 768, 64);
 }
 
-/* The dot products of token t with w = 256 high + low, from its dot products with high and with low. */
+/* Return the dot products of token t with w = 256 high + low, from its dot products with high and with low. */
 INLINE i32x from_parts(const int32_t *c, size_t t) {
     return i_add(_mm512_slli_epi32(_mm512_load_si512(c + TILE * t), 8), _mm512_load_si512(c + 256 + TILE * t));
 }
 
-/* Scales the dot products of tokens [t, end) and adds them to the sums of these tokens, in the order of super_tile. */
+/* Scale the dot products of the tokens [t, end) and add them to the sums of these tokens, in the order of super_tile. */
 INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t end, const size_t planes,
                          const uint32_t kind) {
     const f32x d = _mm512_load_ps(u->w->d), dmin = _mm512_load_ps(u->w->dmin);
@@ -108,7 +108,7 @@ INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t
     if (kind != RVM_Q6_K) {
         UNROLL for (size_t b = 0; b < 8; b++) {
             lows[b] = _mm512_load_ps(u->w->lows[b]);
-            __asm__("" : "+v"(lows[b])); /* or they would be loaded for each token: loads are what is short here */
+            __asm__("" : "+v"(lows[b])); /* without this line the compiler loads them for each token, and loads limit the speed here */
         }
     }
     UNROLL for (; t < end; t++) {
@@ -126,7 +126,7 @@ INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t
     }
 }
 
-/* All units: the products of one are formed while those of the one before are added. */
+/* Multiply all units. The products of a unit are computed while vectors add the products of the unit before it. */
 INLINE void multiply_supers(const super_unit *units, size_t count, const size_t planes, const uint32_t kind) {
     _Alignas(64) int32_t c[2][1024];
     for (size_t i = 0; i < count; i++) {

@@ -163,7 +163,7 @@ static void seen(const rvm_attention *a, size_t position, size_t start, size_t *
     if (*begin > *end) *begin = *end;
 }
 
-/* A row's scores, which are in bits, plus slope * (key's position - query's). */
+/* Add slope * (key's position - query's position) to a row's scores, which have base 2. */
 static void add_slope(float *s, float slope, size_t position, size_t start) {
     const float first = (float)((double)start - (double)position);
     slope *= (float)LOG2_E;

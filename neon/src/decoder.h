@@ -74,8 +74,8 @@ struct rvm_decoder {
     int wanted[FORMS]; /* 1 if any layer needs the form */
     uint8_t *arena;
     size_t arena_bytes;
-    /* in the arena; T = max_tokens. still: a turn by no angle, for keys and queries that rope does not turn, or that
-     * heads_phase has turned; NULL where there are none */
+    /* These arrays lie in the arena; T = max_tokens. still: the rope angles 0, for keys and queries that rope does not
+     * turn or that heads_phase has turned; NULL if there are no such heads */
     float *x, *turn, *still, *qkv, *attended, *gate, *up, *tmp, *partial;
     input shared, *own; /* own: for each thread, the input of one token */
     float **scratch;    /* one for each thread */
@@ -144,8 +144,8 @@ void prepare_phase(const stage *s, role r);
 /* Run only the output head over the call's `hidden`, which is already normed. */
 void head_phases(const stage *s);
 
-/* Between the products and attention: q and k of each head normed, a part of each head turned, queries scaled by
- * position. Nothing in most families: then it is no phase. */
+/* Norm q and k of each head, turn a part of each head by rope, and scale queries by position. Most model families need
+ * none of these steps; then there is no such phase. */
 void heads_phase(const stage *s);
 
 void append_phase(const stage *s);

@@ -57,20 +57,20 @@ const float *merged(const stage *s, size_t begin, size_t end, float *made) {
     return attended;
 }
 
-/* Cosines and sines of the angles by which the kernels turn the chunk's token t. */
+/* Return the cosines and sines of the angles by which the attention kernels turn the chunk's token t. */
 static const float *turn_of(const stage *s, size_t t) {
     const rvm_decoder *d = s->c->d;
     const int still = d->layers[s->layer].no_rope || d->config.rope_dims < d->config.head_dim;
     return (still ? d->still : d->turn) + t * d->config.head_dim;
 }
 
-/* Does rope turn a part of each head?  The kernels of attention turn whole heads. */
+/* Return 1 if rope turns only a part of each head. The attention kernels can turn only whole heads. */
 static int turns_part(const stage *s) {
     const rvm_decoder_config *c = &s->c->d->config;
     return c->rope_dims && c->rope_dims < c->head_dim && !s->c->d->layers[s->layer].no_rope;
 }
 
-/* The first rope_dims numbers of n heads, turned in place. */
+/* Turn the first rope_dims numbers of n heads in place. */
 static void turn_part(const stage *s, size_t t, size_t n, float *x) {
     const rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, dims = d->config.rope_dims;

@@ -31,7 +31,7 @@ static void take_input(arena *a, const rvm_decoder *d, size_t tokens, input *in)
     in->u = take_floats(a, 3 * tokens * RVM_MAX_RANK);
 }
 
-/* Do the kernels of attention have to leave some heads as they are? */
+/* Return 1 if there are heads that the attention kernels must not turn. */
 static int any_still(const rvm_decoder *d) {
     if (d->config.rope_dims < d->config.head_dim) return 1;
     for (size_t i = 0; i < d->config.n_layers; i++)

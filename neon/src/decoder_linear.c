@@ -108,7 +108,7 @@ static void do_qkv(const stage *s, const linear *l, const input *from, size_t be
             multiply(s, l + i, i, from, begin, min_size(end, l[i].tiles), y, d->qkv_width);
 }
 
-/* The MLP's inner numbers, in d->gate: silu(gate) * up, or gelu(up) in models without a gate. */
+/* Compute the MLP's inner numbers in d->gate: silu(gate) * up, or gelu(up) in models without a gate. */
 static void do_gate_up(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t f = d->config.intermediate_size, row = begin * RVM_TILE_ROWS;

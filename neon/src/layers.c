@@ -16,8 +16,8 @@ static int k_rms_norm(const float *x, const float *weight, float eps, size_t tok
     return RVM_OK;
 }
 
-/* The variance is the mean of squared differences: the mean of squares minus the squared mean would lose all digits
- * of a row whose numbers are far from zero. */
+/* The variance is the mean of squared differences from the mean, because the mean of squares minus the squared mean would
+ * lose all digits of a row whose numbers are far from zero. */
 static int k_layer_norm(const float *x, const float *weight, const float *bias, float eps, size_t tokens, size_t dim,
                         float *y) {
     REQUIRE(x && weight && y && tokens && dim);
@@ -65,7 +65,7 @@ static int k_swiglu(const float *gate, const float *up, size_t n, float *y) {
     return RVM_OK;
 }
 
-/* y = x (1 + erf(x / sqrt(2))) / 2. The smaller of the two tails is erfc(z) / 2, z = |x| / sqrt(2), with
+/* Return x (1 + erf(x / sqrt(2))) / 2. The smaller of the two tails is erfc(z) / 2, z = |x| / sqrt(2), with
  * erfc(z) = e^(-z^2) t p(t), t = 1 / (1 + 0.4 z). p is a fit of degree 8 with an even relative error: 2.6e-7 with
  * rounding. */
 static inline float gelu_of(float x) {

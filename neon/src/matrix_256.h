@@ -1,4 +1,4 @@
-/* AVX2: two registers are 16 rows.  The including file says how bytes are multiplied (dot, OFFSET8). */
+/* AVX2: two registers hold 16 rows.  The including file defines how bytes are multiplied (dot, OFFSET8). */
 #include "matrix_x86.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@ typedef struct {
     __m256i a, b;
 } i32x;
 typedef struct {
-    const uint8_t *p; /* too few registers to keep a block: it is unpacked on the way */
+    const uint8_t *p; /* there are too few registers for a block, so each step unpacks its codes */
 } weights;
 
 INLINE f32x f_zero(void) { return (f32x){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -63,14 +63,14 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
     w->p = p;
 }
 
-/* Columns 4j .. 4j + 3 of 8-bit weights; flip: 0, or 128 to make them signed. */
+/* Return the columns 4j .. 4j + 3 of 8-bit weights.  flip: 0, or 128 to make them signed */
 INLINE i32x bytes_q8(const weights *w, size_t j, int flip) {
     const __m256i top = _mm256_set1_epi8((char)flip);
     return (i32x){_mm256_xor_si256(bytes_at(w->p + 64 * j), top),
                   _mm256_xor_si256(bytes_at(w->p + 64 * j + 32), top)};
 }
 
-/* Columns 4j .. 4j + 3 and, in *high, 16 + 4j .. of 4-bit weights, j < 4. */
+/* Return the columns 4j .. 4j + 3 of 4-bit weights, j < 4, and in *high the columns 16 + 4j .. 19 + 4j. */
 INLINE i32x bytes_q4(const weights *w, size_t j, i32x *high) {
     const __m256i low = _mm256_set1_epi8(15);
     const __m256i a = bytes_at(w->p + 64 * j), b = bytes_at(w->p + 64 * j + 32);
@@ -79,14 +79,14 @@ INLINE i32x bytes_q4(const weights *w, size_t j, i32x *high) {
     return (i32x){_mm256_and_si256(a, low), _mm256_and_si256(b, low)};
 }
 
-/* Bits `shift` and up of every byte at p, moved to bits 4 and up under the mask. */
+/* Return the bits from `shift` on of every byte at p, moved to the bits from 4 on and masked. */
 INLINE __m256i high_bits(const uint8_t *p, int shift, int mask) {
     const __m256i x = bytes_at(p);
     const __m256i moved = shift < 4 ? _mm256_slli_epi16(x, 4 - shift) : _mm256_srli_epi16(x, shift - 4);
     return _mm256_and_si256(moved, _mm256_set1_epi8((char)mask));
 }
 
-/* Columns 4j .. 4j + 3 of super-blocks, j < 8. */
+/* Return the columns 4j .. 4j + 3 of super-blocks, j < 8. */
 INLINE i32x bytes_super(const weights *w, size_t j, uint32_t kind) {
     i32x high, low = bytes_q4(w, j % 4, &high);
     const i32x v = j < 4 ? low : high;
@@ -111,7 +111,7 @@ INLINE int32_t reduce_add(__m256i x) {
     return _mm_cvtsi128_si32(m);
 }
 
-/* To nearest, ties to even; as bytes; sums and largest magnitudes over all lanes. */
+/* Round to nearest, ties to even; store as bytes; sums and largest magnitudes over all lanes (matrix_kernel.h). */
 INLINE i32x i_round(f32x x) { return (i32x){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 INLINE i32x i_add(i32x x, i32x y) { return (i32x){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE i32x i_mla(i32x x, i32x y, i32x z) {

@@ -1,4 +1,4 @@
-/* NEON: four registers are 16 rows.  The including file says how bytes are multiplied (dots, OFFSET8). */
+/* NEON: four registers hold 16 rows.  The including file defines how bytes are multiplied (dots, OFFSET8). */
 #include "matrix.h"
 
 #include <arm_neon.h>
@@ -23,7 +23,7 @@ enum { LINE = 64 };
 
 INLINE void prefetch_line(const uint8_t *p) { __builtin_prefetch(p); }
 
-INLINE void prefetch_close(const uint8_t *p) { (void)p; } /* prefetch_line is into the L1 cache already */
+INLINE void prefetch_close(const uint8_t *p) { (void)p; } /* prefetch_line already prefetches into the L1 cache */
 
 INLINE void prefetch_block(const uint8_t *p, uint32_t kind) {
     for (size_t i = 0; i < block_bytes(kind); i += LINE) __builtin_prefetch(p + i);
@@ -95,12 +95,12 @@ INLINE void f_store(float *y, f32x a, size_t n) {
     }
 }
 
-/* v |= x & mask */
+/* Return v | (x & mask). */
 INLINE int8x16_t with(int8x16_t v, uint8x16_t x, int mask) {
     return vorrq_s8(v, vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8((uint8_t)mask))));
 }
 
-/* The fifth bits of Q5_K, behind the low nibbles. */
+/* Add the fifth bits of Q5_K, which lie after the low nibbles. */
 INLINE void unpack_fifth(const uint8_t *p, weights *w) {
     EACH4 {
         const uint8x16_t x = vld1q_u8(p + 16 * i);
@@ -115,7 +115,7 @@ INLINE void unpack_fifth(const uint8_t *p, weights *w) {
     }
 }
 
-/* The fifth and sixth bits of Q6_K. */
+/* Add the fifth and sixth bits of Q6_K. */
 INLINE void unpack_two(const uint8_t *p, weights *w) {
     UNROLL for (size_t h = 0; h < 2; h++) EACH4 {
         const uint8x16_t x = vld1q_u8(p + 64 * h + 16 * i);
@@ -126,7 +126,7 @@ INLINE void unpack_two(const uint8_t *p, weights *w) {
     }
 }
 
-/* flip: 0, or 128 to turn unsigned 8-bit weights into signed ones */
+/* Unpack a block.  flip: 0, or 128 to make unsigned 8-bit weights signed */
 INLINE void unpack_neon(const uint8_t *p, uint32_t kind, int flip, weights *w) {
     const uint8x16_t low = vdupq_n_u8(15), top = vdupq_n_u8((uint8_t)flip);
     UNROLL for (size_t j = 0; j < 8; j++) {
@@ -144,7 +144,7 @@ INLINE void unpack_neon(const uint8_t *p, uint32_t kind, int flip, weights *w) {
     if (kind == RVM_Q6_K) unpack_two(p + 256, w);
 }
 
-/* To nearest, ties to even; as bytes; sums and largest magnitudes over all lanes. */
+/* Round to nearest, ties to even; store as bytes; sums and largest magnitudes over all lanes (matrix_kernel.h). */
 INLINE i32x i_round(f32x a) {
     i32x y;
     EACH4 y.v[i] = vcvtnq_s32_f32(a.v[i]);

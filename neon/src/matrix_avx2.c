@@ -1,7 +1,7 @@
 /* AVX2: vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, where they saturate.
  * 4 bits: eight pairs are at most 8 * 2 * 15 * 127 = 30480, which fits.
  * 5 bits: four pairs, 4 * 2 * 31 * 127 = 31496; 6 bits: two, 2 * 2 * 63 * 127 = 32004.
- * 8 bits: |w| times x with the sign of w; one pair is at most 2 * 128 * 127 = 32512, which fits. */
+ * 8 bits: |w| times x, where x gets the sign of w; one pair is at most 2 * 128 * 127 = 32512, which fits. */
 #include "matrix_256.h"
 
 enum { OFFSET8 = 128, MAX_T = 4, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
@@ -61,14 +61,14 @@ INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, si
     else dots_q8(acc, w, q, apart, m);
 }
 
-/* 16-bit products of four rows' columns 4j .. 4j + 3, two to a sum: half the work of two 8-bit terms. */
+/* 16-bit products of four rows' columns 4j .. 4j + 3, two in each sum. They take half the time of two 8-bit terms. */
 #define WORDS 3
 
 INLINE void i_words(uint8_t *to, i32x x) {
     _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
 }
 
-/* Two sums a row, rows 0 .. 3 and 4 .. 7 -> one, in order. */
+/* Add the two sums of each row, rows 0 .. 3 and 4 .. 7, and return one sum per row in order. */
 INLINE __m256i add_twos(__m256i low, __m256i high) {
     return _mm256_permute4x64_epi64(_mm256_hadd_epi32(low, high), 0xd8);
 }

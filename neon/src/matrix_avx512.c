@@ -1,4 +1,4 @@
-/* AVX-512 without VNNI: as matrix_avx2.c, 512 bits at a time. */
+/* The kernels for AVX-512 without VNNI work like matrix_avx2.c, with 512 bits at a time. */
 #include "matrix_512.h"
 
 enum { OFFSET8 = 128, MAX_T = 16, STEP = 1, FLOAT_T = 16, WIDE_T = 4 };
@@ -13,7 +13,7 @@ INLINE __m512i signed_pairs(__m512i w, __m512i x) {
     return _mm512_maddubs_epi16(_mm512_abs_epi8(w), same_sign);
 }
 
-/* How many products of a kind fit into 16 bits: see matrix_avx2.c. */
+/* matrix_avx2.c says how many products of a kind fit into 16 bits. */
 INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind, size_t from, size_t n) {
     const __m512i ones = _mm512_set1_epi16(1);
     const size_t fit = kind == RVM_Q8 ? 1 : kind == RVM_Q6_K ? 2 : kind == RVM_Q5_K ? 4 : 8;
@@ -37,12 +37,12 @@ INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, si
     dots_part(acc, w, q, apart, m, kind, 0, 8);
 }
 
-/* As in matrix_avx2.c. */
+/* 16-bit products, as in matrix_avx2.c. */
 #define WORDS 8
 
 INLINE void i_words(uint8_t *to, i32x a) { _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(a)); }
 
-/* Two sums a row, rows 0 .. 7 and 8 .. 15 -> one. */
+/* Add the two sums of each row, rows 0 .. 7 and 8 .. 15, and return one sum per row. */
 INLINE __m512i add_twos(__m512i low, __m512i high) {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));

@@ -1,4 +1,4 @@
-/* AVX-512 with VNNI. */
+/* This file builds the kernels for AVX-512 with VNNI. */
 #include "matrix_512vnni.h"
 
 const rvm_matmul rvm_matmul_avx512vnni = {

@@ -1,4 +1,4 @@
-/* AVX-VNNI: vpdpbusd in 256 bits, unsigned weights times signed activations. */
+/* AVX-VNNI: vpdpbusd multiplies unsigned weights by signed activations, 256 bits at a time. */
 #include "matrix_256.h"
 
 enum { OFFSET8 = 0, MAX_T = 4, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };

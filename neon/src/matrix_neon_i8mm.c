@@ -1,4 +1,4 @@
-/* NEON with i8mm (M2 and later): usdot for one token of 8 bits; for more, usmmla multiplies two rows by two
+/* NEON with i8mm (M2 and later): usdot multiplies one token of 8 bits. For more tokens, usmmla multiplies two rows by two
  * tokens, or by the two planes of 16 bits, eight columns at a time. Weights stay unsigned. */
 #include "matrix_arm.h"
 
@@ -29,7 +29,7 @@ INLINE void dot_one(i32x *acc, const weights *w, const int8_t *q, size_t from, s
     }
 }
 
-/* m is 2 or 4: pairs of planes.  sum[p][2i + h] = rows 4i + 2h, + 1 by planes 2p, + 1 */
+/* Multiply m planes, 2 or 4, in pairs.  sum[p][2i + h] = rows 4i + 2h, + 1 by planes 2p, + 1 */
 INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind, size_t from,
                       size_t n) {
     int32x4_t sum[STEP / 2][8];

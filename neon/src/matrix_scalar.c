@@ -1,10 +1,11 @@
-/* The matrix kernels as their formulas say: the twin that every other implementation must equal. */
+/* This file computes the matrix kernels directly from their formulas. Every other implementation must give the same bits. */
 #include "matrix.h"
 
 #include <math.h>
 
-/* Of n columns: q[k] = round(x[k] / d), d = max |x| / 127, or 32385 for two planes: then q is high, and low[k] low,
- * of what was rounded. With a NaN or an infinity d is NaN; when all are tiny d is 0. */
+/* Quantise n columns and return d. One plane: q[k] = round(x[k] / d), d = max |x| / 127. Two planes: d = max |x| / 32385,
+ * and q[k] is the high part and low[k] the low part of round(x[k] / d). d is NaN if any x is NaN or infinite, and 0 if all
+ * x are tiny. */
 static float quantise(const float *x, size_t n, size_t planes, int8_t *q, int8_t *low) {
     uint32_t top = 0;
     for (size_t k = 0; k < n; k++) {
@@ -25,12 +26,12 @@ static float quantise(const float *x, size_t n, size_t planes, int8_t *q, int8_t
     return most / act_most(planes);
 }
 
-/* Activation k of a block. */
+/* Return the integer activation k of a block. */
 static int32_t whole(const int8_t *q, size_t planes, size_t k) {
     return planes == 2 ? HIGH * q[k] + q[32 + k] : q[k];
 }
 
-/* Token i of n: its 32 columns of one block. */
+/* Store the 32 columns of one block of token i of n. */
 static void act_block(const float *x, size_t planes, size_t i, size_t n, uint8_t *block) {
     int8_t q[64];
     int32_t sum = 0;
@@ -40,7 +41,7 @@ static void act_block(const float *x, size_t planes, size_t i, size_t n, uint8_t
     store_sums(block + 32 * planes * n + 4 * i, n, d, sum);
 }
 
-/* Token i of n: its 256 columns for super-blocks. */
+/* Store 256 columns of token i of n for super-blocks. */
 static void act_super(const float *x, size_t planes, size_t i, size_t n, uint8_t *super) {
     int8_t q[2][SUPER_COLS];
     int32_t sum[16] = {0}, high[16] = {0};
@@ -77,14 +78,14 @@ static int acts_scalar(rvm_acts_kind kind, const float *x, size_t x_stride, size
     return RVM_OK;
 }
 
-/* sum_k w[k] * q[k] for row r of a block of 32 */
+/* Return sum_k w[k] * q[k] for row r of a block of 32 columns. */
 static int32_t block_dot(const uint8_t *w, uint32_t kind, size_t r, const int8_t *q, size_t planes) {
     int32_t sum = 0;
     for (size_t k = 0; k < 32; k++) sum += (int32_t)block_code(w, kind, r, k) * whole(q, planes, k);
     return sum;
 }
 
-/* Row r of a tile times token i of a panel of n. */
+/* Return the product of row r of a tile and token i of a panel of n. */
 static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t r, const uint8_t *act,
                            size_t planes, size_t i, size_t n) {
     float y = 0, s = 0, b = 0;
@@ -103,8 +104,8 @@ static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t
     return y;
 }
 
-/* sum over 256 columns from k on of scale * code * q, or scale * (code - 32) * q in Q6_K.  q: a plane of token i's
- * activations */
+/* Return the sum over 256 columns from k on of scale * code * q, or scale * (code - 32) * q in Q6_K.  q: a plane of token
+ * i's activations */
 static int32_t super_dot(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, size_t r, const uint8_t *super,
                          size_t planes, size_t plane, size_t i, size_t n) {
     const int six = spec->kind == RVM_Q6_K;
@@ -119,7 +120,7 @@ static int32_t super_dot(const rvm_matrix_spec *spec, const uint8_t *tile, size_
     return sum;
 }
 
-/* The same for super-blocks. */
+/* Return the product of row r and a token for super-blocks. */
 static float dot_super(const rvm_matrix_spec *spec, const uint8_t *tile, size_t r, const uint8_t *act, size_t planes,
                        size_t i, size_t n) {
     float y = 0;

@@ -1,17 +1,17 @@
-/* Packing GGUF's super-blocks of 256 columns, and reading a packed row back.
+/* This file packs GGUF's super-blocks of 256 columns, and reads a packed row back.
  *
  *   Q4_K  f16 d, f16 dmin | scales[12] | qs[128]
  *   Q5_K  f16 d, f16 dmin | scales[12] | qh[32] | qs[128]
  *   Q6_K  ql[128] | qh[64] | i8 scales[16] | f16 d
  *
- * Codes are the same numbers as in the file; they change places (matrix.h). */
+ * Packing does not change the codes, only their order (matrix.h). */
 #include "matrix.h"
 
 size_t rvm_super_source(uint32_t kind) { return kind == RVM_Q4_K ? 144 : kind == RVM_Q5_K ? 176 : 210; }
 
-/* ---- codes of 32 columns as the file has them ---- */
+/* ---- codes of 32 columns in the order of the file ---- */
 
-/* qs: of 64 columns the first 32 in low nibbles, the others in high ones. */
+/* qs: of 64 columns, the low nibbles hold the first 32, and the high nibbles hold the last 32. */
 static unsigned nibble(const uint8_t *qs, size_t block, size_t c) {
     return qs[block / 2 * 32 + c] >> 4 * (block % 2) & 15u;
 }
@@ -25,7 +25,7 @@ static void codes_q5(const uint8_t *from, size_t block, uint8_t *q) {
         q[c] = (uint8_t)(nibble(from + 48, block, c) | (from[16 + c] >> block & 1u) << 4);
 }
 
-/* ql: of 128 columns the first 64 in low nibbles; qh: bits 2b and 2b + 1 of 32 bytes for block b of four. */
+/* ql: the low nibbles hold the first 64 of 128 columns. qh: block b of four has the bits 2b and 2b + 1 of 32 bytes. */
 static void codes_q6(const uint8_t *from, size_t block, uint8_t *q) {
     const uint8_t *ql = from + 64 * (block / 4) + 32 * (block % 2), *qh = from + 128 + 32 * (block / 4);
     for (size_t c = 0; c < 32; c++) {
@@ -36,7 +36,7 @@ static void codes_q6(const uint8_t *from, size_t block, uint8_t *q) {
 
 /* ---- packing ---- */
 
-/* q: 32 codes    at: the row's first byte in the block */
+/* Pack 32 codes of a row.   q: the codes   at: the row's first byte in the block */
 static void pack_codes(uint32_t kind, const uint8_t *q, uint8_t *at) {
     for (size_t c = 0; c < 16; c++) at[c / 4 * 64 + c % 4] = (uint8_t)((q[c] & 15) | q[16 + c] << 4);
     if (kind == RVM_Q5_K)
@@ -69,7 +69,7 @@ void rvm_super_pack(const rvm_matrix_spec *s, const uint8_t *from, size_t row, u
 
 /* ---- a row as floats ---- */
 
-/* Six-bit scale and low of group g; bytes b of row r at [16 b + r]. */
+/* Get the six-bit scale and low of group g. Byte b of row r is at [16 b + r]. */
 static void six_bits(const uint8_t *bytes, size_t g, size_t r, int out[2]) {
     const int scale = bytes[TILE * (g % 4) + r], low = bytes[TILE * (4 + g % 4) + r];
     const int rest = bytes[TILE * (8 + g % 4) + r];

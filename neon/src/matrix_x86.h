@@ -1,13 +1,13 @@
-/* What the x86 files share. */
+/* This header has the parts that the x86 files share. */
 #include "matrix.h"
 
 #include <immintrin.h>
 
-/* Into the L2 cache. The L1 cache has too few buffers for lines under way: prefetching into it (T0, NTA) can halve
- * the rate at which weights are read. */
+/* Prefetch into the L2 cache. The L1 cache has too few buffers for lines that are being read, so a prefetch into it (T0,
+ * NTA) can halve the rate at which weights are read. */
 INLINE void prefetch_line(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_T1); }
 
-/* From the L2 cache into the L1 cache: with several tokens the core itself looks only a block or two ahead. */
+/* Prefetch from the L2 cache into the L1 cache: with several tokens the core itself prefetches only one or two blocks. */
 INLINE void prefetch_close(const uint8_t *p) { _mm_prefetch((const char *)p, _MM_HINT_T0); }
 
 INLINE void prefetch_block(const uint8_t *p, uint32_t kind) {

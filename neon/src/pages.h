@@ -50,7 +50,7 @@ static inline size_t v_scales_at(rvm_tier tier) { return has_bias(tier) ? 2 * PA
 static inline size_t v_biases_at(void) { return 3 * PAGE_ROW; }
 static inline size_t keys_at(rvm_tier tier) { return 2 * v_scales_at(tier); }
 
-/* Return the bytes of a tile of keys, 16 tokens; value_tile: of a tile of values, 16 dimensions. */
+/* key_tile returns the bytes of a tile of 16 tokens' keys; value_tile returns the bytes of a tile of 16 dimensions. */
 static inline size_t key_tile(rvm_tier tier, size_t head_dim) {
     return key_columns(head_dim) / PAGE_BLOCK * page_block(tier);
 }
