@@ -1,7 +1,7 @@
-/* Every implementation against "scalar": the same inputs, all outputs compared. What all of them compile from one
- * source could be wrong in all alike, so steps and turns are compared with their formulas, too.
- * Needs only rvm.h, so it also runs where Python does not: under qemu and under sanitizers.
- * Arrays start 4 bytes off malloc's alignment and end where their memory ends. */
+/* This test compares all outputs of every implementation with those of "scalar", for the same inputs. All
+ * implementations compile some code from one source, which could be wrong in all of them, so the test also compares
+ * steps and turns with their formulas. It needs only rvm.h, so it also runs without Python: under qemu and sanitizers.
+ * Arrays start 4 bytes after malloc's alignment and end at the end of their memory. */
 #include "rvm.h"
 
 #include <math.h>
@@ -46,7 +46,7 @@ static world make(sizes n, uint32_t seed) {
     state = seed;
     for (int i = 0; i < N_ARRAYS; i++) w.x[i] = array(w.len[i], i == Z ? 5.0f : 0.5f);
     for (size_t i = 0; i < z; i++) w.x[P0][i] = (1.001f + uniform()) / (float)n.vocab;
-    for (size_t i = b; i < 3 * b; i++) w.x[HELD][i] = fabsf(w.x[HELD][i]); /* S and L */
+    for (size_t i = b; i < 3 * b; i++) w.x[HELD][i] = fabsf(w.x[HELD][i]); /* S and L are not negative */
     if (n.vocab > 2) w.x[Z][n.vocab - 1] = -INFINITY;
     w.y = malloc(n.tokens * sizeof *w.y);
     for (size_t t = 0; t < n.tokens; t++) w.y[t] = (int32_t)(t % (n.vocab / 2 + 1));
@@ -85,11 +85,11 @@ static void run(const rvm_kernels *k, world *w) {
 }
 
 static int differ(double got, double want) {
-    if (got == want) return 0; /* also two infinities */
+    if (got == want) return 0; /* also for two equal infinities */
     return !(fabs(got - want) <= 2e-5 + 2e-4 * fabs(want));
 }
 
-/* Number of outputs that disagree; says which. */
+/* Print the outputs that are different, and return their number. */
 static int compare(const char *impl, const world *got, const world *want) {
     int bad = 0;
     for (int i = 0; i < N_ARRAYS; i++)
@@ -116,12 +116,12 @@ static int check(const rvm_kernels *k, sizes n) {
     return bad;
 }
 
-enum { COLS = 5 }; /* features */
+enum { COLS = 5 }; /* number of features */
 
-/* A rating's own walk: to new evidence, from that to lora_b, and how far that is. */
+/* Compute a rating: new evidence, lora_b from the evidence, and the adapter's distance from the frozen model. */
 static void rate(const rvm_kernels *k, const rvm_matmul *m, sizes n, const float *held, const world *w,
                  float *evidence, float *block, double *distance, int *rc) {
-    /* distance: [6], of a text with all that may be left out, and without */
+    /* distance: [6], for a text with all optional fields, then without them */
     rvm_matrix_spec spec;
     rvm_matrix_plan(RVM_F32, n.vocab, COLS, 0, NULL, NULL, RVM_F32, &spec);
     void *features = aligned_alloc(RVM_ALIGNMENT, rvm_matrix_bytes(&spec));
@@ -160,7 +160,7 @@ static int check_rating(const rvm_kernels *k, sizes n) {
     const size_t all = n.rank * (n.vocab + COLS), b = n.rank * (n.vocab + 1);
     float *held = array(3 * all, 0.5f), *got = array(3 * all + b, 0), *want = array(3 * all + b, 0);
     for (size_t i = all; i < 3 * all; i++) held[i] = fabsf(held[i]);
-    w.x[Z][n.vocab - 1] = 0; /* a ratio here, of which none is infinite */
+    w.x[Z][n.vocab - 1] = 0; /* Z holds log ratios here, and no ratio is infinite */
     double far_got[6], far_want[6];
     int rc_got[3], rc_want[3], bad = 0;
     state = seed;
@@ -179,7 +179,7 @@ static int check_rating(const rvm_kernels *k, sizes n) {
     return bad;
 }
 
-/* w + eta g, and w + (mu v + eta g) with a velocity. */
+/* Check the step w + eta g, and w + (mu v + eta g) with a velocity. */
 static int check_step(const rvm_kernels *k, size_t n) {
     enum { W, G, WANT, MOVING_W, V, MOVING_WANT, ARRAYS };
     float *x[ARRAYS];
@@ -197,7 +197,7 @@ static int check_step(const rvm_kernels *k, size_t n) {
     return bad;
 }
 
-/* In polar coordinates: the angle of each pair grows by that of its token, the radius stays. */
+/* Check rope in polar coordinates: the angle of each pair grows by the token's angle, and the radius stays the same. */
 static int check_rope(const rvm_layers *k, size_t half, int traditional) {
     enum { TOKENS = 3, HEADS = 2 };
     const size_t d = 2 * half, n = TOKENS * HEADS * d;
@@ -222,7 +222,7 @@ static int check_rope(const rvm_layers *k, size_t half, int traditional) {
 int main(void) {
     const size_t ranks[] = {1, 2, 3, 5, 8};
     const sizes shapes[] = {{1, 1, 1, 0}, {2, 3, 5, 0}, {33, 7, 65, 0}, {3, 17, 1023, 0}, {35, 5, 2051, 0}};
-    const int few = getenv("RVM_FEW") != NULL; /* each shape and each rank, but not each pair: where all is slow */
+    const int few = getenv("RVM_FEW") != NULL; /* on slow machines: each shape and each rank, but not each pair of them */
     int bad = 0, rounds = 0;
     for (size_t i = 0; rvm_impl_name(i); i++) {
         const rvm_kernels *k = rvm_impl(rvm_impl_name(i));

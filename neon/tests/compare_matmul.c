@@ -1,5 +1,5 @@
-/* Every implementation of the matrix kernels against "scalar": the same bits, whatever the sizes, the
- * split into tiles and tokens, the alignment, and the values.  Needs only rvm.h, as compare.c. */
+/* This test compares every implementation of the matrix kernels with "scalar". The bits must be the same for all sizes,
+ * splits into tiles and tokens, alignments and values. The test needs only rvm.h, like compare.c. */
 #include "rvm.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ static uint32_t noise(void) {
 
 static float uniform(void) { return (float)noise() / 8388608.0f - 1.0f; } /* [-1, 1) */
 
-/* Exactly n bytes, rounded up to 64, so that sanitizers see what lies past them. */
+/* Return exactly n bytes, rounded up to 64, so that sanitizers detect an access past them. */
 static void *aligned(size_t n) {
     void *p = aligned_alloc(64, (n + 63) / 64 * 64);
     memset(p, 0x7e, (n + 63) / 64 * 64);
@@ -33,7 +33,7 @@ static void *aligned(size_t n) {
 
 static float *floats(size_t n) { return (float *)malloc(4 * (n + 1)) + 1; }
 
-/* Some value of this kind, in the lowest bytes. */
+/* Return a random value of this kind, in the lowest bytes. */
 static uint32_t value(rvm_kind kind) {
     const float x = 0.3f * uniform();
     uint32_t bits;
@@ -73,7 +73,7 @@ static rvm_acts_kind acts_of(int planes, int super) {
     return planes == 2 ? RVM_ACTS_16 : RVM_ACTS_8;
 }
 
-/* GGUF blocks of noise; their float16 numbers are finite. */
+/* Return GGUF blocks of noise, whose float16 numbers are finite. */
 static uint8_t *blocks(rvm_kind kind, size_t n) {
     const size_t size = kind == RVM_Q4_K ? 144 : kind == RVM_Q5_K ? 176 : 210;
     uint8_t *p = random_bytes(n * size);
@@ -101,7 +101,7 @@ static rvm_matrix *super_matrix(const round_of *r) {
     return (rvm_matrix *)p;
 }
 
-/* W of this round, packed in two parts where that is possible. */
+/* Return W of this round, packed in two parts if possible. */
 static rvm_matrix *matrix(const round_of *r) {
     if (is_super(r->kind)) return super_matrix(r);
     const int quantised = r->kind == RVM_Q4 || r->kind == RVM_Q8;
@@ -142,7 +142,7 @@ static float *activations(const round_of *r) {
     return x;
 }
 
-/* y [tokens, rows + 3] through one implementation, in uneven parts; acts are left for comparison. */
+/* Return y [tokens, rows + 3] of one implementation, computed in uneven parts. `acts` keeps the activations to compare. */
 static float *product(const rvm_matmul *m, const round_of *r, const rvm_matrix *w, const float *x,
                       void *acts) {
     const size_t stride = r->rows + 3, tiles = rvm_matrix_tiles(w), n = (r->tokens - 1) * stride + r->rows;
@@ -202,7 +202,7 @@ static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, s
                 }
 }
 
-/* More than one slice of columns and group of panels of any implementation, and an odd number of tiles. */
+/* Check sizes with more than one slice of columns, more than one group of panels, and an odd number of tiles. */
 static void large(const rvm_matmul *m) {
     const rvm_kind kinds[] = {RVM_Q4, RVM_Q4, RVM_Q8, RVM_Q8, RVM_Q4_K, RVM_Q5_K, RVM_Q6_K};
     for (size_t i = 0; i < (getenv("RVM_FEW") ? 1 : 7); i++)
@@ -230,9 +230,9 @@ static void all_kinds(const rvm_matmul *m) {
     for (rvm_kind kind = RVM_F16; kind <= RVM_F32; kind++) all_sizes(m, kind, RVM_F32, 32, 0, RVM_ACTS_FLOAT);
 }
 
-enum { MANY = 19 }; /* a panel and three tokens */
+enum { MANY = 19 }; /* tokens: a panel and three more */
 
-/* All weights 0 or all at their end, all activations x: what 16 and 32 bits have to hold at most. */
+/* Check the largest sums in 16 and 32 bits: all weights are 0 or at their maximum, and all activations are x. */
 static void extreme(const rvm_matmul *m, rvm_kind kind, int high, int affine, rvm_acts_kind acts_kind, float x) {
     rvm_matrix_spec spec;
     uint8_t w[16 * 64];
@@ -252,7 +252,7 @@ static void extreme(const rvm_matmul *m, rvm_kind kind, int high, int affine, rv
     free(p), free(acts);
 }
 
-/* The same for super-blocks: d and dmin are 1; scales and lows, if any, too. */
+/* Check the largest sums for super-blocks: d, dmin and, if the kind has them, scales and lows are 1. */
 static void extreme_super(const rvm_matmul *m, rvm_kind kind, int high, rvm_acts_kind acts_kind, float x) {
     const size_t size = kind == RVM_Q4_K ? 144 : kind == RVM_Q5_K ? 176 : 210;
     const uint16_t one = 0x3c00;
@@ -294,7 +294,7 @@ static void extremes(const rvm_matmul *m) {
                 }
 }
 
-/* Every 16-bit integer as an activation, beside one that makes the scale 1: halves come back as they were. */
+/* Check every 16-bit integer as an activation, beside an activation that makes the scale 1. The integers must not change. */
 static void every_integer(const rvm_matmul *m) {
     uint8_t w[32 * 32 / 2] = {0};
     float s[32], b[32], x[32], y[32];

@@ -1,5 +1,6 @@
-/* Pages against "scalar": every implementation of the matrix kernels scores them alike, bit for bit; every
- * implementation of the layers demotes them to the same bytes, and attends within rounding. Prints as compare.c. */
+/* This test compares KV pages with "scalar". Every implementation of the matrix kernels must compute the same scores, bit
+ * for bit. Every implementation of the layers must demote pages to the same bytes, and compute attention that differs
+ * only by rounding. The output is like that of compare.c. */
 #include "rvm.h"
 
 #include <math.h>
@@ -32,7 +33,7 @@ static float *floats(size_t n) {
     return x;
 }
 
-/* A head-page of any bytes but for its scales and biases, which are halves of 2^-8 to 2^8. */
+/* Return a head-page of random bytes, with scales and biases that are halves of 2^-8 to 2^8. */
 static uint8_t *random_page(rvm_tier tier, size_t head_dim) {
     const size_t n = rvm_head_page_bytes(tier, head_dim), scales = 4 * TOKENS;
     uint8_t *page = aligned_alloc(64, n);
@@ -44,7 +45,7 @@ static uint8_t *random_page(rvm_tier tier, size_t head_dim) {
     return page;
 }
 
-/* A hot head-page of numbers below 8; what is not used is NaN. */
+/* Return a hot head-page of numbers below 8; unused numbers are NaN. */
 static uint8_t *hot_page(size_t head_dim) {
     const size_t n = rvm_head_page_bytes(RVM_HOT, head_dim), width = (head_dim + 15) / 16 * 16;
     uint16_t *page = aligned_alloc(64, n);
@@ -112,7 +113,7 @@ static void kernels(const rvm_matmul *m) {
     CHECK(m->page_values(RVM_WARM, (uint8_t *)x, x, 1, 64, NULL, x, 79) == RVM_BAD_ARGUMENT);
 }
 
-/* ---- demotion, and attention over what it makes ---- */
+/* ---- demotion, and attention over demoted pages ---- */
 
 static uint8_t *demoted(const rvm_layers *k, rvm_tier from, const uint8_t *page, rvm_tier to, size_t head_dim) {
     uint8_t *out = aligned_alloc(64, rvm_head_page_bytes(to, head_dim));
@@ -132,7 +133,7 @@ static void compare_demotion(const rvm_layers *k, size_t head_dim) {
         }
 }
 
-/* Numbers of 0 or more, of which one in `apart` is 0: the same bytes whichever sign the zeros have. */
+/* Check that the sign of a zero does not change the bytes, with numbers >= 0 of which one in `apart` is 0. */
 static void compare_zeros(const rvm_layers *k, size_t head_dim, uint32_t apart) {
     const size_t n = rvm_head_page_bytes(RVM_HOT, head_dim) / 2;
     uint8_t *plain = hot_page(head_dim), *signed_zeros = hot_page(head_dim);
@@ -158,7 +159,7 @@ static void attend(const rvm_layers *k, rvm_attention *a, float *out) {
     free(a->scratch);
 }
 
-/* Pages of every tier, the last of them not full, and a window that begins within a page. */
+/* Check attention over pages of every tier, with a last page that is not full and a window that begins inside a page. */
 static void compare_attention(const rvm_layers *k, size_t head_dim, size_t group, size_t queries) {
     enum { PAGES = RVM_HOT + 2, LAST = 21 };
     const size_t n = group * queries * head_dim;

@@ -1,5 +1,5 @@
-/* The decoder, pages and threads, without Python: so also under sanitizers and under qemu.
- * The library's sources are linked in, with malloc and its like counted by the linker's --wrap. */
+/* This test checks the decoder, pages and threads without Python, so it also runs under sanitizers and qemu. The build
+ * links the library's sources, and the linker's --wrap counts calls of malloc and similar functions. */
 #define _GNU_SOURCE
 #define SEQUENCE_MALLOC
 #include "model.h"
@@ -54,15 +54,15 @@ static rvm_decoder *decoder(const model *m, const char *impl, uint32_t threads) 
     return d;
 }
 
-/* RVM_FEW: races do not depend on which implementation the threads run; the fastest stands for all, and the
- * scalar one is seen once. */
+/* Return 1 with RVM_FEW. Races do not depend on the implementation, so the test then runs only the fastest one, and the
+ * scalar one once. */
 static int few(void) { return getenv("RVM_FEW") != NULL; }
 
 enum { V = 333, D = 64, STEPS = 160, ROWS = STEPS + 20 };
 
 static int32_t token(size_t i) { return (int32_t)(i * 37 % V); }
 
-/* Enough for a walk. A windowed model's sequence drops pages, but for a slack that a trim may need. */
+/* Return a sequence with enough pages for a walk. With a window it drops old pages, except those that a trim can need. */
 static sequence start(const model *m, rvm_decoder *d) {
     sequence c = sequence_of(d, STEPS);
     c.keep = m->config.sliding_window ? m->config.sliding_window + 20 : 0;
@@ -70,7 +70,7 @@ static sequence start(const model *m, rvm_decoder *d) {
     return c;
 }
 
-/* Logits of ROWS positions: a chunk, single tokens across pages, a trim, a chunk read whole. */
+/* Compute the logits of ROWS positions: a chunk, single tokens across pages, a trim, and a chunk with all outputs. */
 static void walk(sequence *c, float *logits) {
     int32_t tokens[STEPS + 20];
     float hidden[D];
@@ -145,7 +145,7 @@ static void test_implementations(void) {
 
 enum { MANY = 5 };
 
-/* Sequences of different lengths, over pages of all tiers that the shape knows. */
+/* Start sequences of different lengths, with pages of all tiers of the shape. */
 static void start_many(const model *m, rvm_decoder *d, sequence *c) {
     static const size_t lengths[MANY] = {129, 1, 64, 40, 95};
     int32_t tokens[96];
@@ -159,7 +159,7 @@ static void start_many(const model *m, rvm_decoder *d, sequence *c) {
     }
 }
 
-/* The next token of each of the first n sequences, in one call. */
+/* Compute the next token of each of the first n sequences in one call. */
 static int step_many(rvm_decoder *d, sequence *c, size_t n, size_t step, float *hidden, float *logits) {
     rvm_row rows[MANY];
     for (size_t i = 0; i < n; i++) {
@@ -171,7 +171,7 @@ static int step_many(rvm_decoder *d, sequence *c, size_t n, size_t step, float *
     return rc;
 }
 
-/* Rows of a batch, which grows and shrinks, against each sequence alone. */
+/* Compare the rows of a batch, which grows and shrinks, with each sequence alone. */
 static void compare_rows(const model *m, const char *impl, uint32_t threads) {
     rvm_decoder *d = decoder(m, impl, threads);
     sequence batch[MANY], alone[MANY];
@@ -208,8 +208,8 @@ static void test_rows(void) {
     }
 }
 
-/* A fork of a sequence: it shares the pages that are full, which it neither demotes nor frees. Returns the first page
- * of its own. */
+/* Make a fork of a sequence. The fork shares the full pages, which it neither demotes nor frees. Return the index of its
+ * first page that is not shared. */
 static size_t fork_of(sequence *to, const sequence *from) {
     *to = sequence_of(from->d, STEPS + 60);
     to->first = from->first, to->end = from->end, to->offset = from->offset;
@@ -228,8 +228,8 @@ static void extend(sequence *c, size_t seed, size_t n) {
     CHECK(sequence_forward(c, tokens, n, 0, NULL, NULL, NULL) == RVM_OK, "%zu tokens", n);
 }
 
-/* Forks, and forks of a fork, of a length that is not whole pages; pages that all share, that some share and that none
- * shares, in every tier. Rows of a batch have the bits that each has alone: both write the same keys and values. */
+/* Check forks, and forks of a fork, whose length is not a multiple of a page, with pages of every tier that all, some or
+ * no sequences share. A row of a batch must have the same bits as its sequence alone. */
 static void compare_forks(const model *m, const char *impl, uint32_t threads) {
     static const size_t parent[MANY] = {0, 0, 0, 2, 2};
     rvm_decoder *d = decoder(m, impl, threads);
@@ -270,7 +270,7 @@ static void test_forks_in_a_batch(void) {
     }
 }
 
-/* Draws and traces of several replies on the decoder's threads: as each by itself, one bad call beside good ones. */
+/* Draws and traces of several replies on the decoder's threads must equal single calls. One call among them is invalid. */
 enum { REPLIES = 7, RANK = 2 };
 
 typedef struct {
@@ -323,7 +323,7 @@ static void test_replies(void) {
     destroy(m);
 }
 
-/* What is wrong with one row leaves all as they were. */
+/* Check that one invalid row leaves all sequences unchanged. */
 static void test_bad_rows(void) {
     model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 64, 0});
     rvm_decoder *d = decoder(m, NULL, 2);
@@ -345,7 +345,7 @@ static void test_bad_rows(void) {
         if (i == 1) bad->token = -1;
         if (i == 2) bad->pages = NULL;
         if (i == 3) bad->pages = none;
-        if (i == 4) *bad = (rvm_row){c[0].pages, 5, 0}; /* into a warm page */
+        if (i == 4) *bad = (rvm_row){c[0].pages, 5, 0}; /* invalid: the token would go into a warm page */
         CHECK(rvm_decoder_step(d, rows, MANY, hidden, after, NULL) == RVM_BAD_ARGUMENT, "fault %zu", i);
         *bad = good;
     }
@@ -358,7 +358,7 @@ static void test_bad_rows(void) {
     destroy(m);
 }
 
-/* 64 tokens: no allocation. */
+/* Check that 64 tokens need no allocation. */
 static void test_no_allocation(void) {
     model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 2);
@@ -418,7 +418,7 @@ static void test_bad_arguments(void) {
     destroy(m);
 }
 
-/* A raised flag, before and during a call: what was there before stays as it was. */
+/* Raise the cancel flag. The tests raise it before and during a call, which must not change earlier tokens. */
 static void *raise_flag(void *flag) {
     const struct timespec moment = {0, 300000};
     nanosleep(&moment, NULL);
@@ -484,7 +484,7 @@ static void test_fork(void) {
     destroy(m);
 }
 
-/* Pages demoted by a thread of their own while tokens are computed that read them. */
+/* The work of a thread that demotes pages while a call reads them. */
 typedef struct {
     const rvm_decoder *d;
     rvm_page from, to;
@@ -529,7 +529,7 @@ static void test_demotion_beside_a_call(void) {
     destroy(m);
 }
 
-/* Many short jobs on more threads than cores, with the number of threads changing and pauses to fall asleep. */
+/* Run many short jobs on more threads than cores. The number of threads changes, and the threads sleep in pauses. */
 static void test_threads(void) {
     model *m = make((shape){RVM_F32, 4, 2, 32, 0, 0, 0});
     const struct timespec pause = {0, 2000000};
@@ -546,13 +546,13 @@ static void test_threads(void) {
         }
         sequence_end(&c);
         rvm_decoder_destroy(d);
-        rvm_decoder_destroy(decoder(m, NULL, threads)); /* that never ran */
+        rvm_decoder_destroy(decoder(m, NULL, threads)); /* a decoder that never ran a call */
     }
     free(got), free(want);
     destroy(m);
 }
 
-/* The head alone, and LoRA on and off: the same bits as before. */
+/* Check the head alone, and that a LoRA that is set and removed gives the same bits as before. */
 static void test_head_and_lora(void) {
     model *m = make((shape){RVM_Q8, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 2);

@@ -1,8 +1,8 @@
-/* Random calls of the C API under libFuzzer and -fsanitize=address: `python -m tests.campaigns.fuzz_c`.
+/* This program makes random calls of the C API with libFuzzer and -fsanitize=address: `python -m tests.campaigns.fuzz_c`.
  *
- * The first byte of an input chooses a call, the next ones are its numbers, what is left fills its arrays. An array
- * has exactly as many bytes as the API says, so an access beyond it ends the program. Sizes that the API accepts but
- * that are larger than MOST bytes are not used. */
+ * The first byte of an input selects a call, the next bytes are its numbers, and the rest fills its arrays. An array
+ * has exactly as many bytes as the API says, so an access beyond it ends the program. The program does not use
+ * sizes above MOST bytes, even if the API accepts them. */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 #include "rvm.h"
 
@@ -25,13 +25,13 @@ static uint64_t take(input *in, size_t bytes) {
     return value;
 }
 
-/* Mostly below 250, sometimes anything. */
+/* Return a size, usually below 250, sometimes any number. */
 static size_t take_size(input *in) {
     const uint64_t byte = take(in, 1);
     return byte < 250 ? byte : take(in, 8);
 }
 
-/* So many bytes, from a multiple of 64 on, filled with what is left of the input. */
+/* Return `bytes` bytes at a multiple of 64, filled with the rest of the input. */
 static void *array(const input *in, size_t bytes) {
     void *made;
     if (posix_memalign(&made, RVM_ALIGNMENT, bytes ? bytes : 1)) abort();
@@ -43,7 +43,7 @@ static void must(int holds) {
     if (!holds) abort();
 }
 
-/* A page of any bytes to the order that all share, and back; then to the tiers below. */
+/* Convert a page of random bytes to the shared order and back, then demote it to the lower tiers. */
 static void use_pages(input *in) {
     const rvm_tier tier = (rvm_tier)take_size(in), to = (rvm_tier)take_size(in);
     const size_t head_dim = take_size(in), n = take(in, 1) % 3;
@@ -52,7 +52,7 @@ static void use_pages(input *in) {
     uint8_t *again = array(in, bytes ? bytes : 64);
     const int made = rvm_page_canonical(tier, page, head_dim, shared);
     must((made == RVM_OK) == (bytes != 0) && rvm_page_from_canonical(tier, shared, head_dim, again) == made);
-    if (bytes) { /* what is in no order's padding comes back */
+    if (bytes) { /* bytes outside the padding must not change */
         uint8_t *twice = array(in, bytes);
         must(rvm_page_canonical(tier, again, head_dim, twice) == RVM_OK);
         must(rvm_page_from_canonical(tier, twice, head_dim, page) == RVM_OK && !memcmp(page, again, bytes));
@@ -64,7 +64,7 @@ static void use_pages(input *in) {
     free(page), free(shared), free(again), free(from), free(below);
 }
 
-/* Rows, and a product with one token, by the scalar implementation and the fastest one. */
+/* Compute rows, and a product with one token, with the scalar implementation and the fastest implementation. */
 static void use_matrix(const input *in, const rvm_matrix *w) {
     const size_t rows = rvm_matrix_rows(w), cols = rvm_matrix_cols(w);
     if (rows > MOST / 8 || cols > MOST / 8) return;
@@ -84,7 +84,7 @@ static void use_matrix(const input *in, const rvm_matrix *w) {
     free(out), free(x), free(y);
 }
 
-/* A file that claims to be a packed matrix. */
+/* Check a file that claims to be a packed matrix. */
 static void check_file(input *in) {
     const size_t bytes = in->left < MOST ? in->left : MOST;
     rvm_matrix *w = array(in, bytes);
@@ -92,7 +92,7 @@ static void check_file(input *in) {
     free(w);
 }
 
-/* A matrix of any shape is packed; then its head is changed, as in a damaged file. */
+/* Pack a matrix of any shape, then change its head, as in a damaged file. */
 static void pack(input *in) {
     static const size_t block[] = {144, 176, 210};
     const rvm_kind scale_kind = (rvm_kind)take(in, 1);
@@ -142,7 +142,7 @@ static void draw(input *in) {
     free(logits), free(scratch);
 }
 
-/* Codes of queries and a page of any bytes. */
+/* Compute attention with codes of queries and a page of random bytes. */
 static void attend(input *in) {
     const int tier = (int)take_size(in);
     const size_t rows = take(in, 1) % 9, head_dim = take_size(in);

@@ -1,4 +1,4 @@
-/* Random models of small, odd shapes, and CHECK. */
+/* This header makes random models of small, unusual shapes, and defines CHECK. */
 #ifndef RVM_MODEL_H
 #define RVM_MODEL_H
 
@@ -36,10 +36,10 @@ static float *floats(size_t n, float spread, float middle) {
 typedef struct {
     rvm_kind kind;
     uint32_t heads, kv_heads, head_dim, window;
-    uint32_t hot, warm; /* ages at which pages are demoted */
+    uint32_t hot, warm; /* ages in tokens at which pages become warm and cold */
 } shape;
 
-/* A random model: what must be freed with it, and what a decoder is made from. */
+/* A random model: the memory to free, and the configuration and weights for a decoder. */
 typedef struct {
     shape shape;
     rvm_decoder_config config;

@@ -1,4 +1,4 @@
-/* A sequence as a caller of the decoder keeps it: pages that are made, demoted and dropped between calls. */
+/* This header keeps a sequence like a caller of the decoder: it makes, demotes and drops pages between calls. */
 #ifndef RVM_SEQUENCE_H
 #define RVM_SEQUENCE_H
 
@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#ifdef SEQUENCE_MALLOC /* sanitizers see where malloc's blocks end */
+#ifdef SEQUENCE_MALLOC /* use malloc, because sanitizers know where its blocks end */
 static inline uint8_t *page_make(size_t bytes) { return aligned_alloc(64, bytes); }
 static inline void page_free(uint8_t *page, size_t bytes) { free(page), (void)bytes; }
 #else
@@ -17,8 +17,8 @@ static inline void page_free(uint8_t *page, size_t bytes) { rvm_page_free(page, 
 typedef struct {
     rvm_decoder *d;
     rvm_page *pages;
-    size_t room, first, end, offset; /* pages [first, end) are there */
-    size_t window, keep;             /* tokens that the window and a trim may still need; 0: all */
+    size_t room, first, end, offset; /* pages [first, end) exist */
+    size_t window, keep;             /* window; keep: tokens that the window and a trim can need; 0: all */
     size_t hot, warm;                /* ages in tokens at which a page is demoted; 0: never */
 } sequence;
 
@@ -50,7 +50,7 @@ static inline int is_older(const sequence *s, size_t i, size_t age) {
     return age && s->offset + 1 >= age + (i + 1) * RVM_PAGE_TOKENS;
 }
 
-/* Hot pages for n more tokens, and old pages where they belong. */
+/* Make hot pages for n more tokens, and demote or drop old pages. */
 static inline int sequence_reserve(sequence *s, size_t n) {
     int rc = RVM_OK;
     if (s->offset + n > s->room * RVM_PAGE_TOKENS) return RVM_NO_MEMORY;
@@ -74,7 +74,7 @@ static inline int sequence_forward(sequence *s, const int32_t *tokens, size_t n,
     return rc;
 }
 
-/* Forget the newest n tokens; their pages must still be hot. */
+/* Remove the newest n tokens; their pages must be hot. */
 static inline void sequence_trim(sequence *s, size_t n) {
     s->offset -= n;
     while (s->end > s->first && (s->end - 1) * RVM_PAGE_TOKENS >= s->offset) sequence_drop(s, --s->end);

@@ -1,13 +1,14 @@
-/* rvm_matmul_bench [impl ...]: what the matrix kernels reach of this machine's memory and arithmetic.
+/* rvm_matmul_bench [impl ...]: measure the fraction of this machine's memory and arithmetic rates that
+ * the matrix kernels reach.
  *
- * Rates count each thread's own processor time, so that other programs on a shared machine do not
- * count; the limits are measured between the kernels, in the same rounds. Medians of ROUNDS.
- *   GEMV  up to FEW tokens; matrices are cycled through so that
- *         WORKING_SET bytes of weights pass each round; GB/s of packed weights, and as a fraction of a
- *         plain read of as many bytes
- *   GEMM  GMAC/s, and as a fraction of vpdpbusd (quantised) or fma (float) from registers
- * WORKING_SET: megabytes, 160 unless the environment says so; a few fit into the caches. BITS: of activations
- * before quantised weights, 8 or 16 (default). KIND, COLS and THREADS choose among the rows; TOKENS says how many. */
+ * Rates use each thread's own processor time, so that other programs on a shared machine do not change them. The
+ * program measures the limits between the kernels, in the same rounds, and prints medians of ROUNDS.
+ *   GEMV  up to FEW tokens; each round goes through matrices with WORKING_SET bytes of weights; GB/s of packed
+ *         weights, and the fraction of the rate of a plain read of the same number of bytes
+ *   GEMM  GMAC/s, and the fraction of the rate of vpdpbusd (quantised) or fma (float) on registers
+ * Environment variables: WORKING_SET: megabytes, default 160; a few megabytes fit into the caches. BITS: bits of the
+ * activations for quantised weights, 8 or 16 (default). KIND, COLS and THREADS select rows of the table; TOKENS is the
+ * number of tokens. */
 #define _DEFAULT_SOURCE
 #include "rvm.h"
 
@@ -28,7 +29,7 @@ static double cpu_time(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Large pages for large arrays, as the runtime's weights have them. */
+/* Return memory, with huge pages for large arrays like the runtime's weights. */
 static void *memory(size_t n) {
     const size_t large = (size_t)2 << 20;
     void *p = NULL;
@@ -42,7 +43,7 @@ static void *memory(size_t n) {
 
 /* ---- limits ---- */
 
-/* Bytes a second of a plain read, in the widest registers there are. */
+/* Define a function that returns the bytes per second of a plain read with the widest registers. */
 #define READ_RATE(name)                                                                   \
     static double name(const uint8_t *p, size_t n) {                                      \
         typedef uint64_t v8 __attribute__((vector_size(64), aligned(64), may_alias));     \
@@ -112,7 +113,7 @@ typedef struct {
     const uint8_t *buffer;
 } job;
 
-/* macOS has no pthread_barrier_t. The threads of a round pass together; `passed` counts the rounds. */
+/* macOS has no pthread_barrier_t. All threads of a round pass it together; `passed` counts the rounds. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t all;
@@ -148,7 +149,7 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* Seconds of the slowest thread; *read: bytes a second of all threads together. */
+/* Return the seconds of the slowest thread; *read: the bytes per second of all threads together. */
 static double measure(job proto, double *read) {
     pthread_t threads[MAX_THREADS];
     job jobs[MAX_THREADS];
@@ -177,7 +178,7 @@ static double median(double *x) {
     return x[ROUNDS / 2];
 }
 
-/* A matrix of noise; scales are those of a half with small exponent. */
+/* Return a matrix of noise, whose scales are halves with a small exponent. */
 static rvm_matrix *noise(const rvm_matrix_spec *spec) {
     uint8_t *p = memory(rvm_matrix_bytes(spec));
     const size_t group = spec->group ? spec->group : 1, n = spec->rows * spec->cols;

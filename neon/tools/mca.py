@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""How fast the NEON GEMV loops could stream weights: llvm-mca's cycles, as GB/s at 3.2 GHz.
+"""Estimate how fast the NEON GEMV loops can read weights: llvm-mca's cycles, as GB/s at 3.2 GHz.
 
     python neon/tools/mca.py [--clang clang-16] [--mca llvm-mca-16]
 
-Compiles one tile's product with one token of 16 bits for each NEON implementation, cuts out the innermost
-loop (32 columns of 16 rows, scales included) and lets llvm-mca schedule 200 rounds of it. LLVM's apple-m1
-model is Cyclone's: six wide, three vector units; a real M1 is eight wide and has four. Caches count as hit.
+The program compiles one tile's product with one token of 16 bits for each NEON implementation, cuts out the
+innermost loop (32 columns of 16 rows, with scales) and lets llvm-mca schedule 200 rounds of the loop. LLVM's
+apple-m1 model is that of Cyclone: six instructions wide, three vector units. A real M1 is eight wide and has
+four vector units. The model assumes that every load hits the cache.
 """
 
 import argparse
@@ -23,7 +24,7 @@ IMPLEMENTATIONS = {
     "neon_dotprod": ("armv8.2-a+dotprod", "sdot"),
     "neon_i8mm": ("armv8.2-a+dotprod+i8mm", "usmmla"),
 }
-PRODUCTS = {"smlal": 64, "sdot": 64, "usmmla": 32}  # at least, in a whole round
+PRODUCTS = {"smlal": 64, "sdot": 64, "usmmla": 32}  # the minimum number of these in a whole round
 # name -> kind, biases, bytes of 32 columns x 16 rows with group 32 and half scales
 KINDS = {"q4": ("RVM_Q4", 1, 320), "q4 s": ("RVM_Q4", 0, 288), "q8 s": ("RVM_Q8", 0, 544)}
 LOOP = """
@@ -36,7 +37,7 @@ void gemv(const uint8_t *p, const uint8_t *act, float *y, size_t cols) {{
 
 
 def assembly(clang: str, impl: str, kind: str, affine: int, folder: Path) -> list[str]:
-    """The lines of gemv()."""
+    """Return the assembly lines of gemv()."""
     code, out = folder / "loop.c", folder / "loop.s"
     code.write_text(LOOP.format(source=SOURCE, impl=impl, kind=kind, affine=affine))
     flags = ["-std=c11", "-O3", "-ffp-contract=off", "-w", f"-march={IMPLEMENTATIONS[impl][0]}"]
@@ -48,7 +49,7 @@ def assembly(clang: str, impl: str, kind: str, affine: int, folder: Path) -> lis
 
 
 def innermost_loop(lines: list[str], instruction: str) -> list[str]:
-    """The shortest stretch from a label to a jump back to it with all products of 16 rows x 32 columns."""
+    """Return the shortest loop, from a label to a jump back, with all products of 16 rows x 32 columns."""
     labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.L\w+):", line))}
     found = []
     for i, line in enumerate(lines):
@@ -61,7 +62,7 @@ def innermost_loop(lines: list[str], instruction: str) -> list[str]:
 
 
 def cycles(mca: str, cpu: str, body: list[str]) -> float:
-    """Cycles of one round."""
+    """Return the cycles of one round of the loop."""
     command = [mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+i8mm", f"-iterations={ROUNDS}"]
     done = subprocess.run(command, input="\n".join(body) + "\n", capture_output=True, text=True, check=True)
     total = re.search(r"Total Cycles:\s+(\d+)", done.stdout)

@@ -1,9 +1,9 @@
-/* rvm_page_bench [matmul impl [layers impl]]: nanoseconds that attention spends on a head-page, by tier.
+/* rvm_page_bench [matmul impl [layers impl]]: measure the nanoseconds of attention on a head-page of each tier.
  *
- *   cached   the same few pages again and again
- *   memory   a sequence of PAGES pages of HEADS head-pages each, head after head, as a decoder reads them
- *   SMALL=1 in the environment: without huge pages
- * Processor time of one thread; medians of ROUNDS. Rows: query heads of a group x queries. */
+ *   cached   repeats the same few pages
+ *   memory   reads a sequence of PAGES pages of HEADS head-pages each, one head after the other, like a decoder
+ *   SMALL=1 in the environment turns huge pages off
+ * The times are processor time of one thread, medians of ROUNDS. Rows are query heads of a group x queries. */
 #define _GNU_SOURCE
 #include "rvm.h"
 
@@ -37,7 +37,7 @@ static void *memory(size_t n) {
 
 static float uniform(void) { return (float)(rand() % 20001 - 10000) / 10000; }
 
-/* One head-page of noise, in every tier. */
+/* Make one head-page of noise in every tier. */
 static void noise(uint8_t *tiers[RVM_HOT + 1], size_t head_dim) {
     const size_t n = rvm_head_page_bytes(RVM_HOT, head_dim) / 2;
     float *x = malloc(4 * n);
@@ -64,7 +64,7 @@ static double nanoseconds(const rvm_layers *k, rvm_attention *a, size_t heads, s
     return ns[ROUNDS / 2];
 }
 
-/* A head-page of each tier, cached and from memory. */
+/* Measure a head-page of each tier, cached and from memory. */
 static void bench(const rvm_layers *k, const rvm_matmul *m, size_t head_dim, size_t group, size_t queries) {
     uint8_t *one[RVM_HOT + 1];
     noise(one, head_dim);
