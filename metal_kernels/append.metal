@@ -2,7 +2,7 @@
 //   k, v: T [tokens][n_kv_heads][D]   turn: f32 [tokens][D], the cosines of D/2 angles, then their sines
 //   params: int32 [PARAMS], only KV_HEADS and N_NEW = tokens are read   out: bytes of halves [n_kv_heads][2][tokens][D]: K rows, V rows
 //   grid: (tokens, n_kv_heads, 1) threadgroups of 2 simdgroups; thread i takes the numbers i, i + 64 .. of a row
-//   Templates: D, TRADITIONAL, T.   Twin: backends/mlx/kernels/append.py::append_ops
+//   Templates: D, TRADITIONAL, T.   The same in MLX operations: backends/mlx/kernels/append.py::append_ops
 KERNEL_START
 const int t = group_at.x, kv = group_at.y, n = params[N_NEW], n_kv = params[KV_HEADS];
 const int from = (t * n_kv + kv) * D;

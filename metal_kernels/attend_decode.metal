@@ -8,7 +8,7 @@
 //   The inner loops use no scales and biases. The kernel applies a key's scale and bias to its score, because
 //   q . (s n + b) = s (q . n) + b sum(q), and a value's scale and bias to its probability.
 //   Threadgroup memory: 4 * max(2GD + 4*32*HEADS, 4GD) + 40 HEADS bytes, 16.4 KB at most.
-//   Twin: backends/mlx/kernels/decode.py::attend_ops
+//   The same in MLX operations: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Tile<D, G> T;
 constexpr int SIMDS = 4;

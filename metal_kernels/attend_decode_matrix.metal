@@ -1,7 +1,7 @@
 // attend_decode_matrix: attend_decode on matrix units, for GPUs whose f32 units cannot unpack and multiply numbers as fast
 //   as memory delivers them (for 4-bit pages and four heads, an H200 would need its full f32 rate).
 //   The arguments, outputs and grid are the same as those of attend_decode.   Templates: D (64, 128), G (1 to 8)
-//   Threadgroup memory: 28 KB at most.   Twin: backends/mlx/kernels/decode.py::attend_ops
+//   Threadgroup memory: 28 KB at most.   The same in MLX operations: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Matrix<D, G> M;
 constexpr int SIMDS = 4, FORM = M::PARTS * M::DK / 2 * 32; // FORM: 32-bit words of the queries in one form (attend_matrix.h)

@@ -1,7 +1,7 @@
 // demote: quantise pages of the next higher tier to tier TO, and rotate the keys if tier TO has rotated keys. Byte layout: README.md
 //   pool: the pool of the higher tier   ids: int32 [n], page ids in pool   params: int32 [PARAMS], only KV_HEADS is read   out: [n][n_kv_heads][bytes]
 //   grid: (n, n_kv_heads, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth token
-//   Templates: D, TO.   Twin: backends/mlx/kernels/demote.py::demote_ops
+//   Templates: D, TO.   The same in MLX operations: backends/mlx/kernels/demote.py::demote_ops
 KERNEL_START
 constexpr int N = blocks_of(D), FROM = TO + 1, BITS = bits_of(TO);
 constexpr float STEPS = BITS == 8 ? 127.0f : 15.0f;

@@ -4,7 +4,7 @@
 //   KV heads in out   pages: int32 page ids   cold, warm ..: the pool of each tier   fresh: the new tokens' rows, as `append` wrote them
 //   out: pairs of halves [2][HEADS][tokens][D / 2], K, then V; tokens: the tokens of the pages, then the new tokens
 //   grid: (pages + ceil(N_NEW / 64), HEADS, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth row
-//   Template: D.   Twin: backends/mlx/kernels/gather.py::gather_ops
+//   Template: D.   The same in MLX operations: backends/mlx/kernels/gather.py::gather_ops
 KERNEL_START
 constexpr int BLOCKS = blocks_of(D);
 int n[N_TIERS];

@@ -7,7 +7,7 @@
 //   simdgroup takes one block (quantise.h) of a head's query; each later threadgroup takes one KV head
 //   MLX kernels write only new arrays: a copy of the open page is 64 rows, but MLX would copy a whole changed pool while an earlier
 //   step still reads the pool. The kernel reads no empty rows. The loads of a thread do not wait for each other.
-//   Templates: D, TRADITIONAL, T.   Twin: backends/mlx/kernels/rope_append.py::rope_append_ops
+//   Templates: D, TRADITIONAL, T.   The same in MLX operations: backends/mlx/kernels/rope_append.py::rope_append_ops
 KERNEL_START
 constexpr int SIMDS = 8, N = blocks_of(D), WORDS = D / 8; // WORDS: words of 16 bytes in a row
 const int b = group_at.y, n_kv = params[b * PARAMS + KV_HEADS], n_heads = n_kv * params[b * PARAMS + GROUP];

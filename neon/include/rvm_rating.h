@@ -38,8 +38,8 @@ typedef struct {
 
 /* The A tokens whose weights change, the k features of each token, and the tokens that end a reply. */
 typedef struct {
-    const float *precision;     /* [A + k] */
-    const rvm_matrix *features; /* [A, k] */
+    const float *precision;     /* [A + k]: the prior precision of each weight */
+    const rvm_matrix *features; /* [A, k]: the features of each token */
     const int32_t *ends;        /* [n_ends]: the indices, below A, of the tokens that end a reply */
     uint64_t n_ends;
 } rvm_asking;
@@ -57,7 +57,7 @@ RVM_API int rvm_asked(const rvm_kernels *k, const rvm_matmul *m, const rvm_askin
 /* A rating: the gradient and information of its reply at weight 1 (rvm_kernels.evidence_add). weight: the rating's
  * weight; kept: the factor of older evidence. */
 typedef struct {
-    const float *gradient, *information; /* [R, A + k] */
+    const float *gradient, *information; /* [R, A + k], for each rank and weight */
     const float *rest;                   /* [R, A + 1]: a sum that rvm_rated adds to the weights from evidence */
     float weight, kept;
 } rvm_rating;

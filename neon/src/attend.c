@@ -202,7 +202,7 @@ static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
     const uint16_t *keys = (const uint16_t *)head_page(a, page), *values = keys + PAGE * hd;
     const size_t last = position_of(a, a->queries - 1);
     if (last < start) return;
-    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* rows older than the page */
+    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* the number of rows whose queries are older than the page */
     const size_t tokens = min_size(PAGE, last - start + 1);
     const int half = rows <= 2 * ROWS;
     const void *k = keys, *v = values, *next = later_page(a, page, 1);

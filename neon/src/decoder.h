@@ -158,7 +158,7 @@ size_t parts_of(const stage *s);
  * one range is returned in place. */
 const float *merged(const stage *s, size_t begin, size_t end, float *made);
 
-/* Set the groups of a call with rows. */
+/* Find the groups of neighbouring rows of a call. */
 void group_rows(call *c);
 
 #endif

@@ -168,8 +168,8 @@ static int k_trace_accumulate(const float *h, const float *logits, const float *
     return RVM_OK;
 }
 
-/* Sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max. max is the largest d so far, or 0
- * if all |d| are at most NEAR. */
+/* p0, s, t, r: the sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max. max is the largest d so
+ * far, or 0 if all |d| are at most NEAR. */
 typedef struct {
     float max;
     double p0, s, t, r;

@@ -80,7 +80,7 @@ INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t
     }
 }
 
-/* Return 1 for few tokens, where the time to read the weights matters. A full panel has n = PANEL, a constant. */
+/* Return 1 for a panel that is not full: with few tokens the time to read the weights matters, so prefetch is useful. */
 INLINE int reads_ahead(size_t n) { return n != PANEL; }
 
 /* Compute y[t][r] = x[t] . W[r] for one tile and the tokens i .. i + T - 1 of a panel of n.

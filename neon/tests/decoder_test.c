@@ -122,8 +122,8 @@ static void test_implementations(void) {
         model *m = made_as(s, n_shapes, shapes[s]);
         float *want = walked(m, "scalar", 1);
         const double again = distance(want + (STEPS - 20) * V, want + STEPS * V, 20 * V);
-        /* Products with quantised matrices round the activations to 8 bits. Where two sums differ in their last bit,
-         * the rounded values may differ by one step. */
+        /* Products with quantised matrices round the activations to 8 bits. If two sums differ in their last bit,
+         * the rounded values can differ by one step. */
         const int rounds = shapes[s].kind == RVM_Q4 || shapes[s].kind == RVM_Q8;
         const double most = shapes[s].hot ? 1e-3 : rounds ? 3e-4 : 1e-4;
         CHECK(again < most, "shape %zu: a chunk differs from single tokens by %g", s, again);

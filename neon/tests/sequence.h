@@ -1,4 +1,4 @@
-/* This header keeps a sequence like a caller of the decoder: it makes, demotes and drops pages between calls. */
+/* This header manages the pages of a sequence, as a caller of the decoder does: it makes, demotes and drops them. */
 #ifndef RVM_SEQUENCE_H
 #define RVM_SEQUENCE_H
 
