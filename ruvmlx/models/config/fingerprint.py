@@ -13,7 +13,7 @@ from .model import ModelConfig, ModelShape
 from .rope_scaling import LinearRope, Llama3Rope
 
 SAMPLES, SAMPLE_BYTES = 64, 256
-_NEWEST = ("layer_norm", "norm_biases", "rope_dims", "alibi_bias_max", "gated_mlp")
+_NEWEST_FORMAT = ("layer_norm", "norm_biases", "rope_dims", "alibi_bias_max", "gated_mlp")
 
 
 def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterable[np.ndarray]) -> str:
@@ -37,7 +37,7 @@ def _facts(config: ModelShape) -> dict[str, Any]:
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts
-    newer = ("biases", "head_norms", "layers_without_rope", "query_scale", *_NEWEST)
+    newer = ("biases", "head_norms", "layers_without_rope", "query_scale", *_NEWEST_FORMAT)
     kept = {name: value for name, value in facts.items() if name not in newer}
     return kept | _of_version_1(config) | {name: value for name, value in _since(config).items() if value}
 
