@@ -91,12 +91,18 @@ def names(wheel):
         return {name for name in archive.namelist() if not name.endswith("/")}
 
 
+def is_shipped(path):
+    """Is it a file of the package? Results of our own runs are not."""
+    inside = path.is_file() and "__pycache__" not in path.parts and "_lib" not in path.parts
+    return inside and not path.name.startswith(("REPORT", "DRAWN"))
+
+
 def sources():
     """What the package is made of, under the names that it has when it is installed."""
     placed = {"ruvmlx": "ruvmlx", "apps": "ruvmlx/apps", "metal_kernels": "ruvmlx/metal_kernels"}
     for folder, inside in placed.items():
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts and "_lib" not in path.parts:
+            if is_shipped(path):
                 yield f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"
 
 
