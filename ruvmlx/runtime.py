@@ -5,9 +5,8 @@ threads may only set the `cancel` event of a request.
 """
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from .chats.choices import Choices, EditedReply
 from .chats.conversations import Conversations
 from .chats.learning import Learning, LearningState
 from .chats.reply_writer import ReplyWriter
-from .engine import Chunk, GenerationRequest, LLMInferenceEngine, Sampling
+from .engine import LLMInferenceEngine
 from .engine.context_window import Turn
 from .errors import StoreBusy
 from .kv.disk import CacheFolder
@@ -40,7 +39,7 @@ from .sona.unrate import take_back
 from .store import NamedRow, Store
 
 if TYPE_CHECKING:
-    from .sona.background import TrainingSettings as Training
+    pass
 
 __all__ = [
     "EditedReply",
@@ -127,54 +126,26 @@ class Runtime:
         self.engine.sessions.drop(session_id)
         return soft_delete.delete(self.store, session_id, seconds=0)
 
-    def clean_index(self, seconds: float) -> bool:
-        """Remove deleted words from the search index for about `seconds`: `soft_delete.clean_index`."""
-        return soft_delete.clean_index(self.store, seconds)
-
     def __enter__(self) -> "Runtime":
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- replies -------------------------------------------------------------------------------------
-
-    def sampling(self, **given: Any) -> Sampling:
-        """Return the sampling options. A value that is not None here goes before the user's setting, the
-        setting goes before the model's value, and the model's value goes before the default."""
-        return self.writer.sampling(**given)
-
-    def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
-        """Stream one reply and save it in the store: `ReplyWriter.generate`."""
-        return self.writer.generate(request, session_id)
+    # -- replies and learning ------------------------------------------------------------------------
 
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return one unit vector [dimensions] for each text, from the model without an adapter."""
         return embedding.embed(self.store, self.model, self.backend, texts)
-
-    # -- learning ------------------------------------------------------------------------------------
 
     @property
     def learner(self) -> Learner | None:
         """Return the learner that trains the adapter in use, or None if no adapter is in use."""
         return self.learning.learner
 
-    @property
-    def adapter_label(self) -> str | None:
-        """Return the name and version of the adapter in use, such as "default@3", or None without adapter."""
-        return self.learning.label
-
-    def use_adapter(self, name: str | None) -> None:
-        """Switch to another adapter (None: no adapter): `Learning.use`."""
-        self.learning.use(name)
-
     def adapters(self) -> list[NamedRow]:
         """Return the adapters of this model that have at least one trained version."""
         return self.store.adapters.all(self.model.fingerprint)
-
-    def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
-        """Compute now, while the user reads the newest reply, a part of the work of its rating."""
-        self.learning.settle(cancel, watch)
 
     def rate(
         self, reply_id: str, rating: str, note: str = "", adapter: str | None = None, watch: Watch = QUIET
@@ -203,23 +174,6 @@ class Runtime:
     def status(self) -> LearnStatus:
         """Return the number of ratings, the number of updates and the version of the adapter in use."""
         return self.learning.require_learner().history.status()
-
-    def memory(self) -> MemoryStatus:
-        """Return the status of the rating index: the rated questions and their clusters."""
-        return self.learning.require_learner().rating_index.status()
-
-    def notice(self, reply_id: str, what: str) -> bool:
-        """Record that the user did `what` with a reply, such as "copied" or "edited": `Learning.notice`."""
-        return self.learning.notice(reply_id, what)
-
-    def consolidate(
-        self,
-        progress: Callable[[int, int, float], None] | None = None,
-        cancel: threading.Event | None = None,
-        settings: "Training | None" = None,
-    ) -> dict[str, Any]:
-        """Train the adapter on all stored ratings and return a report: `Learning.consolidate`."""
-        return self.learning.consolidate(progress, cancel, settings)
 
     # -- memory --------------------------------------------------------------------------------------
 

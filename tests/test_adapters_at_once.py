@@ -67,7 +67,7 @@ def test_a_hundred_requests_at_once_stay_within_the_budgets(runtime):
         assert sink.error is None and sink.response.generation_tokens == request.max_new_tokens
         assert sink.response.adapter == request.adapter_id
         assert runtime.store.replies.get(request.request_id).adapter == request.adapter_id
-    assert runtime.adapter_label == "default@0"
+    assert runtime.learning.label == "default@0"
     cold = [adapter for adapter in residency.tiers() if adapter.tier == "cold"]
     assert len(cold) >= ADAPTERS - 3 and residency.tiers()[0].name == "default"
 

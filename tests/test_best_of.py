@@ -66,7 +66,7 @@ def test_the_setting_and_the_seed(open_tiny, judged):
 def test_each_of_them_can_be_rated_and_taken_back(open_tiny, judged):
     with open_tiny() as runtime:
         best = say(runtime, runtime.chats.new_chat())
-        runtime.settle()
+        runtime.learning.settle()
         ids = [best.request_id, *(reply.request_id for reply in best.others)]
         before = runtime.learner.micro
         for reply_id, rating in zip(ids, ["up", "down", "4", "1"], strict=True):
@@ -171,7 +171,7 @@ def test_outside_of_chats(open_tiny, judged):
     with open_tiny() as runtime:
         request = GenerationRequest(prompt="hi", sampling=HOT, max_new_tokens=8, best_of=3)
         judged(0.0, 0.0, 1.0)
-        *_, last = runtime.generate(request)
+        *_, last = runtime.writer.generate(request)
         assert runtime.store.replies.get("last").id == last.response.request_id
         assert len(last.response.others) == 2
 

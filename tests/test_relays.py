@@ -25,7 +25,7 @@ def test_generate_reaches_the_c_decoder(tiny, home):
         settings = Settings(adapter="none", kv_disk=None)
         with Runtime(Store(home / "ruvmlx.db"), tiny, open_backend("native", tiny), settings) as runtime:
             way.begin()
-            list(runtime.generate(GenerationRequest(prompt="hello", max_new_tokens=2)))
+            list(runtime.writer.generate(GenerationRequest(prompt="hello", max_new_tokens=2)))
     assert len(way.files) == GENERATE, "\n".join(way.files)
 
 

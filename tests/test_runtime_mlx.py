@@ -47,7 +47,7 @@ def chat_of(open_on, backend, name: str):
     with open_on(backend, name) as runtime:
         seen.append(say(runtime, chat, "after a restart", n=40))
         reply = runtime.store.replies.get("last")
-        runtime.settle()
+        runtime.learning.settle()
         traces = runtime.learner.traces.held
         return seen, reply, traces[reply.id], runtime.learner.micro
 

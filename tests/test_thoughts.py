@@ -51,7 +51,7 @@ def written(runtime, closed=True):
         request = GenerationRequest(
             messages=PROMPT, max_new_tokens=60, ignore_eos=True, sampling=Sampling(3.0, seed=seed)
         )
-        *_, last = runtime.generate(request)
+        *_, last = runtime.writer.generate(request)
         parts = split(last.response.text)
         if (closed and len(parts.answer) > 8) or (not closed and parts.is_open):
             return runtime.store.replies.get(request.request_id)
@@ -79,7 +79,7 @@ def test_a_rating_is_that_of_the_answer_alone(opened, settled):
         np.testing.assert_allclose(again.grad_b, trace.grad_b, atol=1e-4)
         np.testing.assert_allclose(again.logprob, reply.logprob, rtol=1e-4)
         if settled:
-            runtime.settle()
+            runtime.learning.settle()
         assert runtime.rate(reply.id, "down").applied
 
 

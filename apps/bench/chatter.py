@@ -162,8 +162,8 @@ def _rate_replies(runtime: Runtime, ratings: int) -> None:
 def _train_without_end(runtime: Runtime) -> None:
     from ruvmlx.sona.background import TrainingSettings as Training
 
-    consolidate, endless = runtime.consolidate, Training(steps=ENDLESS)
-    runtime.consolidate = lambda progress, cancel: consolidate(  # type: ignore[method-assign, misc, assignment]
+    consolidate, endless = runtime.learning.consolidate, Training(steps=ENDLESS)
+    runtime.learning.consolidate = lambda progress, cancel: consolidate(  # type: ignore[method-assign, misc, assignment]
         progress, cancel, endless
     )
 

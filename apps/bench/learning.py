@@ -107,9 +107,9 @@ def _reply(runtime: Any, i: int) -> None:
         sampling=Sampling(0.8, seed=i),
         session_id="bench",
     )
-    for _ in runtime.generate(request):
+    for _ in runtime.writer.generate(request):
         pass
-    runtime.settle()
+    runtime.learning.settle()
 
 
 def _trace(runtime: Any) -> list[Row]:

@@ -69,7 +69,7 @@ def writing(
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
         how = options.for_reply(cancel) | {"untouched": not with_learned}
         if seed is not None:
-            how["sampling"] = replace(options.sampling or runtime.sampling(), seed=seed)
+            how["sampling"] = replace(options.sampling or runtime.writer.sampling(), seed=seed)
         if first and text:
             return runtime.chats.say(session, text, **how)
         return runtime.chats.again(session, **how)

@@ -269,14 +269,14 @@ def status_lines(runtime: Runtime) -> list[str]:
     return [
         *lines,
         f"ratings   {known.ratings}{_and_preferences(known)}, {known.updates} of them changed the model",
-        f"version   {known.adapter_version} of {runtime.adapter_label}".rpartition("@")[0],
+        f"version   {known.adapter_version} of {runtime.learning.label}".rpartition("@")[0],
         f"limit     {changed(known.kl, known.kl_cap)} is used",
     ]
 
 
 def adapter(runtime: Runtime) -> str:
     """Return the text that /adapter prints: the adapter in use, and the other adapters of the model."""
-    label = runtime.adapter_label
+    label = runtime.learning.label
     said = f"Adapter: {label}." if label else "No adapter: this chat does not learn."
     others = [f"{row.name}@{row.version}" for row in runtime.adapters()]
     others = [name for name in others if name != label]

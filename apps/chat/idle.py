@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ruvmlx.chats import soft_delete
 from ruvmlx.errors import error_line
 from ruvmlx.platform.courtesy import Courtesy
 from ruvmlx.runtime import Runtime
@@ -46,7 +47,7 @@ def learn(
 
     show: a function that shows a line about the work. courtesy: decides whether the machine is free for work.
     """
-    while not runtime.clean_index(CLEANING) and not cancel.is_set():
+    while not soft_delete.clean_index(runtime.store, CLEANING) and not cancel.is_set():
         pass
     is_due = runtime.learning.is_due()
     if cancel.is_set() or not (is_due or runtime.tiers.due_when_idle()):
@@ -56,7 +57,7 @@ def learn(
     if is_due:
         show(describe.learning())
         watch = _Watch(show, cancel, courtesy)
-        report = runtime.consolidate(watch.step, cancel)
+        report = runtime.learning.consolidate(watch.step, cancel)
         stopped = cancel.is_set() and not report["promoted"]
         return Lesson() if stopped else Lesson(describe.lesson(report), runtime.learning.is_due())
     show(describe.MEASURING)

@@ -114,7 +114,7 @@ def find_model(argument: str, in_use: Model, files: UserFiles = HERE, listed: Se
 def adapters(runtime: Runtime) -> list[PickerEntry]:
     """Return entries for "none", for the adapters of this model, and for the adapters of other models, which
     the user cannot choose."""
-    label = runtime.adapter_label
+    label = runtime.learning.label
     in_use = label.rpartition("@")[0] if label else NO_ADAPTER
     mine = {row.name: f"version {row.version} · {megabytes(row.bytes)}" for row in runtime.adapters()}
     if in_use not in mine and in_use != NO_ADAPTER:
@@ -152,7 +152,7 @@ def adapter_lines(runtime: Runtime) -> list[str]:
 def told(runtime: Runtime) -> str:
     """Return the message that the user sees after a switch to another model."""
     model = runtime.model
-    label = runtime.adapter_label
+    label = runtime.learning.label
     learns = f"adapter {label}" if label else "no adapter"
     return f"Model: {one_line(model.name)} ({_words(model)}; {learns}). It reads this chat again."
 

@@ -167,7 +167,7 @@ class PlainChat:
                 break
             begin = answer_results(self._state)
         self._tell_left_out()
-        self._runtime.settle()
+        self._runtime.learning.settle()
 
     def _tell_left_out(self) -> None:
         """Tell the user when the context is nearly full, and when the model no longer reads the oldest

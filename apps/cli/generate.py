@@ -79,18 +79,18 @@ def generate(
             prompt=text if raw else None,
             messages=None if raw else _messages(text, settings.system),
             max_new_tokens=settings.max_tokens,
-            sampling=runtime.sampling(seed=seed),
+            sampling=runtime.writer.sampling(seed=seed),
             stop=flags["stop"],
             ignore_eos=flags["ignore_eos"],
             logprobs=flags["logprobs"],
         )
         with ctrl_c_sets(request.cancel):
-            response = _print_reply(runtime.generate(request), quiet=as_json)
+            response = _print_reply(runtime.writer.generate(request), quiet=as_json)
         if response.repeats:
             from ruvmlx.engine.repetition import REPEATS
 
             log(f"note: {REPEATS}")
-        runtime.settle()
+        runtime.learning.settle()
         if as_json:
             print_json(_report(runtime, response))
     if response.finish_reason == "cancelled":
@@ -166,7 +166,7 @@ def _report(runtime: Any, response: "GenerationResponse") -> dict[str, Any]:
         "model": runtime.model.name,
         "backend": runtime.backend.name,
         "kernels": runtime.backend.kernels,
-        "adapter": runtime.adapter_label,
+        "adapter": runtime.learning.label,
         "examples": list(response.examples),
         "others": [
             {"reply_id": other.request_id, "text": other.text, "finish_reason": other.finish_reason}

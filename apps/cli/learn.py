@@ -179,7 +179,7 @@ def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = TrainingSettings(targets=runtime.settings.base_targets, **chosen) if chosen else None
     with training_line("steps") as line:
-        return runtime.consolidate(line.step if line else None, cancel, settings)
+        return runtime.learning.consolidate(line.step if line else None, cancel, settings)
 
 
 def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:

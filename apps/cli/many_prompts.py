@@ -101,7 +101,7 @@ def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **co
         return GenerationRequest(
             prompt=given["prompt"] if raw and not messages else None,
             messages=messages or None,
-            sampling=runtime.sampling(**asked),
+            sampling=runtime.writer.sampling(**asked),
             adapter_id="" if name == "none" else name,
             max_new_tokens=given.get("max_tokens", common["max_tokens"]),
             **{name: value for name, value in common.items() if name not in ("raw", "max_tokens")},

@@ -210,7 +210,7 @@ def _announce(serving: "Serving", url: str, access: "Access", as_json: bool) -> 
     """Print the address and the key when the model is ready. The page's address has a key of the chat app
     only if the output is a terminal, because other outputs may be kept in a log."""
     keys = access.keys
-    model, adapter = serving.model_name, serving.runtime.adapter_label
+    model, adapter = serving.model_name, serving.runtime.learning.label
     if as_json:
         key = keys[0] if keys else None
         facts = {"base_url": url, "api_key": key, "model": model, "adapter": adapter, "pid": os.getpid()}

@@ -111,7 +111,7 @@ class _Person:
         self.read += 1
         pressed = thumb(self.rater, response.text)
         if pressed is not None:
-            self.runtime.settle()
+            self.runtime.learning.settle()
             self.runtime.rate(response.request_id, pressed)
             self.pressed += 1
 
@@ -194,7 +194,7 @@ def asked(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> Generat
     request = GenerationRequest(
         messages=[Message("user", prompt)],
         max_new_tokens=setup.max_tokens,
-        sampling=runtime.sampling(temperature=setup.temperature, seed=seed),
+        sampling=runtime.writer.sampling(temperature=setup.temperature, seed=seed),
     )
     return runtime.writer.prepare_request(request)
 

@@ -177,7 +177,7 @@ class _Drawn:
         self.read += 1
         rating = self.user.rating(self.worth(question, JudgedReply.of(response)), self._rng)
         if rating is not None:
-            self.runtime.settle()
+            self.runtime.learning.settle()
             self.runtime.rate(response.request_id, rating)
             self.given += 1
         # The chat adds the measures of unshown replies in idle time, by `UserTaste.compare`.
@@ -196,7 +196,7 @@ class _Drawn:
         """Run the slow loop if it is due."""
         if self.runtime.learning.is_due():
             started = time.perf_counter()
-            self.runtime.consolidate()
+            self.runtime.learning.consolidate()
             self.seconds.training += time.perf_counter() - started
 
 

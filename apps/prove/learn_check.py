@@ -148,7 +148,7 @@ def _request(runtime: Runtime, question: str, seed: int, max_tokens: int) -> Gen
     system = runtime.settings.system
     messages = [*([Message("system", system)] if system else []), Message("user", question)]
     return GenerationRequest(
-        messages=messages, max_new_tokens=max_tokens, sampling=runtime.sampling(seed=seed)
+        messages=messages, max_new_tokens=max_tokens, sampling=runtime.writer.sampling(seed=seed)
     )
 
 

@@ -351,7 +351,7 @@ def _picked_replies(runtime: Runtime, replies: list[list[TrialReply]]) -> list[T
 
 
 def _consolidate(runtime: Runtime) -> str:
-    report = runtime.consolidate()
+    report = runtime.learning.consolidate()
     return f"consolidated: {report['reason']} ({report.get('seconds', 0):.0f} s)"
 
 
@@ -359,9 +359,9 @@ def _kept_reply(
     runtime: Runtime, setting: TrialSetup, prompt: str, seed: int, system: str | None
 ) -> TrialReply:
     """Write a reply, and save it in the store, so that it can be rated."""
-    for chunk in runtime.generate(request_for(runtime, setting, prompt, seed, system)):
+    for chunk in runtime.writer.generate(request_for(runtime, setting, prompt, seed, system)):
         response = chunk.response
-    runtime.settle()
+    runtime.learning.settle()
     assert response is not None
     return _reply(prompt, response.request_id, JudgedReply.of(response))
 
@@ -373,7 +373,7 @@ def request_for(
     return GenerationRequest(
         messages=[*head, Message("user", prompt)],
         max_new_tokens=setting.max_tokens,
-        sampling=runtime.sampling(temperature=setting.temperature, seed=seed),
+        sampling=runtime.writer.sampling(temperature=setting.temperature, seed=seed),
     )
 
 

@@ -42,7 +42,7 @@ def learn(
             if courtesy.should_stop():
                 cancel.set()
 
-        report = runtime.consolidate(look, cancel)
+        report = runtime.learning.consolidate(look, cancel)
         ended = not cancel.is_set()
         return {"promoted": report["promoted"]}, ended and runtime.learning.is_due()
     begins("measuring")

@@ -160,7 +160,7 @@ async def props(call: Call) -> Answer:
 
 
 def _in_force(serving: Serving, runtime: Runtime) -> SamplingInForce:
-    own = runtime.sampling()
+    own = runtime.writer.sampling()
     return SamplingInForce(
         own.temperature, own.top_k, own.top_p, own.min_p, own.presence_penalty, own.frequency_penalty,
         own.repetition_penalty, own.repetition_window or -1, serving.max_tokens or -1,

@@ -27,4 +27,4 @@ async def look_between(host: Host) -> MemoryLook:
 def look_at_runtime(runtime: Runtime) -> MemoryLook:
     """Return the memory use. Only the runtime's thread may call this function."""
     waiting = runtime.writer.scheduler.counts[1]
-    return MemoryLook(runtime.held(), runtime.memory_purposes(), waiting, runtime.adapter_label)
+    return MemoryLook(runtime.held(), runtime.memory_purposes(), waiting, runtime.learning.label)

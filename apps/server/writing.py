@@ -73,7 +73,7 @@ async def requests_for(
         GenerationRequest(
             **prompt,
             max_new_tokens=limit or serving.max_tokens or runtime.model.context,
-            sampling=runtime.sampling(**asked, seed=None if body.seed is None else body.seed + i),
+            sampling=runtime.writer.sampling(**asked, seed=None if body.seed is None else body.seed + i),
             stop=stop,
             logprobs=logprobs,
             adapter_id=adapter,

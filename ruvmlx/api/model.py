@@ -144,7 +144,7 @@ class LocalModel:
     @property
     def adapter(self) -> str | None:
         """Return the name and version of the adapter in use, such as "default@3", or None without adapter."""
-        return self._call(lambda runtime: runtime.adapter_label)
+        return self._call(lambda runtime: runtime.learning.label)
 
     def chat(self, id: str | None = None, system: str | None = None) -> "Chat":
         """Return a new chat, or the saved chat whose id begins with `id` (NotFound if no chat matches).
@@ -170,7 +170,8 @@ class LocalModel:
         """Like `reply`, but returns the text piece by piece."""
         messages = self._messages(prompt)
         return self._stream(
-            lambda runtime, asked: runtime.generate(GenerationRequest(messages=messages, **asked)), options
+            lambda runtime, asked: runtime.writer.generate(GenerationRequest(messages=messages, **asked)),
+            options,
         )
 
     def rate(
@@ -215,7 +216,7 @@ class LocalModel:
     def use_adapter(self, name: str | None) -> None:
         """Use the named adapter, or no adapter if the name is None. A new name begins an untrained
         adapter."""
-        self._call(lambda runtime: runtime.use_adapter(name))
+        self._call(lambda runtime: runtime.learning.use(name))
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
         """Return one unit vector for each text. The dot product of two vectors is their texts' similarity.
@@ -261,7 +262,7 @@ class LocalModel:
         return ReplyStream(
             self,
             lambda runtime, cancel: begin(
-                runtime, asked | {"sampling": runtime.sampling(**sampling), "cancel": cancel}
+                runtime, asked | {"sampling": runtime.writer.sampling(**sampling), "cancel": cancel}
             ),
         )
 

@@ -183,7 +183,7 @@ class Host:
         def settle() -> None:
             if any(host.is_writing for host in self._hosts):
                 cancel.set()
-            self.holder.opened.settle(cancel, watch)
+            self.holder.opened.learning.settle(cancel, watch)
 
         await self._run(settle)
         return not cancel.is_set()

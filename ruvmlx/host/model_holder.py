@@ -150,7 +150,7 @@ class ModelHolder:
         Raises ModelUnchanged if the switch fails; the old model then stays in use. `runtime` is None only if
         the holder closed the old runtime to free memory and cannot open it again.
         """
-        label = self.opened.adapter_label
+        label = self.opened.learning.label
         adapter = label.rpartition("@")[0] if label else None
         held = self.plan.need.total if self.plan else 0
         plan_watch = _PlanWatch(watch, lambda plan: self._make_room(plan, held))

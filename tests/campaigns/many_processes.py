@@ -43,7 +43,7 @@ def reply(runtime, i, chat=None):
     request = GenerationRequest(
         prompt="question", max_new_tokens=5, sampling=Sampling(seed=1000 * seed + i), ignore_eos=True
     )
-    list(runtime.generate(request, chat))
+    list(runtime.writer.generate(request, chat))
     return request.request_id
 
 runtime = Runtime(Store(store_file()), model, NativeBackend(model, threads=1), Settings(kv_disk=None))
@@ -52,7 +52,7 @@ runtime = Runtime(Store(store_file()), model, NativeBackend(model, threads=1), S
 RATER = """
 with runtime:
     ids = [reply(runtime, i) for i in range(count)]
-    runtime.settle()
+    runtime.learning.settle()
     print("ready", flush=True)
     sys.stdin.readline()
     for i, reply_id in enumerate(ids):
@@ -72,7 +72,7 @@ with runtime:
     sys.stdin.readline()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     while not ended.is_set():
-        report = runtime.consolidate(settings=settings)
+        report = runtime.learning.consolidate(settings=settings)
         print("promoted" if report["promoted"] else "refused", flush=True)
         ended.wait(0.2)
 """

@@ -138,9 +138,9 @@ def write(runtime: Runtime, seed: int) -> str:
         sampling=Sampling(seed=seed),
         ignore_eos=True,
     )
-    for _ in runtime.generate(request):
+    for _ in runtime.writer.generate(request):
         pass
-    runtime.settle()
+    runtime.learning.settle()
     return request.request_id
 
 

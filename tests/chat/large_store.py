@@ -240,7 +240,7 @@ def main() -> None:
         from ruvmlx.engine.types import GenerationRequest
 
         with Runtime.open(settings.Settings()) as runtime:
-            for _ in runtime.generate(GenerationRequest(prompt="Hello", max_new_tokens=8)):
+            for _ in runtime.writer.generate(GenerationRequest(prompt="Hello", max_new_tokens=8)):
                 pass
             runtime.rate("last", "up")
             fingerprint, name = runtime.model.fingerprint, runtime.model.name

@@ -33,6 +33,7 @@ class ScriptedRuntime:
             bytes=96576768,
         )
         self.backend = SimpleNamespace(name="mlx", kernels="metal", caveat="")
+        self.store = SimpleNamespace(search_index=SimpleNamespace(is_clean=lambda: True))
         self.settings = SimpleNamespace(best_of=1, max_tokens=1024)
         self.last_reply_id = None
         self.replies = list(replies)
@@ -55,9 +56,6 @@ class ScriptedRuntime:
         return self
 
     chats = summaries = choices = learning = tiers = writer = scheduler = parts
-
-    def clean_index(self, seconds):
-        return True
 
     def _called(self):
         self.threads.add(threading.get_ident())
@@ -235,10 +233,10 @@ class ScriptedRuntime:
         )  # fmt: skip
 
     @property
-    def adapter_label(self):
+    def label(self):
         return self.adapter and f"{self.adapter}@{len(self.ratings)}"
 
-    def use_adapter(self, name):
+    def use(self, name):
         self._called()
         self.adapter = name
 

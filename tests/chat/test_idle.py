@@ -58,7 +58,7 @@ def opening(open_tiny, settings=QUICK, hook=lambda done: None):
 
     def open_it():
         runtime = open_tiny()
-        consolidate = runtime.consolidate
+        consolidate = runtime.learning.consolidate
 
         def hooked(progress, cancel):
             def step(done, total, loss):
@@ -67,7 +67,7 @@ def opening(open_tiny, settings=QUICK, hook=lambda done: None):
 
             return consolidate(step, cancel, settings)
 
-        runtime.consolidate = hooked
+        runtime.learning.consolidate = hooked
         return runtime
 
     return open_it
@@ -189,7 +189,7 @@ def test_a_stopped_deep_run_builds_no_training_graph(open_tiny, rated, monkeypat
     monkeypatch.setattr(Deep, "why_due", lambda *_: "a test wants it")
     monkeypatch.setattr(Background, "run", lambda *_: pytest.fail("it went on"))
     with open_tiny() as runtime:
-        report = runtime.consolidate(None, cancel)
+        report = runtime.learning.consolidate(None, cancel)
         assert not report["promoted"] and report["reason"] == report["deep"]["reason"]
     with open_tiny("other") as runtime:
         assert not runtime.learning.is_due() and runtime.learning.loops._deep is None

@@ -29,12 +29,12 @@ def plain(runtime, *lines):
 def test_a_setting_changes_this_chats_replies_alone(open_tiny):
     """The next reply is drawn with it; the settings file is as before."""
     with open_tiny() as runtime:
-        before = runtime.sampling()
+        before = runtime.writer.sampling()
         said, state = plain(runtime, "/set temperature 0.25", "/set max_tokens 3", "Hello", "/status")
         assert state.options.sampling.temperature == 0.25 and state.options.max_new_tokens == 3
         assert len(re.findall(r"temperature +0\.25", said)) == 3 and re.search(r"max_tokens +3", said)
         reply = runtime.store.replies.get("last")
-        assert len(reply.sampled_ids) == 3 and runtime.sampling() == before
+        assert len(reply.sampled_ids) == 3 and runtime.writer.sampling() == before
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_base_makes_it_stale(open_native):
     with open_native(learn_targets="v_proj") as runtime:
         assert say(runtime, chat, "once more").cached_tokens > 64
     with open_native(learn_targets="v_proj") as runtime:
-        runtime.use_adapter(None)
+        runtime.learning.use(None)
         assert say(runtime, chat, "and now").cached_tokens == 0
 
 

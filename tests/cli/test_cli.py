@@ -425,7 +425,7 @@ def test_learn_consolidate_says_what_it_needs_then_does_it(run, tiny_folder):
     with Runtime.open(Settings(model=str(tiny_folder))) as runtime:
         for i in range(12):
             request = GenerationRequest(prompt=f"so {i % 2}", max_new_tokens=9, sampling=Sampling(seed=i % 2))
-            for _ in runtime.generate(request):
+            for _ in runtime.writer.generate(request):
                 pass
             runtime.rate(request.request_id, "up" if i % 2 else "down")
     status = json.loads(run("learn", "status", "--json", *model)[1])
@@ -459,7 +459,7 @@ def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch)
     with Runtime.open(Settings(model=str(tiny_folder), backend="native", adapter="none")) as runtime:
         for i in range(2):
             ids = [40 + (i + j * j) % 50 for j in range(said["long_is"])]
-            for _ in runtime.generate(GenerationRequest(input_ids=ids, max_new_tokens=3)):
+            for _ in runtime.writer.generate(GenerationRequest(input_ids=ids, max_new_tokens=3)):
                 pass
     said = json.loads(run(*command)[1])
     assert said["long_replies"] == 2 and said["observed"][0]["replies"] == 2
@@ -489,7 +489,7 @@ def test_learn_consolidate_deep(run, tiny_folder):
     with Runtime.open(Settings(model=str(tiny_folder))) as runtime:
         for i in range(10):
             request = GenerationRequest(prompt=f"so {i % 2}", max_new_tokens=9, sampling=Sampling(seed=i % 2))
-            list(runtime.generate(request))
+            list(runtime.writer.generate(request))
             runtime.rate(request.request_id, "up" if i % 2 else "down")
     code, out, _ = run(*command, "--json")
     report = json.loads(out)

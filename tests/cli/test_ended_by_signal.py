@@ -69,8 +69,8 @@ def rated_store(open_tiny, home, tmp_path):
             request = GenerationRequest(
                 prompt="question", max_new_tokens=6, sampling=Sampling(seed=i), ignore_eos=True
             )
-            list(runtime.generate(request))
-            runtime.settle()
+            list(runtime.writer.generate(request))
+            runtime.learning.settle()
             runtime.rate("last", "up" if i % 2 else "down")
     subprocess.run([sys.executable, "-m", "ruvmlx", "backup", tmp_path / "good.db"], check=True)
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "there"}]

@@ -37,11 +37,11 @@ def first_token(runtime: Runtime, question: str, limit: int, salt: str) -> tuple
     request = GenerationRequest(
         messages=[Message("user", question)],
         max_new_tokens=limit,
-        sampling=runtime.sampling(seed=1),
+        sampling=runtime.writer.sampling(seed=1),
         cache_salt=salt,
     )
     started, taken = processor_seconds(), 0.0
-    for chunk in runtime.generate(request):
+    for chunk in runtime.writer.generate(request):
         if chunk.generated and not taken:
             taken = processor_seconds() - started
     assert chunk.response is not None

@@ -45,7 +45,7 @@ def test_a_refused_request_is_one_row_without_words(runtime):
     for error, requests in refused.items():
         for request in requests:
             with pytest.raises(UsageError):
-                for _ in runtime.generate(request):
+                for _ in runtime.writer.generate(request):
                     pass
             body = failures(runtime)[request.request_id]
             assert body["error"] == error and body["model"] == runtime.model.fingerprint
@@ -61,7 +61,7 @@ def test_a_refused_request_is_one_row_without_words(runtime):
 def test_an_error_in_the_middle_of_a_reply_is_a_row(runtime, monkeypatch):
     """The row has the number of prompt tokens; the error reaches whoever asked."""
     request, chunks = asking(n=40), []
-    arriving = runtime.generate(request)
+    arriving = runtime.writer.generate(request)
     while not chunks or not chunks[-1].generated:
         chunks.append(next(arriving))
     monkeypatch.setattr(runtime.backend, "decode", broken)
@@ -84,7 +84,7 @@ def test_a_message_that_a_chat_refuses_is_a_row(runtime):
 
 def test_a_stopped_reply_is_a_reply_and_no_failure(runtime):
     request = asking(n=300)
-    for chunk in runtime.generate(request):
+    for chunk in runtime.writer.generate(request):
         if chunk.generated:
             request.cancel.set()
     assert not failures(runtime) and len(runtime.store.witness.rows("reply")) == 1
@@ -96,7 +96,7 @@ def test_a_store_that_is_busy_does_not_hide_the_error(runtime, monkeypatch):
 
     monkeypatch.setattr(runtime.store.witness, "note", busy)
     with pytest.raises(UsageError, match="empty"):
-        list(runtime.generate(asking(" ")))
+        list(runtime.writer.generate(asking(" ")))
 
 
 async def test_a_failed_request_of_a_server_is_a_row(open_tiny, tiny_backend):
@@ -132,6 +132,6 @@ async def test_a_failed_request_of_a_server_is_a_row(open_tiny, tiny_backend):
 def test_another_adapter_in_use_is_a_row(runtime):
     """The name before and after; the same adapter again is no change."""
     for name in ("work", "work", None):
-        runtime.use_adapter(name)
+        runtime.learning.use(name)
     rows = [(row.body["before"], row.body["adapter"]) for row in runtime.store.witness.rows("use")]
     assert rows == [("default", "work"), ("work", None)]

@@ -102,7 +102,7 @@ async def test_every_request_has_its_adapter(host):
     in_use, none, work, home = await texts()
     assert in_use == none == home == untouched[0] and work != none
     labels = await host.call(
-        lambda r: (r.adapter_label, r.learning.of("work").version, r.learning.of("home").version)
+        lambda r: (r.learning.label, r.learning.of("work").version, r.learning.of("home").version)
     )
     assert labels == ("default@0", 4, 0)
 
@@ -112,7 +112,7 @@ async def test_a_reply_without_adapter_is_rated_for_a_named_one(host):
     row = await host.call(lambda runtime: runtime.store.replies.get(response.request_id))
     assert row.adapter is None
     rated = await host.call_between(lambda runtime: runtime.rate(row.id, "up", adapter="work"))
-    assert rated.applied and await host.call(lambda runtime: runtime.adapter_label) == "default@0"
+    assert rated.applied and await host.call(lambda runtime: runtime.learning.label) == "default@0"
 
 
 async def test_a_reader_that_leaves_ends_its_request(host):
@@ -200,7 +200,7 @@ def written(runtime, *questions):
     """Ids of replies to these questions."""
     ids = []
     for question in questions:
-        *_, last = runtime.generate(asking(question, 20))
+        *_, last = runtime.writer.generate(asking(question, 20))
         ids.append(last.response.request_id)
     return ids
 
@@ -231,7 +231,7 @@ def test_a_rating_that_is_taken_back_was_never_given(open_tiny, taken):
         ]
         with pytest.raises(NotFound, match="no rating to take back"):
             runtime.unrate(ids[taken], adapter="all")
-        assert runtime.adapter_label is None
+        assert runtime.learning.label is None
 
 
 def test_the_newest_rating_is_taken_back_as_by_undo(open_tiny):
@@ -272,11 +272,11 @@ def test_taking_back_is_one_transaction(open_tiny, monkeypatch):
 
 async def test_an_adapter_is_needed_to_rate(open_tiny):
     with open_tiny(adapter=None) as runtime:
-        *_, last = runtime.generate(asking())
+        *_, last = runtime.writer.generate(asking())
         with pytest.raises(NotFound, match="no adapter"):
             runtime.rate(last.response.request_id, "up")
         assert runtime.rate(last.response.request_id, "up", adapter="work").applied
-        assert runtime.adapter_label is None and threading.active_count() >= 1
+        assert runtime.learning.label is None and threading.active_count() >= 1
 
 
 async def test_chats_and_requests_are_written_beside_each_other(host):

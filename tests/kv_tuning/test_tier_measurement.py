@@ -45,7 +45,7 @@ def long_reply(runtime, i, n=LONG) -> str:
         request_id=f"long-{i}", input_ids=tokens(n - 4, i), max_new_tokens=4, sampling=Sampling(seed=i),
         ignore_eos=True,
     )  # fmt: skip
-    for _ in runtime.generate(request):
+    for _ in runtime.writer.generate(request):
         pass
     return request.request_id
 

@@ -56,7 +56,7 @@ def test_a_failed_load_changes_nothing():
 
 
 def say(runtime, chat, text):
-    greedy = runtime.sampling(temperature=0.0)
+    greedy = runtime.writer.sampling(temperature=0.0)
     chunks = runtime.chats.say(chat, text, sampling=greedy, max_new_tokens=6, cancel=threading.Event())
     return list(chunks)[-1].response
 
@@ -83,10 +83,10 @@ def test_the_chat_goes_on_with_its_cache_when_only_the_head_differs(open_tiny, t
     runtime = with_two_adapters(open_tiny, tiny)
     chat = runtime.chats.new_chat()
     first = say(runtime, chat, "hello there")
-    assert runtime.adapter_label == "default@0"
-    runtime.use_adapter("other")
+    assert runtime.learning.label == "default@0"
+    runtime.learning.use("other")
     second = say(runtime, chat, "and now?")
-    assert runtime.adapter_label == "other@1"
+    assert runtime.learning.label == "other@1"
     assert second.cached_tokens >= first.prompt_tokens  # nothing that was read is read again
     runtime.engine.sessions.clear()
     turns = runtime.chats.turns(chat)
@@ -101,10 +101,10 @@ def test_under_another_base_the_chat_is_read_again(open_tiny, tiny):
     runtime = with_two_adapters(open_tiny, tiny, a_base())
     chat = runtime.chats.new_chat()
     say(runtime, chat, "hello there")
-    runtime.use_adapter("other")
+    runtime.learning.use("other")
     assert say(runtime, chat, "and now?").cached_tokens == 0
     assert say(runtime, chat, "and then?").cached_tokens > 0
-    runtime.use_adapter("default")
+    runtime.learning.use("default")
     back = say(runtime, chat, "and back?")
     assert 0 < back.cached_tokens < back.prompt_tokens / 2  # the first turn, read under this base
     assert runtime.backend.lora is None
@@ -114,13 +114,13 @@ def test_a_swap_back_loads_nothing_and_finds_what_was_learned(open_tiny, tiny):
     runtime = with_two_adapters(open_tiny, tiny)
     chat = runtime.chats.new_chat()
     reply = say(runtime, chat, "hello there").request_id
-    runtime.use_adapter("other")
-    runtime.use_adapter("default")
-    assert runtime.rate(reply, "up").applied and runtime.adapter_label == "default@1"
-    runtime.use_adapter("other")
-    assert runtime.adapter_label == "other@1"
-    runtime.use_adapter("default")
-    assert runtime.adapter_label == "default@1"
+    runtime.learning.use("other")
+    runtime.learning.use("default")
+    assert runtime.rate(reply, "up").applied and runtime.learning.label == "default@1"
+    runtime.learning.use("other")
+    assert runtime.learning.label == "other@1"
+    runtime.learning.use("default")
+    assert runtime.learning.label == "default@1"
     found = {r.name: (r.tier, r.accesses, r.loads) for r in runtime.learning.residency.tiers()}
     assert found == {"default": ("hot", 3, 1), "other": ("warm", 2, 1)}
     assert {r.name for r in runtime.adapters()} == {"default", "other"}
@@ -128,16 +128,16 @@ def test_a_swap_back_loads_nothing_and_finds_what_was_learned(open_tiny, tiny):
 
 def test_without_an_adapter_and_back(open_tiny, tiny):
     runtime = with_two_adapters(open_tiny, tiny, a_base())
-    runtime.use_adapter("other")
+    runtime.learning.use("other")
     chat = runtime.chats.new_chat()
     say(runtime, chat, "hello there")
-    runtime.use_adapter(None)
-    assert runtime.backend.lora is None and runtime.adapter_label is None
+    runtime.learning.use(None)
+    assert runtime.backend.lora is None and runtime.learning.label is None
     plain = say(runtime, chat, "and now?").token_ids
-    runtime.use_adapter("other")
+    runtime.learning.use("other")
     assert runtime.backend.lora is not None and len(plain) == 6
     with pytest.raises(UsageError):
-        runtime.use_adapter("a b")
+        runtime.learning.use("a b")
     with pytest.raises(UsageError):
-        runtime.use_adapter("none")
-    assert runtime.adapter_label == "other@1"
+        runtime.learning.use("none")
+    assert runtime.learning.label == "other@1"

@@ -96,10 +96,9 @@ def runtime(is_due=True):
 
     steps = []
     tiers = SimpleNamespace(due_when_idle=lambda: False)
-    learning = SimpleNamespace(is_due=lambda: is_due and not steps)
-    return SimpleNamespace(
-        learning=learning, tiers=tiers, consolidate=consolidate, steps=steps, clean_index=lambda seconds: True
-    )
+    learning = SimpleNamespace(is_due=lambda: is_due and not steps, consolidate=consolidate)
+    store = SimpleNamespace(search_index=SimpleNamespace(is_clean=lambda: True))
+    return SimpleNamespace(learning=learning, tiers=tiers, store=store, steps=steps)
 
 
 def test_the_chat_says_why_it_waits_and_how_long_it_takes():

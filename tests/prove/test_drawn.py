@@ -207,7 +207,7 @@ def test_the_full_loop_trains_when_the_chat_would_and_counts_its_seconds(bench, 
     monkeypatch.setattr(due, lambda self: len(self.learner.history.ratings()) == 2)
     trained = []
     monkeypatch.setattr(
-        "ruvmlx.runtime.Runtime.consolidate", lambda self: trained.append(self) or time.sleep(0.02)
+        "ruvmlx.chats.learning.Learning.consolidate", lambda self: trained.append(self) or time.sleep(0.02)
     )
     found = run(bench, wanted(2, "full", rater="stars"))
     assert len(set(map(id, trained))) == len(trained) == 2

@@ -93,7 +93,7 @@ def test_each_question_gets_both_replies_and_nothing_is_stored(learned):
     assert watch.lines[-1].startswith("Writing replies: 24 of 24 replies")
     assert learned.store.replies.get("last").id == before and learned.learner.version == version
     assert any(row.before != row.after for row in found.rows)
-    learned.use_adapter(None)
+    learned.learning.use(None)
     (own,) = learned.writer.answers([learn_check._request(learned, found.rows[0].question, 0, 12)])
     assert own.text.strip() == found.rows[0].before
 

@@ -151,7 +151,7 @@ def test_status_does_not_wait_for_this_work(running, monkeypatch):
             cancel.wait(20)
             ended.set()
 
-    monkeypatch.setattr(running.serving.host.holder.opened, "settle", settle)
+    monkeypatch.setattr(running.serving.host.holder.opened.learning, "settle", settle)
     running.chat()
     assert begun.wait(20)
     assert running.ask("GET", "/v1/status").json["idle_work"] == "preparing"

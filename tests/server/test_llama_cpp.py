@@ -70,7 +70,7 @@ def test_props(shared, tiny):
     found = shared.ask("GET", "/props").json
     settings = found["default_generation_settings"]
     assert settings["n_ctx"] == tiny.context and found["total_slots"] == shared.serving.limits.replies
-    assert settings["params"]["temperature"] == shared.serving.runtime.sampling().temperature
+    assert settings["params"]["temperature"] == shared.serving.runtime.writer.sampling().temperature
     assert settings["params"]["n_predict"] == -1 and found["modalities"] == {"vision": False, "audio": False}
     assert found["chat_template"] == (tiny.tokenizer.chat_template or "")
     assert found["bos_token"] == found["eos_token"] == "<|endoftext|>"

@@ -101,9 +101,9 @@ def rate_forty(runtime, count: int = 40) -> None:
             request_id=f"reply-{i}", messages=[Message("user", asked)],
             max_new_tokens=LENGTHS[i % len(LENGTHS)], sampling=Sampling(seed=i),
         )  # fmt: skip
-        for _ in runtime.generate(request):
+        for _ in runtime.writer.generate(request):
             pass
-        runtime.settle()
+        runtime.learning.settle()
         runtime.rate(request.request_id, "up" if i % 3 else "down")
 
 
@@ -156,7 +156,7 @@ def measure(
         runtime.learner.sync()  # as in a chat: one-time measurements are done
         model.tokenizer.encode_chat([Message("user", "Hello!")])
         started, watch = time.process_time(), Watch()
-        report = runtime.consolidate(None, watch, TrainingSettings(steps=given.steps))
+        report = runtime.learning.consolidate(None, watch, TrainingSettings(steps=given.steps))
         watch.finish()
         used = time.process_time() - started
     left: dict[str, float] = {}
@@ -164,7 +164,7 @@ def measure(
         _copy(file, scratch / "again.db")
         with Runtime(Store(scratch / "again.db"), model, backend, RuntimeSettings(kv_disk=None)) as runtime:
             while (cancel := Watch(set(left))) and not left.get("end"):
-                runtime.consolidate(None, cancel, TrainingSettings(steps=given.steps))
+                runtime.learning.consolidate(None, cancel, TrainingSettings(steps=given.steps))
                 cancel.finish()
                 left[cancel.gaps[-1].start if cancel.is_set() else "end"] = cancel.gaps[-1].seconds
             del left["end"]

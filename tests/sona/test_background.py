@@ -49,9 +49,9 @@ def answer(runtime, i) -> str:
         sampling=Sampling(seed=i % 2),
         ignore_eos=True,
     )
-    for _ in runtime.generate(request):
+    for _ in runtime.writer.generate(request):
         pass
-    runtime.settle()
+    runtime.learning.settle()
     return request.request_id
 
 
@@ -72,13 +72,15 @@ def rated(open_tiny, monkeypatch):
 
 def consolidate(runtime, settings=QUICK, cancel=None):
     losses = []
-    report = runtime.consolidate(lambda done, total, loss: losses.append(loss), cancel, settings)
+    report = runtime.learning.consolidate(lambda done, total, loss: losses.append(loss), cancel, settings)
     return report, [loss for loss in losses if not np.isnan(loss)]
 
 
 def test_progress_begins_before_the_first_step(rated):
     seen = []
-    rated.consolidate(lambda done, total, loss: seen.append((done, total, np.isnan(loss))), None, QUICK)
+    rated.learning.consolidate(
+        lambda done, total, loss: seen.append((done, total, np.isnan(loss))), None, QUICK
+    )
     assert seen == [(done, 4, done == 0) for done in range(5)]
 
 

@@ -24,13 +24,13 @@ def test_twelve_short_replies_are_consolidated(starter, home, whole_text):
                 max_new_tokens=12,
                 sampling=Sampling(seed=i),
             )
-            for _ in runtime.generate(request):
+            for _ in runtime.writer.generate(request):
                 pass
             runtime.rate(request.request_id, "up" if i % 3 else "down")
         before = runtime.backend.head(np.ones((1, starter.config.hidden_size), np.float32))
         losses = []
         settings = TrainingSettings(steps=3, lr=3e-4, depth=0.13)
-        report = runtime.consolidate(lambda done, total, loss: losses.append(loss), None, settings)
+        report = runtime.learning.consolidate(lambda done, total, loss: losses.append(loss), None, settings)
         assert np.isnan(losses[0]) and len(losses) == 4  # progress begins before the first step
         assert np.isfinite(losses[1:]).all() and report["held_out"] >= 2
         assert report["promoted"] == (runtime.status().adapter_version == 13)

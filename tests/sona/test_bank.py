@@ -221,10 +221,10 @@ def reply(runtime, text="hello there", seed=1, settle=True) -> str:
     request = GenerationRequest(
         messages=[Message("user", text)], max_new_tokens=5, sampling=Sampling(seed=seed), ignore_eos=True
     )
-    for _ in runtime.generate(request):
+    for _ in runtime.writer.generate(request):
         pass
     if settle:
-        runtime.settle()
+        runtime.learning.settle()
     return request.request_id
 
 
@@ -235,16 +235,16 @@ def test_settling_after_many_replies(open_tiny, monkeypatch):
         ids = [reply(runtime, f"question {i}", settle=False) for i in range(6)]
         stopped = threading.Event()
         stopped.set()
-        runtime.settle(stopped)
+        runtime.learning.settle(stopped)
         known = [runtime.store.replies.query(each) is not None for each in ids]
         assert not any(known)
-        runtime.settle()
+        runtime.learning.settle()
         known = [runtime.store.replies.query(each) is not None for each in ids]
         assert known == [False, False, True, True, True, True]
         for each in ids[:5]:
             runtime.rate(each, "up")
         assert all(runtime.store.replies.query(each) is not None for each in ids)
-        assert runtime.memory().entries == 5
+        assert runtime.learner.rating_index.status().entries == 5
         assert runtime.store.signals.all(runtime.model.fingerprint, "explicit")  # written before any settling
 
 
@@ -301,11 +301,14 @@ def test_what_another_process_rates_is_noticed(open_tiny):
     with open_tiny() as one, open_tiny() as two:
         first = reply(one)
         one.rate(first, "up")
-        assert two.memory().entries == 1
+        assert two.learner.rating_index.status().entries == 1
         two.rate(reply(two, seed=2), "down")
         one.rate(first, "2")
         two.learner.rating_index.sync()
-        assert one.memory().entries == 2 and two.learner.rating_index.bank.labels()[first] == "2"
+        assert (
+            one.learner.rating_index.status().entries == 2
+            and two.learner.rating_index.bank.labels()[first] == "2"
+        )
 
 
 def test_a_question_that_was_never_read_or_is_not_finite_only_counts(open_tiny):
@@ -330,9 +333,9 @@ def test_ratings_without_learning_are_recorded_and_the_weights_stay(open_tiny):
             assert not result.applied and result.kl == 0
         runtime.rate(reply(runtime, seed=2), "up")
         assert runtime.learner.micro.to_bytes() == before
-        assert runtime.memory().entries == runtime.status().ratings == 2
+        assert runtime.learner.rating_index.status().entries == runtime.status().ratings == 2
         runtime.undo()
-        assert runtime.memory().entries == 1
+        assert runtime.learner.rating_index.status().entries == 1
     with open_tiny() as runtime:
         assert runtime.learner.micro.to_bytes() == before
         assert runtime.rate(first, "up").applied

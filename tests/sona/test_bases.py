@@ -146,7 +146,7 @@ def test_a_reply_not_settled_before_the_base_came_can_still_be_rated(open_tiny):
         runtime.rate(reply(runtime), "up")
         late = reply(runtime, seed=5, settle=False)
         promote(runtime)
-        runtime.settle()
+        runtime.learning.settle()
         result = runtime.rate(late, "up")
         assert result.applied and result.logprob_after > result.logprob_before
 

@@ -157,8 +157,8 @@ def test_what_is_pruned_stays_so_after_a_restart_but_counts(open_tiny):
                 request_id=f"reply-{i}", prompt=("tea?", "0123456789 what?")[i % 2], max_new_tokens=5,
                 sampling=Sampling(seed=i), ignore_eos=True,
             )  # fmt: skip
-            list(runtime.generate(request))
-            runtime.settle()
+            list(runtime.writer.generate(request))
+            runtime.learning.settle()
             ids.append(request.request_id)
             runtime.rate(request.request_id, "up" if i % 2 else "down")
         report = runtime.learning.loops.deepen()
@@ -197,16 +197,17 @@ def test_due_where_a_new_task_began(learned, monkeypatch):
     """Its replies are not part of the task that is anchored; `consolidate` runs the deep loop first."""
     monkeypatch.setattr(deep, "boundaries", lambda rewards, questions: [9] if len(rewards) > 12 else [])
     assert learned.learning.loops.deep().why_due() == "a new task began" and learned.learning.is_due()
-    held = learned.consolidate(settings=replace(QUICK, ewc=1.0))["deep"]
+    held = learned.learning.consolidate(settings=replace(QUICK, ewc=1.0))["deep"]
     assert held["anchored"] and held["boundary"] == 10, held
     replies = {e.reply_id for e in learned.learning.loops.deep()._buffer().train if e.version >= 10}
     assert held["examples"] < 7 and replies
-    assert learned.learning.loops.deep().why_due() == "" and "deep" not in learned.consolidate(settings=QUICK)
+    assert learned.learning.loops.deep().why_due() == ""
+    assert "deep" not in learned.learning.consolidate(settings=QUICK)
 
 
 def test_without_ewc_nothing_is_anchored_unasked(learned, monkeypatch):
     monkeypatch.setattr(deep, "boundaries", lambda rewards, questions: [9])
-    held = learned.consolidate(settings=replace(QUICK, ewc=0.0))["deep"]
+    held = learned.learning.consolidate(settings=replace(QUICK, ewc=0.0))["deep"]
     assert not held["anchored"] and "EWC is off" in held["reason"] and "merged" in held
     assert learned.learner.history.deep.last_run() is not None and not learned.learner.anchors.load()
 

@@ -34,7 +34,7 @@ def written(runtime, question: str, seed: int, limit: int):
     request = GenerationRequest(
         messages=[Message("user", question)], max_new_tokens=limit, sampling=Sampling(0.7, seed=seed)
     )
-    return [chunk.response for chunk in runtime.generate(request)][-1]
+    return [chunk.response for chunk in runtime.writer.generate(request)][-1]
 
 
 def lengths(runtime) -> list[int]:

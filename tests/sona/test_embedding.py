@@ -94,11 +94,11 @@ def test_the_same_question_is_the_same_vector_in_every_chat(open_tiny):
             request = GenerationRequest(
                 messages=[*before, Message("user", "why?")], max_new_tokens=3, sampling=Sampling(seed=1)
             )
-            list(runtime.generate(request))
+            list(runtime.writer.generate(request))
             assert (
                 runtime.store.replies.query(request.request_id) is None or before
             )  # reading costs the reply nothing
-            runtime.settle()
+            runtime.learning.settle()
             ids.append(request.request_id)
         first, second = (runtime.store.replies.query(i) for i in ids)
     assert first is not None

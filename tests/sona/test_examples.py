@@ -27,7 +27,7 @@ def asked(runtime, *texts, **fields):
     """The prompt for a question, and the examples in it."""
     messages = [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]
     request = GenerationRequest(messages=messages, max_new_tokens=3, ignore_eos=True, **fields)
-    *_, last = runtime.generate(request)
+    *_, last = runtime.writer.generate(request)
     row = runtime.store.replies.get(request.request_id)
     assert last.response.examples == row.examples
     return runtime.model.tokenizer.decode(row.prompt_ids), row
@@ -38,7 +38,7 @@ def test_examples_are_off_unless_asked_for(open_tiny):
         liked(runtime, "how is tea made?", "with water")
         text, row = asked(runtime, "how is tea made, then?")
         assert row.examples == () and "with water" not in text
-        assert runtime.memory().hits == 0
+        assert runtime.learner.rating_index.status().hits == 0
 
 
 def test_liked_replies_to_similar_questions_are_shown_before_the_question(open_tiny):
@@ -50,9 +50,9 @@ def test_liked_replies_to_similar_questions_are_shown_before_the_question(open_t
         assert row.examples == (tea,) and row.prompt == "how is tea made by you?"
         assert text.index("how is tea made?") < text.index("with water") < text.index("made by you")
         assert runtime.store.replies.examples_used(runtime.model.fingerprint) == [tea, tea]
-        assert runtime.memory().hits == 2
+        assert runtime.learner.rating_index.status().hits == 2
     with open_tiny() as runtime:
-        assert runtime.memory().hits == 2  # as the store remembers
+        assert runtime.learner.rating_index.status().hits == 2  # as the store remembers
 
 
 def test_no_question_is_shown_twice_nor_the_one_that_is_asked(open_tiny):

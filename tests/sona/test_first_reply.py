@@ -48,7 +48,7 @@ def reply(runtime, question="name a river", untouched=False):
     request = GenerationRequest(
         prompt=question, sampling=Sampling(0.8, seed=3), max_new_tokens=12, untouched=untouched
     )
-    return list(runtime.generate(request))[-1].response
+    return list(runtime.writer.generate(request))[-1].response
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_first_reply_measures_nothing(opened, readings):
     """Opening, the first reply, the end of a one-shot command and the second start read no reference text."""
     with opened() as runtime:
         reply(runtime)
-        runtime.settle()
+        runtime.learning.settle()
     with opened() as runtime:
         reply(runtime)
     assert readings == []
@@ -135,7 +135,7 @@ def test_idle_time_measures_and_an_untouched_reply_can_be_rated_then(opened):
     """`settle` with a watch measures; both kinds of replies from before get their statistics."""
     with opened() as runtime:
         ids = [reply(runtime, untouched=untouched).request_id for untouched in (False, True)]
-        runtime.settle(watch=QUIET)
+        runtime.learning.settle(watch=QUIET)
         assert runtime.learner.active.is_measured
         assert all(runtime.learner.traces.held[id_].stats is not None for id_ in ids)
         assert runtime.rate(ids[1], "down").applied

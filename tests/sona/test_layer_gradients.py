@@ -68,12 +68,12 @@ def test_a_rating_before_there_is_a_gradient_takes_it_first(open_tiny):
         cancel = threading.Event()
         cancel.set()
         reply_id = reply(runtime, settle=False)
-        runtime.settle(cancel)
+        runtime.learning.settle(cancel)
         assert runtime.learner.traces.held[reply_id].layer_gradient is None
         assert runtime.rate(reply_id, "up").applied
         late = held(runtime)
         runtime.undo()
-        runtime.settle()
+        runtime.learning.settle()
         assert runtime.learner.traces.held[reply_id].layer_gradient is not None
         runtime.rate(reply_id, "up")
         assert held(runtime) == late

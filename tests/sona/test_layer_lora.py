@@ -27,7 +27,7 @@ def talk(runtime, session, text, seed=5) -> tuple[list[int], int]:
     request = GenerationRequest(
         prompt=text, session_id=session, max_new_tokens=12, sampling=Sampling(seed=seed), ignore_eos=True
     )
-    for chunk in runtime.generate(request):
+    for chunk in runtime.writer.generate(request):
         response = chunk.response
     return response.token_ids, response.cached_tokens
 
@@ -39,7 +39,7 @@ def test_pages_of_the_old_version_are_not_used(open_tiny, targets, stale):
     with open_tiny(learn_targets=targets) as runtime:
         text = "a prompt that is long enough to be worth keeping"
         talk(runtime, "s", text)
-        runtime.settle()
+        runtime.learning.settle()
         runtime.rate(runtime.writer.last_reply_id, "down")
         ids, cached = talk(runtime, "s", text + " and on")
         assert (cached == 0) == stale
@@ -53,9 +53,9 @@ def test_a_reply_in_flight_keeps_its_adapter(open_tiny):
     request = {"prompt": "hello", "max_new_tokens": 24, "sampling": Sampling(seed=3), "ignore_eos": True}
     with open_tiny(learn_targets="all") as runtime:
         ids = [reply(runtime, seed=i) for i in range(2)]
-        for chunk in runtime.generate(GenerationRequest(**request)):
+        for chunk in runtime.writer.generate(GenerationRequest(**request)):
             wanted = chunk.response
-        for i, chunk in enumerate(runtime.generate(GenerationRequest(**request))):
+        for i, chunk in enumerate(runtime.writer.generate(GenerationRequest(**request))):
             if 2 <= i < 4:
                 lora = runtime.backend.lora
                 runtime.rate(ids[i - 2], "down")

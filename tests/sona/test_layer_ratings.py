@@ -180,7 +180,7 @@ def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypa
             m.setattr(layer_update, "STEP", 2000.0)
             runtime.rate(first, "down")
         learner, wild = runtime.learner, runtime.learner.layer_lora
-        runtime.settle()
+        runtime.learning.settle()
         assert learner.layer_lora.gain < wild.gain and learner.version > 1
         limit = learner.layers.limit(learner.active.probed_base.probe)
         assert learner.layers.measured.probe.floor <= 1.1 * limit.kl

@@ -18,10 +18,10 @@ from ruvmlx.store.audit import disagreement
 
 def reply(runtime, text="hello there", seed=1, settle=True) -> str:
     request = GenerationRequest(prompt=text, max_new_tokens=17, sampling=Sampling(seed=seed), ignore_eos=True)
-    for _ in runtime.generate(request):
+    for _ in runtime.writer.generate(request):
         pass
     if settle:
-        runtime.settle()
+        runtime.learning.settle()
     return request.request_id
 
 
@@ -45,7 +45,7 @@ def test_the_next_reply_comes_from_changed_weights(open_tiny):
 
     def logprobs(runtime):
         request = GenerationRequest(prompt="hello", max_new_tokens=1, sampling=Sampling(0.0), logprobs=5)
-        return [chunk.response for chunk in runtime.generate(request)][-1].logprobs[0].top
+        return [chunk.response for chunk in runtime.writer.generate(request)][-1].logprobs[0].top
 
     with open_tiny() as runtime:
         before = logprobs(runtime)
@@ -422,7 +422,7 @@ def test_unknown_replies_and_other_models(open_tiny):
 def test_adapter_none_learns_nothing_but_can_be_rated_later(open_tiny):
     with open_tiny(adapter=None) as runtime:
         reply_id = reply(runtime)
-        assert runtime.adapter_label is None
+        assert runtime.learning.label is None
         with pytest.raises(NotFound, match="no adapter"):
             runtime.rate(reply_id, "up")
     with open_tiny() as runtime:

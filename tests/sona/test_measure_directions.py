@@ -159,11 +159,11 @@ def test_a_bank_of_other_tokens_is_not_used(tiny, backend, probe):
 def test_idle_time_finds_the_directions(open_tiny):
     with open_tiny() as runtime:
         learner = runtime.learner
-        runtime.settle(threading.Event())
+        runtime.learning.settle(threading.Event())
         assert learner.directions.of(learner.probe.tokens) is None  # nobody has rated
         for i in range(2):
             runtime.rate(answer(runtime, i), "up")
-        runtime.settle(threading.Event())
+        runtime.learning.settle(threading.Event())
         found = learner.directions.of(learner.probe.tokens)
         assert found.directions.any() and np.isfinite(found.directions).all()
 

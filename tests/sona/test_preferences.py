@@ -19,9 +19,9 @@ from ..test_runtime import say
 
 def reply(runtime, text="hello there", seed=1) -> str:
     request = GenerationRequest(prompt=text, max_new_tokens=17, sampling=Sampling(seed=seed), ignore_eos=True)
-    for _ in runtime.generate(request):
+    for _ in runtime.writer.generate(request):
         pass
-    runtime.settle()
+    runtime.learning.settle()
     return request.request_id
 
 
@@ -472,9 +472,9 @@ def test_a_saved_adapter_has_its_preferences_and_a_removed_one_has_none(open_tin
         runtime.store.adapters.copy(key, "default", "saved")
         assert len(runtime.store.preferences.in_force(key, "saved")) == 1
         assert disagreement(runtime.store) == ""
-        runtime.use_adapter("saved")
+        runtime.learning.use("saved")
         assert runtime.undo().preferences == 0
-        runtime.use_adapter("default")
+        runtime.learning.use("default")
         runtime.store.adapters.delete(key, "saved")
         assert runtime.store.preferences.in_force(key, "saved") == [] and runtime.status().preferences == 1
 

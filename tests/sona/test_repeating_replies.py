@@ -12,7 +12,7 @@ from tests.test_runtime import say
 def looping_reply(runtime, question="tell me of the sea"):
     sampling = Sampling(0.0, logit_bias=((7, 100.0),))
     request = GenerationRequest(prompt=question, sampling=sampling, max_new_tokens=200)
-    return list(runtime.generate(request))[-1].response
+    return list(runtime.writer.generate(request))[-1].response
 
 
 def test_a_rating_of_a_loop_is_kept_and_changes_nothing(open_tiny):
@@ -43,7 +43,7 @@ def test_no_part_of_learning_reads_a_loop(open_tiny):
 def test_a_choice_with_a_loop_changes_nothing(open_tiny):
     """The reply beside a loop is not praised for being no loop."""
     with open_tiny() as runtime:
-        better = list(runtime.generate(GenerationRequest(
+        better = list(runtime.writer.generate(GenerationRequest(
             prompt="tell me of the sea", sampling=Sampling(0.0), max_new_tokens=9, cancel=threading.Event()
         )))[-1].response  # fmt: skip
         worse = looping_reply(runtime)

@@ -21,8 +21,8 @@ def reply(runtime, text="hello there", seed=1, n=9):
     request = GenerationRequest(
         messages=[Message("user", text)], max_new_tokens=n, sampling=Sampling(seed=seed), ignore_eos=True
     )
-    chunks = list(runtime.generate(request))
-    runtime.settle()
+    chunks = list(runtime.writer.generate(request))
+    runtime.learning.settle()
     return chunks[-1].response
 
 
@@ -148,7 +148,7 @@ def test_a_deleted_chat_takes_its_choices_along(open_tiny):
         for text in ("one", "two"):
             given = {"sampling": Sampling(seed=1), "max_new_tokens": 4, "cancel": threading.Event()}
             chunks = list(runtime.chats.say(chat, text, **given))  # seeded: an empty reply would be left out
-            runtime.settle()
+            runtime.learning.settle()
         made = chunks[-1].response
         assert made.route.turns.shape == (3, INPUTS) and np.abs(made.route.turns[0, :4]).max() > 0
         runtime.rate(made.request_id, "up")

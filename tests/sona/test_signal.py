@@ -16,9 +16,9 @@ from ruvmlx.store import signals as store_module
 
 def reply(runtime, text="hello there", seed=1) -> str:
     request = GenerationRequest(prompt=text, max_new_tokens=9, sampling=Sampling(seed=seed), ignore_eos=True)
-    for _ in runtime.generate(request):
+    for _ in runtime.writer.generate(request):
         pass
-    runtime.settle()
+    runtime.learning.settle()
     return request.request_id
 
 
@@ -78,13 +78,13 @@ def test_a_rating_leaves_a_signal(open_tiny):
 
 def test_what_is_done_with_a_reply_is_not_recorded_unless_asked_for(open_tiny):
     with open_tiny() as runtime:
-        assert runtime.notice(reply(runtime), "copied") is False
+        assert runtime.learning.notice(reply(runtime), "copied") is False
         chat(runtime, "one", "two")
         assert runtime.store.signals.all(runtime.model.fingerprint) == []
         with pytest.raises(UsageError, match="copied"):
-            runtime.notice("last", "smiled")
+            runtime.learning.notice("last", "smiled")
         with pytest.raises(NotFound):
-            runtime.notice("nope", "copied")
+            runtime.learning.notice("nope", "copied")
 
 
 def chat(runtime, *texts):
@@ -92,7 +92,7 @@ def chat(runtime, *texts):
     for text in texts:
         given = {"sampling": Sampling(seed=1), "max_new_tokens": 4, "cancel": threading.Event()}
         list(runtime.chats.say(session, text, **given))  # seeded: an empty reply would say nothing
-        runtime.settle()
+        runtime.learning.settle()
     return session
 
 
@@ -100,14 +100,14 @@ def test_weak_signals_count_a_little_until_there_is_a_rating(open_tiny):
     with open_tiny(implicit_feedback=True) as runtime:
         bank, memory = runtime.learner.rating_index.bank, runtime.learner.rating_index
         reply_id = reply(runtime)
-        assert runtime.notice(reply_id, "copied") and runtime.notice(reply_id, "continued")
+        assert runtime.learning.notice(reply_id, "copied") and runtime.learning.notice(reply_id, "continued")
         memory.sync()
         assert bank.labels() == {reply_id: "copied"}  # the stronger one
         liked = bank.value(None)
         assert 0 < liked < 0.1
         assert bank.liked_replies(memory.query(runtime.store.replies.get(reply_id))) == []  # never an example
         runtime.rate(reply_id, "down")
-        runtime.notice(reply_id, "copied")
+        runtime.learning.notice(reply_id, "copied")
         memory.sync()
         assert bank.labels() == {reply_id: "down"} and bank.value(None) == pytest.approx(-0.2)
         runtime.undo()
@@ -120,10 +120,10 @@ def test_going_on_and_stopping_are_noticed_where_wanted(open_tiny):
         session = chat(runtime, "one", "two")
         first, second = [t.reply_id for t in runtime.chats.turns(session) if t.reply_id]
         request = GenerationRequest(prompt="and this", max_new_tokens=40, ignore_eos=True)
-        for chunk in runtime.generate(request):
+        for chunk in runtime.writer.generate(request):
             if chunk.generated == 2:
                 request.cancel.set()
-        runtime.settle()
+        runtime.learning.settle()
         found = {s.reply_id: s.label for s in runtime.store.signals.all(runtime.model.fingerprint)}
         assert found == {first: "continued", request.request_id: "stopped"} and second not in found
 
@@ -137,7 +137,7 @@ def test_the_buffer_is_bounded_and_says_what_it_dropped(open_tiny, monkeypatch):
             store.signals.add(rows)
         kept = store.signals.all(runtime.model.fingerprint)
         assert [(s.quality, s.context_tokens) for s in kept] == [(2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]
-        assert store.signals.dropped_count() == 7 and runtime.memory().dropped == 7
+        assert store.signals.dropped_count() == 7 and runtime.learner.rating_index.status().dropped == 7
 
 
 def test_ten_thousand_signals_are_kept(open_tiny):

@@ -65,7 +65,7 @@ def test_a_stored_vector_is_not_computed_again(runtime, readings):
     """Questions that the rating index has read; another model's vectors are not compared."""
     ask(runtime, EGG)
     ask(runtime, TRAIN, EGG)
-    runtime.settle()
+    runtime.learning.settle()
     readings.clear()
     assert like(runtime, EGG).found[0].similarity > 0.99
     assert readings == [EGG]  # the text to compare with

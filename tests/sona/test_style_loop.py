@@ -61,7 +61,7 @@ def style_of(runtime) -> dict:
 
 def test_ratings_move_the_base_within_the_limits(rated):
     assert rated.learning.is_due()
-    report = rated.consolidate()
+    report = rated.learning.consolidate()
     assert report["promoted"], report
     status = rated.status()
     assert 0 < status.kl <= KL_CAP and status.kl == pytest.approx(report["kl"])
@@ -74,7 +74,7 @@ def test_ratings_move_the_base_within_the_limits(rated):
 
 def test_the_same_ratings_give_the_same_base(rated):
     """It is a function of the ratings in force: going back and running again ends at the same weights."""
-    assert rated.consolidate()["promoted"]
+    assert rated.learning.consolidate()["promoted"]
     first = rated.learner.base.to_bytes()
     rated.rollback(12)
     rated.learner.sync()
@@ -85,11 +85,11 @@ def test_the_same_ratings_give_the_same_base(rated):
 
 
 def test_undo_gives_back_the_base_before(rated):
-    assert rated.consolidate()["promoted"]
+    assert rated.learning.consolidate()["promoted"]
     first = rated.learner.base.to_bytes()
     for i in range(12, 12 + STYLE_DUE):
         rate(rated, i)
-    rated.consolidate()
+    rated.learning.consolidate()
     rated.undo()  # the newest rating, and what followed from it
     rated.learner.sync()
     assert rated.learner.base.to_bytes() == first
@@ -109,7 +109,7 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated, monkeypatch):
         return worse(self, found, micro, pause)
 
     monkeypatch.setattr(style_loop.StyleLoop, "_worse", measure_and_count)
-    report = rated.consolidate()
+    report = rated.learning.consolidate()
     assert not report["promoted"] and "less variety" in report["reason"]
     assert np.array(shares) / shares[0] == pytest.approx(style_loop.STEPS)
     assert rated.backend.lora is None and rated.status().adapter_version == 12
@@ -117,12 +117,12 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated, monkeypatch):
 
 
 def test_ratings_without_a_style_take_the_old_one_back(rated):
-    assert rated.consolidate()["promoted"]
+    assert rated.learning.consolidate()["promoted"]
     learner = rated.learner
     assert any(b.any() for b in style_of(rated).values())
     for i in range(12):  # the same two replies, rated without any rule
         rated.rate(f"reply-{i}", "up" if i % 4 < 2 else "down")
-    report = rated.consolidate()
+    report = rated.learning.consolidate()
     assert "do not agree" in report["reason"], report
     assert not learner.base.pairs and rated.status().kl <= KL_CAP
 
@@ -130,10 +130,10 @@ def test_ratings_without_a_style_take_the_old_one_back(rated):
 def test_it_stops_and_goes_on(rated):
     cancel = threading.Event()
     cancel.set()
-    report = rated.consolidate(cancel=cancel)
+    report = rated.learning.consolidate(cancel=cancel)
     assert not report["promoted"] and "stopped" in report["reason"]
     assert rated.learning.is_due() and rated.backend.lora is None
-    assert rated.consolidate()["promoted"]
+    assert rated.learning.consolidate()["promoted"]
 
 
 def test_it_ends_while_ratings_keep_coming(rated, monkeypatch):
@@ -145,9 +145,9 @@ def test_it_ends_while_ratings_keep_coming(rated, monkeypatch):
 
     with monkeypatch.context() as moving:
         moving.setattr(style_loop.StyleLoop, "_step", head_moved)
-        report = rated.consolidate()
+        report = rated.learning.consolidate()
     assert not report["promoted"] and "stopped" in report["reason"] and len(attempts) == ATTEMPTS
-    assert rated.learning.is_due() and rated.consolidate()["promoted"]
+    assert rated.learning.is_due() and rated.learning.consolidate()["promoted"]
 
 
 def test_a_trained_base_stays_under_the_style(rated):
@@ -166,7 +166,7 @@ def test_a_trained_base_stays_under_the_style(rated):
     )
     history, state = rated.learner.history, rated.learner.history.adapter(12)
     history.promote(12, trained, state.state, 0.0, state.norm, {"promoted": True, "reason": "a test"})
-    report = rated.consolidate()
+    report = rated.learning.consolidate()
     assert report["promoted"], report
     under = rated.learning.loops.style()._trained_base
     assert set(under.pairs) == set(trained.pairs)
@@ -214,7 +214,7 @@ def test_a_missing_basis_is_computed_in_pieces_and_kept(open_tiny, tiny, monkeyp
             if len(seen) == 4:
                 cancel.set()
 
-        assert "stopped" in runtime.consolidate(progress, cancel)["reason"]
+        assert "stopped" in runtime.learning.consolidate(progress, cancel)["reason"]
         assert files.bank().replies and files.basis() is None
         loop = runtime.learning.loops.style()
         found = loop.basis(lambda *_: None, lambda: None)

@@ -128,9 +128,9 @@ def test_damaged_measures_are_measured_again(runtime):
 
 
 def test_idle_time_measures_them_and_a_call_that_cannot_be_stopped_does_not(runtime):
-    runtime.settle()
+    runtime.learning.settle()
     assert not stored_measures(runtime)
-    runtime.settle(threading.Event())
+    runtime.learning.settle(threading.Event())
     assert len(stored_measures(runtime)) == 3
     assert all(one.unshown is not None for one in runtime.learner.taste.evidence()[0])
 

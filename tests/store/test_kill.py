@@ -25,8 +25,8 @@ settings = Settings(kv_disk=None)
 runtime = Runtime(Store(store_file()), model, open_backend("reference", model), settings)
 for i in range(10_000):
     request = GenerationRequest(prompt="hi", max_new_tokens=3, sampling=Sampling(seed=i), ignore_eos=True)
-    list(runtime.generate(request))
-    runtime.settle()
+    list(runtime.writer.generate(request))
+    runtime.learning.settle()
     result = runtime.rate("last", "up" if i % 3 else "down")
     print(result.adapter_version, flush=True)
 """

@@ -41,12 +41,12 @@ def live(seed):
             request = GenerationRequest(
                 prompt="question", max_new_tokens=7, sampling=Sampling(seed=9_000 * seed + i), ignore_eos=True
             )
-            list(runtime.generate(request))
-            runtime.settle()
+            list(runtime.writer.generate(request))
+            runtime.learning.settle()
             runtime.rate(request.request_id, "up" if i % 3 else "down")
             say("rated", request.request_id)
             if i % 4 == 1:
-                say("trained", runtime.consolidate(settings=settings)["promoted"])
+                say("trained", runtime.learning.consolidate(settings=settings)["promoted"])
             if i % 4 == 2:
                 runtime.store.adapters.copy(model.fingerprint, "default", f"copy-{seed}-{i}")
             if i % 4 == 3:

@@ -31,13 +31,13 @@ for i in range(runtime.status().ratings, 12):
         request_id=f"reply-{i}",  # decides what is held out: the same in every run
         prompt="question", max_new_tokens=9, sampling=Sampling(seed=i % 2), ignore_eos=True,
     )
-    list(runtime.generate(request))
-    runtime.settle()
+    list(runtime.writer.generate(request))
+    runtime.learning.settle()
     runtime.rate("last", "up" if i % 2 else "down")
 settings = background.TrainingSettings(steps=3, lr=4e-3, warmup=1, rank=3)
 while True:
     print("run", flush=True)
-    runtime.consolidate(lambda *a: print("step", flush=True), None, settings)
+    runtime.learning.consolidate(lambda *a: print("step", flush=True), None, settings)
 """
 
 

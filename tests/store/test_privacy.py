@@ -43,7 +43,7 @@ def say(runtime, chat: str, text: str) -> str:
         chat, text, sampling=Sampling(0.0), max_new_tokens=6, cancel=threading.Event()
     ):
         response = chunk.response
-    runtime.settle()
+    runtime.learning.settle()
     return response.request_id
 
 
@@ -52,8 +52,8 @@ def ask(runtime, text: str) -> str:
     request = GenerationRequest(
         messages=[Message("user", text)], max_new_tokens=6, sampling=Sampling(0.0), resumable=True
     )
-    list(runtime.generate(request))
-    runtime.settle()
+    list(runtime.writer.generate(request))
+    runtime.learning.settle()
     return request.request_id
 
 

@@ -144,4 +144,4 @@ class RateActions:
 
 
 def _tell_runtime(reply_id: str, what: str, runtime: Runtime) -> bool:
-    return runtime.notice(reply_id, what)
+    return runtime.learning.notice(reply_id, what)

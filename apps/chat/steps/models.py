@@ -25,7 +25,7 @@ def use_adapter(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Switch to an adapter, and describe the adapter in use. "none" means the original model. "NAME new"
     starts a new adapter. Without an argument, only describe the adapter in use."""
     if argument:
-        runtime.use_adapter(models.find_adapter(argument, runtime))
+        runtime.learning.use(models.find_adapter(argument, runtime))
     said = describe.adapter(runtime)
     return Outcome(said, notice=said, learned=True)
 

@@ -39,14 +39,14 @@ def changed(runtime: Runtime, options: ChatOptions, name: str, value: str) -> Ch
         return replace(options, max_new_tokens=chosen)
     if name == "best_of":
         return replace(options, best_of=chosen)
-    sampling = replace(options.sampling or runtime.sampling(), **{name: chosen})
+    sampling = replace(options.sampling or runtime.writer.sampling(), **{name: chosen})
     check_sampling(sampling)
     return replace(options, sampling=sampling)
 
 
 def value_lines(runtime: Runtime, options: ChatOptions) -> list[str]:
     """Return a line for each setting, with its value for the next reply."""
-    sampling = options.sampling or runtime.sampling()
+    sampling = options.sampling or runtime.writer.sampling()
     values = {name: getattr(sampling, name) for name in SAMPLING}
     values |= {
         "max_tokens": options.max_new_tokens,
