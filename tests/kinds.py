@@ -36,7 +36,7 @@ RUNNING = STARTER | {"tiny_backend", "open_tiny", "engine"}
 FILES = dict.fromkeys(
     [
         "api/test_api.py::test_errors_are_one_line", "engine/test_batch.py", "engine/test_constraint.py",
-        "engine/test_stream.py", "engine/test_stream_trace.py", "kv/test_disk.py",
+        "engine/test_stream.py", "engine/test_stream_trace.py", "kv/test_damaged_disk.py", "kv/test_disk.py",
         "kv/test_mlx_memory.py", "kv/test_walk.py", "lora/test_fuse.py", "models/test_gguf_fuzz.py",
         "models/test_tekken.py", "models/test_tokenizer_families.py",
         "models/test_resolve.py::test_list_local_models",

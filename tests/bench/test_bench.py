@@ -12,7 +12,7 @@ from ruvmlx.apps.bench.stage import OnStage, take_turns
 
 from ruvmlx.errors import RuvmlxError
 
-from ..cli.test_cli import run  # noqa: F401 - a fixture
+from ..cli.verbs import run  # noqa: F401 - a fixture
 
 
 def rows_of(out: str) -> dict[str, dict]:

@@ -9,7 +9,7 @@ import pytest
 from ruvmlx.apps.bench import compare
 from ruvmlx.apps.bench.rows import at_most, measured
 
-from ..cli.test_cli import run  # noqa: F401 - a fixture
+from ..cli.verbs import run  # noqa: F401 - a fixture
 
 
 def report(seed: int, slower: float = 1.0, rows: int = 40, noise: float = 0.04, hour: float = 1.0) -> dict:

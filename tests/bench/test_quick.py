@@ -4,7 +4,7 @@ import pytest
 from ruvmlx.apps.bench import suites
 from ruvmlx.apps.bench.rows import Row
 
-from ..cli.test_cli import run  # noqa: F401 - a fixture
+from ..cli.verbs import run  # noqa: F401 - a fixture
 
 
 def test_the_time_left_follows_this_machines_pace():

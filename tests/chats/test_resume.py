@@ -10,7 +10,7 @@ from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 
-from ..cli.test_cli import process  # noqa: F401 - a fixture
+from ..cli.verbs import process  # noqa: F401 - a fixture
 from ..test_runtime import say
 
 

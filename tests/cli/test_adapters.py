@@ -9,13 +9,13 @@ from ruvmlx.models.load import load_model
 from ruvmlx.store import Store
 from ruvmlx.store.audit import disagreement
 
-from .test_cli import one_line, run  # noqa: F401 - a fixture
+from .verbs import one_line
 
 FIELDS = {"name", "base", "rank", "version", "bytes"}
 
 
 @pytest.fixture
-def tiny_cli(run, tiny_folder, monkeypatch, open_tiny):  # noqa: F811
+def tiny_cli(run, tiny_folder, monkeypatch, open_tiny):
     """Run a verb on the tiny model, whose neutral text is already measured."""
     open_tiny().close()
     monkeypatch.setenv("RUVMLX_MODEL", str(tiny_folder))

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from ruvmlx.apps.cli import completion
 
-from .test_cli import run  # noqa: F401 - a fixture
-
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -26,7 +24,7 @@ def own_home(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_install_writes_the_shells_file_and_remove_deletes_it(shell, own_home, run):  # noqa: F811
+def test_install_writes_the_shells_file_and_remove_deletes_it(shell, own_home, run):
     code, out, _ = run("completion", "install", "--shell", shell, "--json")
     facts = json.loads(out)
     assert code == 0 and facts["shell"] == shell
@@ -38,7 +36,7 @@ def test_install_writes_the_shells_file_and_remove_deletes_it(shell, own_home, r
     assert "Nothing to remove" in run("completion", "remove", "--shell", shell)[1]
 
 
-def test_the_shell_is_the_users_own_and_an_unknown_one_is_an_error(own_home, run, monkeypatch):  # noqa: F811
+def test_the_shell_is_the_users_own_and_an_unknown_one_is_an_error(own_home, run, monkeypatch):
     monkeypatch.setenv("SHELL", "/usr/bin/zsh")
     assert json.loads(run("completion", "install", "--json")[1])["shell"] == "zsh"
     monkeypatch.setenv("SHELL", "/usr/bin/nu")
@@ -46,12 +44,12 @@ def test_the_shell_is_the_users_own_and_an_unknown_one_is_an_error(own_home, run
     assert code == 2 and "nu" in err and "--shell" in err
 
 
-def test_print_writes_nothing(own_home, run):  # noqa: F811
+def test_print_writes_nothing(own_home, run):
     code, out, _ = run("completion", "install", "--shell", "bash", "--print")
     assert code == 0 and "complete" in out and not list(own_home.rglob("*"))
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(own_home, run):  # noqa: F811
+def test_a_folder_that_cannot_be_written_is_one_line(own_home, run):
     (own_home / ".local").write_text("a file")
     code, _, err = run("completion", "install", "--shell", "bash")
     assert code == 1 and err.startswith("ruvmlx: cannot write ") and "--print" in err
@@ -97,7 +95,7 @@ def test_without_a_store_nothing_is_completed_and_none_is_made(home):
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")
-def test_bash_completes_with_the_installed_file(own_home, run, tmp_path):  # noqa: F811
+def test_bash_completes_with_the_installed_file(own_home, run, tmp_path):
     """A real bash sources the file that `install` wrote, and its function offers the verbs."""
     path = json.loads(run("completion", "install", "--shell", "bash", "--json")[1])["path"]
     tool = tmp_path / "bin" / "ruvmlx"

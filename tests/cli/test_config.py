@@ -6,7 +6,7 @@ import pytest
 
 from ruvmlx import settings
 
-from .test_cli import one_line, run  # noqa: F401 - a fixture
+from .verbs import one_line
 
 
 def shown(out: str) -> dict[str, str]:
@@ -17,7 +17,7 @@ def shown(out: str) -> dict[str, str]:
     return {line[:start].strip(): line[start:end].strip() for line in rows}
 
 
-def test_every_setting_has_a_value_and_a_meaning(run):  # noqa: F811
+def test_every_setting_has_a_value_and_a_meaning(run):
     """Never a dash: in brackets is what applies without a choice."""
     found = shown(run("config", "show")[1])
     assert list(found) == list(settings.SPECS)
@@ -31,7 +31,7 @@ def test_settings_without_a_default_say_what_applies():
         assert one.value is not None or settings.SPECS[name].unset, name
 
 
-def test_unset_takes_a_change_back_and_leaves_the_other_lines(run, home):  # noqa: F811
+def test_unset_takes_a_change_back_and_leaves_the_other_lines(run, home):
     run("config", "set", "max_tokens", "200")
     path = settings.user_file()
     path.write_text("# mine\n" + path.read_text("utf-8") + 'system = "Be brief."\n', "utf-8")
@@ -46,7 +46,7 @@ def test_unset_takes_a_change_back_and_leaves_the_other_lines(run, home):  # noq
 
 
 @pytest.mark.parametrize("value", ["200", "300"])
-def test_a_variable_that_overrides_what_was_saved_is_told(value, run, monkeypatch):  # noqa: F811
+def test_a_variable_that_overrides_what_was_saved_is_told(value, run, monkeypatch):
     monkeypatch.setenv("RUVMLX_MAX_TOKENS", "100")
     code, out, err = run("config", "set", "max_tokens", value)
     assert code == 0 and f"max_tokens = {value}" in out

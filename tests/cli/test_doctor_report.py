@@ -22,8 +22,6 @@ from ruvmlx.errors import StoreError
 from ruvmlx.kernels.library import LibraryError
 from ruvmlx.store import Store
 
-from .test_cli import run  # noqa: F401 - a fixture
-
 PERSON, HOST, TOKEN = "annakowalczyk", "annas-laptop", "hf_Ab1Cd2Ef3Gh4Ij5Kl6Mn7Op8"
 CHAT, TITLE, SYSTEM, ADAPTER = "zebrafinch divorce lawyer", "quarrelsome", "plumtree", "lovesick"
 SECRETS = (PERSON, "kowalczyk", HOST, TOKEN, *CHAT.split(), TITLE, SYSTEM, ADAPTER, "payslips", "embezzled")
@@ -58,7 +56,7 @@ def tells(text: str) -> list[str]:
     return [secret for secret in SECRETS if secret.lower() in text.lower()]
 
 
-def test_a_report_tells_machine_and_speed_and_nothing_of_the_user(run, planted, tmp_path, monkeypatch):  # noqa: F811
+def test_a_report_tells_machine_and_speed_and_nothing_of_the_user(run, planted, tmp_path, monkeypatch):
     """With the second net switched off: the facts themselves are free of it."""
     monkeypatch.setattr(privacy, "clean_json", lambda value, names: value)
     file = tmp_path / "report.md"
@@ -80,7 +78,7 @@ def test_a_report_tells_machine_and_speed_and_nothing_of_the_user(run, planted, 
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != PERSON) == ["report.md"]
 
 
-def test_what_fails_is_a_line_without_the_words_of_the_error(run, planted, tmp_path, monkeypatch):  # noqa: F811
+def test_what_fails_is_a_line_without_the_words_of_the_error(run, planted, tmp_path, monkeypatch):
     """A model that no runtime loads and a broken store: places in the code, not what was said there."""
     weights = next(planted.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-64])
@@ -186,12 +184,12 @@ def test_macos_is_named_by_sw_vers(monkeypatch):
     assert facts._system_build() == "macOS 26.1 (25B78)"
 
 
-def test_a_report_that_cannot_be_written_is_refused_at_once(run, tmp_path):  # noqa: F811
+def test_a_report_that_cannot_be_written_is_refused_at_once(run, tmp_path):
     code, _, err = run("doctor", "--report", str(tmp_path / "none" / "r.md"))
     assert code == 2 and "there is no folder" in err
 
 
-def test_doctor_alone_prints_json_as_before(run, planted):  # noqa: F811
+def test_doctor_alone_prints_json_as_before(run, planted):
     code, out, _ = run("doctor", "--json")
     assert code == 0 and {frozenset(c) for c in json.loads(out)["checks"]} == {
         frozenset({"name", "ok", "detail"})

@@ -12,7 +12,6 @@ import pytest
 import ruvmlx
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
-from .test_cli import run  # noqa: F401 - a fixture
 
 TEXTS = ("a river", "a stream of water", "tax law")
 REPLY = ("--max-tokens", "2", "--ignore-eos", "--temp", "0")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
-from .test_cli import run  # noqa: F401 - a fixture
 
 FIELDS = Path(__file__).with_name("json_fields.json")
 REPLY = ("--max-tokens", "4", "--ignore-eos", "--temp", "0")

@@ -13,7 +13,6 @@ from ruvmlx.store import Store
 from ruvmlx.store.audit_log import GENESIS, canonical
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
-from .test_cli import run  # noqa: F401 - a fixture
 
 DAY = 86400
 

@@ -21,7 +21,6 @@ from ruvmlx.settings import store_file
 from ruvmlx.store import Store
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
-from .test_cli import run  # noqa: F401 - a fixture
 
 REPLY = ("--max-tokens", "6", "--ignore-eos", "--temp", "0")
 PROMPTS = [{"id": f"p{i}", "prompt": f"question {i}"} for i in range(5)]

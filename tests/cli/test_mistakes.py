@@ -8,7 +8,7 @@ import pytest
 from ruvmlx import settings
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
-from .test_cli import one_line, run  # noqa: F401 - a fixture
+from .verbs import one_line
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def tiny(tiny_folder):
     return ("--model", str(tiny_folder))
 
 
-def test_a_mistyped_adapter_is_not_begun(run, learned, tiny_folder):  # noqa: F811
+def test_a_mistyped_adapter_is_not_begun(run, learned, tiny_folder):
     """`adapters use` switches to nothing new without --new."""
     code, out, err = run("adapters", "use", "wrok", *tiny(tiny_folder))
     assert code == 2 and one_line(err) and "Did you mean 'work'?" in err and "--new" in err
@@ -39,7 +39,7 @@ def test_a_mistyped_adapter_is_not_begun(run, learned, tiny_folder):  # noqa: F8
     assert run("adapters", "use", "none", *tiny(tiny_folder))[0] == 0
 
 
-def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):  # noqa: F811
+def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):
     """The reply comes from the original model; a new name that is like no other is not a mistake."""
     asked = ("generate", "hi", "--max-tokens", "2", "--temp", "0", *tiny(tiny_folder))
     code, out, err = run(*asked, "--adapter", "wrok")
@@ -49,7 +49,7 @@ def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):  # noqa: F811
         assert run(*asked, "--adapter", name)[2] == ""
 
 
-def test_status_says_where_the_ratings_are(run, learned, tiny_folder):  # noqa: F811
+def test_status_says_where_the_ratings_are(run, learned, tiny_folder):
     """A new adapter has none; the others are named, as nothing is lost. A mistyped one is refused."""
     run("adapters", "use", "fresh", "--new", *tiny(tiny_folder))
     _, out, _ = run("learn", "status", *tiny(tiny_folder))
@@ -59,34 +59,34 @@ def test_status_says_where_the_ratings_are(run, learned, tiny_folder):  # noqa: 
 
 
 @pytest.mark.parametrize("version", ["99", "3"])
-def test_a_version_that_is_not_there_names_those_that_are(version, run, learned, tiny_folder):  # noqa: F811
+def test_a_version_that_is_not_there_names_those_that_are(version, run, learned, tiny_folder):
     """In the error itself; no list has to be looked up elsewhere."""
     code, _, err = run("learn", "rollback", version, *tiny(tiny_folder))
     assert code == 1 and one_line(err)
     assert "2 versions from 1 to 2, and 0, the original model" in err
 
 
-def test_a_mistyped_model_brings_a_similar_one(run):  # noqa: F811
+def test_a_mistyped_model_brings_a_similar_one(run):
     code, _, err = run("generate", "hi", "-m", "startr")
     assert code == 3 and one_line(err) and "Did you mean 'starter'?" in err
 
 
 @pytest.mark.parametrize("name", ["qwen", "Qwen3 4B", "qwen:latest"])
-def test_pull_says_what_it_fetches(name, run):  # noqa: F811
+def test_pull_says_what_it_fetches(name, run):
     code, _, err = run("pull", name)
     assert code == 2 and one_line(err)
     assert "owner/name" in err and "`ruvmlx pull mlx-community/" in err and "on this machine" not in err
 
 
 @pytest.mark.parametrize("name", ["chat.html", "chat.pdf", "chat.MD2"])
-def test_a_chat_is_not_written_in_a_form_that_its_name_does_not_say(name, run, learned, tmp_path):  # noqa: F811
+def test_a_chat_is_not_written_in_a_form_that_its_name_does_not_say(name, run, learned, tmp_path):
     file = tmp_path / name
     code, _, err = run("sessions", "export", "last", "--out", str(file))
     assert code == 2 and one_line(err) and ".md" in err and ".json" in err and not file.exists()
 
 
 @pytest.mark.parametrize("name", ["chat.md", "chat.JSON", "chat.txt", "chat"])
-def test_a_chat_is_written_in_the_form_that_its_name_says(name, run, learned, tmp_path):  # noqa: F811
+def test_a_chat_is_written_in_the_form_that_its_name_says(name, run, learned, tmp_path):
     assert run("sessions", "export", "last", "--out", str(tmp_path / name))[0] == 0
     text = (tmp_path / name).read_text("utf-8")
     assert (name == "chat.JSON") == text.startswith("{")
@@ -94,7 +94,7 @@ def test_a_chat_is_written_in_the_form_that_its_name_says(name, run, learned, tm
         assert json.loads(text)["format"] == "ruvmlx-chat"
 
 
-def test_a_deleted_chat_can_be_deleted_for_good(run, learned):  # noqa: F811
+def test_a_deleted_chat_can_be_deleted_for_good(run, learned):
     """Also one that was deleted before, and waits for its day."""
     assert run("sessions", "rm", learned)[0] == 0
     assert run("sessions", "rm", learned)[0] == 1

@@ -10,13 +10,13 @@ from ruvmlx.settings import Settings
 from tests.models.other_models import ARCHITECTURES, make_other_model
 
 from ..test_runtime import say
-from .test_cli import one_line, process, run  # noqa: F401 - fixtures
+from .verbs import one_line
 
 REPLY = ("--max-tokens", "6", "--ignore-eos", "--temp", "0", "--json")
 
 
 @pytest.fixture(params=sorted(ARCHITECTURES))
-def verb(request, run, tmp_path, monkeypatch):  # noqa: F811
+def verb(request, run, tmp_path, monkeypatch):
     """Run a verb on a small random model of each architecture; returns what it prints, or its JSON."""
     monkeypatch.setenv("RUVMLX_MODEL", str(make_other_model(tmp_path / "model", request.param)))
     monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
@@ -59,7 +59,7 @@ def test_a_chat_goes_on_where_it_was_and_an_adapter_is_exported(verb, tmp_path):
 TYPED = "hello\n/rate up\nagain\n/rate down\n/undo\n/quit\n"
 
 
-def test_the_chat_itself_rates_and_takes_back(verb, process, tmp_path):  # noqa: F811 - a fixture
+def test_the_chat_itself_rates_and_takes_back(verb, process, tmp_path):
     """`chat --plain`, fed from a pipe; the ratings are there for the next command."""
     done = process("chat", "--plain", "--max-tokens", "5", "--temp", "0", stdin=TYPED)
     out, err = done.stdout.decode(), done.stderr.decode()
@@ -76,7 +76,7 @@ def test_show_says_what_such_a_model_cannot_have(verb):
     assert "tiers" in shown["note"] and "background" in shown["note"]
 
 
-def test_what_cannot_be_had_is_one_line(run, tmp_path, monkeypatch):  # noqa: F811
+def test_what_cannot_be_had_is_one_line(run, tmp_path, monkeypatch):
     monkeypatch.setenv("RUVMLX_MODEL", str(make_other_model(tmp_path / "m", "mixtral")))
     for args in (
         ("generate", "hi", "--backend", "native"),

@@ -6,7 +6,7 @@ from ..models.make_models import make_gguf_model
 from ..models.store_layouts import make_lmstudio_store, make_ollama_store
 from ..models.test_fetching import NAME, served  # noqa: F401
 from ..models.test_gguf_repositories import repository  # noqa: F401
-from .test_cli import one_line, run  # noqa: F401
+from .verbs import one_line
 
 
 def test_pull_says_which_file_it_takes_and_why(repository, run):  # noqa: F811
@@ -38,7 +38,7 @@ def test_rm_deletes_the_files_of_a_gguf_repository(repository, run, tmp_path, mo
     assert code == 0 and "Deleted owner/tiny: " in out and not list((tmp_path / "hub").rglob("*.gguf"))
 
 
-def test_other_programs_models(run, tmp_path, monkeypatch):  # noqa: F811
+def test_other_programs_models(run, tmp_path, monkeypatch):
     """Listed and shown under their names; `rm` leaves them alone."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     file = make_gguf_model(tmp_path / "tiny.gguf")

@@ -1,5 +1,4 @@
 """Saved chats on the command line."""
-# ruff: noqa: F811 - fixtures of another file
 
 import gc
 import json
@@ -14,7 +13,6 @@ import pytest
 from ruvmlx.store import Store
 
 from ..store.test_branches import exchange, long_chat
-from .test_cli import process, run  # noqa: F401 - fixtures
 
 
 def test_sessions_of_plain_chat(starter_file, process):

@@ -8,8 +8,6 @@ import pytest
 from ruvmlx.chats.chat_file import as_json, import_once
 from ruvmlx.store import Store
 
-from .test_cli import run  # noqa: F401 - a fixture
-
 THEN = 1_600_000_000.5
 
 
@@ -37,7 +35,7 @@ def folder(tmp_path):
     return tmp_path / "old"
 
 
-def test_a_folder_is_imported_once_with_its_dates(run, folder, home):  # noqa: F811
+def test_a_folder_is_imported_once_with_its_dates(run, folder, home):
     code, out, err = run("sessions", "import", str(folder))
     assert code == 4 and "3 chats imported, 1 there already, 1 file not." in err
     assert "Not imported" in err and "settings.json" in err and "Third" in out
@@ -53,7 +51,7 @@ def test_a_folder_is_imported_once_with_its_dates(run, folder, home):  # noqa: F
     assert len(json.loads(run("sessions", "ls", "--json")[1])) == 3
 
 
-def test_json_of_one_file_is_an_object_and_of_several_a_list(run, folder, home):  # noqa: F811
+def test_json_of_one_file_is_an_object_and_of_several_a_list(run, folder, home):
     one = json.loads(run("sessions", "import", str(folder / "a.json"), "--json")[1])
     assert one["is_new"] and one["turns"] == 2
     several = json.loads(run("sessions", "import", *[str(folder / f"{n}.json") for n in "ab"], "--json")[1])
@@ -61,7 +59,7 @@ def test_json_of_one_file_is_an_object_and_of_several_a_list(run, folder, home):
 
 
 @pytest.mark.parametrize(("what", "said"), [("nothing", "cannot read"), ("empty", "has no .json file")])
-def test_what_cannot_be_imported_is_one_line(run, tmp_path, what, said):  # noqa: F811
+def test_what_cannot_be_imported_is_one_line(run, tmp_path, what, said):
     (tmp_path / "empty").mkdir()
     code, _, err = run("sessions", "import", str(tmp_path / what))
     assert code == 2 and said in err and err.count("\n") == 1

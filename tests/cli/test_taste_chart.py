@@ -8,7 +8,6 @@ from ruvmlx.apps.cli import taste_chart
 from ruvmlx.sona.taste_record import PredictedRating, TasteRecord
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
-from .test_cli import run  # noqa: F401 - a fixture
 
 
 def record(*pairs: tuple[float, float]) -> TasteRecord:

@@ -22,7 +22,7 @@ from ruvmlx.models.weights.hf_write import _write_tokenizer
 from ..models.gguf_writer import write_gguf
 from ..models.make_models import gguf_spm_keys, gguf_vocab_keys, make_gguf_model, make_safetensors_model
 from ..models.strings import STRINGS
-from .test_interchange import TOKENS, a_change, a_micro, deltas, logits, mlx_lm_model
+from .exchange import TOKENS, a_change, a_micro, deltas, logits, mlx_lm_model
 
 TEXTS = ["Hello, world! 123", "  two  spaces\n\n\tand the naïve 日本 🙂", "<|im_end|> is text"]
 

@@ -14,7 +14,7 @@ from ruvmlx.memory.memory_plan import Planned, table, use_budget
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 
-from ..cli.test_cli import run  # noqa: F401 - a fixture
+from ..cli.verbs import run  # noqa: F401 - a fixture
 from ..test_runtime import say
 
 NAMES = [

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import gc
 import os
 import select
 import signal
@@ -11,36 +10,24 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
-from ruvmlx.apps.attach.client import Link
-from ruvmlx.apps.attach.wire import Hello
-from ruvmlx.apps.chat.app import ChatApp
-from ruvmlx.apps.chat.prompt import MAX_MESSAGE_CHARACTERS
 from ruvmlx.apps.chat.user_files import UserFiles
 from ruvmlx.apps.cli.chat import chat
-from ruvmlx.apps.server import idle, web
-from ruvmlx.apps.server.idle import IdleWork
-from textual import events
-from wsproto.events import CloseConnection
 
-from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import UsageError
-from ruvmlx.host.guest import Guest
-from ruvmlx.host.host import Host
-from ruvmlx.progress import QUIET
 from ruvmlx.text import sanitize
-from tests.chat.scripted import ScriptedRuntime
 from tests.chat.terminal import Terminal
 
 from .conftest import CHAT_KEY
-from .test_idle import Host as IdleHost
-from .test_idle import Server as IdleServer
 
 WELCOME = "learns from what you think"
+
+
 ENTER, CTRL_C, CTRL_N, CTRL_Q, CTRL_R, CTRL_Y, ESC = "\r", "\x03", "\x0e", "\x11", "\x12", "\x19", "\x1b"
+
+
 OTHER_SCREEN, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
 
 
@@ -288,83 +275,6 @@ def test_a_deleted_chat_can_come_back_after_its_terminal_left(running, attach):
     assert on_runtime(running, lambda runtime: runtime.store.chats.soft_deleted())
 
 
-# -- floods ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def apps(monkeypatch):
-    """The apps that have started. gc.get_objects does not find them all: `gc_policy` sets objects aside."""
-    started, start = [], ChatApp.on_mount
-
-    def note_and_start(app):
-        started.append(app)
-        return start(app)
-
-    monkeypatch.setattr(ChatApp, "on_mount", note_and_start)
-    return started
-
-
-@pytest.fixture
-def link(running, apps):
-    """A client without a screen. What the server draws is read and dropped."""
-    found = Link(running.url, CHAT_KEY)
-    found.send_facts(**asdict(Hello.of((80, 24))))
-
-    def read():
-        while not any(isinstance(event, CloseConnection) for event in found.arrived()):
-            pass
-
-    threading.Thread(target=read, daemon=True).start()
-    yield found
-    found.close()
-
-
-def alive(kind):
-    """The objects of a class."""
-    return [found for found in gc.get_objects() if isinstance(found, kind)]
-
-
-@pytest.fixture
-def app(running, link, apps):
-    """The client's app, when its input takes keys."""
-    running.wait_until(lambda: apps and apps[0].focused and apps[0].chat.state.session, 60)
-    return apps[0]
-
-
-def test_a_flood_of_keys_waits_at_its_sender(running, link, app):
-    """Of 100,000 keys few are messages of the app at a time; those that wait end with the terminal."""
-    link.send(b"x" * 100_000)
-    running.wait_until(lambda: app.chat.prompt.text, 60)
-    for _ in range(5):
-        time.sleep(0.1)
-        assert len(alive(events.Key)) < 200
-    link.close()
-    running.wait_until(lambda: not running.terminals.attached, 60)
-
-
-@pytest.fixture
-def patient(monkeypatch):
-    """A server that stops waits for its terminals without a limit."""
-    monkeypatch.setattr(web, "_GRACE", 10_000)
-
-
-def test_a_server_stops_while_a_terminal_floods(patient, running, link, app):
-    """It does not wait until the app has read the keys."""
-    link.send(b"x" * 1_000_000)
-    running.wait_until(lambda: app.chat.prompt.text, 60)
-    running.stop()  # it fails after 30 s
-    assert not running.terminals.attached
-
-
-def test_a_paste_is_bounded(running, link, app):
-    """A paste of megabytes is cut, whether it ends or not, and the chat says so."""
-    for _ in range(3):
-        link.send(b"\x1b[200~" + b"x" * 700_000)
-    link.send(b"\x1b[201~")
-    running.wait_until(lambda: app.chat.prompt.text, 60)
-    assert len(app.chat.prompt.text) == MAX_MESSAGE_CHARACTERS and "200,000" in app.chat.status.message
-
-
 # -- who may connect ----------------------------------------------------------------------------------
 
 
@@ -380,27 +290,6 @@ def test_the_key_file_is_found(running, attach, home):
     (home / "api_keys").write_text(CHAT_KEY + "\n")
     (home / "api_keys").chmod(0o600)
     attach(running.url, key=None)
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 401),
-        ({"Authorization": f"Bearer {CHAT_KEY}", "Origin": "http://localhost:3000"}, 403),
-        ({"Authorization": f"Bearer {CHAT_KEY}", "Host": "evil.example"}, 403),
-        ({"Authorization": f"Bearer {CHAT_KEY}"}, 101),
-    ],
-)
-def test_who_is_refused(shared, headers, status):
-    """Whoever has no key, every web page, and names that are not this server's."""
-    upgrade = {
-        "Host": "localhost", "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", **headers,
-    }  # fmt: skip
-    with shared.connect() as connection:
-        lines = "".join(f"{name}: {value}\r\n" for name, value in upgrade.items())
-        connection.sendall(f"GET /chat HTTP/1.1\r\n{lines}\r\n".encode())
-        assert connection.recv(100).startswith(f"HTTP/1.1 {status}".encode())
 
 
 def test_no_more_terminals_than_allowed(running, attach):
@@ -486,51 +375,3 @@ def test_the_client_loads_no_model():
         "sys.exit(bool({'numpy', 'mlx', 'textual', 'asyncio', 'rich'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
-# -- the host and its guests --------------------------------------------------------------------------
-
-
-async def test_a_guest_ends_its_own_reply_alone():
-    """Stopping and closing leave the other guest's reply, and the host, as they are."""
-    runtime = ScriptedRuntime()
-    host = Host(lambda: runtime)
-    await host.open(QUIET)
-    guests, written = [Guest(host), Guest(host)], [0, 0]
-
-    def endless(number):
-        def begin(runtime, cancel):
-            while not cancel.is_set():
-                written[number] += 1
-                yield Chunk("x", written[number])
-
-        return begin
-
-    async def read(number):
-        return [chunk async for chunks in guests[number].write(endless(number)) for chunk in chunks]
-
-    async def grown(number, by=100):
-        enough = written[number] + by
-        while written[number] < enough:
-            await asyncio.sleep(0.001)
-
-    reading = [asyncio.ensure_future(read(number)) for number in (0, 1)]
-    await asyncio.gather(grown(0), grown(1))
-    await guests[0].close()
-    assert len(await reading[0]) == written[0]
-    await grown(1)
-    guests[1].stop()
-    assert len(await reading[1]) == written[1] and host.is_open and not runtime.closed
-    await host.close()
-
-
-async def test_the_server_learns_only_while_no_key_is_pressed(monkeypatch):
-    monkeypatch.setattr(idle, "LOOK_EVERY", 0.001)
-    server = IdleServer(IdleHost())
-    async with IdleWork(server, idle_after=0.2).running():
-        for _ in range(50):
-            server.host.used_at = time.monotonic()
-            await asyncio.sleep(0.01)
-        assert "learn" not in server.host.did
-        await asyncio.sleep(0.5)
-        assert "learn" in server.host.did

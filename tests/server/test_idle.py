@@ -116,11 +116,9 @@ async def test_status_names_the_work_while_it_goes_on(name):
                 seen.append(server.idle_work)
                 return {"promoted": False, "measured": 1}
 
-            due = SimpleNamespace(
-                is_due=lambda: name == "training", due_when_idle=lambda: name == "measuring"
-            )
-            tiers = SimpleNamespace(due_when_idle=due.due_when_idle, review=noted)
-            done = work(SimpleNamespace(learning=due, tiers=tiers, consolidate=noted), threading.Event())
+            learning = SimpleNamespace(is_due=lambda: name == "training", consolidate=noted)
+            tiers = SimpleNamespace(due_when_idle=lambda: name == "measuring", review=noted)
+            done = work(SimpleNamespace(learning=learning, tiers=tiers), threading.Event())
             self.did.append("learn")
             return done
 
@@ -170,3 +168,14 @@ def test_a_rating_finds_its_reply_prepared(running):
     traces = running.serving.host.holder.opened.learner.traces
     running.wait_until(lambda: all(trace.stats is not None for trace in traces.held.values()))
     assert traces.held
+
+
+async def test_the_server_learns_only_while_no_key_is_pressed():
+    server = Server(Host())
+    async with IdleWork(server, idle_after=0.2).running():
+        for _ in range(50):
+            server.host.used_at = time.monotonic()
+            await asyncio.sleep(0.01)
+        assert "learn" not in server.host.did
+        await asyncio.sleep(0.5)
+        assert "learn" in server.host.did

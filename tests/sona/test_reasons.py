@@ -15,7 +15,7 @@ from ruvmlx.sona.taste_reasons import asked_for
 from ruvmlx.sona.user_taste import UserTaste
 from tests.sona import simulated_tastes as sim
 
-from .test_preferences import reply, weights
+from .feedback import reply, weights
 from .test_user_taste import history, keep, store  # noqa: F401 - fixtures
 
 SENTENCE = "Water the garden early in the day, because the soil stays moist for longer. "

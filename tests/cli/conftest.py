@@ -1,0 +1,1 @@
+from .verbs import process, run  # noqa: F401 - fixtures
