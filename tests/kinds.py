@@ -42,7 +42,7 @@ FILES = dict.fromkeys(
         "models/test_resolve.py::test_list_local_models",
         "models/test_resolve.py::test_an_absent_name_is_one_line_and_exit_code_3",  # it may mean the starter
         "models/test_resolve.py::test_errors_are_of_one_tree",
-        "sona/test_background.py", "sona/test_bases.py",
+        "sona/test_background.py", "sona/test_background_stops.py", "sona/test_bases.py",
         "sona/test_layer_gradients.py", "sona/test_layer_lora.py", "sona/test_layer_ratings.py",
         "sona/test_deep.py", "sona/test_ewc_sweep.py", "kv_tuning/test_tier_measurement.py",
         "store/test_kill.py", "store/test_kill_anywhere.py", "store/test_kill_training.py",

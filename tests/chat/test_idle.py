@@ -24,7 +24,7 @@ from ruvmlx.sona import promotion
 from ruvmlx.sona.background import Background
 from ruvmlx.sona.deep import Deep
 
-from ..sona.test_background import QUICK, answer
+from ..sona.training_runs import QUICK, answer
 from .helpers import SMALL, ask, chatting, lines_of, screen_text, until
 from .scripted import ScriptedRuntime
 

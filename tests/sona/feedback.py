@@ -7,11 +7,12 @@ from ruvmlx.engine import GenerationRequest, Sampling
 from ..test_runtime import say
 
 
-def reply(runtime, text="hello there", seed=1) -> str:
+def reply(runtime, text="hello there", seed=1, settle=True) -> str:
     request = GenerationRequest(prompt=text, max_new_tokens=17, sampling=Sampling(seed=seed), ignore_eos=True)
     for _ in runtime.writer.generate(request):
         pass
-    runtime.learning.settle()
+    if settle:
+        runtime.learning.settle()
     return request.request_id
 
 

@@ -9,7 +9,7 @@ from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.training.accumulator import GradientAccumulator
 from ruvmlx.training.adamw import Training
 
-from .test_background import QUICK, consolidate, rated, steady, tiny_backend  # noqa: F401 - fixtures
+from .training_runs import QUICK, consolidate, rated, steady, tiny_backend  # noqa: F401 - fixtures
 
 Q, V = ("q_proj", 0), ("v_proj", 1)
 RATE, CLIP = 1e-2, 0.7

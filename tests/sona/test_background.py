@@ -1,79 +1,34 @@
 """The background loop on a tiny model: it learns, refuses, stops, resumes and cleans up."""
 
+# ruff: noqa: F811 - the fixtures of training_runs.py are parameters here
+
 import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ruvmlx.backends.native.backend import NativeBackend
-from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.engine import Sampling
 from ruvmlx.errors import RuvmlxError
-from ruvmlx.kernels.rating import Rule
 from ruvmlx.lora.base_lora import BaseLoRA
-from ruvmlx.sona import background, instant, promotion, replay
-from ruvmlx.sona.adapter_history import ATTEMPTS
-from ruvmlx.sona.background import Background, TrainingSettings, coefficient
+from ruvmlx.sona import background, promotion, replay
+from ruvmlx.sona.background import Background, coefficient
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.replay import RatedExample
-from ruvmlx.store import HeadMoved, checkpoints
-from ruvmlx.training import trainer
 from ruvmlx.training.adamw import Training, norm
 from ruvmlx.training.slices import TrainingText
 
-from .pauses import Watch
+from .feedback import reply, weights
 from .test_bases import held
-from .test_learner import reply, weights
-
-QUICK = TrainingSettings(steps=4, lr=2e-3, warmup=1, rank=3)
-
-
-@pytest.fixture(scope="session")
-def tiny_backend(tiny):
-    return NativeBackend(tiny, threads=1)
-
-
-@pytest.fixture(autouse=True)
-def steady(monkeypatch):
-    """One BLAS thread: the split of a sum decides its last bit."""
-    monkeypatch.setattr(trainer.BLAS, "fixed", True)
-    trainer.BLAS.set_threads(1)
-
-
-def answer(runtime, i) -> str:
-    """One of two replies to a question. Its id is the same in every run, so the held-out replies are, too."""
-    request = GenerationRequest(
-        request_id=f"reply-{i}",
-        prompt="question",
-        max_new_tokens=17,
-        sampling=Sampling(seed=i % 2),
-        ignore_eos=True,
-    )
-    for _ in runtime.writer.generate(request):
-        pass
-    runtime.learning.settle()
-    return request.request_id
-
-
-@pytest.fixture
-def rated(open_tiny, monkeypatch):
-    """A runtime with 14 ratings: one reply is always liked, another one never.
-
-    The ratings have hardly moved the weights, so much remains to be learned.
-    """
-    rule = instant.RULE
-    slow = [replace(push, step=0.1 * push.step) for push in (rule.tokens, rule.along)]
-    monkeypatch.setattr(instant, "RULE", Rule(*slow, rule.cap))
-    with open_tiny() as runtime:
-        for i in range(14):
-            runtime.rate(answer(runtime, i), "up" if i % 2 else "down")
-        yield runtime
-
-
-def consolidate(runtime, settings=QUICK, cancel=None):
-    losses = []
-    report = runtime.learning.consolidate(lambda done, total, loss: losses.append(loss), cancel, settings)
-    return report, [loss for loss in losses if not np.isnan(loss)]
+from .training_runs import (  # noqa: F401 - fixtures
+    QUICK,
+    answer,
+    buffer_of,
+    consolidate,
+    rated,
+    steady,
+    tiny_backend,
+)
 
 
 def test_progress_begins_before_the_first_step(rated):
@@ -91,7 +46,7 @@ def test_it_trains_and_promotes(rated, monkeypatch):
     report, losses = consolidate(rated)
     assert report["promoted"], report
     assert report["loss_after"] < report["loss_before"] and len(losses) == report["steps"] == 4
-    assert report["held_out"] + len(_buffer(rated).train) == report["examples"] == 14
+    assert report["held_out"] + len(buffer_of(rated).train) == report["examples"] == 14
     status, learner = rated.status(), rated.learner
     assert (status.pending, status.consolidations, status.adapter_version) == (0, 1, 15)
     assert status.kl == pytest.approx(report["kl"]) and status.kl <= KL_CAP
@@ -101,11 +56,6 @@ def test_it_trains_and_promotes(rated, monkeypatch):
     assert status.last.report == {k: report[k] for k in status.last.report}
     rated.rollback(14)
     assert weights(rated) == before and rated.backend.lora is None
-
-
-def _buffer(runtime):
-    learner, model = runtime.learner, runtime.model
-    return replay.load(learner.history, learner.rating_index, model.tokenizer, model.config.max_context)
 
 
 def test_a_second_consolidation_goes_on_from_the_first(rated, monkeypatch):
@@ -143,7 +93,9 @@ def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
 def test_the_fold_alone_changes_nothing(rated):
     """No training step counts: the model's words have the same probabilities, now from base alone."""
     learner, loop = rated.learner, Background(rated.learner, rated.model, QUICK)
-    base, micro = background.fold_micro(loop._fresh(_buffer(rated)).base, learner.micro, background.HEAD_RANK)
+    base, micro = background.fold_micro(
+        loop._fresh(buffer_of(rated)).base, learner.micro, background.HEAD_RANK
+    )
     want = learner.probe.kl(learner.micro)
     assert learner.active.probe_base(base).probe.kl(micro) == pytest.approx(want, abs=1e-5)
     learner.active.install()
@@ -191,146 +143,6 @@ def test_perplexity_on_plain_text_is_a_limit_too(rated, monkeypatch):
     assert report["ppl_change"] > promotion.PPL_RISE
 
 
-@pytest.mark.parametrize("at", [1, 30, 75, 141, 300, 451])
-def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
-    """Stopped at any slice, resumed from memory or from the store: the same factors, bit for bit."""
-    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    want, _ = consolidate(rated)
-    assert want["promoted"], want["reason"]
-    base = rated.learner.base.to_bytes()
-    rated.rollback(14)
-    rated.learner.sync()
-    cancel, counts = threading.Event(), [0]
-
-    class Counting(threading.Event):
-        def is_set(self):
-            counts[0] += 1
-            return counts[0] >= at
-
-    report, _ = consolidate(rated, cancel=Counting())
-    assert not report["promoted"] and "stopped" in report["reason"]
-    assert rated.backend.lora is None and rated.learning.is_due() == ("after" in report["reason"])
-    assert rated.status().adapter_version == 14
-    if at % 2:  # as at the end of the program
-        began = rated.learning.loops.background().is_paused
-        rated.learning.loops.background().close()
-        assert (rated.learner.history.training() is not None) == began
-        assert not rated.learning.loops.background().is_paused
-    again, _ = consolidate(rated, cancel=cancel)
-    assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
-    assert rated.learner.base.to_bytes() == base
-    assert rated.learner.history.training() is None
-
-
-def test_it_ends_while_ratings_keep_coming(rated, monkeypatch):
-    """The next run trains no more: it goes on with the test."""
-    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    history, attempts = type(rated.learner.history), []
-
-    def head_moved(*args):
-        attempts.append(1)
-        raise HeadMoved
-
-    with monkeypatch.context() as moving:
-        moving.setattr(history, "promote", head_moved)
-        moving.setattr(history, "refuse", head_moved)
-        report, losses = consolidate(rated)
-    assert not report["promoted"] and "stopped after 4 of 4" in report["reason"] and len(losses) == 4
-    assert len(attempts) == ATTEMPTS and rated.backend.lora is None
-    again, losses = consolidate(rated)
-    assert again["promoted"] and losses == []
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
-    """Each place in the code that pauses ends the run once, and it goes on: the same base, bit for bit."""
-    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    monkeypatch.setattr(background, "SAVE_EVERY", 1)
-    want, losses = consolidate(rated)
-    assert want["promoted"], want["reason"]
-    base, probe = rated.learner.base.to_bytes(), rated.learner.probe.packed
-    rated.rollback(14)
-    rated.learning.loops.close()
-    rated.learner.sync()
-    known, seen = set(), []
-    for _ in range(200):
-        cancel = Watch(known)
-        report, some = consolidate(rated, cancel=cancel)
-        seen += some
-        if not cancel.is_set():
-            break
-        assert not report["promoted"] and rated.backend.lora is None
-        assert rated.learning.is_due() or "before it began" in report["reason"]
-        if restart:
-            rated.learning.loops.close()
-    assert report["promoted"] and report["loss_after"] == want["loss_after"]
-    assert rated.learner.base.to_bytes() == base and seen[-1] == losses[-1]
-    np.testing.assert_array_equal(rated.learner.probe.packed, probe)
-    for part in PARTS:
-        assert any(part in place for place in known), part
-
-
-PARTS = (
-    "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "trainer._layer_input",
-    "trainer._run", "trainer.states", "adamw.update", "checkpoints.put_training", "background._accumulate",
-    "accumulator.apply_with_ewc", "promotion.frozen_logprobs", "promotion._nll", "promotion._loss",
-    "reference_text.read", "kl_probe.run", "base_probe._compare", "promotion._probed_base",
-    "adapter_history.promote",
-)  # fmt: skip
-
-
-def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
-    """What the gate and the texts of a step have found is known when the run goes on."""
-    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    counts = {"texts": 0, "logprobs": 0, "trainers": 0}
-
-    def counting(owner, name, what):
-        plain = getattr(owner, name)
-
-        def counted(*args, **kwargs):
-            found = plain(*args, **kwargs)
-            counts[what] += 1  # only what came to an end
-            return found
-
-        monkeypatch.setattr(owner, name, counted)
-
-    counting(trainer.Trainer, "_run", "texts")
-    counting(promotion.PromotionTest, "_logprob", "logprobs")
-    counting(trainer.Trainer, "__init__", "trainers")
-    consolidate(rated)
-    want = dict(counts)
-    rated.rollback(14)
-    rated.learning.loops.close()
-    counts.update(texts=0, logprobs=0, trainers=0)
-    known: set[str] = set()
-    while True:
-        consolidate(rated, cancel=(cancel := Watch(known)))
-        if not cancel.is_set():
-            break
-    assert len(known) > 30 and counts == want
-
-
-def test_a_training_is_written_whole_or_not_at_all(rated, monkeypatch):
-    """Left in the middle of it, what was kept before still is."""
-    monkeypatch.setattr(checkpoints, "WRITTEN", 3)
-    history, calls = rated.learner.history, []
-    for state in (b"0123456789", b"another one"):
-        history.put_training(state, lambda: calls.append(1))
-        assert history.training() == state
-    assert len(calls) == 2 * (2 + 4)
-
-    def stop():
-        calls.pop()
-        if len(calls) == 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        history.put_training(b"a third that is not written", stop)
-    assert history.training() == b"another one"
-    history.put_training(None)
-    assert history.training() is None
-
-
 def test_a_promoted_base_is_not_read_again(rated, monkeypatch):
     """The gate has read the reference text under it; read again, as after a restart, it is the same."""
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
@@ -346,24 +158,6 @@ def test_a_promoted_base_is_not_read_again(rated, monkeypatch):
     assert again.lora.scale == learner.base.scale and again.lora.to_bytes() == learner.base.to_bytes()
     np.testing.assert_allclose(again.probe.packed, learner.probe.packed, atol=1e-6)
     learner.active.install()
-
-
-def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
-    class Later(threading.Event):
-        count = 0
-
-        def is_set(self):
-            Later.count += 1
-            return Later.count > 250
-
-    consolidate(rated, cancel=Later())
-    rated.learning.loops.background().close()
-    loop = Background(rated.learner, rated.model, QUICK)
-    assert loop._resumable_run() is not None
-    assert Background(rated.learner, rated.model, replace(QUICK, rank=5))._resumable_run() is None
-    rated.undo()
-    rated.learner.sync()
-    assert loop._resumable_run() is None
 
 
 def test_due_after_sixteen_new_ratings(open_tiny):

@@ -14,10 +14,10 @@ from ruvmlx.sona import background, base_targets, promotion
 from ruvmlx.sona.background import Background
 from ruvmlx.training.trainer import Trainer
 
-from .test_background import (  # noqa: F401 - fixtures
+from .training_runs import (  # noqa: F401 - fixtures
     QUICK,
-    _buffer,
     answer,
+    buffer_of,
     consolidate,
     rated,
     steady,
@@ -63,7 +63,7 @@ def test_the_default_is_what_was_trained_before_there_was_a_choice():
 
 def test_the_head_alone_is_merged_and_nothing_is_trained(rated):  # noqa: F811
     """The replies stay as likely as they were, so ratings need not prefer the result."""
-    text = _buffer(rated).held_out[0].text
+    text = buffer_of(rated).held_out[0].text
     hidden = rated.backend.hidden_states(text.tokens)
 
     def logits():
@@ -82,7 +82,7 @@ def test_the_head_alone_is_merged_and_nothing_is_trained(rated):  # noqa: F811
 
 def test_top_takes_the_matrices_with_the_largest_gradients(rated, promoted):  # noqa: F811
     """Of those that are named; compared with the gradients by hand."""
-    learner, buffer = rated.learner, _buffer(rated)
+    learner, buffer = rated.learner, buffer_of(rated)
     examples = buffer.batch(learner.version, 0)[0]
     trainer = Trainer(rated.model, backend=rated.backend)
     trainer.set_head(None, learner.micro)
@@ -135,7 +135,7 @@ def test_a_stopped_choice_goes_on_with_the_next_reply(rated, promoted, monkeypat
         return found
 
     monkeypatch.setattr(Trainer, "squares", stopping)
-    examples = {e.reply_id for e in _buffer(rated).batch(rated.learner.version, 0)[0]}
+    examples = {e.reply_id for e in buffer_of(rated).batch(rated.learner.version, 0)[0]}
     for _ in range(20):
         cancel.clear()
         report = loop.run(cancel=cancel)

@@ -11,7 +11,7 @@ from ruvmlx.sona.reference_text import read
 from ruvmlx.store import HeadMoved
 from tests.backends.test_lora import random_base
 
-from .test_learner import reply, weights
+from .feedback import reply, weights
 
 
 @pytest.fixture(scope="session")

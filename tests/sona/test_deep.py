@@ -14,8 +14,8 @@ from ruvmlx.sona.background import Background
 from ruvmlx.sona.optional.ewc import TASKS, penalty
 
 from .pauses import Watch
-from .test_background import QUICK, answer, rated, steady, tiny_backend  # noqa: F401 - fixtures
 from .test_bases import promote
+from .training_runs import QUICK, answer, rated, steady, tiny_backend  # noqa: F401 - fixtures
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from ruvmlx.sona.optional.layer_gradients import LayerGradients
 from ruvmlx.training.slices import TrainingText
 
 from ..backends.test_lora import random_base
+from .feedback import reply
 from .layers_below import held, true_logprob
-from .test_background import steady, tiny_backend  # noqa: F401 - fixtures
-from .test_learner import reply
+from .training_runs import steady, tiny_backend  # noqa: F401 - fixtures
 
 # -- gradients ---------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from ruvmlx.sona.optional import layer_update
 from ruvmlx.sona.trace import LayerGradient
 
 from ..backends.test_lora import random_base
+from .feedback import reply
 from .layers_below import WIDE, random_body, true_logprob
-from .test_background import steady, tiny_backend  # noqa: F401 - fixtures
-from .test_learner import reply
+from .training_runs import steady, tiny_backend  # noqa: F401 - fixtures
 
 # -- the KV cache ------------------------------------------------------------------------------------
 

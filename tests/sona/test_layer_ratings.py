@@ -13,9 +13,9 @@ from ruvmlx.sona.optional import layer_update
 from ruvmlx.sona.optional.layer_gradients import answer_direction
 from ruvmlx.sona.trace import LayerGradient
 
+from .feedback import reply
 from .layers_below import WIDE, held, random_body, true_logprob
-from .test_background import steady, tiny_backend  # noqa: F401 - fixtures
-from .test_learner import reply
+from .training_runs import steady, tiny_backend  # noqa: F401 - fixtures
 
 # -- the update --------------------------------------------------------------------------------------
 

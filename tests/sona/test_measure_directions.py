@@ -23,7 +23,7 @@ from ruvmlx.sona.sampled_replies import BegunReply, sampled_replies
 from ruvmlx.sona.taste_measures import MEASURES, measure_text
 from ruvmlx.store import Store
 
-from .test_background import answer
+from .training_runs import answer
 
 
 @pytest.fixture

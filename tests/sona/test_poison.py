@@ -5,7 +5,7 @@ import pytest
 
 from ruvmlx.errors import RuvmlxError
 
-from .test_learner import reply, weights
+from .feedback import reply, weights
 
 POISONS = (np.nan, np.inf, -np.inf, 1e30, -1e30)
 

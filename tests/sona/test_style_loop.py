@@ -19,7 +19,7 @@ from ruvmlx.sona.optional.style_loop import sum_of_bases, trained_part
 from ruvmlx.sona.taste_fit import M
 from ruvmlx.store import HeadMoved
 
-from .test_background import answer
+from .training_runs import answer
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ruvmlx.sona.taste_measures import MEASURES
 from ruvmlx.sona.user_taste import UserTaste
 from tests.sona import simulated_tastes as sim
 
-from .test_background import answer
+from .training_runs import answer
 
 LENGTH = [measure.more for measure in MEASURES].index("longer replies")
 

@@ -1,0 +1,168 @@
+"""Versions of an adapter: each rating makes one, undo and rollback go back to them bit for bit."""
+
+import random
+
+import pytest
+
+from ruvmlx.errors import CorruptFile, NotFound
+from ruvmlx.sona import objective
+from ruvmlx.store import versions as versions_module
+from ruvmlx.store.audit import disagreement
+
+from .feedback import reply, weights
+
+
+def test_undo_is_bit_for_bit(open_tiny):
+    with open_tiny() as runtime:
+        states = [weights(runtime)]
+        for i in range(4):
+            runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
+            states.append(weights(runtime))
+        assert len(set(states)) == 5
+        for expected in reversed(states[:-1]):
+            runtime.undo()
+            assert weights(runtime) == expected
+        with pytest.raises(NotFound, match="no rating"):
+            runtime.undo()
+
+
+def test_a_rating_that_changed_nothing_can_be_undone_and_rolled_back_like_any(open_tiny, monkeypatch):
+    with open_tiny() as runtime:
+        a, b = reply(runtime, seed=1), reply(runtime, seed=2)
+        runtime.rate(a, "up")
+        with monkeypatch.context() as m:
+            m.setattr(objective, "dro_weight", lambda *_: 0.0)
+            assert not runtime.rate(b, "5").applied
+        runtime.undo()
+        version = runtime.rate(b, "1").adapter_version
+        assert runtime.rollback(version).ratings == 2
+        assert [r.rating for r in runtime.learner.history.ratings()] == ["up", "1"]
+        assert runtime.rollback(2).ratings == 2
+        assert [r.rating for r in runtime.learner.history.ratings()] == ["up", "5"]
+
+
+def test_what_undo_needs_is_never_thrown_away(open_tiny, monkeypatch):
+    """Roll back to the oldest version that is kept, rate once more: that rating can be undone."""
+    monkeypatch.setattr(versions_module, "KEEP_PLAIN", 5)
+    monkeypatch.setattr(versions_module, "KEEP_PACKED", 5)
+    with open_tiny() as runtime:
+        for i in range(12):
+            runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
+        oldest = runtime.status().versions[0]
+        assert oldest > 1
+        runtime.rollback(oldest)
+        state = weights(runtime)
+        runtime.rate(reply(runtime, seed=50), "up")
+        runtime.undo()
+        assert weights(runtime) == state
+
+
+def test_every_version_can_be_gone_back_to(open_tiny, monkeypatch):
+    """Older ones are compressed: their weights are bit for bit what they were, in the audit, too."""
+    monkeypatch.setattr(versions_module, "KEEP_PLAIN", 3)
+    with open_tiny() as runtime:
+        known = {0: weights(runtime)}
+        for i in range(12):
+            runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
+            known[runtime.learner.version] = weights(runtime)
+        assert runtime.status().versions == list(range(1, 13))
+        packed = runtime.store.db.rows("SELECT version, length(state) AS size FROM adapters WHERE packed")
+        assert [row["version"] for row in packed] == list(range(1, 10))
+        plain = runtime.store.db.value("SELECT min(length(state)) FROM adapters WHERE NOT packed")
+        assert max(row["size"] for row in packed) < plain
+        assert disagreement(runtime.store) == ""
+        for version in (1, 12, 5, 0, 9):
+            runtime.rollback(version)
+            assert weights(runtime) == known[version]
+        runtime.store.db.execute("UPDATE adapters SET state = substr(state, 1, 50) WHERE version = 4")
+        assert disagreement(runtime.store) == "version 4 of adapter 'default' is not what was written"
+        with pytest.raises(CorruptFile, match="damaged"):
+            runtime.rollback(4)
+
+
+def test_back_to_a_date(open_tiny):
+    """What led to today's version, up to that time; versions that were undone do not count."""
+    with open_tiny() as runtime:
+        for i in range(5):
+            runtime.rate(reply(runtime, seed=i), "up")
+        runtime.rollback(3)
+        sixth = runtime.rate(reply(runtime, seed=9), "up").adapter_version
+        for version in range(1, sixth + 1):
+            runtime.store.db.execute(
+                "UPDATE adapters SET created = ? WHERE version = ?", 1000.0 + 10 * version, version
+            )
+        history = runtime.learner.history
+        for when, version in ((1055, 3), (1035, 3), (1025, 2), (1000, 0)):
+            runtime.rollback(sixth)
+            assert history.rollback_before(when).adapter_version == version
+
+
+def test_a_circle_of_versions_ends(open_tiny):
+    """In a damaged store a version may be its own grandparent: ratings and undo come to an end."""
+    with open_tiny() as runtime:
+        for i in range(3):
+            runtime.rate(reply(runtime, seed=i), "up")
+        runtime.store.db.execute("UPDATE adapters SET parent = 3 WHERE version = 2")
+        runtime.rate(reply(runtime, seed=9), "up")
+        assert runtime.undo().adapter_version == 3
+
+
+def test_random_walks_through_ratings_undos_and_rollbacks(open_tiny):
+    """The store's answers equal those of a plain model: a version is its parent's ratings and one more."""
+    rng = random.Random(7)
+    for _ in range(3):
+        with open_tiny() as runtime:
+            ids = [reply(runtime, seed=rng.randrange(99)) for _ in range(4)]
+            runtime.rollback(0)
+            known = {0: ({}, weights(runtime))}
+            parent, head = {}, 0
+            for _ in range(25):
+                move = rng.choice(["rate", "rate", "rate", "undo", "rollback"])
+                if move == "rate":
+                    reply_id, rating = rng.choice(ids), rng.choice(["up", "down", "1", "3", "5"])
+                    new = runtime.rate(reply_id, rating).adapter_version
+                    assert new not in known
+                    parent[new], head = head, new
+                    known[new] = (known[parent[new]][0] | {reply_id: rating}, weights(runtime))
+                elif move == "undo" and head:
+                    runtime.undo()
+                    head = parent[head]
+                elif move == "rollback":
+                    head = rng.choice(list(known))
+                    runtime.rollback(head)
+                in_force, state = known[head]
+                assert weights(runtime) == state
+                assert {r.reply_id: r.rating for r in runtime.learner.history.ratings()} == in_force
+
+
+def test_rollback_and_what_counts_after_it(open_tiny):
+    with open_tiny() as runtime:
+        for i in range(3):
+            runtime.rate(reply(runtime, seed=i), "up")
+            if i == 1:
+                second = weights(runtime)
+        assert runtime.rollback(2).ratings == 2
+        assert weights(runtime) == second
+        assert runtime.rollback(3).ratings == 3
+        assert runtime.rollback(0).ratings == 0
+        assert runtime.learner.history.version() == 0
+        with pytest.raises(NotFound, match="version 9"):
+            runtime.rollback(9)
+
+
+def test_versions_are_never_reused(open_tiny):
+    """An undone version keeps its number, so a stale trace cannot pass for a fresh one."""
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        runtime.undo()
+        assert runtime.rate(reply(runtime, seed=2), "up").adapter_version == 2
+
+
+@pytest.mark.full("ruvmlx/store/versions.py")
+def test_the_newest_64_versions_are_not_compressed(open_tiny):
+    with open_tiny() as runtime:
+        rated = reply(runtime, seed=1)
+        for i in range(68):
+            runtime.rate(rated, "up" if i % 2 else "down")
+        packed = runtime.store.db.rows("SELECT version FROM adapters WHERE packed ORDER BY version")
+    assert [row["version"] for row in packed] == [1, 2, 3, 4]
