@@ -12,7 +12,6 @@ from .sources import (
     home,
     load,
     project_file,
-    read_file,
     resolve,
     store_file,
     user_file,
@@ -26,7 +25,6 @@ from .table import (
     TARGETS_EXPECTED,
     Settings,
     parse,
-    spec_of,
     written,
 )
 
@@ -43,9 +41,7 @@ __all__ = [
     "load",
     "parse",
     "project_file",
-    "read_file",
     "resolve",
-    "spec_of",
     "store_file",
     "user_file",
     "variable",
