@@ -232,7 +232,7 @@ def test_replies_over_page_boundaries(models, backend, policy, sampling, monkeyp
     monkeypatch.setattr(source, "Sampler", DrawsOfMLX)
     some = request(prompt=None, input_ids=[7] * 40, max_new_tokens=660, sampling=sampling, session_id="s")
     with_, without = engines(models, backend, policy)
-    one, two = with_.writer.generate(some), without.writer.generate(some)
+    one, two = with_.generate(some), without.generate(some)
     assert one.token_ids == two.token_ids and len(set(one.token_ids)) > 3
     assert (one.text, one.finish_reason, one.kv) == (two.text, two.finish_reason, two.kv)
     assert state(with_) == state(without)
@@ -243,7 +243,7 @@ def test_the_tiers_of_the_real_policy(models, full):
     ids = [(7 * i) % 251 + 3 for i in range(2100)]
     some = request(prompt=None, input_ids=ids, max_new_tokens=30, session_id="s")
     with_, without = engines(models, full, TIERED)
-    assert with_.writer.generate(some).token_ids == without.writer.generate(some).token_ids
+    assert with_.generate(some).token_ids == without.generate(some).token_ids
     assert state(with_) == state(without) and state(with_)[2][:2] == [0, 1]
 
 
@@ -349,7 +349,7 @@ def test_a_session_goes_on(models, backend):
     prompt = [(5 * i) % 230 + 3 for i in range(50)]
     for turn in range(12):
         some = request(prompt=None, input_ids=prompt, session_id="s", max_new_tokens=7 + 9 * turn % 40)
-        one, two = with_.writer.generate(some), without.writer.generate(some)
+        one, two = with_.generate(some), without.generate(some)
         assert one.token_ids == two.token_ids and one.cached_tokens == two.cached_tokens
         assert state(with_) == state(without)
         prompt = (prompt + one.token_ids)[: -(turn % 3) or None] + [turn + 3] * 5

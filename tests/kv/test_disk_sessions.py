@@ -95,10 +95,10 @@ def test_requests_without_a_chat_are_kept_if_they_say_so(tiny, folder):
     opened = lambda: LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)  # noqa: E731
     one = opened()
     for seed, resumable in ((0, True), (1, False)):
-        one.writer.generate(GenerationRequest(input_ids=tokens_of(150, seed), resumable=resumable, max_new_tokens=2))
+        one.generate(GenerationRequest(input_ids=tokens_of(150, seed), resumable=resumable, max_new_tokens=2))
     one.sessions.keep_all()
     two = opened()
-    found = [two.writer.generate(GenerationRequest(input_ids=tokens_of(150, seed))).cached_tokens for seed in (0, 1)]
+    found = [two.generate(GenerationRequest(input_ids=tokens_of(150, seed))).cached_tokens for seed in (0, 1)]
     assert found == [149, 0] and kept(folder) == {owners.REQUESTS}
 
 
