@@ -96,8 +96,8 @@ def distance(kernel: BenchKernel, impl: str) -> float:
 
 
 def _groups(call: Callable[[], object]) -> list[tuple[float, float]]:
-    """Return (mean seconds of a call, mean seconds of fixed arithmetic) for each group. All groups take a
-    fifth of a second."""
+    """Return (mean seconds of a call, mean seconds of fixed arithmetic) for each group. The groups
+    take a fifth of a second together."""
     call()
     started = time.perf_counter()
     call()

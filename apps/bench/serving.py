@@ -39,7 +39,8 @@ def _rotate(tokens: list[int], n: int) -> list[int]:
 
 
 def _parallel(ours: OnStage, rounds: int) -> list[Row]:
-    """Measure the total rates in turns: first one request, then several requests."""
+    """Measure the tokens per second of all replies together. Each round measures one request alone, then
+    several requests at once."""
     turns = [{count: _rate(ours, count) for count in (1, *COUNTS)} for _ in range(rounds)]
     rows = [measured("one request", [turn[1]["rate"] for turn in turns], "tok/s")]
     for count in COUNTS:

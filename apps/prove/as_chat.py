@@ -3,9 +3,9 @@ own settings.
 
 A simulated user (a rater) reads replies to the prompts in data/. The rater presses a thumb if the length of a
 reply pleases or annoys them, and does not rate other replies. Some raters press only thumbs up, or only
-thumbs down. At each checkpoint (a number of presses), the weights of the rater are kept. At the end, the
-model answers unseen questions with the weights of each checkpoint. The model writes one reply for each rater
-in one batch, with the rater's own weights.
+thumbs down. After certain numbers of presses (the checkpoints), this module keeps a copy of the adapter
+that the rater's presses taught. At the end, the model answers unseen questions with the adapter of each
+checkpoint. The model writes one reply for each rater in one batch, with the rater's own adapter.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +78,7 @@ class ChatResult:
 
     @property
     def change(self) -> float:
-        """The relative change of the mean number of words."""
+        """The mean number of words of a reply against the untouched model's: 0.1 is a tenth longer."""
         return self.words / self.words_base - 1
 
 

@@ -69,7 +69,8 @@ typedef struct {
     int (*evidence_add)(const float *held, const float *gradient, const float *information, float w,
                         float kept, size_t n, float *out);
 
-    /* Compute weights from evidence, for the coordinates [first, last) of n and each of R ranks.
+    /* Compute the learned numbers (theta) from the sums that evidence_add keeps (the evidence), for the coordinates
+     * [first, last) of n and for each of the R ranks of the LoRA.
      * evidence: [3, R, n]   precision: [n]   theta: [R, n], only the coordinates [first, last) are written
      *   theta = step * G / (precision + L) * G^2 / (G^2 + agree * S + 1e-12)
      * times, for each rank, max(0, 1 - noise * sum S / max(sum G^2, 1e-12)) over [first, last).

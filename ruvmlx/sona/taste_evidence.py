@@ -162,7 +162,8 @@ def log_evidence(sums: Sums, prior: np.ndarray, noise: float) -> float:
 def log_evidences(
     joint: np.ndarray, count: np.ndarray | float, prior: np.ndarray, noise: float
 ) -> np.ndarray:
-    """Return log p(y) for several sets of ratings: joint [..., d + 1, d + 1], count [...].
+    """Return log p(y) for several sets of ratings. joint: [..., d + 1, d + 1], the `Sums.joint` of each set.
+    count: [...], the number of ratings of each set.
 
     One Cholesky factorisation gives both terms. In the factor of [[P, b / s], [b^T / s, y^T y / s]], the last
     corner is the square root of the misfit, and the rest is the factor of P.
