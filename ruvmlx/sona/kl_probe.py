@@ -85,9 +85,9 @@ class ContextGroups:
 @dataclass
 class KLProbe:
     """Hidden states and probabilities of the frozen model. The KL of an adapter is measured on them. Under a
-    base LoRA (base_probe.py), contexts, drift and head belong to the model with the base, and the fields from `frozen`
-    to `rise` compare this model with the frozen model. The letters mean: M contexts, D hidden size, r rank of
-    lora_a, A movable tokens (ratings may change their logits), V vocabulary size.
+    base LoRA (base_probe.py), contexts, drift and head belong to the model with the base, and the fields from
+    `frozen` to `rise` compare this model with the frozen model. The letters mean: M contexts, D hidden size,
+    r rank of lora_a, A movable tokens (ratings may change their logits), V vocabulary size.
 
     contexts: [M, D], hidden states on which distances are measured
     rows: [M], the indices of the contexts among all states that were read
