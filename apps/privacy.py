@@ -15,11 +15,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import ruvmlx
 from ruvmlx import settings as config
 from ruvmlx.errors import RuvmlxError
 
 REMOVED = "<removed>"
-_PACKAGE = Path(config.__file__).parent
+_PACKAGE = Path(ruvmlx.__file__).parent
 _APPS = Path(__file__).parent
 # This pattern matches quoted paths, which can contain spaces, other paths and addresses, e-mail addresses,
 # and long runs of letters and digits, for example access tokens.

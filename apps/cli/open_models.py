@@ -26,7 +26,7 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
         return
     columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "KV CACHE LIMIT", "NOW")]
     text_output.table(columns, [_row(model) for model in found["models"]])
-    limit = f" of the {size(found['limit_bytes'])} that it may take" if found["limit_bytes"] else ""
+    limit = f" of {size(found['limit_bytes'])}" if found["limit_bytes"] else ""
     planned, taken = size(found["planned_bytes"]), size(found["resident_bytes"])
     log(f"The server plans {planned}{limit}; its process takes {taken} now.")
 

@@ -132,7 +132,7 @@ def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch)
     assert said["long_replies"] == 2 and said["observed"][0]["replies"] == 2
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert (said["measured"], said["changed"], said["stopped"]) == (2, False, "")
-    assert "until 3 long replies were measured; now 2" in said["reason"]
+    assert "until 3 long replies have been measured; 2 so far" in said["reason"]
     monkeypatch.setattr("ruvmlx.kv_tuning.tier_measurement.REPLIES", 2)
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert said["changed"] and said["limit"] == 0.004 and len(said["candidates"]) == 2

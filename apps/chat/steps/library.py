@@ -62,7 +62,7 @@ def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
         return Outcome(said, flash="Deleted for good", opens=runtime.chats.new_chat(state.system))
     runtime.store.chats.soft_delete(state.session)
     return Outcome(
-        "Deleted. For a day, /restore brings it back. This is a new chat.",
+        "Deleted; for a day, /restore brings it back. This is a new chat.",
         flash="Deleted · for a day, /restore brings it back",
         seconds=10,
         opens=runtime.chats.new_chat(state.system),

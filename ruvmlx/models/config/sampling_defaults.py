@@ -50,6 +50,8 @@ ADVICE = (
     Advice({"temperature": 0.7, "top_p": 0.8, "top_k": 20}, model_type="qwen2"),
     Advice({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, model_type="qwen3"),
     Advice({"temperature": 0.6, "top_p": 0.95}, model_type="smollm3"),
+    Advice({"temperature": 0.7}, model_type="stablelm"),
+    Advice({"temperature": 0.7}, model_type="mpt"),
 )
 
 
