@@ -50,7 +50,7 @@ class Terminal:
     def send(self, text):
         os.write(self.fd, text.encode())
 
-    def expect(self, pattern, seconds=240):
+    def expect(self, pattern, seconds=600):
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, self.seen)):
             assert time.monotonic() < deadline, f"{pattern!r} not in {self.seen[-3000:]!r}"
@@ -58,7 +58,7 @@ class Terminal:
         self._seen = self._seen[match.end() :]
         return match
 
-    def wait(self, seconds=60):
+    def wait(self, seconds=600):
         """The exit code."""
         deadline = time.monotonic() + seconds
         while self._read():

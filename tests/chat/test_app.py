@@ -43,7 +43,7 @@ async def test_after_a_reply_the_status_line_shows_speed_context_and_adapter(siz
         for part in ("42 tokens/s", "first word 0.2 s", "33 of 8,192 tokens", "0 ratings"):
             assert part in status
         assert "SmolLM2-135M-Instruct" in screen_text(app)
-        assert ("mlx · metal" in status) == (size == WIDE)
+        assert ("mlx, metal" in status) == (size == WIDE)
 
 
 async def test_escape_stops_and_keeps_the_text():

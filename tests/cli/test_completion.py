@@ -60,7 +60,7 @@ def completed(*words: str) -> list[str]:
     line = " ".join(["ruvmlx", *words])
     env = os.environ | {"COMP_WORDS": line, "COMP_CWORD": str(len(words)), completion.ANSWER: "bash_complete"}
     code = "import sys; sys.argv = ['ruvmlx']\nfrom ruvmlx.apps.main import main\nmain()"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
     assert not done.stderr, done.stderr
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
@@ -106,6 +106,6 @@ def test_bash_completes_with_the_installed_file(own_home, run, tmp_path):
     script += '; printf "%s\\n" "${COMPREPLY[@]}"'
     env = os.environ | {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "--norc", "-c", script], env=env, capture_output=True, text=True, timeout=60
+        ["bash", "--norc", "-c", script], env=env, capture_output=True, text=True, timeout=600
     )
     assert done.stdout.split() == ["completion"], done.stderr

@@ -86,7 +86,7 @@ def test_llm_reads_its_file(house, monkeypatch):
     monkeypatch.setenv("LLM_LOAD_PLUGINS", "")  # the starter's package is one, and needs what is not here
     write_over(made.path, made.merged(), made.path.parent / "x.json")
     command = [sys.executable, "-m", "llm", "models", "list"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert "ruvmlx" in listed.stdout
     with pytest.raises(UsageError, match="already"):
         made.merged()

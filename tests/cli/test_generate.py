@@ -120,10 +120,10 @@ def test_ctrl_c_keeps_the_reply(starter_file):
     )  # fmt: skip
     first = child.stdout.read(20)
     child.send_signal(signal.SIGINT)
-    rest, err = child.communicate(timeout=60)
+    rest, err = child.communicate(timeout=600)
     assert child.returncode == 130 and one_line(err)
     assert first and not rest.count("Traceback")
     rated = subprocess.run(
-        [sys.executable, "-m", "ruvmlx", "rate", "last", "down", "--json"], capture_output=True, timeout=60
+        [sys.executable, "-m", "ruvmlx", "rate", "last", "down", "--json"], capture_output=True, timeout=600
     )
     assert json.loads(rated.stdout)["applied"]

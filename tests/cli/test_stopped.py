@@ -81,7 +81,7 @@ def ended(verb: subprocess.Popen) -> tuple[int, str]:
     """The exit code and standard error; fails where the verb does not end."""
     assert verb.stderr is not None
     try:
-        said = verb.communicate(timeout=120)[1]
+        said = verb.communicate(timeout=600)[1]
     finally:
         verb.kill()
     assert "Traceback" not in said and "unexpected" not in said

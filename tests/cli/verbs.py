@@ -31,7 +31,7 @@ def process():
             [sys.executable, "-m", "ruvmlx", *args],
             input=stdin if isinstance(stdin, bytes) else stdin.encode(),
             capture_output=True,
-            timeout=120,
+            timeout=600,
             env={**os.environ, **env},
         )
 
