@@ -103,7 +103,7 @@ def test_a_notebook_runs(tiny_folder, home):
         "model.close()",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+    nbclient.NotebookClient(book, timeout=600, kernel_name="python3").execute()
     [output] = book.cells[1].outputs
     state = book.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     assert output.data["application/vnd.jupyter.widget-view+json"]["model_id"] in state

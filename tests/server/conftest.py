@@ -268,7 +268,7 @@ def running(serve):
 def client(running):
     """OpenAI's own client."""
     openai = pytest.importorskip("openai", reason="the dependency group `clients` is not installed")
-    with openai.OpenAI(base_url=running.url, api_key="none-needed", max_retries=0, timeout=60) as found:
+    with openai.OpenAI(base_url=running.url, api_key="none-needed", max_retries=0, timeout=600) as found:
         yield found
 
 

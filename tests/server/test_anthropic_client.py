@@ -27,7 +27,7 @@ def body(asked):
 def claude(shared):
     """Anthropic's own client, as Claude Code configures it: the address without /v1."""
     url = f"http://127.0.0.1:{shared.port}"
-    with anthropic.Anthropic(base_url=url, api_key="none-needed", max_retries=0, timeout=60) as found:
+    with anthropic.Anthropic(base_url=url, api_key="none-needed", max_retries=0, timeout=600) as found:
         yield found
 
 

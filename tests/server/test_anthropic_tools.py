@@ -26,7 +26,7 @@ TOOLS = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.item
 @pytest.fixture
 def claude(roomy):
     url = f"http://127.0.0.1:{roomy.port}"
-    with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0, timeout=60) as found:
+    with anthropic.Anthropic(base_url=url, api_key="x", max_retries=0, timeout=600) as found:
         yield found
 
 

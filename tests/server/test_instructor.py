@@ -25,7 +25,7 @@ MODES = ["TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"]
 @pytest.mark.parametrize("name", MODES)
 def test_a_class(roomy, name):
     """In every mode that forces the reply: no second try is needed."""
-    with openai.OpenAI(base_url=roomy.url, api_key="x", max_retries=0, timeout=60) as inner:
+    with openai.OpenAI(base_url=roomy.url, api_key="x", max_retries=0, timeout=600) as inner:
         client = instructor.from_openai(inner, mode=instructor.Mode[name])
         limit = {"max_output_tokens": 400} if "RESPONSES" in name else {"max_tokens": 400}
         found = client.chat.completions.create(

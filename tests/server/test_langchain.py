@@ -35,7 +35,7 @@ def llm(roomy, monkeypatch):
     def make(responses, **more):
         more = {"max_tokens": 8, "temperature": 0, **more}
         return ChatOpenAI(
-            model=roomy.model, base_url=roomy.url, api_key="x", max_retries=0, timeout=60,
+            model=roomy.model, base_url=roomy.url, api_key="x", max_retries=0, timeout=600,
             use_responses_api=responses, **more,
         )  # fmt: skip
 

@@ -38,7 +38,7 @@ def ask(roomy, tmp_path):
     def run(*words):
         command = [sys.executable, "-m", "llm", *words]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **home}
+            command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, **home}
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

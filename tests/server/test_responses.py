@@ -27,7 +27,7 @@ SCHEMA = {"type": "json_schema", "name": "x"}
 
 @pytest.fixture
 def codex(shared):
-    with openai.OpenAI(base_url=shared.url, api_key="none-needed", max_retries=0, timeout=60) as found:
+    with openai.OpenAI(base_url=shared.url, api_key="none-needed", max_retries=0, timeout=600) as found:
         yield found
 
 

@@ -38,7 +38,7 @@ def shared(roomy):
 
 @pytest.fixture
 def client(shared):
-    with openai.OpenAI(base_url=shared.url, api_key="x", max_retries=0, timeout=60) as found:
+    with openai.OpenAI(base_url=shared.url, api_key="x", max_retries=0, timeout=600) as found:
         yield found
 
 

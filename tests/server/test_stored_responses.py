@@ -64,7 +64,7 @@ def test_with_openais_client(serve):
     """Stream, continue, retrieve, delete."""
     running = serve()
     asked = {"model": running.model, "max_output_tokens": 6}
-    with openai.OpenAI(base_url=running.url, api_key="none-needed", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=running.url, api_key="none-needed", max_retries=0, timeout=600) as client:
         with client.responses.stream(**asked, input="hello") as stream:
             first = list(stream)[-1].response
         second = client.responses.create(**asked, input="more", previous_response_id=first.id)
@@ -100,7 +100,7 @@ def test_the_items_that_a_response_was_written_for(serve):
         {"role": "user", "content": "you?", "id": "mine"},
     ]
     second = post(running, more, **after(first))
-    with openai.OpenAI(base_url=running.url, api_key="none-needed", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=running.url, api_key="none-needed", max_retries=0, timeout=600) as client:
         listed = client.responses.input_items.list
         assert [item.content[0].text for item in listed(first.json["id"])] == ["hello"]
         for size in (1, 3, 100):  # the client asks for the next page itself

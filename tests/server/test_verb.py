@@ -62,7 +62,7 @@ def test_json(start, number):
     body = {"model": facts["model"], "messages": [{"role": "user", "content": "secret"}], "max_tokens": 3}
     assert ask(facts["base_url"], "/chat/completions", body)["usage"]["completion_tokens"] <= 3
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0 and out == "" and "secret" not in err and "Traceback" not in err
     logged = [each for line in err.splitlines() if (each := json.loads(line))["event"] != "idle"]
     assert [(each["event"], each["path"], each["status"]) for each in logged] == [
@@ -103,7 +103,7 @@ def test_a_signal_while_a_reply_is_written(start):
     connection.sendall(head.encode() + data)
     assert b"200 OK" in connection.recv(100)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0 and "Traceback" not in err
     connection.close()
 
@@ -111,13 +111,13 @@ def test_a_signal_while_a_reply_is_written(start):
 def test_a_port_in_use_is_one_line(start):
     with socket.create_server(("127.0.0.1", 0)) as used:
         process = start("--port", str(used.getsockname()[1]))
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 1 and out == "" and len(err.splitlines()) == 1 and "--port" in err
 
 
 def test_a_model_that_is_not_there(start, tmp_path):
     process = start(model=str(tmp_path / "nothing"))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 3 and out == "" and len(err.splitlines()) == 1
 
 
