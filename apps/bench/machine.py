@@ -140,8 +140,8 @@ def fastest(parts: Sequence[np.ndarray], pool: ThreadPoolExecutor) -> Callable[[
 
 
 def filled_block(nbytes: int) -> np.ndarray:
-    """Return ones [nbytes / 4] float32 in large pages, which the weights use, too. Small pages are slower to
-    read."""
+    """Return an array of nbytes / 4 ones (float32) in large memory pages. The weights use large pages, too.
+    The processor reads small pages more slowly."""
     nbytes = nbytes // 8 * 8
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

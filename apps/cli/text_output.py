@@ -66,7 +66,7 @@ def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Print one fact on each line: its name, and its value, which is wrapped beside the name."""
+    """Print one fact on each line: the name of the fact, then its value. A long value wraps in its column."""
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)

@@ -39,7 +39,7 @@ typedef struct {
     uint32_t unused;
 } rvm_page;
 
-/* Return the bytes of a head-page, a multiple of 64; 0 for an invalid tier or head_dim. */
+/* Return the size in bytes of one KV page of one head. The size is a multiple of 64. Return 0 for an invalid tier or head_dim. */
 RVM_API size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim);
 
 /* Convert n consecutive head-pages from one tier to a lower tier. The bytes are the same as with a step for each tier. */

@@ -151,7 +151,7 @@ void heads_phase(const stage *s);
 void append_phase(const stage *s);
 void attend_phase(const stage *s);
 
-/* Return the number of key ranges in the stage's attention. */
+/* Return the number of ranges into which the attention of a stage splits its keys. */
 size_t parts_of(const stage *s);
 
 /* Return the attention of the stage's tokens [begin, end), rows of [q_width]: several key ranges are merged into `made`;

@@ -15,7 +15,7 @@ from .test_agreement import SHAPES, SIZES, STORED, TOKENS
 POLICIES = {"f16": F16, "tiered": TierPolicy("tiered", (64, 128))}
 
 
-def opened(tmp_path, impl=None, **options):
+def open_backend(tmp_path, impl=None, **options):
     model = load_model(str(make_safetensors_model(tmp_path / "m", **options)))
     return NativeBackend(model, threads=2, chunk=64, impl=impl)
 
@@ -38,7 +38,7 @@ def assert_steps_equal(backend, policy, start, length):
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_drafted_steps_have_the_bits_of_single_steps(tmp_path, shape, stored):
-    backend = opened(tmp_path, **SHAPES[shape], **STORED[stored])
+    backend = open_backend(tmp_path, **SHAPES[shape], **STORED[stored])
     assert isinstance(backend, Drafting)
     for length in (1, 2, 4, 7):
         assert assert_steps_equal(backend, F16, 71, length) == length
@@ -46,7 +46,7 @@ def test_drafted_steps_have_the_bits_of_single_steps(tmp_path, shape, stored):
 
 @pytest.mark.parametrize("impl", matmul_implementations())
 def test_every_instruction_set_gives_the_bits_of_single_steps(tmp_path, impl):
-    backend = opened(tmp_path, impl, **SIZES, **STORED["4-bit"])
+    backend = open_backend(tmp_path, impl, **SIZES, **STORED["4-bit"])
     assert assert_steps_equal(backend, F16, 70, 7) == 7
 
 
@@ -54,14 +54,14 @@ def test_every_instruction_set_gives_the_bits_of_single_steps(tmp_path, impl):
 @pytest.mark.parametrize("start", [56, 60, 63, 64])
 def test_no_draft_crosses_the_end_of_a_page(tmp_path, policy, start):
     """The first token may begin a page. The draft ends with the page."""
-    backend = opened(tmp_path, **SIZES, **STORED["4-bit"])
+    backend = open_backend(tmp_path, **SIZES, **STORED["4-bit"])
     assert assert_steps_equal(backend, POLICIES[policy], start, 7) == min(7, 63 - start % 64)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rejected_tokens_leave_no_trace(tmp_path, policy):
     """Every draft is wrong, or right in part. The cache goes on with the same bits."""
-    backend = opened(tmp_path, **SIZES, **STORED["4-bit"])
+    backend = open_backend(tmp_path, **SIZES, **STORED["4-bit"])
     one, other = (backend.new_cache(POLICIES[policy]) for _ in range(2))
     for cache in (one, other):
         backend.prefill(TOKENS[:9], cache)

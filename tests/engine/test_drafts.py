@@ -60,7 +60,7 @@ def engines(request, packed):
 
 
 @pytest.fixture
-def known(monkeypatch):
+def known_replies(monkeypatch):
     """Replies by their prompts, for guesses."""
     monkeypatch.setattr("ruvmlx.engine.drafts.PromptLookup", KnownReply)
     monkeypatch.setattr(KnownReply, "replies", replies := {})
@@ -83,7 +83,7 @@ def counts(monkeypatch):
 
 @pytest.mark.parametrize("sampling", DRAWN)
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_drafted_reply_is_the_plain_one(engines, sampling, seed, counts, known):
+def test_a_drafted_reply_is_the_plain_one(engines, sampling, seed, counts, known_replies):
     """Tokens, traces and caches are equal: greedy, sampled, with penalties, with and without an adapter."""
     replies = []
     for engine in engines:
@@ -91,7 +91,7 @@ def test_a_drafted_reply_is_the_plain_one(engines, sampling, seed, counts, known
         asked = request(prompt=TEXT, sampling=sampling, max_new_tokens=150, ignore_eos=True, logprobs=2)
         trace = Trace()
         replies.append((engine.generate(asked, adapter, trace), trace.rows))
-        known[tuple(engine.prompt_ids(asked))] = replies[0][0].token_ids
+        known_replies[tuple(engine.prompt_ids(asked))] = replies[0][0].token_ids
     (one, rows), (other, drafted_rows) = replies
     assert_equal([other], [one])
     assert other.logprobs == one.logprobs and other.kv == one.kv
@@ -105,12 +105,14 @@ def test_a_drafted_reply_is_the_plain_one(engines, sampling, seed, counts, known
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_drafted_replies_join_others_at_random_moments(engines, seed, counts, known):
+def test_drafted_replies_join_others_at_random_moments(engines, seed, counts, known_replies):
     """A reply that is alone drafts. When another one joins, it first uses up the steps that are computed."""
     plain, drafting = engines
     some = some_requests(seed=seed)
     want = [plain.generate(r) for r in some]
-    known.update({tuple(plain.prompt_ids(r)): reply.token_ids for r, reply in zip(some, want, strict=True)})
+    known_replies.update(
+        {tuple(plain.prompt_ids(r)): reply.token_ids for r, reply in zip(some, want, strict=True)}
+    )
     assert_equal(served(drafting, some, seed=seed, width=3), want)
     assert sum(c.accepted for c in counts) > 0
 

@@ -37,7 +37,7 @@ def reply(drafting, **fields):
     return drafting.chat(temperature=1.3, seed=5, max_tokens=40, logit_bias=drafting.letters, **fields).json
 
 
-def predicted(content):
+def prediction_field(content):
     return {"prediction": {"type": "content", "content": content}}
 
 
@@ -45,7 +45,7 @@ def predicted(content):
 def test_a_right_prediction_is_accepted_and_changes_nothing(drafting, as_parts):
     plain = reply(drafting)
     text = plain["choices"][0]["message"]["content"]
-    answer = reply(drafting, **predicted([{"type": "text", "text": text}] if as_parts else text))
+    answer = reply(drafting, **prediction_field([{"type": "text", "text": text}] if as_parts else text))
     assert answer["choices"][0]["message"] == plain["choices"][0]["message"]
     assert "completion_tokens_details" not in plain["usage"]
     counts = answer["usage"].pop("completion_tokens_details")
@@ -58,7 +58,7 @@ def test_guessed_tokens_are_counted(drafting):
     """The metrics add up what the answers say."""
     names = ("ruvmlx_drafted_tokens_total", "ruvmlx_accepted_tokens_total")
     before = [value(drafting, name) for name in names]
-    details = reply(drafting, **predicted("hello"))["usage"]["completion_tokens_details"]
+    details = reply(drafting, **prediction_field("hello"))["usage"]["completion_tokens_details"]
     accepted, rejected = details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
     more = [value(drafting, name) - count for name, count in zip(names, before, strict=True)]
     assert more == [accepted + rejected, accepted]
@@ -66,7 +66,7 @@ def test_guessed_tokens_are_counted(drafting):
 
 def test_a_wrong_prediction_changes_nothing_either(drafting):
     plain = reply(drafting)["choices"][0]["message"]["content"]
-    answer = reply(drafting, **predicted(plain[::-1] + "hello" * 40))
+    answer = reply(drafting, **prediction_field(plain[::-1] + "hello" * 40))
     assert answer["choices"][0]["message"]["content"] == plain
     assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] < 15
 
