@@ -3,6 +3,7 @@
 They lie in build/tests/, which git ignores; delete that folder to make everything again.
 """
 
+import ast
 import fcntl
 import hashlib
 import shutil
@@ -29,8 +30,31 @@ def digest(*parts: object) -> str:
 @cache
 def contents(*places: Path) -> str:
     """A name for what these files and folders hold, when the process asks first."""
+    return _name_of(places, Path.read_bytes)
+
+
+@cache
+def code(*places: Path) -> str:
+    """The same name; in Python files the comments, the layout and the docstrings of functions and classes do
+    not count. The docstring of a module counts: commands print it.
+    """
+    return _name_of(places, lambda file: _code_of(file) if file.suffix == ".py" else file.read_bytes())
+
+
+def _name_of(places: Iterable[Path], read: Callable[[Path], bytes]) -> str:
     files = sorted(file for place in places for file in _files(place))
-    return digest(*(part for file in files for part in (file.name, file.read_bytes())))
+    return digest(*(part for file in files for part in (file.name, read(file))))
+
+
+@cache
+def _code_of(file: Path) -> bytes:
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
+            node
+        ):
+            del node.body[0]
+    return ast.dump(tree).encode()
 
 
 def _files(place: Path) -> Iterable[Path]:

@@ -208,6 +208,31 @@ def test_contents_are_those_of_names_and_bytes(tmp_path):
     assert a == b and len({a, c, d}) == 3
 
 
+@pytest.mark.parametrize(
+    "text, counts",
+    [
+        ('"""M."""\n\ndef f(x):\n    """Other words."""\n    # a comment\n    return  x + 1\n', False),
+        ('"""M."""\ndef f(x): return x + 1\n', False),
+        ('"""Other words, which a command prints."""\ndef f(x):\n    return x + 1\n', True),
+        ('"""M."""\ndef f(x):\n    """Words."""\n    return x + 2\n', True),
+        ('"""M."""\ndef f(x):\n    return "x" + 1\n', True),
+    ],
+)
+def test_comments_and_docstrings_are_not_code(tmp_path, text, counts):
+    before = '"""M."""\ndef f(x):\n    """Words."""\n    return x + 1\n'
+    for folder, content in (("a", before), ("b", text)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.py").write_text(content)
+    assert (builds.code(tmp_path / "a") != builds.code(tmp_path / "b")) is counts
+
+
+def test_each_byte_of_other_files_is_code(tmp_path):
+    for folder, content in (("a", "// one\n"), ("b", "// two\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.c").write_text(content)
+    assert builds.code(tmp_path / "a") != builds.code(tmp_path / "b")
+
+
 def test_every_mutant_can_be_planted():
     """The line that it changes is in its file, once; the tests that look for it are there."""
     for mutant in mutants.MUTANTS:

@@ -122,9 +122,13 @@ async def test_without_a_reply_or_an_adapter(chatting):  # noqa: F811
 
 async def test_going_on_after_a_regenerated_reply_is_a_weak_preference(chatting):  # noqa: F811
     async with chatting(WIDE) as (app, pilot):
-        await ask(app, pilot, "Hello")
-        await pilot.press("ctrl+g")
-        await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
+        texts = [(await ask(app, pilot, "Hello")).text]
+        # Without a seed the newest reply can begin as the one before: such a choice says nothing.
+        while len(texts) < 2 or texts[-1].startswith(texts[-2]) or texts[-2].startswith(texts[-1]):
+            await pilot.press("ctrl+g")
+            place = "‹ {0}/{0} ›".format(len(texts) + 1)
+            await until(pilot, lambda place=place: place in screen_text(app) and app.phase == "idle")
+            texts.append(shown(app)[-1])
         assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
         await ask(app, pilot, "And then?")
         (found,) = await app.host.call(lambda runtime: runtime.learner.history.pairs.in_force())

@@ -4,7 +4,6 @@ After an intended change, run `pytest tests/chat/test_screens.py --write-screens
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -51,7 +50,9 @@ class Shelf:
 class Settled(ScriptedRuntime):
     """A scripted runtime that has learned something."""
 
-    store = SimpleNamespace(chats=Shelf())
+    def __init__(self, *replies):
+        super().__init__(*replies)
+        self.store.chats = Shelf()
 
     def state(self):
         recent = [
