@@ -1,6 +1,7 @@
 """This module is the chat app: its keys, its widgets, and the action (actions/) that each key calls.
 
-The runtime has its own thread (`ruvmlx.host.host.Host`). The app's thread only draws and handles input.
+The runtime has its own thread (`ruvmlx.host.host.Host`). The app's thread only draws the screen and handles
+the user's input.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ from .status import KeyHints, StatusLine
 from .transcript import Transcript
 from .welcome import Welcome
 
-GRACE = 3.0  # seconds that the app has to leave its screen after a signal; all data is saved before
+GRACE = 3.0  # seconds that the app has to leave the screen after a signal; all data is saved earlier
 
 
 class ChatApp(ChatShell):
@@ -72,8 +73,8 @@ class ChatApp(ChatShell):
     ]
 
     def __init__(self, open_runtime: OpenRuntime | Guest, options: ChatOptions | None = None) -> None:
-        """open_runtime: a function that opens the runtime, or a `Guest`, which uses a host that is open
-        already (apps/attach/)."""
+        """open_runtime: a function that opens the runtime, or a `Guest`. A `Guest` uses a host that is open
+        already, for example in `ruvmlx serve` (apps/attach/)."""
         super().__init__()
         self.options = options or ChatOptions()
         self.host = open_runtime if isinstance(open_runtime, Guest) else Host(open_runtime)
@@ -81,13 +82,13 @@ class ChatApp(ChatShell):
         self.actions = Actions(self.chat)
         self.idle_learner = IdleLearner(self.chat, self.actions.rate)
         self._keys = keys.parse(self.options.keys, self.bindings_with_names())
-        self._remembers_theme = False  # False until the theme of the options is set
-        self.ended_by = 0  # the signal that told the app to end
+        self._remembers_theme = False  # True once the theme of the options is set; later themes are saved
+        self.ended_by = 0  # the number of the signal that ended the app; 0: no signal
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
     def bindings_with_names(cls) -> list[Binding]:
-        """Return the bindings of the app and of all screens whose keys the user can change."""
+        """Return the bindings of the app and of the screens whose keys the user can change."""
         of_all = (cls, ChatsScreen, CompareScreen, PickerScreen, FileScreen)
         return [b for screen in of_all for b in screen.BINDINGS if isinstance(b, Binding)]
 
@@ -133,7 +134,8 @@ class ChatApp(ChatShell):
         self._remembers_theme = True
 
     def watch_theme(self, name: str) -> None:
-        """Save the theme that the user chose in the palette. The next start uses it."""
+        """Save the name of the theme that the user chose in the palette, so that the next start uses this
+        theme."""
         if self._remembers_theme:
             self.chat.start(partial(_remember_theme, self.chat, name))
 
@@ -142,13 +144,13 @@ class ChatApp(ChatShell):
         self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Hide keys that would do nothing now."""
+        """Return False for an action that would do nothing now, so that Textual hides its key."""
         return action != "do" or self.actions.offers(*map(str, parameters))
 
     async def on_event(self, event: events.Event) -> None:
-        """Sanitise pasted text before any input widget gets it. Keys, clicks and pastes interrupt idle work.
-        A movement of the mouse does not interrupt idle work, because the user can move the mouse by
-        accident."""
+        """Sanitise pasted text before an input widget gets it. Stop the idle work (learning in the user's
+        pauses) when the user types, clicks or pastes. A movement of the mouse does not stop the idle work,
+        because the user can move the mouse by accident."""
         moved = isinstance(event, events.MouseMove)
         if isinstance(event, events.InputEvent | events.Paste) and not moved:
             self.idle_learner.interrupt()
@@ -159,8 +161,8 @@ class ChatApp(ChatShell):
         await super().on_event(event)
 
     async def on_key(self, event: events.Key) -> None:
-        """If a reply has the focus and no binding takes the key, type its character into the input and give
-        the input the focus."""
+        """Type a character into the input, and give the input the focus, if a reply has the focus and no
+        binding takes the character's key."""
         if self.chat.selected() is None or not event.is_printable or event.character is None:
             return
         event.prevent_default()
@@ -172,7 +174,7 @@ class ChatApp(ChatShell):
     def _show_mode(self, event: events.DescendantFocus) -> None:
         self.chat.prompt.is_choosing = isinstance(event.widget, ReplyMessage)
         if event.widget is self.chat.prompt and self.chat.transcript.has_found and not self.chat.editing:
-            self.chat.start(self.actions.write.show_end)  # a new message goes to the end of the chat
+            self.chat.start(self.actions.write.show_end)  # a new message follows the chat's end
 
     def on_app_focus(self) -> None:
         self.actions.rate.look_again()
@@ -191,20 +193,20 @@ class ChatApp(ChatShell):
                 self.end(error)
 
     async def action_quit(self) -> None:
-        """Leave the app. Textual's palette calls this method for its entry "Quit"."""
+        """Leave the app. The entry "Quit" of Textual's palette calls this method."""
         self.action_leave()
 
     def told_to_end(self, signum: int) -> None:
-        """Leave the app after a signal, as with Ctrl+Q. If the terminal is gone and the app cannot leave its
-        screen, a thread ends the process."""
+        """Leave the app after a signal, as Ctrl+Q does. A second thread ends the process if the app cannot
+        leave its screen, for example because the terminal is gone."""
         self.hang_up(signum)
         threading.Thread(target=self._end_anyway, daemon=True).start()
 
     def hang_up(self, signum: int = signal.SIGHUP) -> None:
-        """Leave the app as with Ctrl+Q, now or as soon as the app runs. Any thread can call this method."""
+        """Leave the app as Ctrl+Q does: now, or once the app runs. Any thread can call this method."""
         self.ended_by = signum
         if self._loop:
-            with contextlib.suppress(RuntimeError):  # raised if the app has ended already
+            with contextlib.suppress(RuntimeError):  # the event loop raises it if the app has ended already
                 self._loop.call_soon_threadsafe(self.action_leave)
 
     def _end_anyway(self) -> None:
@@ -213,8 +215,8 @@ class ChatApp(ChatShell):
         os._exit(exit_signals.exit_code(self.ended_by))
 
     def _fatal_error(self) -> None:
-        """Keep the error of a defect, so that `run_app` prints one line. Textual's own method would print a
-        traceback with all local variables."""
+        """Keep the exception of a program defect, so that `run_app` prints one line. Textual's own method
+        would print a traceback with all local variables."""
         self.failure = self.failure or self._exception
         self._close_messages_no_wait()
 
@@ -225,7 +227,7 @@ class ChatApp(ChatShell):
         await self.actions.submit(event.text)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Yield the entries of the palette: the slash commands, then Textual's own entries."""
+        """Yield the entries of the command palette: the slash commands, then Textual's own entries."""
         for entry in palette.entries() if self.chat.state.session else ():
             yield SystemCommand(entry.title, entry.help, partial(self.actions.choose, entry))
         yield from super().get_system_commands(screen)
@@ -233,8 +235,8 @@ class ChatApp(ChatShell):
     def deliver_screenshot(
         self, filename: str | None = None, path: str | None = None, time_format: str | None = None
     ) -> str | None:
-        """Write a screenshot as an SVG file into the folder in which /export writes. Textual's palette calls
-        this method for its entry "Screenshot"."""
+        """Write a screenshot as an SVG file into the folder of files that /export writes. The entry
+        "Screenshot" of Textual's palette calls this method."""
         name = filename or time.strftime("ruvmlx-%Y-%m-%d-%H%M%S.svg")
         try:
             file = self.options.files.path(name)
@@ -246,13 +248,15 @@ class ChatApp(ChatShell):
         return str(file)
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Copy a text. Textual calls this method for text that the user selected on the screen."""
+        """Copy a text to the clipboard. Textual calls this method for text that the user selected on the
+        screen."""
         self.actions.clipboard.to_system(text, super().copy_to_clipboard)
 
     # Methods that keys call
 
     def action_do(self, path: str, *arguments: object) -> None:
-        """Call a method of `actions`: the binding "do('rate.rate', 'up')" calls `actions.rate.rate("up")`."""
+        """Call a method of `self.actions`: the binding "do('rate.rate', 'up')" calls
+        `self.actions.rate.rate("up")`."""
         self.actions.method(path)(*arguments)
 
     def action_leave(self) -> None:
@@ -262,7 +266,7 @@ class ChatApp(ChatShell):
         self.actions.leave.interrupt()
 
     def action_stop_or_write(self) -> None:
-        """Stop the reply and give the input the focus."""
+        """Stop the reply that the model writes, and give the input the focus."""
         self.actions.write.stop()
         self.chat.prompt.focus()
 
@@ -281,13 +285,14 @@ async def _remember_theme(chat: ChatContext, name: str) -> None:
 
 
 def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:
-    """Chat in the terminal; return the exit code. The runtime is always closed."""
+    """Run the chat app in the terminal, and return the exit code. The function closes the runtime in any
+    case."""
     app = ChatApp(open_runtime, options)
     with exit_signals.heard(app.told_to_end):
         try:
             app.run()
         except OSError:
-            if not app.ended_by:  # after a signal the terminal can be gone, and Textual's exit then fails
+            if not app.ended_by:  # after a signal the terminal can be gone; then Textual cannot restore it
                 raise
         finally:
             left = app.host.close_now()

@@ -1,4 +1,4 @@
-"""This module parses the arguments of slash commands: a rating, a number, a version."""
+"""This module parses the arguments of slash commands: ratings, reasons and numbers."""
 
 from ruvmlx.errors import UsageError
 from ruvmlx.ratings import RATINGS, REASONS
@@ -17,7 +17,7 @@ def parse_rating(argument: str) -> tuple[str, str]:
 
 
 def parse_reason(argument: str) -> str:
-    """Return the reason that the argument names: "long" or "too long" -> "long"."""
+    """Return the reason for a bad rating that the argument names: "long" or "too long" -> "long"."""
     found = {text: word for word, text in REASONS.items()} | {word: word for word in REASONS}
     if argument.lower() not in found:
         raise UsageError(f"a reason is {', '.join(REASONS)}, got {argument[:20]!r}; try /why long")
@@ -27,8 +27,8 @@ def parse_reason(argument: str) -> str:
 def parse_number(argument: str, last: int, what: str) -> int | None:
     """Return the number in the argument: "2" -> 2, "" -> None.
 
-    Raise UsageError if the number is not in 1 to `last`. what: the plural of the numbered things, for the
-    error.
+    Raise UsageError if the number is not in 1 to `last`. what: the plural noun for the numbered things, for
+    example "chats"; the error's text has this noun.
     """
     if not argument:
         return None

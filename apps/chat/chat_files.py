@@ -23,15 +23,16 @@ from ruvmlx.text import excerpt, one_line
 
 from .user_files import UserFiles
 
-ID_LENGTH = 12  # characters of a chat's id; a number with fewer than 6 digits is a place in the list
+ID_LENGTH = 12  # characters of a chat's id; up to 5 digits name a place in the list of chats
 
 
 @dataclass(frozen=True)
 class ChatEntry:
-    """A chat in a list, with text that is safe for the terminal.
+    """A row of the list of chats, with text that is safe for the terminal.
 
-    said: an excerpt around the words of a search. message: the id of the newest message with these words.
-    turns: the number of messages. updated: the time of the last use, in seconds since the epoch.
+    said: an excerpt of the chat around the words of a search. message: the id of the newest message with
+    these words. turns: the number of messages in the chat. updated: the time of the chat's last use, in
+    seconds since the epoch.
     """
 
     id: str
@@ -45,13 +46,13 @@ class ChatEntry:
 
     @property
     def name(self) -> str:
-        """The title, after the folder if the chat is in a folder."""
+        """The title of the chat. If the chat is in a folder, the folder's name precedes the title."""
         return f"{self.folder} › {self.title}" if self.folder else self.title
 
     @property
     def when(self) -> str:
-        """The time of the last use: "14:05" today, "Nov 20" earlier in this year, "2024-11-20" in an earlier
-        year."""
+        """The time of the chat's last use: "14:05" for today, "Nov 20" for this year, "2024-11-20" for an
+        earlier year."""
         then, now = time.localtime(self.updated), time.localtime()
         if then[:3] == now[:3]:
             return time.strftime("%H:%M", then)
@@ -59,8 +60,9 @@ class ChatEntry:
 
 
 def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
-    """Return all chats, or the chats that contain `words` or have `words` in their folder's name. Pinned
-    chats are first. The other chats follow folder by folder, with the folder and the chat used last first."""
+    """Return the entries of all chats, or of the chats that contain `words` or have `words` in their folder's
+    name. Pinned chats come first. The other chats are ordered by folder; the folder and the chat used last
+    come first."""
     store, wanted = runtime.store, words.split()
     if not wanted:
         return _in_order(_entry(s) for s in store.chats.all())
@@ -93,16 +95,16 @@ def _in_order(found: Iterable[ChatEntry]) -> list[ChatEntry]:
 
 
 def pin(runtime: Runtime, session: str) -> str:
-    """Pin a chat, or unpin it if it is pinned. Return words for the user that say which of the two
-    happened."""
+    """Pin a chat, or unpin the chat if it is pinned. Return a sentence for the user that says whether the
+    chat is pinned now."""
     pinned = not runtime.store.chats.get(session).pinned
     runtime.store.chats.pin(session, pinned)
     return "Pinned: it stands first in your chats" if pinned else "No longer pinned"
 
 
 def put_in_folder(runtime: Runtime, session: str, folder: str) -> str:
-    """Put a chat into a folder; with the name "none", take the chat out of its folder. Without a name, change
-    nothing. Return words for the user; without a name, they list the folders."""
+    """Put a chat into the folder `folder`. If `folder` is "none", take the chat out of its folder. Return a
+    sentence for the user. If `folder` is "", change nothing and return the list of folders."""
     if not folder:
         counts = Counter(chat.folder for chat in runtime.store.chats.all() if chat.folder)
         told = ", ".join(f"{one_line(name)} ({count})" for name, count in sorted(counts.items()))
@@ -112,8 +114,8 @@ def put_in_folder(runtime: Runtime, session: str, folder: str) -> str:
 
 
 def lines(runtime: Runtime, listed: Sequence[ChatEntry], words: str = "") -> list[str]:
-    """Return the lines that /chats prints for the chats in `listed`. words: the words of the search, if
-    any."""
+    """Return the lines that /chats prints for the chats in `listed`. words: the words that the user searched
+    for, or ""."""
     if not listed:
         return ["No chat has these words." if words else "No chats yet."]
     place = {entry.id: n for n, entry in enumerate(entries(runtime), 1)}
@@ -126,10 +128,11 @@ def lines(runtime: Runtime, listed: Sequence[ChatEntry], words: str = "") -> lis
 
 
 def find(runtime: Runtime, argument: str, listed: Sequence[str] = ()) -> str:
-    """Return the id of a chat. argument: its number in the list ("2"), its id, or a unique beginning of the
-    id.
+    """Return the id of the chat that the user names. argument: the chat's number in the list ("2"), its id,
+    or a unique beginning of its id.
 
-    listed: the ids in the order in which the user saw them numbered; if empty, the order of all chats now.
+    listed: the ids in the order in which the user saw the numbered chats; if `listed` is empty, the numbers
+    mean the present list of all chats.
     """
     if not argument:
         raise UsageError("which chat? Give its number in /chats, or its id")
@@ -153,7 +156,7 @@ def rename(runtime: Runtime, session: str, words: str) -> str:
 
 
 def restore_newest(runtime: Runtime) -> str:
-    """Restore the chat that was deleted last, and return its id."""
+    """Restore the chat that the user deleted last, and return the chat's id."""
     deleted = runtime.store.chats.soft_deleted()
     if not deleted:
         raise NotFound("no chat was deleted in the last 24 hours")
@@ -162,8 +165,8 @@ def restore_newest(runtime: Runtime) -> str:
 
 
 def export(runtime: Runtime, session: str, file: str, files: UserFiles) -> str:
-    """Write a chat to a file and return words with the file's path. A .json file gets all branches; a file of
-    another kind gets the shown conversation as Markdown."""
+    """Write a chat to a file, and return a sentence for the user with the file's path. A .json file gets all
+    branches of the chat. A file of another kind gets the shown messages as Markdown."""
     if not file:
         raise UsageError("which file? Give a name that ends in .md or .json")
     path, store = files.path(file), runtime.store

@@ -1,5 +1,5 @@
-"""This module is the screen with the list of saved chats. Typed letters search all messages, and Enter opens
-a chat."""
+"""This module is the screen with the list of saved chats. The letters that the user types search all
+messages, and Enter opens a chat."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,8 +25,8 @@ SEARCH = "Search all chats"
 
 
 class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
-    """A screen that returns the chat to open, with the message that the search found, or None if the user
-    closes the screen."""
+    """A screen that returns the chat that the user chose, with the message that the search found. The screen
+    returns None if the user closes it."""
 
     BINDINGS: ClassVar = [
         *keys.OF_LISTS,
@@ -41,9 +41,9 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         self._chat = chat
         self._words = words
         self._entries: list[chat_files.ChatEntry] = []
-        self._naming: chat_files.ChatEntry | None = None  # the chat that is being renamed
+        self._naming: chat_files.ChatEntry | None = None  # the chat whose new name the user types; None: none
         self.has_deleted_open_chat = False
-        self._found = asyncio.Event()  # set when the list shows the search result for the typed words
+        self._found = asyncio.Event()  # set once the list shows the result of the search for the typed words
 
     def compose(self) -> ComposeResult:
         with Vertical(id="chats"):
@@ -74,9 +74,10 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
     async def _settled_choice(self) -> chat_files.ChatEntry | None:
-        """Return the highlighted chat after the search for all typed letters has ended. The wait is necessary
-        because Textual handles a key with a priority binding before letters in the input's queue."""
-        for pump in (self.query_one(Input), self):  # the input's letters first, then its event Changed
+        """Return the highlighted chat, after the search for all typed letters has ended. The wait is
+        necessary because Textual handles a key with a priority binding, for example Ctrl+T, before letters
+        that wait in the input's queue."""
+        for pump in (self.query_one(Input), self):  # first the input's letters, then its event Changed
             heard = asyncio.Event()
             pump.call_later(heard.set)
             await heard.wait()
@@ -106,8 +107,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         self._found.set()
 
     def _row(self, entry: chat_files.ChatEntry) -> Content:
-        """Return the row of a chat, cut to the list's width: the title, then the number of messages and the
-        date at the right edge. The excerpt of a search is a second line."""
+        """Return the row of a chat, cut to the list's width. The title is at the left; the number of messages
+        and the date are at the right edge. If a search found the chat, a second line has the excerpt."""
         mark = "★ " if entry.is_pinned else "  "
         mark = "● " if entry.id == self._chat.state.session else mark
         facts = f"{entry.turns:>6} · {entry.when:>6}"

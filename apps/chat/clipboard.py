@@ -1,7 +1,8 @@
-"""This module copies text to the clipboard. It uses a tool of the system, for example pbcopy. Over SSH, or
-without a tool, it uses the terminal (escape sequence OSC 52).
+"""This module copies text to the clipboard with a tool of the system, for example pbcopy. Over SSH, or if the
+system has no tool, the module sends the text to the terminal, which copies it (escape sequence OSC 52).
 
-Over SSH a tool would fill the clipboard of the remote machine, which the user cannot reach.
+A tool on the far side of an SSH connection would fill the clipboard of that machine, which the user cannot
+reach.
 """
 
 import base64
@@ -13,11 +14,12 @@ from collections.abc import Mapping
 
 from ruvmlx.errors import RuvmlxError
 
-SECONDS = 2.0  # the time limit of a tool; a tool that takes longer waits for a display that does not exist
+SECONDS = 2.0  # the time limit of a tool; a tool that takes longer waits for a missing display
 
 
 def tool(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> list[str] | None:
-    """Return the command of a tool that copies its standard input. None means that the terminal must copy."""
+    """Return the command line of a tool that copies its standard input to the clipboard. Return None if the
+    terminal must copy the text."""
     if environment.get("SSH_CONNECTION") or environment.get("SSH_TTY"):
         return None
     candidates = [
@@ -52,8 +54,8 @@ def copy_with_tool(text: str) -> bool:
 
 
 def copy(text: str) -> None:
-    """Copy a text outside the app, with a tool or through the terminal. Raise RuvmlxError if the machine has
-    no tool and stdout is no terminal."""
+    """Copy a text with a tool or through the terminal, in a program without the app. Raise RuvmlxError if the
+    machine has no tool and stdout is no terminal."""
     if copy_with_tool(text):
         return
     if not (sys.stdout and sys.stdout.isatty()):

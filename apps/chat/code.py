@@ -11,5 +11,5 @@ def _parser() -> MarkdownIt:
 
 
 def code_blocks(text: str) -> list[str]:
-    """Return the text of each fenced or indented code block, without the last newline of the block."""
+    """Return the text of each fenced or indented code block of a reply, without the block's last newline."""
     return [t.content.removesuffix("\n") for t in _parser().parse(text) if t.type in ("fence", "code_block")]

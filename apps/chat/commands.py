@@ -1,8 +1,9 @@
-"""This module has the table of slash commands for the app, plain mode and the command palette, and the
-parser.
+"""This module has the table of slash commands for the app, plain mode and the command palette. It also has
+the parser of typed commands.
 
-To add a command, add a row here and a step (a function that works on the runtime) in `steps/`. If the app
-does more than show the step's outcome, for example opens a screen, add an action in `actions/` too.
+To add a command, add a row to the table here and a step (a function that works on the runtime) to `steps/`.
+If the app must do more than show the step's outcome, for example open a screen, add an action to `actions/`
+too.
 """
 
 import re
@@ -21,7 +22,7 @@ from .steps import compare, library, models, rate, settings, summarize, tools, w
 
 @dataclass(frozen=True)
 class Command:
-    """A parsed line: `/rate up too long` is Command("rate", "up too long")."""
+    """A slash command that the user typed: `/rate up too long` is Command("rate", "up too long")."""
 
     name: str
     argument: str = ""
@@ -31,14 +32,14 @@ class Command:
 class CommandSpec:
     """A row of the table of slash commands."""
 
-    usage: str  # the command and its arguments in /help; "" if the usage of the row before names the command
+    usage: str  # the command and its arguments, for /help; "": the row before has them
     help: str
     step: Step  # the function that does the command's work with the runtime
-    app: str = ""  # path of the method of `actions.Actions` that the app calls in place of the step; "": none
+    app: str = ""  # path of a method of `actions.Actions`, which the app calls in place of `step`; "": none
     title: str = ""  # the command's name in the palette; "" if the palette does not show the command
-    presets: dict[str, str] = field(default_factory=dict)  # argument -> title of one more palette entry
+    presets: dict[str, str] = field(default_factory=dict)  # argument -> title of a further palette entry
     takes_argument: bool = False
-    asks: bool = False  # True if the palette puts the command into the input, where the user adds words
+    asks: bool = False  # True if the palette only types the command, because the user must add words
     during_reply: bool = False  # True if the command can run while the model writes a reply
 
 
@@ -284,8 +285,8 @@ def _known(command: Command) -> Command:
 
 
 def help_of(name: str) -> tuple[str, str]:
-    """Return the usage and the help of a command. A command without a usage shares the usage and the help of
-    the row before."""
+    """Return the usage and the help text of a command. If the command's row has no usage, return the usage
+    and the help text of the row before."""
     shown = ("", "")
     for other, row in COMMANDS.items():
         shown = (row.usage, row.help) if row.usage else shown
@@ -295,12 +296,14 @@ def help_of(name: str) -> tuple[str, str]:
 
 
 def message_text(text: str) -> str:
-    """Return the text of a message for the model. A leading "//" stands for "/": "//path" -> "/path"."""
+    """Return the message for the model in a typed text. A leading "//" stands for "/": "//path" ->
+    "/path"."""
     return text[1:] if text.startswith("//") else text
 
 
 def help_lines(more: Iterable[tuple[str, str]] = ()) -> list[str]:
-    """Return the lines of /help: the commands in two columns. more: more rows of (left, right)."""
+    """Return the lines of /help, with the commands in two columns. more: further rows (left column, right
+    column)."""
     rows = [(row.usage, row.help) for row in COMMANDS.values() if row.usage] + list(more)
     width = max(len(left) for left, _ in rows)
     return [f"{left:<{width}}  {right}".rstrip() for left, right in rows]

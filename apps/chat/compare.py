@@ -1,9 +1,9 @@
 """This module compares two replies to one question: one with the adapter (what the model learned from
-ratings) and one without it.
+ratings) and one without the adapter.
 
 `/compare` is blind: the app names the replies only after the user's choice, and the model learns from the
-choice. `/effect` names the replies, draws both with one seed, and asks for no choice. Both replies stay in
-the chat as branches in one place.
+choice. `/effect` names the replies at once, uses one random seed for both, and asks for no choice. Both
+replies stay in the chat as branches (alternatives to each other).
 """
 
 import random
@@ -26,7 +26,8 @@ _shuffle = random.SystemRandom()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the two replies. message: the id of its message. learned: True if the adapter was on."""
+    """One of the two replies of a comparison. message: the id of the reply's message. learned: True if the
+    model used the adapter for the reply."""
 
     message: int
     learned: bool
@@ -37,19 +38,22 @@ class Candidate:
 
 
 def order() -> list[bool]:
-    """Return [True, False] or [False, True], drawn at random: True for the reply with the adapter."""
+    """Return the random order in which the two replies are written: [True, False] or [False, True]. True
+    stands for the reply with the adapter."""
     sides = [True, False]
     _shuffle.shuffle(sides)
     return sides
 
 
 def draw_seed() -> int:
-    """Return a random seed. Both replies use the same seed, so that they differ only by the adapter."""
+    """Return a random seed for both replies of a comparison. With the same seed, the replies differ only by
+    the adapter."""
     return _shuffle.randrange(1 << 31)
 
 
 def check(runtime: Runtime, session: str, text: str) -> None:
-    """Raise NotFound if the model has learned nothing or the chat has no question. text: the new question."""
+    """Raise NotFound if the model has learned nothing yet, or if there is no question. text: the question of
+    the comparison; "" for the last question of the chat."""
     known = learn_status(runtime)
     if known is None or known.adapter_version == 0:
         raise NotFound("nothing was learned yet, so there is nothing to compare; rate some replies first")
@@ -63,7 +67,8 @@ def writing(
     """Return a function that streams one of the two replies.
 
     text: a new question, or "" for the last question of the chat. first: True for the reply that is written
-    first, which adds the new question to the chat. with_learned: True if the reply uses the adapter.
+    first; this reply adds the new question to the chat. with_learned: True if the model uses the adapter for
+    this reply.
     """
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
@@ -78,7 +83,7 @@ def writing(
 
 
 def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
-    """Return the newest reply of the chat as a candidate."""
+    """Return the newest reply of the chat as a candidate, for the user's choice."""
     message = runtime.chats.turns(session)[-1].id
     assert message is not None
     return Candidate(message, with_learned)
@@ -94,7 +99,7 @@ def choice(argument: str, candidates: list[Candidate]) -> tuple[Candidate, Candi
 
 
 def lengths(without: str, with_it: str) -> str:
-    """Return the lengths of two replies as words: "160 words without, 64 with what was learned."."""
+    """Return a sentence with the lengths of two replies: "160 words without, 64 with what was learned."."""
     if without == with_it:
         return "Both replies are the same."
     before, after = (f"{len(split(text).answer.split()):,}" for text in (without, with_it))

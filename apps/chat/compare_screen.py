@@ -20,13 +20,14 @@ from .stream import show_reply
 
 
 class CompareScreen(ModalScreen[int | None]):
-    """A screen with two replies. It returns 0 for the left reply, 1 for the right reply, or None for neither.
+    """A screen with two replies. The screen returns 0 if the user chose the left reply, 1 for the right
+    reply, or None for no choice.
 
-    candidates: the finished replies. is_blind: True if the replies have numbers in place of names and are in
-    random order, and the user can choose one.
+    candidates: the finished replies. is_blind: True if numbers take the place of the replies' names, the
+    order is random, and the user can choose a reply.
     """
 
-    AUTO_FOCUS = ""  # neither side has the focus
+    AUTO_FOCUS = ""  # neither of the two replies has the focus at first
     BINDINGS: ClassVar = [
         Binding("escape", "leave", "Neither", show=False, priority=True, id="close"),
         Binding("ctrl+c", "leave", "Neither", show=False, priority=True),
@@ -75,8 +76,8 @@ class CompareScreen(ModalScreen[int | None]):
 
     @work
     async def _write(self) -> None:
-        """Write one reply after the other, because there is one model. After an error, clear the candidates
-        so that the user can choose neither."""
+        """Write the two replies one after the other, because only one model is open. After an error, clear
+        the candidates so that the user can choose no reply."""
         chat, session = self._chat, self._chat.state.session
         try:
             sides = zip(self.query(ReplyMessage), self._sides, strict=True)
@@ -112,7 +113,7 @@ class CompareScreen(ModalScreen[int | None]):
             self.dismiss(side)
 
     def action_leave(self) -> None:
-        """Stop the replies if the model still writes them. If both have ended, close the screen."""
+        """Stop the replies if the model still writes them. If both replies have ended, close the screen."""
         if self._busy:
             self._stopped = True
             self._chat.host.stop()

@@ -1,8 +1,8 @@
-"""This module suggests text that completes the input: commands after "/", arguments of commands, and files
-after "@".
+"""This module suggests text that completes the user's input: commands after "/", arguments of commands, and
+files after "@".
 
-`suggestions` finds them and does not use the screen. `SuggestionList` shows them above the input, and Tab
-puts one into the input.
+The function `suggestions` finds the suggestions and does not use the screen. The widget `SuggestionList`
+shows them above the input. The key Tab puts a suggestion into the input.
 """
 
 import os
@@ -26,8 +26,8 @@ from .steps.settings import NAMES as SETTINGS
 from .user_files import UserFiles
 
 MOST_ROWS = 6  # the maximum number of suggestions on the screen
-MOST_NAME = 300  # the maximum number of characters of a file's name that is completed
-MOST_FILES = 500  # the maximum number of matching names that are read from a folder
+MOST_NAME = 300  # the maximum number of characters of a file name that the module suggests
+MOST_FILES = 500  # the maximum number of matching names that the module reads from a folder
 _COMMAND = re.compile(r"/([A-Za-z]*)")
 _WORD = re.compile(r"/([a-z]+) (\S*)")
 _WORDS = {"set": SETTINGS, "why": tuple(REASONS), "rate": RATINGS, "explain": tuple(WORDS)} | {
@@ -37,11 +37,11 @@ _WORDS = {"set": SETTINGS, "why": tuple(REASONS), "rate": RATINGS, "explain": tu
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One completion of the typed line.
+    """One suggestion for the typed line.
 
-    text: the text that replaces the line from the character number `start` on. usage, help: a command's usage
-    and help, as in /help. goes_on: True if more words follow, so that Tab adds a space if this is the only
-    one.
+    text: the text that replaces the line from character number `start` on. usage, help: the usage and the
+    help text of a suggested command, as in /help. goes_on: True if more words must follow; if this is the
+    only suggestion, Tab then adds a space.
     """
 
     text: str
@@ -52,8 +52,8 @@ class Suggestion:
 
 
 def suggestions(typed: str, is_first_line: bool, files: UserFiles) -> list[Suggestion]:
-    """Return the completions of `typed`, the line up to the cursor. is_first_line: True if the line is the
-    first line of the input, where a command can stand."""
+    """Return the suggestions for `typed`, the text of the line before the cursor. is_first_line: True if the
+    line is the first line of the input, because only this line can begin with a command."""
     command, word = _COMMAND.fullmatch(typed), _WORD.fullmatch(typed)
     if command and is_first_line:
         return _commands(command[1].lower())
@@ -81,9 +81,11 @@ def _commands(begun: str) -> list[Suggestion]:
 
 
 def _files(begun: str, start: int, quoted: bool, files: UserFiles) -> list[Suggestion]:
-    """Return the names in the folder of the typed path `begun`. Hidden names need a typed dot.
+    """Return suggestions for the file names in the folder of the typed path `begun`. A hidden file is
+    suggested only if the user typed its dot.
 
-    start: the place in the line where the path begins. quoted: True if the path is in quotation marks.
+    start: the number of the character in the line where the path begins. quoted: True if the path is in
+    quotation marks.
     """
     if files.folder is None:
         return []
@@ -112,11 +114,11 @@ def _names(entries: "Iterable[os.DirEntry[str]]", head: str) -> list[str]:
 
 
 class SuggestionList(Static):
-    """A widget that lists the suggestions and marks the suggestion that Tab took last. It is hidden while it
-    has no suggestions."""
+    """A widget that lists the suggestions and marks the suggestion that Tab put into the input last. The
+    widget is hidden while it has no suggestions."""
 
     rows: reactive[tuple[Suggestion, ...]] = reactive((), layout=True)
-    taken: reactive[int] = reactive(-1)  # number of the row that is in the input; -1: none
+    taken: reactive[int] = reactive(-1)  # number of the suggestion that Tab put into the input; -1: none
 
     def on_mount(self) -> None:
         self.display = False

@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, show: Callable[[], None]) -> None:
-    """Let the app's thread call `show`. The runtime's thread calls this function."""
-    with contextlib.suppress(RuntimeError):  # raised if the app has ended
+    """Let the app's thread call the function `show`. Only the runtime's thread calls `call_soon`."""
+    with contextlib.suppress(RuntimeError):  # the event loop raises it if the app has ended
         loop.call_soon_threadsafe(show)
 
 
@@ -47,7 +47,7 @@ class StatusWatch(Watch):
         self._shown = self._status.background = line
 
     def end(self) -> None:
-        """Remove the line, unless the status line shows another text now."""
+        """Clear the text of the progress, unless the status line shows another text now."""
         call_soon(self._loop, self._take_away)
 
     def _take_away(self) -> None:
@@ -56,8 +56,8 @@ class StatusWatch(Watch):
 
 
 class ChatContext:
-    """The objects that actions and screens share. The widgets are attributes, because a query by Textual
-    would visit every widget of the conversation."""
+    """The objects that the app's actions and screens share. The widgets are attributes, because a search for
+    a widget by Textual would visit every widget of the conversation."""
 
     panel: Panel
     transcript: Transcript
@@ -70,7 +70,7 @@ class ChatContext:
         self.app, self.host, self.options = app, host, options
         self.state = ChatState(options)
         self.model = ""  # the name of the model in use
-        self.caveat = ""  # a text that says which part of the machine ruvmlx cannot use, and why
+        self.caveat = ""  # a text that says which part of the machine (GPU, kernels) cannot be used, and why
         self.editing: UserMessage | ReplyMessage | None = None  # the message that the user edits
         self.waiting = ""  # a message that the user sent while the model was opening
 
@@ -85,21 +85,23 @@ class ChatContext:
     def start(
         self, work: Callable[[], Awaitable[None]], group: str = "default", exclusive: bool = False
     ) -> Worker[None]:
-        """Run a coroutine function as a Textual worker. exclusive: True if the other workers of the group are
-        cancelled."""
+        """Run a coroutine function as a Textual worker. group: the name of a group of workers. exclusive:
+        True if the start cancels the other workers of the group."""
 
-        async def run() -> None:  # Textual refuses a lambda
+        async def run() -> None:  # Textual's run_worker does not take a lambda
             await work()
 
         return self.app.run_worker(run, group=group, exclusive=exclusive)
 
     async def ask(self, screen: Screen[T]) -> T | None:
-        """Show a screen and return its result. Only a Textual worker can call this method."""
+        """Show a screen, and return the result of the screen. Only code in a Textual worker can call this
+        method."""
         return await self.app.push_screen_wait(screen)
 
     async def attempt(self, work: Callable[[Runtime], T]) -> T | None:
-        """Call `work` in the runtime's thread and return its result. During a reply, the call runs between
-        two chunks of the reply. After an error, show the error and return None."""
+        """Call the function `work` in the runtime's thread and return its result. If the model writes a
+        reply, the call runs between two chunks of the reply. If `work` raises an error, show the error and
+        return None."""
         try:
             return await self.host.call_between(work)
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
@@ -107,7 +109,8 @@ class ChatContext:
             return None
 
     async def show_error(self, error: Exception) -> None:
-        """Show an error on one line: NotFound in the status line, other errors in the conversation."""
+        """Show an error on one line. The error NotFound appears in the status line, and other errors appear
+        in the conversation."""
         if isinstance(error, NotFound):
             self.status.flash(error_line(error))
         else:
@@ -119,14 +122,15 @@ class ChatContext:
         return focused if isinstance(focused, ReplyMessage) else None
 
     def chosen(self) -> ReplyMessage | None:
-        """Return the selected reply. If no reply is selected, return the newest reply."""
+        """Return the chosen reply: the reply that has the focus, or else the newest reply."""
         replies, selected = self.transcript.replies, self.selected()
         if selected in replies:
             return selected
         return replies[-1] if replies else None
 
     def send_waiting(self) -> None:
-        """Send the message that the user sent while the model was opening, if the user has not changed it."""
+        """Send the message that the user entered while the model was opening, if the user has not changed
+        this message."""
         if self.waiting and self.waiting == self.prompt.text:
             self.prompt.action_submit()
         self.waiting = ""

@@ -1,4 +1,4 @@
-"""This module turns results and figures into text: short lines for the app, sentences for plain mode."""
+"""This module turns results and figures into text: short lines for the app, and sentences for plain mode."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,10 +16,11 @@ from ruvmlx.tiers import TIERS
 
 from .view_model import learn_status
 
-# The user's names for the tiers of the KV cache (parts of one precision), the oldest tokens first.
+# Names for the tiers of the KV cache, from the oldest tokens to the newest. A tier is a part of the cache
+# with one precision.
 AGES = ("oldest", *("older",) * (len(TIERS) - 2), "recent")
-NEARLY_FULL = 5 / 8  # the used share of the context at which the app warns; a reply needs part of the rest
-FELT = 0.0005  # the smallest change of the mean log-probability per token that shows in three digits
+NEARLY_FULL = 5 / 8  # the used share of the context from which the app warns; a reply needs part of the rest
+FELT = 0.0005  # nats per token: the smallest change of the mean log-probability that three digits show
 
 
 def rating_mark(rating: str) -> str:
@@ -31,13 +32,14 @@ def rating_mark(rating: str) -> str:
 
 
 def branch(number: int, of: int) -> str:
-    """Return "‹ 2/3 ›" for the second of three replies in one place, or "" if the place has one reply."""
+    """Return "‹ 2/3 ›" for the second of three alternative replies to one question. Return "" if the question
+    has one reply."""
     return f"‹ {number}/{of} ›" if of > 1 else ""
 
 
 def best_of(count: int | str, knows: bool) -> str:
-    """Say how many replies the model writes to a question. count: a number or "auto". knows: True if there
-    are ratings by which the program chooses the best reply."""
+    """Say how many replies the model writes to a question. count: the number of replies, or "auto". knows:
+    True if the store has ratings by which the program can choose the best of the replies."""
     if count == AUTO:
         if not knows:
             return "A question gets one reply until you have rated one, then as many as cost little more."
@@ -53,8 +55,8 @@ def rating_words(rating: str) -> str:
 
 
 def thought(parts: Thought, finished: bool, unfolded: bool) -> str:
-    """Return a line with the length of a reply's thought (its reasoning before the answer), and the thought
-    itself if `unfolded`. Return "" for a reply without a thought."""
+    """Return a line with the length of a reply's thought (the reasoning before the answer). If `unfolded`,
+    add the text of the thought. Return "" for a reply without a thought."""
     if not (parts.thought or parts.is_open):
         return ""
     words = len(parts.thought.split())
@@ -69,7 +71,7 @@ def milliseconds(microseconds: float) -> str:
 
 
 def effect(result: RatingResult, key: str) -> str:
-    """Return a line that says what a rating changed. The line fits a terminal of 80 columns.
+    """Return a line that says what a rating changed. The line fits into a terminal of 80 columns.
 
     key: the label of the key that undoes the rating.
     """
@@ -98,8 +100,8 @@ NO_FACTS = "facts teach nothing: ratings change how the model writes, not what i
 
 
 def first_summary(found: FirstSummary | None) -> str:
-    """Say which replies the user seems to like by the first ratings. If they show nothing clear, return a
-    question. For None, return ""."""
+    """Say which replies the user seems to like by the first ratings. If these ratings show nothing clear,
+    return a question to the user. If `found` is None, return ""."""
     if found is None:
         return ""
     so_far = f"After {found.count} ratings"
@@ -113,8 +115,8 @@ def first_summary(found: FirstSummary | None) -> str:
 
 
 def summary(found: ChatSummary, is_printed: bool = False) -> str:
-    """Say that the model reads notes in place of the oldest messages. is_printed: True if the user has seen
-    the notes; if False, the text includes them."""
+    """Say that the model reads notes in place of the oldest messages. is_printed: True if the user has
+    already seen the notes; if False, the text ends with the notes."""
     if not found.count:
         return "The model wrote no notes; it reads what its context has room for."
     told = (
@@ -124,8 +126,9 @@ def summary(found: ChatSummary, is_printed: bool = False) -> str:
 
 
 def learned(result: RatingResult, key: str) -> str:
-    """Return "Learned: more like this. Ctrl+R takes it back". "more" or "less" is the measured effect on the
-    reply's log-probability, and not the effect that the user wanted."""
+    """Say what the model learned from a rating: "Learned: more like this. Ctrl+R takes it back". The word
+    "more" or "less" comes from the measured change of the reply's log-probability, and not from the
+    rating."""
     if result.reason == "facts":
         return f"Kept; facts teach nothing. {key} takes it back"
     if not result.applied:
@@ -137,8 +140,8 @@ def learned(result: RatingResult, key: str) -> str:
 
 
 def preference(result: PreferenceResult, key: str) -> str:
-    """Return a line that says what a choice between two replies changed. The line fits a terminal of 80
-    columns."""
+    """Return a line that says what the user's choice between two replies changed. The line fits into a
+    terminal of 80 columns."""
     if not result.applied:
         return "◆ preferred · Kept; it changed nothing"
     return f"◆ preferred · Learned: more like this than like the other. {key} takes it back"
@@ -149,25 +152,26 @@ NOTHING_LEARNED = "Saved your version; this chat uses no adapter, so nothing was
 
 
 def learned_choice(result: PreferenceResult, what: str, key: str) -> str:
-    """Say what the user prefers, and which key undoes the choice. what: words for the chosen reply."""
+    """Say which reply the user prefers, and which key undoes the user's choice. what: words that name the
+    chosen reply."""
     if not result.applied:
         return f"Kept that you prefer {what}; it changed nothing"
     return f"Learned that you prefer {what}; {key} takes it back"
 
 
 def preference_words(result: PreferenceResult, what: str) -> str:
-    """Say what the user prefers and that /undo takes the choice back, for plain mode."""
+    """Say which reply the user prefers, and that /undo takes the choice back. Plain mode shows this text."""
     return f"{learned_choice(result, what, '/undo')}."
 
 
 def share(kl: float, cap: float) -> float:
-    """Return the distance `kl` from the original model as a share of the allowed distance `cap`, or 0 if
-    there is no limit. Both are in nats per token."""
+    """Return the distance `kl` of the model from the original model, as a share of the allowed distance
+    `cap`. Return 0 if there is no limit. Both distances are KL divergences in nats per token."""
     return kl / cap if cap else 0.0
 
 
 def changed(kl: float, cap: float) -> str:
-    """Return the share of the allowed distance as text: "15% of the allowed change"."""
+    """Return the model's share of the allowed distance as text: "15% of the allowed change"."""
     return f"{share(kl, cap):.0%} of the allowed change"
 
 
@@ -192,7 +196,7 @@ def seconds(ms: float) -> str:
 
 
 def details_of(result: RatingResult | PreferenceResult) -> list[str]:
-    """Return lines with the figures of a lesson (what one rating or choice changed) and of all lessons."""
+    """Return lines with the figures of one rating or choice, and then of all ratings and choices."""
     if isinstance(result, RatingResult):
         moved = f"log-probability per token {result.logprob_before:.3f} → {result.logprob_after:.3f}"
     else:
@@ -208,22 +212,24 @@ MEASURING = "measuring the KV cache in the background"
 
 
 def learning(done: int = 0, total: int = 0, left: float | None = None) -> str:
-    """Return the line of a training that runs: "learning in the background, step 3 of 12, about 2 min 5 s
-    left".
+    """Return a line about the progress of a training: "learning in the background, step 3 of 12, about 2 min
+    5 s left".
 
-    done, total: numbers of steps. left: the seconds that remain, or None if they are not known.
+    done, total: the number of finished steps and of all steps. left: the seconds that remain, or None if
+    their number is not known.
     """
     step = f", step {done} of {total}" if total else ""
     return f"learning in the background{step}" + ("" if left is None else f", about {duration(left)} left")
 
 
 def waiting(reason: str) -> str:
-    """Return a line that says why the background work does not begin."""
+    """Return a line that says why the training in the background does not begin yet."""
     return f"learning waits: {reason}"
 
 
 def lesson(report: Mapping[str, Any]) -> str:
-    """Return a line about the report of a background training (`Runtime.consolidate`)."""
+    """Return a line about the result of a training in the background. report: the dict of
+    `Runtime.consolidate`."""
     reason = one_line(report["reason"])
     return f"learned in the background: {reason}" if report["promoted"] else not_learned(reason)
 
@@ -233,7 +239,8 @@ def not_learned(reason: str) -> str:
 
 
 def kv_lesson(report: Mapping[str, Any]) -> str:
-    """Return a line about the report of a measurement of the KV cache's tiers, or "" if nothing changed."""
+    """Return a line about the result of a measurement of the KV cache's tiers, or "" if the tiers stay as
+    they were."""
     return f"new chats use other cache precisions: {one_line(report['reason'])}" if report["changed"] else ""
 
 
@@ -243,7 +250,8 @@ def undone(status: LearnStatus) -> str:
 
 
 def given(status: LearnStatus) -> str:
-    """Return the number of ratings and choices as text: "3 ratings", "3 ratings and 1 preference"."""
+    """Return the number of ratings and of choices between replies as text: "3 ratings", "3 ratings and 1
+    preference"."""
     return f"{status.ratings} rating{'' if status.ratings == 1 else 's'}{_and_preferences(status)}"
 
 
@@ -275,7 +283,8 @@ def status_lines(runtime: Runtime) -> list[str]:
 
 
 def adapter(runtime: Runtime) -> str:
-    """Return the text that /adapter prints: the adapter in use, and the other adapters of the model."""
+    """Return the text that /adapter prints: the name of the adapter in use, and the model's other
+    adapters."""
     label = runtime.learning.label
     said = f"Adapter: {label}." if label else "No adapter: this chat does not learn."
     others = [f"{row.name}@{row.version}" for row in runtime.adapters()]
@@ -285,7 +294,7 @@ def adapter(runtime: Runtime) -> str:
 
 def system_prompt(text: str | None, template: str) -> str:
     """Return the text that /system prints. text: the user's system prompt. template: the system prompt that
-    the model's chat template adds if the user has none, or ""."""
+    the model's chat template adds if the user has no system prompt, or ""."""
     if text:
         return f"System prompt: {text}"
     if template:
@@ -294,6 +303,7 @@ def system_prompt(text: str | None, template: str) -> str:
 
 
 def bar(fraction: float, cells: int = 5) -> str:
-    """Return a bar for a fraction of 0 to 1: 0.3 -> "▰▰▱▱▱". A fraction above 0 fills at least one cell."""
+    """Return a bar of characters for a fraction from 0 to 1: 0.3 -> "▰▰▱▱▱". A fraction above 0 fills at
+    least one cell of the bar."""
     filled = min(cells, max(round(fraction * cells), 1 if fraction > 0 else 0))
     return "▰" * filled + "▱" * (cells - filled)

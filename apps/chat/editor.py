@@ -14,8 +14,8 @@ FALLBACKS = ("nano", "vi")
 
 
 def command() -> list[str]:
-    """Return the words of the editor's command: VISUAL, else EDITOR, else the first program of FALLBACKS that
-    is installed. Raise UsageError if there is no editor."""
+    """Return the command line of the user's editor, in words: the variable VISUAL, or else EDITOR, or else
+    the first installed program of FALLBACKS. Raise UsageError if there is no editor."""
     wanted = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
     try:
         words = shlex.split(wanted)
@@ -29,13 +29,13 @@ def command() -> list[str]:
 
 
 def edit(text: str, words: list[str]) -> str | None:
-    """Open the editor on a text and return the text that the user leaves. Return None if the editor fails.
-    The editor uses the terminal meanwhile."""
+    """Open the editor on a text and return the edited text. Return None if the editor fails. The editor uses
+    the terminal until the user leaves the editor."""
     with tempfile.TemporaryDirectory(prefix="ruvmlx-") as folder:
         file = Path(folder) / "message.md"
         file.write_text(text, encoding="utf-8")
-        # Ctrl-C is for the editor, so this process ignores it. The editor does not inherit a handler; it
-        # would inherit SIG_IGN.
+        # Ctrl-C is for the editor, so this process ignores Ctrl-C with a handler of its own. The editor does
+        # not inherit a handler, but it would inherit SIG_IGN.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             code = subprocess.run([*words, str(file)], check=False).returncode

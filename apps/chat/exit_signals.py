@@ -1,7 +1,8 @@
-"""This module handles ends of the chat from outside: a closed terminal, a signal, and a pipe without a
-reader.
+"""This module handles events that end the chat from outside: a closed terminal, a signal, and a pipe without
+a reader.
 
-The callers stop the reply, which saves the words written until then, and leave. So no text is lost.
+The app and plain mode stop the reply at such an event, which saves the words of the reply, and then leave. So
+the user loses no text.
 """
 
 import contextlib
@@ -15,14 +16,14 @@ SIGNALS = (signal.SIGHUP, signal.SIGTERM)
 
 
 def exit_code(signum: int) -> int:
-    """Return the exit code that a shell reports for a process that this signal ended."""
+    """Return the exit code that a shell reports for a process that the signal `signum` ended."""
     return 128 + signum
 
 
 @contextlib.contextmanager
 def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[None]:
-    """In the block, call handler(signum) in the main thread for these signals. A signal that the process
-    already ignores (nohup) stays ignored."""
+    """Within the `with` block, call handler(signum) in the main thread for each of these signals. A signal
+    that the process ignores already (nohup) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -38,8 +39,8 @@ def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = 
 
 
 def let_go(*streams: TextIO | None) -> None:
-    """Flush the streams. Redirect a stream without a reader to /dev/null, because Python's own flush at exit
-    would fail."""
+    """Flush the streams. If a stream has no reader any more, redirect it to /dev/null, because Python's own
+    flush at the exit would fail."""
     for stream in streams:
         if stream is None:
             continue

@@ -1,4 +1,5 @@
-"""This module lists the files whose text `@name` can put into a message, for the file picker."""
+"""This module lists the user's files for the file picker. A message can include the text of such a file by
+`@name`."""
 
 import os
 from collections.abc import Iterator
@@ -17,8 +18,8 @@ _SKIPPED = {"__pycache__", "node_modules"}
 
 
 def entries(files: UserFiles) -> list[PickerEntry]:
-    """Return the text files and PDFs in the user's folder and in the folders below it, with their sizes. The
-    list leaves out hidden files and files of other kinds."""
+    """Return entries for the text files and PDFs in the user's folder and in the folders below it, with the
+    size of each file. The list has no hidden files and no files of other kinds."""
     assert files.folder is not None
     found = list[PickerEntry]()
     for path in _walk(files.folder):
@@ -36,8 +37,8 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _entry(path: Path, name: str) -> PickerEntry | None:
-    """Return the list's entry for a file, or None if the file has no text, cannot be read, or has a name that
-    cannot stand in a message."""
+    """Return the picker's entry for a file. Return None if the file has no text, cannot be read, or has a
+    name that cannot stand in a message."""
     if not name.isprintable() or '"' in name:
         return None
     is_pdf = path.suffix.lower() == ".pdf"

@@ -1,5 +1,5 @@
-"""This module is the screen that picks files for a message. Tab marks several files, and Enter puts their
-names into the message."""
+"""This module is the screen on which the user picks files for a message. The key Tab marks a file, and Enter
+puts the names of all marked files into the message."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -14,7 +14,7 @@ from .picker_screen import Load, PickerScreen
 
 
 class FileScreen(PickerScreen):
-    """A picker that returns the text for the message: "@one.py @two.py "."""
+    """A picker that returns the mentions of the picked files, for the message: "@one.py @two.py "."""
 
     BINDINGS: ClassVar = [Binding("tab", "mark", "Mark", show=False, priority=True, id="mark_file")]
 
@@ -34,7 +34,7 @@ class FileScreen(PickerScreen):
         return super()._row(replace(entry, in_use=entry.name in self._marked))
 
     def action_mark(self) -> None:
-        """Mark the highlighted file, or remove its mark."""
+        """Mark the highlighted file. If the file is marked already, remove its mark."""
         at = self.options.highlighted
         if at is None or at >= len(self._shown):
             return

@@ -10,33 +10,35 @@ a full collection runs only if the reply is very long.
 
 import gc
 
-EVERY = 0.5  # seconds between two calls of `IdleLearner.tidy`, which calls `set_aside`
-QUIET = 2.0  # seconds without a key or a reply before the full collection
-NEW, LATE, OVERDUE = 1.02, 1.2, 2.0  # limits, as multiples of the objects left by the last full collection
-A_REPLY = 400_000  # objects that one reply may add before a full collection interrupts it
+EVERY = 0.5  # seconds between two calls of `IdleLearner.tidy`, which calls `Garbage.set_aside`
+QUIET = 2.0  # seconds without a key or a reply after which a full collection can run
+NEW, LATE, OVERDUE = 1.02, 1.2, 2.0  # limits; 1.0 is the number of objects that the last full collection left
+A_REPLY = 400_000  # number of objects that one reply can add before a full collection interrupts it
 
 
 class Garbage:
     def __init__(self) -> None:
-        # _left: the objects that the last full collection left. _aside: an upper bound of the frozen objects.
+        # _left: the number of objects that the last full collection left. _aside: an upper bound of the
+        # number of frozen objects.
         self._left = self._aside = 0
 
     def set_aside(self) -> None:
-        """Collect the newest objects and freeze the objects that survive. The call takes some
-        milliseconds."""
+        """Collect the newest objects as garbage if nothing uses them, and freeze the objects that are still
+        in use. The call takes some milliseconds."""
         gc.collect(1)
         self._aside += len(gc.get_objects())
         gc.freeze()
 
     def is_more_than(self, times: float, more: int = 0) -> bool:
-        # The limit is a multiple of the objects that the last full collection left, plus `more` objects.
+        # The limit is a multiple of the number of objects that the last full collection left, plus `more`
+        # objects.
         allowed = times * self._left + more
         if self._aside > allowed:
-            self._aside = gc.get_freeze_count()  # the exact count, because many frozen objects are freed
+            self._aside = gc.get_freeze_count()  # count exactly: many frozen objects are freed by now
         return self._aside > allowed
 
     def search(self) -> None:
-        """Run a full collection."""
+        """Run a full collection, then freeze all objects that are left."""
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -1,4 +1,5 @@
-"""This module explains the words of the program that a user may not know, each in one to three sentences."""
+"""This module explains words of the program that a user may not know. Each explanation has one to three
+sentences."""
 
 import re
 
@@ -43,8 +44,8 @@ WORDS = {
 
 
 def explain(word: str) -> str:
-    """Return the explanation of a word, or the list of all words for "". Raise NotFound for an unknown
-    word."""
+    """Return the explanation of a word. If `word` is "", return the list of all words. Raise NotFound for a
+    word without an explanation."""
     if not word:
         return f"/explain and one of these words: {', '.join(WORDS)}."
     names = {name.lower(): name for name in WORDS}

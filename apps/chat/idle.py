@@ -1,8 +1,8 @@
-"""This module lets the runtime learn in idle time, while the user does nothing. The first key stops the work.
+"""This module lets the runtime learn while the user does nothing (idle time). The first key stops the work.
 
 The work runs in the runtime's thread (`Host.run_idle`), which is free again some tens of milliseconds after a
-key. Stopped work continues in the next idle time, or after a restart. This module decides when the work
-starts. It shows one line during the work and one line with the result.
+key. If a key stopped the work, the work continues in the next idle time, or after a restart. This module
+decides when the work starts. It shows one line during the work and one line with the result.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from .actions.rate import EFFECT_SHOWN, RateActions
 from .context import ChatContext, call_soon
 from .gc_policy import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
 
-IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating
-LOOK_EVERY = 0.5  # the maximum number of seconds between two checks for idle time
-CLEANING = 0.02  # seconds of work on the search index between two checks for a pressed key
-LONGEST_WAIT = 10  # the maximum number of doublings of IDLE_AFTER after failed work, up to six hours
+IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating, after which the work starts
+LOOK_EVERY = 0.5  # the maximum number of seconds between two checks whether the work can start
+CLEANING = 0.02  # seconds of work on the search index between two checks whether the user pressed a key
+LONGEST_WAIT = 10  # the wait doubles at most this often after failed work, up to six hours
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """The result of one idle time.
+    """The result of the work in one idle time.
 
-    said: one line for the user, "" for nothing new. stuck: True if the work failed, or if it ended and the
-    same work is still due. waits: True if the work did not begin; `said` then has the reason.
+    said: one line for the user, or "" if there is nothing new. stuck: True if the work failed, or if the work
+    ended and the same work is still due. waits: True if the work did not begin; then `said` has the reason.
     """
 
     said: str = ""
@@ -43,9 +43,10 @@ class Lesson:
 def learn(
     runtime: Runtime, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
 ) -> Lesson:
-    """Do the work that is due, until `cancel` is set. Call this function in the runtime's thread.
+    """Do the work that is due, until the event `cancel` is set. Call this function in the runtime's thread.
 
-    show: a function that shows a line about the work. courtesy: decides whether the machine is free for work.
+    show: a function that shows a line about the work. courtesy: the object that decides whether the machine
+    is free for the work.
     """
     while not soft_delete.clean_index(runtime.store, CLEANING) and not cancel.is_set():
         pass
@@ -67,12 +68,12 @@ def learn(
 
 
 class _Watch:
-    """A watch that shows the steps of a training and the time that is left. It stops the training if the
-    machine must not work on, for example because it is hot."""
+    """A watch that shows the steps of a training and the remaining time. The watch stops the training if the
+    machine must not work on, for example because the machine is hot."""
 
     def __init__(self, show: Callable[[str], None], cancel: threading.Event, courtesy: Courtesy) -> None:
         self._show, self._cancel, self._courtesy = show, cancel, courtesy
-        self._first: tuple[int, float] | None = None  # the first step and its time by time.monotonic()
+        self._first: tuple[int, float] | None = None  # number and time (time.monotonic()) of the first step
 
     def step(self, done: int, total: int, _: float) -> None:
         now = time.monotonic()
@@ -84,15 +85,16 @@ class _Watch:
 
 
 class IdleLearner:
-    """Lets the runtime learn while the user does nothing, and collects Python's garbage between replies."""
+    """The part of the app that lets the runtime learn while the user does nothing. It also collects Python's
+    garbage between replies."""
 
     def __init__(self, chat: ChatContext, rate: RateActions) -> None:
         self._chat, self._rate = chat, rate
-        self._start_at = 0.0  # the time by time.monotonic() from which work can start
-        self._learning = False  # True while work runs and no key has interrupted it
-        self.stuck = 0  # the number of lessons in a row that were stuck
-        self._lesson = ""  # the result that the status line shows until the user is back
-        self._is_waiting = False  # True if the status line shows a reason to wait
+        self._start_at = 0.0  # the time (time.monotonic()) from which the work can start
+        self._learning = False  # True while the work runs and no key has stopped it
+        self.stuck = 0  # the number of lessons in a row with `Lesson.stuck`
+        self._lesson = ""  # the text of the result, which the status line shows until the user is back
+        self._is_waiting = False  # True if the status line says why the work does not begin
         self._courtesy = Courtesy()
         self._interrupted_at = time.monotonic()
         self.garbage = Garbage()
@@ -103,8 +105,8 @@ class IdleLearner:
             self._chat.app.call_later(self.tidy)
 
     def tidy(self) -> None:
-        """Collect garbage if a collection is due. The app calls this method after each reply and at
-        intervals."""
+        """Collect Python's garbage if the limits of gc_policy.py require it. The app calls this method after
+        each reply and at intervals."""
         self.garbage.set_aside()
         quiet = time.monotonic() - self._interrupted_at > QUIET
         allowed = (OVERDUE, A_REPLY) if self._chat.phase != "idle" else (NEW,) if quiet else (LATE,)
@@ -112,7 +114,8 @@ class IdleLearner:
             self.garbage.search()
 
     def interrupt(self) -> None:
-        """Stop the work at once because the user is back, and start the waiting time again."""
+        """Stop the work at once, because the user is back. The waiting time before the next work begins
+        again."""
         status = self._chat.status
         self._chat.host.cancel_idle()
         self._interrupted_at = time.monotonic()
@@ -127,11 +130,12 @@ class IdleLearner:
         self._start_at = time.monotonic() + IDLE_AFTER * 2 ** min(self.stuck, LONGEST_WAIT)
 
     def start(self) -> None:
-        """Begin to learn in idle time, until the app ends."""
+        """Start the coroutine that learns in each idle time, until the app ends."""
         self._chat.start(self._run)
 
     async def _run(self) -> None:
-        """Start work in each idle time. After work that was stuck, the next wait is twice as long."""
+        """Start the work in each idle time. Each time the work was stuck (`Lesson.stuck`), the next waiting
+        time is twice as long."""
         while self._chat.phase != "closing":
             await asyncio.sleep(min(LOOK_EVERY, max(0.0, self._start_at - time.monotonic())))
             if time.monotonic() < self._start_at:
@@ -162,7 +166,8 @@ class IdleLearner:
             self._chat.status.background = line
 
     def _show_lesson(self, said: str) -> None:
-        """Show the result until the user is back. If the user is back already, show it for some seconds."""
+        """Show the result of the work until the user is back. If the user is back already, show the result
+        for some seconds."""
         if self._learning:
             self._chat.status.background = self._lesson = said
         elif said and not self._is_waiting:

@@ -12,9 +12,11 @@ from . import exit_signals
 
 
 class Interrupts:
-    """Decides the effect of Ctrl-C: it stops the reply, leaves the prompt, or waits until a commit is done.
+    """The object that decides what Ctrl-C does in plain mode: stop the reply, leave the prompt, or wait until
+    the store has saved.
 
-    Other signals stop the reply and end the chat. `ended_by` is the number of such a signal, or 0.
+    Other signals stop the reply and end the chat. `ended_by` is the number of the signal that ended the chat,
+    or 0.
     """
 
     def __init__(self) -> None:
@@ -32,7 +34,7 @@ class Interrupts:
         self._heard.close()
 
     def stop(self) -> None:
-        """End the reply that is being written, if there is one."""
+        """End the reply that the model writes now, if there is one."""
         if self._cancel is not None:
             self._cancel.set()
 
@@ -49,7 +51,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def setting(self, cancel: threading.Event) -> Iterator[None]:
-        """In the block, Ctrl-C sets `cancel`."""
+        """Let Ctrl-C set the event `cancel` within the `with` block."""
         self._cancel = cancel
         try:
             yield
@@ -58,8 +60,8 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """In the block, Ctrl-C raises KeyboardInterrupt. After a Ctrl-C before the block, the block raises
-        KeyboardInterrupt at its start."""
+        """Let Ctrl-C raise KeyboardInterrupt within the `with` block. If the user pressed Ctrl-C before the
+        block, raise KeyboardInterrupt at the start of the block."""
         self._raise = True
         try:
             if self._pending:

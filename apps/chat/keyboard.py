@@ -1,8 +1,8 @@
 """This module parses typed keys only as fast as the app handles them.
 
-Textual turns each key into a message at once. Very many keys would fill the app's message queue, which has no
-limit, and a signal that ends the app would wait behind them. This module keeps keys as text until the app's
-queue has room.
+Textual alone turns each key into a message at once. A paste of very many keys would fill the app's message
+queue, which has no limit, and a signal that ends the app would wait behind these messages. So this module
+keeps keys as text until the app's queue has room.
 """
 
 import asyncio
@@ -21,34 +21,35 @@ from textual.message import Message
 
 from .prompt import MAX_MESSAGE_CHARACTERS
 
-WAITING = 4  # messages; while more messages wait in its queues, the app gets no keys
-PIECE = 4  # characters that are parsed together
-PASTE_PIECE = 4096  # characters of a paste that are parsed together
-BUSY_PAUSE = 0.002  # seconds until the next check of a busy app
+WAITING = 4  # while more than this number of messages wait in the app's queues, the app gets no keys
+PIECE = 4  # number of typed characters that the parser gets at a time
+PASTE_PIECE = 4096  # number of pasted characters that the parser gets at a time
+BUSY_PAUSE = 0.002  # seconds until the next check whether a busy app has become free
 TURN = 0.01  # the maximum number of seconds of parsing before the app does other work
-UNREAD = 1 << 16  # characters; while more characters wait, the terminal is not read
+UNREAD = 1 << 16  # while more than this number of characters wait, the module does not read the terminal
 _PASTE, _END = "\x1b[200~", "\x1b[201~"
 _ESCAPE = constants.ESCAPE_DELAY + 0.001  # seconds after which a lone ESC byte is the Esc key
 
 
 class Keyboard:
-    """Holds the typed text and parses it. Only the app's thread uses an object of this class."""
+    """The keys of the terminal: the object holds the typed text and parses it. Only the app's thread uses the
+    object."""
 
     def __init__(self, app: App, process: Callable[[Message], None]):
-        """process: a function that takes each message that the parser makes."""
+        """process: a function that the object calls with each message of the parser."""
         self._app, self._process = app, process
         self._parser, self._decoder = XTermParser(), getincrementaldecoder("utf-8")("replace")
         self._typed, self._last = "", ""  # the unparsed text; the last parsed characters outside a paste
-        self._pasted: int | None = None  # parsed characters of the paste that has begun; None: no paste
+        self._pasted: int | None = None  # number of parsed characters of the open paste; None: no paste
         self._is_going = False
 
     @property
     def unread(self) -> int:
-        """The number of characters that are not parsed yet."""
+        """The number of typed characters that the parser has not parsed yet."""
         return len(self._typed)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that the terminal sent."""
+        """Take the bytes that the terminal sent, and parse them when the app is free."""
         self._typed += self._decoder.decode(data)
         if not self._is_going:
             self._go_on()
@@ -56,7 +57,7 @@ class Keyboard:
     def _go_on(self) -> None:
         loop, until = asyncio.get_running_loop(), time.monotonic() + TURN
         self._is_going = False
-        if getattr(self._app, "ended_by", 0):  # the app is ending because of a signal, so drop the keys
+        if getattr(self._app, "ended_by", 0):  # a signal ends the app, so the app drops the keys
             self._typed = ""
             return
         while not self._app_is_busy() and (piece := self._next_piece()):
@@ -93,14 +94,15 @@ class Keyboard:
         return piece
 
     def _next_of_paste(self) -> str:
-        """Return a piece of the paste, or its end. The parser gets at most MAX_MESSAGE_CHARACTERS + 1
-        characters of a paste, so that the input can see that the paste is too long. The rest is dropped."""
+        """Return a piece of the pasted text, or the escape sequence that ends the paste. The parser gets at
+        most MAX_MESSAGE_CHARACTERS + 1 characters of a paste, so that the input can see that the paste is too
+        long. The rest of the paste is dropped."""
         assert self._pasted is not None
         end = self._typed.find(_END)
         if end == 0:
             self._typed, self._pasted = self._typed[len(_END) :], None
             return _END
-        # Without an _END, the last characters of the text can be the first characters of an _END.
+        # If the text has no _END, the text's last characters can be the first characters of an _END.
         whole = end if end > 0 else max(0, len(self._typed) - len(_END) + 1)
         room = MAX_MESSAGE_CHARACTERS + 1 - self._pasted
         size = min(whole, PASTE_PIECE) if room > 0 else whole
@@ -110,7 +112,8 @@ class Keyboard:
 
 
 class TerminalDriver(LinuxDriver):
-    """The driver of this process's terminal. It reads keys only as fast as the app handles them."""
+    """The Textual driver of this process's terminal. The driver reads keys only as fast as the app handles
+    them."""
 
     def send_message(self, message: Message) -> None:
         send_now(self, message)

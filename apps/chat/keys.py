@@ -1,7 +1,7 @@
-"""This module reads the user's own keys from the setting `keys`, as in again=ctrl+t,chats=f3.
+"""This module reads the user's own keys from the setting `keys`, for example again=ctrl+t,chats=f3.
 
-The user's keys apply to all screens. A binding that several screens share (close, quit, list_up ...) has one
-name.
+A key of the user applies to all screens. A binding that several screens share (close, quit, list_up ...) has
+one name.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from ruvmlx.errors import UsageError
 _MODIFIERS = ("ctrl", "alt", "shift")
 _NAMED = {key.value for key in Keys}
 
-# The bindings of screens that show a list. Such a screen has the actions `leave` and `move`.
+# The bindings that all screens with a list have. These screens have the actions `leave` and `move`.
 OF_LISTS = (
     Binding("escape", "leave", "Close", show=False, priority=True, id="close"),
     Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True, id="quit"),
@@ -29,8 +29,8 @@ OF_LISTS = (
 
 
 def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
-    """Return a mapping from the names of bindings to the user's keys. Raise UsageError for an unknown name or
-    key."""
+    """Return a mapping from names of bindings to the user's keys. bindings: the bindings that the user can
+    change. Raise UsageError for an unknown name or key."""
     names = list(dict.fromkeys(binding.id for binding in bindings if binding.id))
     found: dict[str, str] = {}
     for pair in filter(None, setting.split(",")):
@@ -46,11 +46,12 @@ def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
 def _is_key(key: str) -> bool:
     *modifiers, last = key.split("+")
     known = last in _NAMED or key in _NAMED or len(key_to_character(last) or "") == 1
-    # If a single character were a key of a binding, the user could not type this character any more.
+    # A key without a modifier must be longer than a single character: if "a" were the key of a binding, the
+    # user could not type an "a" any more.
     return known and all(m in _MODIFIERS for m in modifiers) and (bool(modifiers) or len(last) > 1)
 
 
 def shown(app: App[Any], name: str, default: str) -> str:
-    """Return the label of a binding's key for hints: the user's own key, or `default`."""
+    """Return the label of a binding's key for the hints of the app: the user's own key, or else `default`."""
     own = app._keymap.get(name)
     return app.get_key_display(Binding(own, "")) if own else default

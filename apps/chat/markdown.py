@@ -3,14 +3,14 @@ exactly as if the module had rendered the reply in one piece.
 
 A Markdown document is a list of top-level blocks. New text changes the last block, or it joins the last block
 to the block before ("1. a", then a paragraph "2" that becomes "2. b"). Only a link definition changes earlier
-blocks. So while a reply streams, the module parses the last two blocks again and replaces them if they
-differ. When the reply is complete, the module parses all blocks again. Within a list, a quote or a table, it
-replaces only the parts that differ (markdown_stream.py), because a list item is four widgets, and a widget
-takes a millisecond.
+blocks. So while a reply streams, the module parses the last two blocks again, and replaces a block if it
+differs. When the reply is complete, the module parses all blocks again. Within a list, a quote or a table,
+the module replaces only the parts that differ (markdown_stream.py), because a list item has four widgets, and
+each widget takes a millisecond.
 
-Differences from Textual's Markdown: a single newline breaks the line. A horizontal rule stays in its quote or
-list. HTML is shown as it was written. Decoded entities ("&#x202e;") are sanitised. The language of code is
-not guessed if the code names no language.
+The display differs from Textual's Markdown in these points: a single newline breaks the line. A horizontal
+rule stays in its quote or list. HTML is shown as it was written. Decoded entities ("&#x202e;") are sanitised.
+If a code block names no language, the module does not guess one.
 """
 
 from functools import cache, lru_cache
@@ -54,8 +54,8 @@ def _make_safe(token: Token) -> None:
 
 
 def top_level(tokens: list[Token]) -> list[list[Token]]:
-    """Return the tokens of each top-level block. A block ends at the token where the nesting is zero
-    again."""
+    """Return the tokens of each top-level block. A top-level block ends at the token after which the nesting
+    depth is zero again."""
     blocks: list[list[Token]] = []
     depth = 0
     for token in tokens:
@@ -68,7 +68,8 @@ def top_level(tokens: list[Token]) -> list[list[Token]]:
 
 @lru_cache(256)
 def known_language(info: str) -> str:
-    """Return the language of a code block: "js title=x" -> "js". Return "text" if Pygments has no lexer."""
+    """Return the language that the fence of a code block names: "js title=x" -> "js". Return "text" if
+    Pygments has no lexer for the language."""
     language = (info.split() or [""])[0].lower()
     try:
         find_lexer_class_by_name(language)
@@ -80,13 +81,14 @@ def known_language(info: str) -> str:
 class Code(MarkdownFence):
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        """Colour code by its named language. For code without a named language, Textual would try each of 500
-        lexers at every frame, which stops the app for seconds."""
+        """Colour code by the language that its fence names. Textual's own method would try each of 500 lexers
+        on code without a language at every frame, which stops the app for seconds."""
         return super().highlight(code, known_language(language), ansi, dark)
 
 
 class ReplyMarkdown(Windowed, Markdown):
-    """A widget whose Markdown grows with `show(text)` and is completed with `show(text, final=True)`."""
+    """A widget that shows Markdown. `show(text)` adds text to it, and `show(text, final=True)` completes
+    it."""
 
     BLOCKS = {  # noqa: RUF012 - Textual declares it so
         **Markdown.BLOCKS,
@@ -99,7 +101,7 @@ class ReplyMarkdown(Windowed, Markdown):
         super().__init__(text, parser_factory=parser, open_links=False)
         self._text = text
         self._shapes: list[Shape] = []
-        self._starts: list[int] = []  # the number of the first line of each block
+        self._starts: list[int] = []  # for each block, the number of its first line in the text
 
     def unhandled_token(self, token: Token) -> MarkdownBlock | None:
         return self.get_block_class("hr")(self, token) if token.type == "rule" else None
@@ -112,8 +114,8 @@ class ReplyMarkdown(Windowed, Markdown):
         return AwaitComplete(self.show(markdown, final=True))
 
     async def show(self, text: str, final: bool = False) -> None:
-        """Show `text`, which must begin with the text shown before. final: True if the method parses the
-        whole text again; `text` can then be any text."""
+        """Show `text`, which must begin with the text that the widget showed before. final: True if the
+        method parses the whole text again; then `text` can be any text."""
         async with self.lock:
             self._text = text
             kept = 0 if final else max(0, len(self._shapes) - 2)
@@ -122,7 +124,8 @@ class ReplyMarkdown(Windowed, Markdown):
             await self._replace(kept, first_line, blocks)
 
     async def _replace(self, kept: int, first_line: int, blocks: list[list[Token]]) -> None:
-        """Replace the blocks from number `kept` on by `blocks`. Keep the first of them that look the same."""
+        """Replace the blocks from number `kept` on by the new `blocks`. Keep the widgets of the first blocks
+        that look the same."""
         was, now = self._shapes[kept:], [shape_of(block) for block in blocks]
         same = common_prefix(was, now)
         starts = [first_line + (block[0].map or [0])[0] for block in blocks]
@@ -134,8 +137,9 @@ class ReplyMarkdown(Windowed, Markdown):
                 await swap(self, old, new, was[same:], now[same:])
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Return the height without the bottom margin of the last block. A CSS rule for this margin would let
-        Textual restyle the last two blocks, with all widgets in them, whenever a block is added."""
+        """Return the height of the blocks without the bottom margin of the last block. If a CSS rule
+        removed this margin, Textual would restyle the last two blocks, with all their widgets, for each
+        added block."""
         height = super().get_content_height(container, viewport, width)
         return max(0, height - self.children[-1].styles.margin.bottom) if self.children else height
 

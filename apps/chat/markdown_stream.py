@@ -1,8 +1,9 @@
-"""This module updates Markdown blocks in place: blocks that look the same stay, the first block that differs
-grows, and the blocks after it are built again. So the time of a frame depends on the length of the new text,
-and not on the length of a list or table.
+"""This module updates the widgets of Markdown blocks. Widgets of blocks that look the same stay. The first
+block that differs is changed in place, and the blocks after it are built again. So the time of a frame
+depends on the length of the new text, and not on the length of a list or table.
 
-A block's shape has everything that the screen shows of the block. Two blocks of equal shape look the same.
+The shape of a block is a tuple with everything that the screen shows of the block. Two blocks of equal shape
+look the same.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from textual.widgets._markdown import (
     MarkdownTableContent,
 )
 
-Shape = tuple[Any, ...]  # a tuple for each token, its nesting first
+Shape = tuple[Any, ...]  # a tuple for each Markdown token; it begins with the token's `nesting`
 
 
 def shape_of(tokens: list[Token]) -> Shape:
@@ -42,7 +43,7 @@ def shape_of(tokens: list[Token]) -> Shape:
 
 
 def inner(shape: Shape) -> list[Shape]:
-    """Return the shapes of the blocks inside a block."""
+    """Return the shape of each block inside a block, for example of each item of a list."""
     parts: list[list[Any]] = []
     depth = 0
     for token in shape[1:-1]:
@@ -69,8 +70,8 @@ async def swap(
     was: Sequence[Shape],
     now: Sequence[Shape],
 ) -> None:
-    """Replace the widgets `old`, the last children of `parent`, by `new`. was, now: the
-    nesting of the Markdown blocks in `old` and in `new`."""
+    """Replace the widgets `old`, the last children of `parent`, by `new`. was, now: the shapes of the
+    Markdown blocks in `old` and in `new`."""
     if old and new and await _grow(old[0], new[0], was[0], now[0]):
         old, new = old[1:], new[1:]
     if old:
@@ -80,7 +81,8 @@ async def swap(
 
 
 async def _grow(old: Widget, new: MarkdownBlock, was: Shape, now: Shape) -> bool:
-    """Change the widget `old` in place so that it looks like `new`. Return False if this is impossible."""
+    """Change the widget `old` in place so that it looks like `new`. Return False if the widget cannot be
+    changed in this way."""
     if type(old) is not type(new):
         return False
     if isinstance(old, MarkdownParagraph | MarkdownFence):
@@ -97,15 +99,15 @@ async def _grow(old: Widget, new: MarkdownBlock, was: Shape, now: Shape) -> bool
 
 
 async def _grow_inside(parent: Widget, new: list[MarkdownBlock], was: list[Shape], now: list[Shape]) -> None:
-    """Replace the blocks in `parent` by `new`."""
+    """Replace the blocks inside `parent` by `new`. was, now: the shapes of the blocks before and after."""
     same = common_prefix(was, now)
     await swap(parent, list(parent.children)[same:], new[same:], was[same:], now[same:])
 
 
 async def _grow_list(old: Widget, new: MarkdownBlock, was: list[Shape], now: list[Shape]) -> bool:
-    """Change the list `old` in place so that it looks like `new`. A row of a list is a bullet and the blocks
-    of an item. Return False if the bullets change, for example their width from 9. to 10.; the caller then
-    builds all rows again."""
+    """Change the list `old` in place so that it looks like `new`. Each row of a list is a bullet and the
+    blocks of one item. Return False if the bullets change, for example become wider from "9." to "10."; then
+    the caller builds all rows again."""
     items = list(new._blocks)  # a copy, because new.compose() empties new._blocks
     blocks = [list(item._blocks) for item in items if isinstance(item, MarkdownListItem)]
     rows, new_rows = list(old.children), list(new.compose())
@@ -129,8 +131,8 @@ def _bullet(row: Sequence[Widget]) -> str:
 
 
 async def _grow_table(old: "StreamedTable", new: "StreamedTable", was: list[Shape], now: list[Shape]) -> bool:
-    """Change the table `old` in place so that it looks like `new`. Return False if the heads differ. The
-    cells of head and body are children of one grid, row by row."""
+    """Change the table `old` in place so that it looks like `new`. Return False if the heads of the tables
+    differ. The cells of the head and the body are children of one grid, row by row."""
     if was[0] != now[0] or not old.children:
         return False
     content, (fresh, *_) = old.children[0], list(new.compose())
@@ -146,8 +148,8 @@ async def _grow_table(old: "StreamedTable", new: "StreamedTable", was: list[Shap
 
 class TableContent(MarkdownTableContent):
     def compose(self) -> ComposeResult:
-        """Yield the cells without tooltips. A tooltip would only repeat the cell's text, and Textual would
-        take brackets in it for markup."""
+        """Yield the cells of the table without tooltips. A tooltip would only repeat the text of its cell,
+        and Textual would read brackets in this text as markup."""
         for cell in super().compose():
             cell.tooltip = None
             yield cell

@@ -1,5 +1,5 @@
-"""This module puts files into a message. If a message mentions `@path`, the text of the file is added below
-the message. The model reads this text, and the store keeps it:
+"""This module adds the text of files to a message. If the user mentions a file as `@path`, the module adds
+the file's text below the message. The model reads this text, and the store keeps it:
 
     What does @sort.py do?
 
@@ -7,8 +7,8 @@ the message. The model reads this text, and the store keeps it:
     def sort(items): ...
     ````
 
-The screen shows one line in place of the file's text. For a PDF, the text of its pages is added
-(pdf_text.py).
+The screen shows one line in place of the file's text. If the file is a PDF, the module adds the text of the
+PDF's pages (pdf_text.py).
 """
 
 import re
@@ -25,15 +25,15 @@ from .pdf_text import pdf_text
 from .user_files import UserFiles
 
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<plain>[^\s"]\S*))')
-MAX_FILE_BYTES = 8 << 20  # bytes; no context holds a longer text; `generate` has the same limit for its input
-_PUNCTUATION = ".,;:!?)]}'"  # characters after a name that can be punctuation of the sentence
+MAX_FILE_BYTES = 8 << 20  # bytes; no context holds a longer text; `generate` has the same limit
+_PUNCTUATION = ".,;:!?)]}'"  # characters that can follow a file name as punctuation of the sentence
 _OPEN = re.compile(r"\n\n(`{4,})file ([^\n]+)\n")
 
 
 @dataclass(frozen=True)
 class Mentioned:
-    """A message with the text of its files. notes: a line for each file with its number of tokens, and a line
-    for each mention that matches no file."""
+    """A message with the text of its files. notes: a line for each file with the number of its tokens, and a
+    line for each mention that matches no file."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -59,8 +59,8 @@ def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Men
     """Return the message with the text of each file that it mentions. tokens: a function that counts the
     tokens of a text.
 
-    Raise UsageError for a file that has no text. A mention that matches no file stays as the user typed it,
-    and a note says so.
+    Raise UsageError for a file that has no text. If a mention matches no file, the mention stays as the user
+    typed it, and a note says that there is no such file.
     """
     blocks, notes = dict[str, str](), list[str]()
     for match in _MENTION.finditer(text):
@@ -75,13 +75,14 @@ def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Men
 
 
 def _file_of(match: re.Match[str], files: UserFiles) -> tuple[str, Path | None]:
-    """Return the name in a mention, without punctuation after it, and the path of its file. The path is None
-    if no such file exists."""
+    """Return the file name of a mention, without the punctuation after it, and the path of the file. The path
+    is None if the file does not exist."""
     typed = match["quoted"] or match["plain"]
     names = [typed] if match["quoted"] else [typed, typed.rstrip(_PUNCTUATION)]
     if files.folder is not None:
         for name in filter(None, names):
-            # A name can be too long, begin with an unknown user (~name) or have a null character.
+            # These errors mean that the name is too long, begins with an unknown user (~name), or has a null
+            # character.
             with suppress(OSError, RuntimeError, ValueError):
                 path = files.path(name)
                 if path.is_file():
@@ -104,15 +105,16 @@ def _read_text(path: Path, name: str) -> str:
 
 
 def _block(name: str, text: str) -> str:
-    """Return the text between two fences of backquotes. The fences are longer than a run of backquotes in the
-    text."""
+    """Return the text of a file between two fences of backquotes. The fences are longer than the longest run
+    of backquotes in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(4, longest + 1)
     return f"\n\n{fence}file {one_line(name)}\n{text}\n{fence}"
 
 
 def without_files(text: str) -> tuple[str, list[FileText]]:
-    """Split a stored message into the text that the user typed and the files below it."""
+    """Split a stored message into the text that the user typed and the files that this module added below
+    it."""
     begin = _OPEN.search(text)
     if begin is None:
         return text, []
@@ -120,7 +122,7 @@ def without_files(text: str) -> tuple[str, list[FileText]]:
     while at < len(text):
         opened = _OPEN.match(text, at)
         if opened is None:
-            return text, []  # more words follow, so the user typed the fenced text
+            return text, []  # other words follow the fence, so the user typed the fence
         end = text.find(f"\n{opened[1]}", opened.end() - 1)
         if end < 0:
             return text, []
@@ -130,6 +132,6 @@ def without_files(text: str) -> tuple[str, list[FileText]]:
 
 
 def as_shown(text: str) -> str:
-    """Return a message as the screen shows it: the typed text, and a line for each file."""
+    """Return a message as the screen shows it: the text that the user typed, and a line for each file."""
     typed, files = without_files(text)
     return "\n".join([typed, *(file.line for file in files)])

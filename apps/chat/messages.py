@@ -42,7 +42,7 @@ class UserMessage(Vertical):
         super().__init__()
         self.text = sanitize(text)
         self.message_id = message_id
-        self.border_title = READ_FROM_HERE  # visible if the CSS gives the message a top border
+        self.border_title = READ_FROM_HERE  # the border is visible if the CSS gives this message a top border
 
     def place(self, turn: Turn) -> None:
         self.message_id = turn.id
@@ -52,16 +52,16 @@ class UserMessage(Vertical):
 
 
 class Notice(Static):
-    """A line from the app itself. kind: "error" or "info"."""
+    """A line of text from the app, and not from the model. kind: "error" or "info"."""
 
     def __init__(self, text: str, kind: str = "info") -> None:
         super().__init__(sanitize(text), markup=False, classes=kind)
 
 
 class ToolMessage(Static):
-    """A tool call and its result."""
+    """A widget that shows a tool call and its result."""
 
-    state: var[str] = var("")  # the line that the widget shows while there is no result
+    state: var[str] = var("")  # the line that the widget shows while the call has no result
 
     def __init__(self, call: ParsedCall, result: str | None = None, message_id: int | None = None) -> None:
         super().__init__(markup=False)
@@ -69,7 +69,8 @@ class ToolMessage(Static):
         self.border_title = READ_FROM_HERE
 
     def place(self, turn: Turn) -> None:
-        """Take the message id and the result from the turn (message) that the store has saved."""
+        """Take the message id and the result of the tool call from the turn (message) that the store has
+        saved."""
         self.message_id, self.result, self.state = turn.id, turn.content, ""
         self._show()
 
@@ -92,7 +93,7 @@ class ToolMessage(Static):
 
 
 class ReplyMessage(Windowed, Vertical, can_focus=True):
-    """A reply, its rating, and the rating's effect.
+    """A reply, its rating, and what the rating changed.
 
     While the reply has the focus (the choose mode), keys without Ctrl act on the reply, as BINDINGS says. The
     app types all other characters into the input.
@@ -130,19 +131,19 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     progress: var[str] = var("")
     ending: var[str] = var("")
     effect: var[str] = var("")
-    asks_why: var[bool] = var(False)  # True after a bad rating without a reason
-    branch: var[tuple[int, int]] = var((1, 1))  # the reply's number, and the number of replies in its place
-    unfolded: var[bool] = var(False)  # True while the screen shows the thought
+    asks_why: var[bool] = var(False)  # True after a bad rating without a reason, to show the question "Why?"
+    branch: var[tuple[int, int]] = var((1, 1))  # number of this reply; number of replies to the question
+    unfolded: var[bool] = var(False)  # True while the screen shows the reply's thought
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self.text = sanitize(text)
         self.border_title = READ_FROM_HERE
         self.finished = bool(text)
-        self.begun = False  # True if chunks have arrived, so the runtime has accepted the message
+        self.begun = False  # True if chunks of the reply have arrived: the runtime has accepted the message
         self.message_id: int | None = None
-        self.copied = 0  # the number of the code block that was copied last, from 1; 0: none
-        self._effect_of = 0  # the adapter version that `effect` describes
+        self.copied = 0  # the number of the reply's code block that was copied last, from 1; 0: none
+        self._effect_of = 0  # the adapter version whose effect the text `effect` describes
 
     @classmethod
     def of_turn(cls, turn: Turn) -> "ReplyMessage":
@@ -156,13 +157,14 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return reply
 
     def place(self, turn: Turn) -> None:
-        """Take the ids and the branch number from the turn (message) that the store has saved."""
+        """Take the ids and the branch number of the reply from the turn (message) that the store has
+        saved."""
         self.reply_id, self.message_id = turn.reply_id, turn.id
         self.branch = (turn.branch, turn.branches)
 
     @property
     def is_cut(self) -> bool:
-        """True if the reply was stopped or cut."""
+        """True if the user stopped the reply or a limit cut the reply."""
         return bool(self.ending)
 
     def compose(self) -> ComposeResult:
@@ -172,14 +174,14 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
 
     @property
     def answer(self) -> str:
-        """The reply without its thought."""
+        """The text of the reply without its thought."""
         return split(self.text).answer
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action != "unfold" or bool(split(self.text).thought)
 
     def action_unfold(self) -> None:
-        """Show the thought, or fold it again."""
+        """Show the reply's thought. If the screen shows the thought already, hide it."""
         self.unfolded = not self.unfolded
 
     def on_mount(self) -> None:
@@ -191,7 +193,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
     def reopen(self) -> None:
-        """Prepare the reply for more chunks: clear its ending and its rating."""
+        """Prepare the reply for more chunks: clear the shown ending and the shown rating."""
         self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
         self.asks_why = False
 
@@ -201,22 +203,22 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return code_blocks(self.answer)
 
     async def grow(self, text: str) -> None:
-        """Append sanitised text."""
+        """Append sanitised text to the reply."""
         self.progress = ""
         self.text += text
         self._show_thought()
         await self.body.show(self.answer)
 
     async def finish(self, text: str, ending: str) -> None:
-        """Show the whole reply as the store has saved it. ending: a key of `ENDINGS`, the reason of the
-        end."""
+        """Show the whole reply as the store has saved it. ending: the reason why the reply ended, a key of
+        `ENDINGS`."""
         self.text, self.finished = sanitize(text), True
         self._show_thought()
         await self.body.show(self.answer, final=True)
         self.progress, self.ending = "", ENDINGS.get(ending, "")
 
     def rated(self, result: RatingResult, key: str) -> None:
-        """Show the effect of a rating. key: the label of the key that undoes the rating."""
+        """Show what a rating of this reply changed. key: the label of the key that undoes the rating."""
         self.rating, self.effect = result.rating, describe.effect(result, key)
         self.asks_why = describe.asks_why(result)
         self._effect_of = result.adapter_version
@@ -225,14 +227,14 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self.effect, self._effect_of = describe.preference(result, key), result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
-        """Show the rating of the store. Remove the shown effect if it belongs to another rating or to an
-        adapter version that was undone. version: the adapter version in use."""
+        """Show the rating that the store has for this reply. Remove the shown effect if it belongs to another
+        rating, or to an adapter version that was undone. version: the adapter version in use."""
         if rating != self.rating or self._effect_of > version:
             self.rating, self.effect, self.asks_why = rating, "", False
 
     def _show_thought(self) -> None:
-        """Show one line about the reply's thought, or the whole thought. Hide the widget without a
-        thought."""
+        """Show one line about the reply's thought, or the whole thought. If the reply has no thought, hide
+        the widget."""
         if not self.children:
             return  # the widget is not composed yet; on_mount calls this method again
         line = self.query_children(".thought").first(Static)
@@ -252,7 +254,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         note.set_class(bool(self.progress), "progress")
 
     def _colour_mark(self, text: str) -> Content:
-        """Return the text with the rating's mark in the colour of the rating."""
+        """Return the text of the effect, with the rating's mark in the colour of the rating."""
         mark = describe.rating_mark(self.rating) if self.rating else ""
         start = text.find(mark) if mark else -1
         colour = {"up": "$success", "down": "$error"}.get(self.rating or "", "$accent")
@@ -262,7 +264,8 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     watch_rating = watch_progress = watch_ending = watch_effect = watch_branch = watch_asks_why = _show_note
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
-        """Open a clicked link if it is a web address. Other links could open files or programs."""
+        """Open a clicked link if the link is a web address. A link of another kind could open a file or a
+        program."""
         event.stop()
         if event.href.startswith(("https://", "http://")):
             self.app.open_url(sanitize(event.href))

@@ -25,10 +25,11 @@ NO_ADAPTER = "none"
 
 @dataclass(frozen=True)
 class PickerEntry:
-    """An entry of a list that the user picks from, with text that is safe for the terminal.
+    """An entry of the list from which the user picks a model or an adapter, with text that is safe for the
+    terminal.
 
-    name: the name that opens the entry. aloud: the facts in words, or "" if `facts` can be read aloud.
-    problem: the reason why the user cannot choose the entry, or "".
+    name: the name that opens the model or adapter. aloud: the facts in words, or "" if a screen reader can
+    read `facts`. problem: the reason why the user cannot choose the entry, or "".
     """
 
     name: str
@@ -45,8 +46,8 @@ class PickerEntry:
 
 
 def _facts(form: str, bits: float | None, numbers: int | None, size: int, more: str = "") -> list[str]:
-    """Return the facts of a model file: "gguf", "5.7 bits", "135 M", "97 MB". If the figures could not be
-    read, leave out the bits and the number of parameters."""
+    """Return the facts of a model file: "gguf", "5.7 bits", "135 M", "97 MB". If the program could not read
+    the bits or the number of parameters, leave them out."""
     read = [f"{bits:.1f} bits", parameters(numbers or 0) + more] if bits else []
     return [form, *read, megabytes(size)]
 
@@ -56,9 +57,9 @@ def _words(model: Model) -> str:
 
 
 def models(in_use: Model, proposes: bool = False) -> list[PickerEntry]:
-    """Return the models that `ruvmlx ls` lists, and the model in use if it is in another folder. The function
-    reads the headers of files, so do not call it in the app's thread. proposes: True if the list also has
-    proposed models to download, unless the program is offline."""
+    """Return entries for the models that `ruvmlx ls` lists, and for the model in use if it is in another
+    folder. The function reads the headers of files, so do not call it in the app's thread. proposes: True if
+    the list also has models that ruvmlx proposes to download, unless the program is offline."""
     rows = list_local_models()
     entries = [_entry(row, row["path"] == str(in_use.path)) for row in rows]
     if proposes and not offline():
@@ -75,13 +76,13 @@ def _offer_entry(offer: proposals.ModelOffer) -> PickerEntry:
 
 
 def is_proposal(name: str) -> bool:
-    """Return True if the name is a proposed model that this machine does not have yet."""
+    """Return True if the name is the name of a proposed model that this machine does not have yet."""
     return any(offer.name == name for offer in proposals.proposals(few=99))
 
 
 def remember(name: str) -> None:
-    """Save a model as the default of the next start. If the settings file cannot be written, the function
-    raises no error, so that the chat goes on."""
+    """Save a model's name as the default for the next start. If the settings file cannot be written, raise no
+    error, so that the chat continues."""
     path = Path(name).expanduser()
     with contextlib.suppress(RuvmlxError):
         settings_file.save("model", str(path.resolve()) if path.exists() else name)
@@ -94,14 +95,16 @@ def _entry(row: dict[str, Any], in_use: bool) -> PickerEntry:
 
 
 def model_lines(listed: Sequence[PickerEntry]) -> list[str]:
-    """Return the lines that /models prints."""
+    """Return the lines that /models prints for the entries in `listed`."""
     return [f"{n}. {one_line(entry.words)}" for n, entry in enumerate(listed, 1)]
 
 
 def find_model(argument: str, in_use: Model, files: UserFiles = HERE, listed: Sequence[str] = ()) -> str:
-    """Return the name of a model. argument: its number in the list ("2"), or a name as for --model.
+    """Return the name of the model that the user names. argument: the model's number in the list ("2"), or a
+    name as for --model.
 
-    listed: the names in the order in which the user saw them numbered; if empty, the order of the models now.
+    listed: the names in the order in which the user saw the numbered models; if `listed` is empty, the
+    numbers mean the present list of models.
     """
     if not argument.isdigit():
         return files.model(argument)
@@ -112,8 +115,8 @@ def find_model(argument: str, in_use: Model, files: UserFiles = HERE, listed: Se
 
 
 def adapters(runtime: Runtime) -> list[PickerEntry]:
-    """Return entries for "none", for the adapters of this model, and for the adapters of other models, which
-    the user cannot choose."""
+    """Return entries for "none" (no adapter), for the adapters of the model in use, and for the adapters of
+    other models, which the user cannot choose."""
     label = runtime.learning.label
     in_use = label.rpartition("@")[0] if label else NO_ADAPTER
     mine = {row.name: f"version {row.version} · {megabytes(row.bytes)}" for row in runtime.adapters()}
@@ -132,8 +135,8 @@ def adapters(runtime: Runtime) -> list[PickerEntry]:
 
 
 def find_adapter(argument: str, runtime: Runtime) -> str | None:
-    """Return the name of an adapter, or None for "none". Raise UsageError for an unknown name, unless the
-    word "new" follows the name."""
+    """Return the name of the adapter that the user names, or None for "none". Raise UsageError for an unknown
+    name, unless the word "new" follows the name and asks for a new adapter."""
     name, _, new = argument.partition(" ")
     known = [NO_ADAPTER, "default", *(row.name for row in runtime.adapters())]
     if name not in known and new.strip() != "new":
@@ -150,7 +153,7 @@ def adapter_lines(runtime: Runtime) -> list[str]:
 
 
 def told(runtime: Runtime) -> str:
-    """Return the message that the user sees after a switch to another model."""
+    """Return the message that tells the user which model the chat uses after a switch."""
     model = runtime.model
     label = runtime.learning.label
     learns = f"adapter {label}" if label else "no adapter"
@@ -158,10 +161,10 @@ def told(runtime: Runtime) -> str:
 
 
 def in_use_line(in_use: Model) -> str:
-    """Return the text that /model prints in plain mode."""
+    """Return the line about the model in use that /model prints in plain mode."""
     return f"Model: {one_line(in_use.name)} ({_words(in_use)}). /models lists others."
 
 
 def opening_line(what: Plan | Progress) -> str:
-    """Return one line about the opening of a model."""
+    """Return one line about the opening of a model: its plan, or the progress of the opening."""
     return one_line(what.line if isinstance(what, Progress) else f"Opening {what.facts.name}…")

@@ -1,5 +1,5 @@
-"""This module has the options of a chat from the command line, and it finds the session (the saved chat) that
-they select."""
+"""This module has the options of a chat from the command line. It also finds the session (the saved chat)
+that the options select."""
 
 import threading
 from collections.abc import Callable
@@ -20,32 +20,32 @@ class ChatOptions:
     sampling: Sampling | None = None  # None: the model's own sampling settings
     max_new_tokens: int = 1024
     system: str | None = None
-    # Only the app uses the next four options. Plain mode does not learn in idle time.
+    # Only the app uses the next four options. Plain mode cannot learn in idle time.
     learn_when_idle: bool = True
     theme: str = "auto"
     motion: bool = True
-    keys: str = ""  # as in "again=ctrl+t,chats=f3"
-    best_of: int | str | None = None  # the number of replies to a question, or "auto"; None: the setting
-    find: str = ""  # words of the message to show first; with session "new", the search is in all chats
+    keys: str = ""  # the user's own keys, for example "again=ctrl+t,chats=f3"
+    best_of: int | str | None = None  # number of replies to a question, or "auto"; None: the setting's
+    find: str = ""  # words of the message to show first; session "new": search in all chats
     message: int | None = None  # the id of the message to show first; None: the end of the chat
     files: UserFiles = HERE
-    tools: bool = True  # False if the user cannot turn tool servers on
-    copies: Callable[[str], bool] | None = None  # a function that fills the clipboard of another machine
+    tools: bool = True  # False if the user must not turn on tool servers
+    copies: Callable[[str], bool] | None = None  # copies a text to the clipboard of the user's machine
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
-        """Return keyword arguments for `Conversations.say` and similar methods. cancel: an event that, once
-        set, ends the reply."""
+        """Return keyword arguments for `Conversations.say` and similar methods. cancel: an event; once it is
+        set, the reply ends."""
         return {"sampling": self.sampling, "max_new_tokens": self.max_new_tokens, "cancel": cancel}
 
     def for_answer(self, cancel: threading.Event) -> dict[str, Any]:
         """Return keyword arguments for methods that can write several replies to one question: the arguments
-        of `for_reply`, and `best_of` if it is set."""
+        of `for_reply`, and `best_of` if the options have it."""
         return self.for_reply(cancel) | ({"best_of": self.best_of} if self.best_of else {})
 
 
 def start_place(runtime: Runtime, options: ChatOptions) -> tuple[str, int | None]:
-    """Return (session, message): the ids of the chat and the message to show first. The message is None for
-    the end of the chat."""
+    """Return (session, message): the id of the chat to open, and the id of the message to show first. The
+    second id is None for the end of the chat."""
     if not options.find:
         session, message = start_session(runtime, options), options.message
     else:
@@ -57,8 +57,8 @@ def start_place(runtime: Runtime, options: ChatOptions) -> tuple[str, int | None
 
 
 def start_session(runtime: Runtime, options: ChatOptions) -> str:
-    """Return the id of the chat that the options select. The option "continue" begins a new chat if there is
-    no earlier chat."""
+    """Return the id of the chat that the options select. If the options say "continue" and no chat exists
+    yet, begin a new chat."""
     earlier = runtime.chats.last_chat() if options.session == "continue" else options.session
     if options.session == "new" or earlier is None:
         return runtime.chats.new_chat(options.system)

@@ -1,5 +1,5 @@
-"""This module describes the state of learning and of the machine as rows, for the side panel and for lines
-that a screen reader reads aloud."""
+"""This module describes the state of learning and of the machine as rows of text. The side panel shows these
+rows, and a screen reader can read them aloud."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -16,14 +16,15 @@ from ruvmlx.text import one_line, size
 from . import describe
 from .describe import AGES, bar, share
 
-BAR = 4  # terminal cells of the bar that shows a tier's share of the bytes
+BAR = 4  # terminal cells of the bar that shows how many of the bytes a tier of the cache has
 LIKES = 2  # the maximum number of rows about what the user likes
-DETAILS = ("model", "caches", "learned", "rest")  # labels of the rows that a small panel leaves out
+DETAILS = ("model", "caches", "learned", "rest")  # labels of rows that a low panel leaves out
 
 
 @dataclass(frozen=True)
 class Overview:
-    """The state of learning and memory, read in the runtime's thread. learning: None without an adapter."""
+    """The state of learning and memory, which the runtime's thread reads. learning: None if the runtime has
+    no adapter."""
 
     learning: LearningState | None
     held: MemoryUse
@@ -38,12 +39,13 @@ class Overview:
         return cls(learning, runtime.held())
 
     def later(self, reading: SensorReading) -> "Overview":
-        """Return the overview with new figures of memory and sensors. Any thread can call this method."""
+        """Return a copy of the overview with new figures of memory and sensors. Any thread can call this
+        method."""
         now = replace(self.held, resident=memory.resident(), peak=memory.peak())
         return replace(self, held=now, reading=reading)
 
 
-Rows = list[tuple[str, str]]  # (label, text)
+Rows = list[tuple[str, str]]  # a list of rows: (label, text)
 Sections = list[tuple[str, Rows]]
 
 
@@ -68,7 +70,8 @@ def _training(missing: int | None) -> str:
 
 
 def recent_rows(state: LearningState) -> Rows:
-    """Return a row for each of the newest ratings, with the rating's note or the question of the reply."""
+    """Return a row for each of the newest ratings. The row's text is the note of the rating, or else the
+    question of the rated reply."""
     return [
         (describe.rating_mark(r.rating), one_line(r.note) or one_line(r.question) or "(deleted)")
         for r in state.recent
@@ -76,8 +79,8 @@ def recent_rows(state: LearningState) -> Rows:
 
 
 def cache_rows(kv: KVStats | None) -> Rows:
-    """Return a row for each tier (part of one precision) of the chat's KV cache with its share of the bytes,
-    and a row for the whole cache."""
+    """Return a row for each tier of the chat's KV cache, with the tier's share of the bytes, and a row for
+    the whole cache. A tier is a part of the cache with one precision."""
     if kv is None:
         return []
     total = kv.bytes or 1
@@ -89,7 +92,7 @@ def cache_rows(kv: KVStats | None) -> Rows:
 
 
 def memory_rows(held: MemoryUse) -> Rows:
-    """Return rows with the process's memory, its budget, and the parts of the memory."""
+    """Return rows with the process's memory, the memory budget, and the parts of the memory."""
     limit = f" of {size(held.kv_budget)}" if held.kv_budget else ""
     return [
         ("memory", f"{bar(held.resident / held.budget if held.budget else 0.0)} {size(held.resident)}"),
@@ -102,7 +105,7 @@ def memory_rows(held: MemoryUse) -> Rows:
 
 
 def sensor_rows(reading: SensorReading) -> Rows:
-    """Return rows with heat and power, as far as the platform reports them."""
+    """Return rows with the machine's heat and power, as far as the platform reports them."""
     rows: Rows = []
     if reading.celsius is not None:
         rows.append(("heat", f"{reading.celsius:.0f} °C"))
@@ -123,8 +126,8 @@ def sections(view: Overview, kv: KVStats | None) -> Sections:
 
 
 def fitted(shown: Sections, height: int) -> Sections:
-    """Return sections that fit into `height` lines. If not all lines fit, leave out the rows in DETAILS and
-    the last rows of the recent ratings."""
+    """Return sections that fit into `height` lines. If not all rows fit, leave out the rows whose labels are
+    in DETAILS, and then the last rows of the recent ratings."""
     if sum(len(rows) + 2 for _, rows in shown) <= height:
         return shown
     brief = [(title, [row for row in rows if row[0] not in DETAILS]) for title, rows in shown]
@@ -133,12 +136,12 @@ def fitted(shown: Sections, height: int) -> Sections:
 
 
 def spoken_lines(view: Overview, kv: KVStats | None) -> list[str]:
-    """Return each row of the sections as a line that a screen reader can read aloud."""
+    """Return each row of the overview as a line that a screen reader can read aloud."""
     shown = ((title, row) for title, rows in sections(view, kv) for row in rows)
     return [f"{title}: {word} {_expand_units(text)}".rstrip() for title, (word, text) in shown]
 
 
 def _expand_units(text: str) -> str:
-    """Return a row's text without its bar and with whole words: "▰▱▱▱ 7 MB, 319 tok" -> "7 MB, 319
-    tokens"."""
+    """Return a row's text for a screen reader, without the bar and with whole words: "▰▱▱▱ 7 MB, 319 tok" ->
+    "7 MB, 319 tokens"."""
     return re.sub(r"(\d) tok$", r"\1 tokens", re.sub("^[▰▱]+ ", "", text))

@@ -1,5 +1,5 @@
-"""This module has the entries of the command palette (Ctrl+P): the slash commands by their titles. Textual
-adds entries of its own."""
+"""This module has the entries of the command palette (Ctrl+P): slash commands under their titles. Textual
+adds its own entries to the palette."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from .commands import COMMANDS, Command, help_of
 
 @dataclass(frozen=True)
 class PaletteEntry:
-    """An entry of the palette. types: the text that the entry puts into the input if the command needs words;
-    if it is "", the entry runs the command at once."""
+    """An entry of the palette. types: the text that the entry types into the input if its command needs
+    words; "" if the entry runs its command at once."""
 
     title: str
     help: str

@@ -1,4 +1,5 @@
-"""This module is the side panel (F2), which shows the state of learning and of the machine."""
+"""This module is the side panel, which the key F2 opens. The panel shows the state of learning and of the
+machine."""
 
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -8,7 +9,7 @@ from ruvmlx.kv.cache import KVStats
 
 from .overview import Overview, Rows, fitted, sections
 
-WIDTH = 34  # terminal cells, with four for the frame
+WIDTH = 34  # the width in terminal cells; the panel's frame takes four of them
 
 
 class Panel(VerticalScroll, can_focus=False):
@@ -33,7 +34,7 @@ class Panel(VerticalScroll, can_focus=False):
 
     @property
     def view(self) -> Overview | None:
-        """The overview that the panel shows."""
+        """The overview that the panel shows now."""
         return self._shown[0] if self._shown else None
 
     def on_resize(self) -> None:

@@ -1,5 +1,5 @@
-"""This module reads the text of a PDF with pypdf (from the extra `pdf`). The work runs in a child process
-with limits, because a damaged file could take hours.
+"""This module reads the text of a PDF with the package pypdf, which the extra `pdf` installs. The work runs
+in a child process with limits, because a damaged file could take hours.
 
 The text marks each page, so that the model's answers can name pages:
 
@@ -15,14 +15,14 @@ from ruvmlx.platform.bounded_process import BoundedProcess, ProcessEnded, Proces
 from ruvmlx.text import one_line, size
 
 MAX_PDF_BYTES = 64 << 20  # the maximum size of a PDF in bytes; pictures take most bytes of a long PDF
-SECONDS, OPENING = 20.0, 5.0  # limits in seconds of processor time: to read a file, and to import pypdf
-MEMORY = 1 << 30  # the child's memory limit in bytes
-MAX_CHARACTERS = 8 << 20  # the maximum number of characters of text; no context holds more
+SECONDS, OPENING = 20.0, 5.0  # the child's processor time in seconds: to read the PDF, and to import pypdf
+MEMORY = 1 << 30  # the memory limit of the child process in bytes
+MAX_CHARACTERS = 8 << 20  # the maximum number of characters of a PDF's text; no context holds more
 
 
 def pdf_text(path: Path, name: str) -> str:
-    """Return the text of all pages. Raise UsageError if the PDF has no text or cannot be read. The error
-    calls the file by `name`."""
+    """Return the text of all pages of a PDF. Raise UsageError if the PDF has no text or cannot be read. name:
+    the file name that the error shows."""
     name = f"@{one_line(name)}"
     if importlib.util.find_spec("pypdf") is None:
         raise UsageError(
@@ -48,7 +48,7 @@ def pdf_text(path: Path, name: str) -> str:
 
 def _refusal(name: str, why: str) -> str:
     """Return a sentence that says why a PDF cannot be read. why: the error of pypdf, or "" if a limit of time
-    or memory ended the child."""
+    or memory ended the child process."""
     if not why:
         return f"{name} takes more than {SECONDS:.0f} seconds of work or {MEMORY >> 20} MB to read."
     return f"{name} cannot be read as a PDF ({one_line(why)[:120]}). Save it again, or name a text file."
@@ -58,7 +58,7 @@ def _refusal(name: str, why: str) -> str:
 
 
 def _pages(path: str) -> list[str]:
-    """Return the text of each page."""
+    """Return a list with the text of each page of the PDF."""
     from pypdf import PdfReader
 
     reader, pages, room = PdfReader(path), list[str](), MAX_CHARACTERS

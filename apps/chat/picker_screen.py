@@ -1,4 +1,5 @@
-"""This module is a screen with a list, for example of models or adapters. Typed letters filter the list."""
+"""This module is a screen with a list, for example of models or adapters. The letters that the user types
+filter the list."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,14 +25,15 @@ Load = Callable[[], "list[PickerEntry]"]
 
 
 class PickerScreen(ModalScreen[str | None]):
-    """A screen that returns the name of the chosen entry, or None if the user closes it. The user can also
-    choose the typed text as a name, if the function `new` returns a line for this text."""
+    """A screen that returns the name of the chosen entry, or None if the user closes the screen. If the
+    function `new` returns a line for the typed text, the user can also choose the typed text as a name."""
 
     BINDINGS: ClassVar = [*keys.OF_LISTS]
 
     def __init__(self, title: str, load: Load, new: Callable[[str], str], words: str = "") -> None:
         """load: a function that returns the entries; a separate thread calls it. new: a function that returns
-        the line for typed text, for example "Fetch owner/name", or ""."""
+        the line for a typed text, for example "Fetch owner/name", or "" if the text is no name. words: the
+        text with which the filter begins."""
         super().__init__()
         self._title, self._load, self._new, self._words = title, load, new, words
         self._entries: list[PickerEntry] = []
@@ -54,7 +56,7 @@ class PickerScreen(ModalScreen[str | None]):
         return f"⏎ Use   {keys.shown(self.app, 'close', 'esc')} Close"
 
     def result(self, name: str) -> str:
-        """Return the result of the screen for the name of the chosen entry."""
+        """Return the result of the screen. name: the name of the entry that the user chose."""
         return name
 
     @property
@@ -71,7 +73,7 @@ class PickerScreen(ModalScreen[str | None]):
         self._find()
 
     def _find(self) -> None:
-        """Show the entries that match the typed letters, the best first."""
+        """Show the entries that match the typed letters, with the best match first."""
         words = self._words.strip()
         scored = [(self._match(entry.name)[0] if words else 1.0, entry) for entry in self._entries]
         self._shown = [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
@@ -86,13 +88,13 @@ class PickerScreen(ModalScreen[str | None]):
         self.options.highlighted = next(iter(in_use if not words and in_use else places), None)
 
     def _match(self, name: str) -> tuple[float, Sequence[int]]:
-        """Return (score, places): the score of the match, 0 for no match, and the places of the typed letters
-        in the name."""
+        """Return (score, places): the score of the match of a name with the typed letters (0: no match), and
+        the places of these letters in the name."""
         return self._search.match(self._words.strip(), name)
 
     def _row(self, entry: PickerEntry) -> Content:
-        """Return the row of an entry, cut to the list's width: the name, then the facts at the right edge. A
-        problem is a second line."""
+        """Return the row of an entry, cut to the list's width. The name is at the left, and the facts are at
+        the right edge. If the user cannot choose the entry, a second line says why."""
         mark = "● " if entry.in_use else "  "
         room = max(10, self.options.size.width - cell_len(mark + entry.facts) - 3)
         safe = one_line(entry.name)
@@ -127,8 +129,8 @@ class PickerScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
     def action_move(self, step: int) -> None:
-        """Move the highlight by `step` entries, at most to the first or last. Skip entries that the user
-        cannot choose."""
+        """Move the highlight down by `step` entries (up, if `step` is negative), but not past the ends of the
+        list. Skip entries that the user cannot choose."""
         places = [n for n, entry in enumerate(self._shown) if not entry.problem]
         if places:
             at = self.options.highlighted

@@ -1,12 +1,13 @@
-"""This module is plain mode, the chat for pipes and screen readers. It reads lines, prints words, and never
-moves the cursor.
+"""This module is plain mode, the chat for pipes and screen readers. Plain mode reads lines, prints words, and
+never moves the cursor.
 
 All work runs in the main thread. During a reply, Ctrl-C stops the reply and keeps its text. At the prompt,
-Ctrl-C ends the chat. While the store saves a rating or a message, Ctrl-C waits. A closed terminal, SIGTERM or
-a closed pipe stops the reply in the same way and then ends the chat. Answers go to stdout, errors to stderr.
+Ctrl-C ends the chat. While the store saves a rating or a message, Ctrl-C has no effect until the store has
+saved. A closed terminal, SIGTERM or a closed pipe stops the reply in the same way and then ends the chat.
+Answers go to stdout, and errors go to stderr.
 
-Plain mode does not train in idle time, because the thread that owns the runtime waits for a line. The app and
-`ruvmlx learn consolidate` train.
+Plain mode does not train in idle time, because the thread that owns the runtime waits for the user's next
+line. The app and the command `ruvmlx learn consolidate` train.
 """
 
 import contextlib
@@ -68,7 +69,8 @@ class PlainChat:
         self._state.tools.close()
         if self._interrupts.ended_by:
             return exit_signals.exit_code(self._interrupts.ended_by)
-        # A script needs the exit code of an error. A person at a terminal has read the message.
+        # If a script runs plain mode, return the exit code of the first error. A person at a terminal has
+        # read the error, so return 0.
         return self._streams.failure if not (self._streams.interactive and self._state.session) else 0
 
     def _begin(self) -> None:
@@ -83,7 +85,7 @@ class PlainChat:
             self._streams.note(f"Note: {sanitize(caveat)}")
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Run `work`. Show its error as one line, so that the chat goes on."""
+        """Call `work`. If `work` raises an error, show the error as one line, so that the chat continues."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
@@ -108,7 +110,7 @@ class PlainChat:
         self._tell(place(self._runtime, self._state, ""))
 
     def _obey(self, command: Command) -> None:
-        """Run the command's step, and the steps that follow it."""
+        """Run the command's step, then the steps that the outcomes name as the next steps."""
         step = COMMANDS[command.name].step
         with self._stoppable(command.name == "tools"):
             outcome = step(self._runtime, self._state, command.argument)
@@ -119,7 +121,7 @@ class PlainChat:
 
     @contextlib.contextmanager
     def _stoppable(self, is_stoppable: bool) -> Iterator[None]:
-        """Let Ctrl-C end the step of the block. The step may wait for a server."""
+        """Let Ctrl-C end the step within the `with` block, because this step can wait long for a server."""
         if not is_stoppable:
             yield
             return
@@ -147,8 +149,8 @@ class PlainChat:
             self._retell(turns, outcome.message)
 
     def _retell(self, turns: list[Turn], message: int | None = None) -> None:
-        """Print the earlier messages for a person at a terminal. message: the id of the first message to
-        print, or None for all."""
+        """Print the earlier messages of the chat if a person at a terminal reads them. message: the id of the
+        first message to print; None: print all."""
         if self._streams.interactive:
             begins = (n for n, turn in enumerate(turns) if message is not None and turn.id == message)
             first = next(begins, 0)
@@ -156,8 +158,8 @@ class PlainChat:
                 self._streams.print(line)
 
     def _reply(self, begin: BeginReply) -> None:
-        """Let the model write a reply. While a reply has tool calls, run the calls and let the model write
-        the next reply."""
+        """Let the model write a reply. While the newest reply has tool calls, run these calls and let the
+        model write the next reply."""
         while True:
             cancel, self._state.response = threading.Event(), None
             with self._interrupts.setting(cancel):
@@ -170,8 +172,8 @@ class PlainChat:
         self._runtime.learning.settle()
 
     def _tell_left_out(self) -> None:
-        """Tell the user when the context is nearly full, and when the model no longer reads the oldest
-        messages."""
+        """Tell the user when the context of the model is nearly full, and when the model no longer reads the
+        oldest messages."""
         state, limit = self._state, self._state.options.max_new_tokens
         chats = self._runtime.chats
         found = chats.room(state.session, chats.turns(state.session), limit)
@@ -190,8 +192,8 @@ class PlainChat:
         state.told_full = is_full
 
     def _stream(self, reply: Iterator[Chunk]) -> None:
-        """Print the words of a reply as they arrive. Print the label "Assistant:" with the first word, so
-        that an error before it has its own line."""
+        """Print the words of a reply as they arrive. Print the label "Assistant:" only with the first word,
+        so that an error before the first word has its own line."""
         safe, answer, begun, end = Sanitizer(), AnswerFilter(), False, ""
         try:
             for chunk in reply:
@@ -213,14 +215,15 @@ class PlainChat:
             self._streams.print(f"({_ENDS[end]})")
 
     def _switch(self, name: str) -> None:
-        """Switch to another model. Ctrl-C stops the switch and keeps the model in use."""
+        """Switch to another model. If the user presses Ctrl-C, stop the switch and keep the model in use."""
         with watching(still=True) as watch:
             stoppable = StoppableWatch(watch)
             with self._interrupts.setting(stoppable.stopped):
                 try:
                     self._holder.switch(name, self._state.session, stoppable)
                 finally:
-                    # Without a runtime, the old model was closed and could not be opened again.
+                    # If the holder has no runtime, the old model was closed and could not be opened again, so
+                    # the chat must end.
                     self._left = self._holder.runtime is None
         models.remember(name)
         self._state.model_changed()
@@ -229,7 +232,8 @@ class PlainChat:
 
 
 def run_plain(open_runtime: OpenRuntime, options: ChatOptions) -> int:
-    """Chat over stdin and stdout, and return the exit code. Raise an error if the model cannot be opened."""
+    """Run a chat over stdin and stdout, and return the exit code. Raise an error if the model cannot be
+    opened."""
     source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # None if the shell closed them
     for stream in (source, sink):
         if isinstance(stream, io.TextIOWrapper):

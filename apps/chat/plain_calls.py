@@ -24,7 +24,8 @@ class PlainCalls:
         self._holder, self._state, self._streams, self._interrupts = holder, state, streams, interrupts
 
     def run(self, response: GenerationResponse) -> bool:
-        """Run the tool calls of a reply. Return True if the model must write a reply to the results."""
+        """Run the tool calls of a reply. Return True if the model must write a reply to the results of the
+        calls."""
         if response.finish_reason == "cancelled":
             return False
         session, results, is_stopped = self._state.session, list[tuple[ParsedCall, str]](), False
@@ -41,8 +42,8 @@ class PlainCalls:
         return not is_stopped
 
     def _result_of(self, call: ParsedCall) -> str | None:
-        """Print a call, ask the user, run the call and return its result. Return None if the user stops
-        it."""
+        """Print a tool call, ask the user for permission, run the call, and return its result. Return None if
+        the user stops the call."""
         for n, line in enumerate(call_lines(call)):
             self._streams.print(f"Tool: {line}" if n == 0 else line)
         if refusal := self._state.tools.refusal(call):
@@ -58,8 +59,8 @@ class PlainCalls:
             return None
 
     def _ask(self) -> str | None:
-        """Ask whether the call may run. Return ONCE, ALWAYS or NO; None if the input ends or the user presses
-        Ctrl-C."""
+        """Ask the user whether the tool call is allowed to run. Return ONCE, ALWAYS or NO. Return None if the
+        input ends or the user presses Ctrl-C."""
         while (line := self._streams.read(QUESTION)) is not None:
             if answer := _ANSWERS.get(line.strip().lower()):
                 return answer

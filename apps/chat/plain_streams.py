@@ -10,12 +10,12 @@ from ruvmlx.text import sanitize
 
 from .interrupts import Interrupts
 
-MAX_LINE_CHARACTERS = 1 << 20  # the maximum number of characters of a line; no context holds more
+MAX_LINE_CHARACTERS = 1 << 20  # the maximum number of characters of an input line; no context holds more
 
 
 class PlainStreams:
-    """Reads lines from `source` and writes words to `sink`. `closed` is True once the output has no
-    reader."""
+    """The input and the output of plain mode: the object reads lines from `source` and writes words to
+    `sink`. `closed` is True once the output has no reader any more."""
 
     def __init__(self, source: TextIO, sink: TextIO, interrupts: Interrupts) -> None:
         self._source, self._sink, self._interrupts = source, sink, interrupts
@@ -24,8 +24,8 @@ class PlainStreams:
         self.failure = 0  # the exit code of the first error; 0: no error
 
     def read(self, prompt: str = "You: ") -> str | None:
-        """Return the next line, or None at the end of the input, on Ctrl-C, and after the terminal was
-        closed."""
+        """Return the next line of the input. Return None at the end of the input, on Ctrl-C, and after the
+        terminal was closed."""
         if self.interactive:
             self.write(prompt, self._sink if self._sink.isatty() else sys.stderr)
         try:
@@ -51,8 +51,8 @@ class PlainStreams:
         self.write(sanitize(text) + "\n")
 
     def write(self, text: str, where: TextIO | None = None) -> None:
-        """Write text. If the output has no reader any more, stop the reply, keep its text, and write nothing
-        from then on."""
+        """Write text to the output. If the output has no reader any more, stop the reply, keep its text, and
+        write nothing more."""
         if self.closed:
             return
         try:
@@ -61,7 +61,7 @@ class PlainStreams:
         except OSError as error:
             self.closed = True
             self._interrupts.stop()
-            if error.errno not in (errno.EPIPE, errno.EIO):  # for example a full disk
+            if error.errno not in (errno.EPIPE, errno.EIO):  # another error, for example of a full disk
                 self.complain(error)
 
     def complain(self, error: Exception) -> None:
@@ -70,6 +70,6 @@ class PlainStreams:
 
     @staticmethod
     def note(line: str) -> None:
-        """Write a line to stderr, because stdout is for replies."""
-        with contextlib.suppress(OSError):  # stderr has no reader
+        """Write a line to stderr, because stdout is only for replies."""
+        with contextlib.suppress(OSError):  # raised if stderr has no reader
             print(line, file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
-"""This module is the app's input. Enter sends the message. Ctrl+J begins a new line; every terminal can send
-this key.
+"""This module is the app's input. The key Enter sends the message. The key Ctrl+J begins a new line, and
+every terminal can send this key.
 
 Shift+Enter begins a new line too, in terminals that distinguish it from Enter (by the kitty keyboard
 protocol, or by xterm's modifyOtherKeys, which gives the key name "shift+\\r" below). In other terminals,
@@ -20,7 +20,7 @@ from textual.widgets.text_area import Edit, EditResult
 
 from ruvmlx.text import sanitize
 
-MAX_MESSAGE_CHARACTERS = 200_000  # in a line of 200,000 characters, each key takes half a second of work
+MAX_MESSAGE_CHARACTERS = 200_000  # in a longer line, each key takes over half a second of work
 EDITING = "Editing your question · Enter sends, Esc cancels"
 CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))
@@ -54,8 +54,8 @@ class Prompt(TextArea):
         complete: Callable[[], bool] = lambda: False,
     ) -> None:
         """flash: a function that shows a line for some seconds. moved: a function that the input calls after
-        a change of the text or the cursor. complete: a function that puts the next suggestion into the input;
-        it returns False if there is no suggestion."""
+        each change of the text or of the cursor's place. complete: a function that puts the next suggestion
+        into the input, and returns False if there is no suggestion."""
         super().__init__(
             soft_wrap=True,
             tab_behavior="focus",
@@ -65,7 +65,7 @@ class Prompt(TextArea):
         )
         self._title = self._doing = ""
         self._flash, self._moved, self._complete = flash, moved, complete
-        self.earlier: list[str] = []  # earlier messages, the newest first
+        self.earlier: list[str] = []  # the user's earlier messages, the newest first
         self._at = -1  # the index of the shown message in `earlier`; -1: the draft
         self._draft = ""
 
@@ -75,13 +75,13 @@ class Prompt(TextArea):
 
     @heading.setter
     def heading(self, text: str) -> None:
-        """Show a text, the model's name, in the input's border."""
+        """Show `text`, the name of the model, in the border of the input."""
         self._title = text
         self._head()
 
     def _head(self) -> None:
-        """Show in the border what keys do now, or else the model's name. The text is `Content` and no markup,
-        because a model's name can contain brackets."""
+        """Show in the input's border what the keys do now. If the keys do nothing special, show the model's
+        name. The text is `Content` and no markup, because a model's name can contain brackets."""
         self.set_class(self.is_choosing, "choosing")
         self.border_title = Content(CHOOSING if self.is_choosing else self._doing or self._title)
 
@@ -92,7 +92,7 @@ class Prompt(TextArea):
             action = self.action_newline
         elif event.key == "enter":
             action = self.action_submit
-        elif event.key == "tab" and self._complete():  # at once, so that typed letters follow the completion
+        elif event.key == "tab" and self._complete():  # now, so that later letters follow the suggestion
             event.stop()
             event.prevent_default()
             return
@@ -104,7 +104,7 @@ class Prompt(TextArea):
         action()
 
     async def _on_paste(self, event: Paste) -> None:
-        """Insert a paste with its newlines. A newline in a paste does not send the message."""
+        """Insert the text of a paste with its newlines. A newline in a paste does not send the message."""
         event.text = sanitize(event.text)
         await super()._on_paste(event)
         event.prevent_default()
@@ -115,7 +115,8 @@ class Prompt(TextArea):
         self._moved()
 
     def edit(self, edit: Edit) -> EditResult:
-        """Make the edit. If its text is too long for the message, insert only the first characters."""
+        """Make a change of the text. If the text becomes too long for a message, insert only the first
+        characters."""
         replaced = self.document.get_text_range(edit.top, edit.bottom)
         room = max(0, MAX_MESSAGE_CHARACTERS - len(self.text) + len(replaced))
         if len(edit.text) > room:
@@ -126,7 +127,8 @@ class Prompt(TextArea):
         return super().edit(edit)
 
     def put_back(self, text: str) -> None:
-        """Put an unsent message back into the input, before the text that the user typed since then."""
+        """Put an unsent message back into the input. The message stands before the text that the user has
+        typed in the meantime."""
         if self.text.strip():
             self.insert(f"{text}\n\n", (0, 0))
         else:
@@ -136,7 +138,8 @@ class Prompt(TextArea):
     # Methods for earlier messages
 
     def action_cursor_up(self, select: bool = False) -> None:
-        """Move the cursor up. In the first line, show the previous message of the history."""
+        """Move the cursor up. If the cursor is in the first line, show the previous message of the history
+        (the user's earlier messages)."""
         if select or not self.navigator.is_first_wrapped_line(self.cursor_location):
             super().action_cursor_up(select)
         elif self._at + 1 < len(self.earlier):
@@ -149,7 +152,7 @@ class Prompt(TextArea):
             self._go_to(self._at - 1)
 
     def _go_to(self, place: int) -> None:
-        """Show the message at an index of the history. At index -1, show the draft again."""
+        """Show the message of the history with the index `place`. At index -1, show the draft again."""
         if self._at < 0:
             self._draft = self.text
         self.text = sanitize(self.earlier[place]) if place >= 0 else self._draft
@@ -157,14 +160,15 @@ class Prompt(TextArea):
         self.move_cursor(self.document.end)
 
     def move_to_history(self, text: str) -> None:
-        """Clear the input and add the text to the history."""
+        """Clear the input and add `text` to the history of messages."""
         if text in self.earlier:
             self.earlier.remove(text)
         self.earlier.insert(0, text)
         self.text, self._at = "", -1
 
     def begin_edit(self, text: str, heading: str = EDITING) -> None:
-        """Show an earlier message that the user wants to edit. `end_edit` shows the draft again."""
+        """Put an earlier message into the input, where the user can edit it. `end_edit` shows the draft
+        again."""
         self._draft, self._at = self.text, -1
         self.text, self._doing = text, heading
         self._head()
@@ -192,7 +196,8 @@ class Prompt(TextArea):
         return self.document.get_line(row)[:column]
 
     def action_delete_right_or_leave(self) -> None:
-        """Delete the character to the right of the cursor. In an empty input, handle the key like Ctrl+C."""
+        """Delete the character to the right of the cursor. If the input is empty, handle the key like
+        Ctrl+C."""
         if self.text:
             self.action_delete_right()
         else:

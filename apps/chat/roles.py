@@ -1,5 +1,5 @@
-"""This module has the roles: system prompts with names, for the command /as. Some roles are built in. The
-user's own roles are files, `roles/NAME.md` in the data folder."""
+"""This module has the roles for the command /as. A role is a system prompt with a name. Some roles are built
+in. The user's own roles are files, `roles/NAME.md` in the data folder."""
 
 import re
 from pathlib import Path
@@ -55,8 +55,8 @@ def text(name: str) -> str:
 
 
 def save(name: str, prompt: str) -> Path:
-    """Save a system prompt as the user's own role, and return the path of its file. An earlier role of the
-    same name is replaced."""
+    """Save a system prompt as a role of the user, and return the path of the role's file. The file replaces
+    an earlier role of the same name."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"a role's name has small letters, digits, - and _, got {name[:40]!r}")
     if not prompt.strip():

@@ -1,5 +1,5 @@
-"""This module has the base class of the app, which the app's actions and widgets use. It has the app's phase
-and the error that ended the app."""
+"""This module has the base class of the app, which the app's actions and widgets use. The class has the app's
+phase and the error that ended the app."""
 
 from textual.app import App
 from textual.reactive import var
@@ -8,7 +8,7 @@ from .keyboard import TerminalDriver
 
 
 class ChatShell(App[int]):
-    """The app without its widgets and actions. The actions use this class to call Textual."""
+    """The app without its widgets and actions. The actions call Textual through this class."""
 
     phase: var[str] = var("opening")  # the other phases are "idle", "replying" and "closing"
 
@@ -17,6 +17,6 @@ class ChatShell(App[int]):
         self.failure: BaseException | None = None  # the error that ended the app
 
     def end(self, error: BaseException | None) -> None:
-        """End the app. The exit code is the code of the error, or 0 without an error."""
+        """End the app. The exit code of the app is the code of `error`, or 0 if `error` is None."""
         self.failure = error or self.failure
         self.exit(getattr(self.failure, "exit_code", 1) if self.failure else 0)

@@ -1,7 +1,7 @@
 """This module has the state of the open chat and the outcome of a command, for the app and plain mode.
 
-A step is a function that does the work of a slash command with the runtime. It runs in the runtime's thread
-and returns an `Outcome`. The app or plain mode shows the outcome.
+A step is a function that does the work of a slash command with the runtime. The step runs in the runtime's
+thread and returns an `Outcome`. The app or plain mode shows the outcome to the user.
 """
 
 import threading
@@ -21,62 +21,67 @@ from .tools.chat_tools import ChatTools
 
 @dataclass
 class ChatState:
-    """The state of the open chat. A step can change the state while the app or plain mode waits."""
+    """The state of the open chat. A step can change the state, because the app or plain mode waits for the
+    step."""
 
     options: ChatOptions
     session: str = ""  # the id of the chat; "" until a runtime is open
     system: str | None = None  # the system prompt of the chat
     selected: int | None = None  # the message id of the selected reply
     candidates: list[Candidate] = field(default_factory=list)  # the two replies of the newest comparison
-    response: GenerationResponse | None = None  # the newest reply, with its figures
+    response: GenerationResponse | None = None  # the newest reply of the model, with its figures
     lesson: RatingResult | PreferenceResult | None = None  # the result of the newest rating or choice
-    left_out: int = 0  # the number of oldest messages that the model does not read, as plain mode last said
-    told_full: bool = False  # True if plain mode has said that the context is nearly full
-    listed_chats: list[str] = field(default_factory=list)  # chat ids in the order of the last /chats
-    found_messages: dict[str, int] = field(default_factory=dict)  # chat id -> message id, of the last search
-    listed_models: list[str] = field(default_factory=list)  # model names in the order of the last /models
+    left_out: int = 0  # number of oldest messages that the model does not read, as the user last heard
+    told_full: bool = False  # True if plain mode has told the user that the context is nearly full
+    listed_chats: list[str] = field(default_factory=list)  # chat ids in the order of the last /chats list
+    found_messages: dict[str, int] = field(
+        default_factory=dict
+    )  # chat id -> id of the message last found in it
+    listed_models: list[str] = field(
+        default_factory=list
+    )  # model names in the order of the last /models list
     sensors: Sensors = field(default_factory=Sensors)
     tools: ChatTools = field(default_factory=ChatTools)
-    cancel: threading.Event = field(default_factory=threading.Event)  # once set, ends a step
+    cancel: threading.Event = field(default_factory=threading.Event)  # once set, it ends the step that runs
 
     def __post_init__(self) -> None:
         self.tools.may_run = self.options.tools
         self.system = self.system or self.options.system
 
     def open_chat(self, session: str, system: str | None) -> None:
-        """Switch to another chat, and forget the state of the chat before."""
+        """Switch to another chat, and forget what belongs to the chat before."""
         self.session, self.system = session, system
         self.selected, self.candidates, self.response, self.left_out = None, [], None, 0
         self.told_full = False
         self.tools.turn_all_off()
 
     def model_changed(self) -> None:
-        """Forget the candidates and the reply of the former model."""
+        """Forget the candidates and the newest reply, which the former model wrote."""
         self.candidates, self.response = [], None
 
     @property
     def kv(self) -> KVStats | None:
-        """The figures of the KV cache after the newest reply, or None."""
+        """The figures of the KV cache after the newest reply, or None if there is no reply."""
         return self.response.kv if self.response else None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a step. Only the app uses `notice` and `flash`. Only plain mode uses `words`, `reply`,
-    `then` and `model`. Both use the other fields."""
+    """The outcome of a step. Only the app uses the fields `notice` and `flash`. Only plain mode uses `words`,
+    `reply`, `then` and `model`. Both use the other fields."""
 
-    words: str = ""  # the answer as text that can be read aloud, in one or more lines
-    notice: str = ""  # the answer as a notice in the conversation
-    flash: str = ""  # the answer for the status line, which shows it for `seconds`
+    words: str = ""  # the answer for plain mode, in lines that can be read aloud
+    notice: str = ""  # the answer for the app as a notice in the conversation
+    flash: str = ""  # the answer for the app's status line, which shows it for `seconds`
     seconds: float = 3.0
-    opens: str = ""  # the id of the chat to switch to
-    message: int | None = None  # the id of the message to show, in the chat `opens` or in the open chat
+    opens: str = ""  # the id of the chat to switch to; "": no switch
+    message: int | None = None  # id of the message to show, in the chat `opens` or in the open chat
     retell: bool = False  # True if plain mode prints the earlier messages of the chat `opens`
-    learned: bool = False  # True if ratings or the adapter version have changed
-    reply: BeginReply | None = None  # a function that streams a reply, called after `words` are printed
-    then: "Step | None" = None  # another step, which runs after `reply`
-    model: str = ""  # the name of the model to switch to
-    leaves: bool = False  # True if the chat ends
+    learned: bool = False  # True if the step changed ratings or the adapter version
+    reply: BeginReply | None = None  # streams a reply; it is called after `words` are printed
+    then: "Step | None" = None  # the next step, which runs after `reply`
+    model: str = ""  # the name of the model to switch to; "": no switch
+    leaves: bool = False  # True if the chat must end
 
 
 Step = Callable[[Runtime, ChatState, str], Outcome]  # the str is the argument of the command

@@ -1,5 +1,5 @@
-"""This module has the two lines below the input. The status line shows figures of the reply and of learning.
-The second line shows the keys that work now."""
+"""This module has the two lines below the input. The status line shows figures of the newest reply and of
+learning. The second line shows the keys that work now."""
 
 import time
 from dataclasses import dataclass, replace
@@ -23,19 +23,20 @@ GAP = "  ·  "
 
 @dataclass(frozen=True)
 class Meter:
-    """Figures of the newest reply, updated while it streams."""
+    """Figures of the newest reply, which the app updates while the reply streams."""
 
     tps: float = 0.0
     ttft_ms: float = 0.0
-    context: int = 0  # tokens in the KV cache
+    context: int = 0  # number of tokens in the KV cache
     max_context: int = 0
     tokens: int = 0
-    first_at: float = 0.0  # the time by time.perf_counter() at which the first token arrived
+    first_at: float = 0.0  # time (time.perf_counter()) at which the reply's first token arrived
 
     def after(self, chunk: Chunk, asked_at: float) -> "Meter":
-        """Return the figures after one more chunk. The last chunk has the response, whose figures are exact.
+        """Return the figures of the reply after one more chunk. The last chunk has the response, whose
+        figures are exact.
 
-        asked_at: the time by time.perf_counter() at which the reply was requested.
+        asked_at: the time (time.perf_counter()) at which the app asked for the reply.
         """
         if chunk.response:
             done = chunk.response
@@ -67,10 +68,10 @@ def learned_parts(learned: LearnStatus | None) -> list[str]:
 
 
 def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[str]:
-    """Return texts about the messages that the model no longer reads or about a nearly full context.
+    """Return texts about messages that the model no longer reads, or about a context that is nearly full.
 
-    left_out: the number of oldest messages that the model does not read. summed_up: the number of messages in
-    the summary. key: the label of the key that starts a summary.
+    left_out: the number of oldest messages that the model does not read. summed_up: the number of these
+    messages that a summary covers. key: the label of the key that starts a summary.
     """
     told = [f"oldest {summed_up:,} summed up"] if summed_up else []
     if left_out:
@@ -81,8 +82,8 @@ def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[st
 
 
 def fit(left: str, parts: list[str], width: int) -> tuple[str, str]:
-    """Return the (left, right) texts of the status line. If `width` is too small, drop the left text first,
-    and then parts of the right text, the first part first."""
+    """Return the left and the right text of the status line. If the `width` is too small for both, leave out
+    the left text first. Then leave out parts of the right text, the first part first."""
     parts = list(parts)
     while parts and cell_len(GAP.join(parts)) > width:
         parts.pop(0)
@@ -96,8 +97,8 @@ class StatusLine(Static):
     meter: reactive[Meter] = reactive(Meter)
     learned: reactive[LearnStatus | None] = reactive(None)
     left_out: reactive[int] = reactive(0)  # the number of oldest messages that the model does not read
-    summed_up: reactive[int] = reactive(0)  # the number of oldest messages in the summary
-    background: reactive[str] = reactive("")  # a text about background work, in place of the figures
+    summed_up: reactive[int] = reactive(0)  # the number of oldest messages that the summary covers
+    background: reactive[str] = reactive("")  # a text about background work, which replaces the figures
     message: reactive[str] = reactive("")  # a text that replaces the whole line for some seconds
     _flashing: Timer | None = None
 
@@ -126,18 +127,18 @@ class StatusLine(Static):
 
 
 class KeyHints(Static):
-    """A line with the keys that work now, the most useful key first, as many as fit. A click on a key runs
-    the key's action."""
+    """A line with the keys that work now, with the most useful key first. The line has as many keys as fit. A
+    click on a key runs the action of the key."""
 
     ORDER = (
         "Stop", "Don't edit", "Send", "Back", "Good", "Bad", "Stars", "Undo", "Thought", "Copy", "Switch",
         "Choose", "More", "Again", "Edit", "Take back", "Quit", "New line", "Rewrite", "Copy code", "Chats",
         "Write again",
     )  # fmt: skip
-    HELP = "Help"  # the hint that always stands at the end of the line
-    GAP = 2  # terminal cells between two hints
+    HELP = "Help"  # the hint of the key F1, always at the end of the line
+    GAP = 2  # number of terminal cells between two hints
 
-    can_take_back: reactive[bool] = reactive(False)  # True if the line shows the key "Take back"
+    can_take_back: reactive[bool] = reactive(False)  # True if the line shows the key that undoes a rating
 
     def on_mount(self) -> None:
         self._spans: list[tuple[int, int, ActiveBinding]] = []
@@ -163,8 +164,8 @@ class KeyHints(Static):
         return Content.assemble((key, "$footer-key-foreground"), f" {active.binding.description}")
 
     def _active(self) -> list[ActiveBinding]:
-        """Return one binding for each description, in ORDER. If two bindings have the same description,
-        return the binding of the widget that has the focus."""
+        """Return one binding for each description, in the order ORDER. If two bindings have the same
+        description, return the binding of the widget that has the focus."""
         shown: dict[str, ActiveBinding] = {}
         for active in self.screen.active_bindings.values():
             if active.binding.show and active.enabled and self._is_useful(active):

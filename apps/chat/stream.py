@@ -15,13 +15,14 @@ from .messages import ReplyMessage
 from .status import Meter, StatusLine
 
 FRAME = 1 / 30  # seconds between two frames of a growing reply
-REST = 0.25  # the maximum number of seconds of sleep because of a frame's own work
+REST = 0.25  # the longest time in seconds that the app sleeps after a frame
 
 
 async def show_reply(
     reply: ReplyMessage, arriving: AsyncIterator[list[Chunk]], status: StatusLine
 ) -> GenerationResponse | None:
-    """Show chunks as they arrive. Return the response, or None if the stream ended without a response.
+    """Show the chunks of a reply as they arrive. Return the response, or None if the stream ended without a
+    response.
 
     After each frame, the function sleeps as long as the frame's work took, so that the app also handles keys
     on slow machines.
@@ -43,15 +44,15 @@ async def show_reply(
 
 
 async def drawn(widget: Widget) -> None:
-    """Wait until pending changes are on the screen and pending scrolling has begun."""
+    """Wait until the widget's pending changes are on the screen and its pending scrolling has begun."""
     done = asyncio.Event()
     widget.call_after_refresh(done.set)
     await done.wait()
 
 
 async def _show(reply: ReplyMessage, newest: Chunk, text: str) -> None:
-    """Show the text that has arrived since the last frame, or the progress before the first text. A token can
-    have no text, because an emoji can be several tokens."""
+    """Show the text that has arrived since the last frame. Before the first text, show the progress of the
+    reply. A token can have no text, because an emoji can be several tokens."""
     if text:
         await reply.grow(text)
     elif newest.replies > 1 and not reply.text:

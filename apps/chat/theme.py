@@ -1,5 +1,5 @@
-"""This module has the app's themes: a dark one, a light one, and one with high contrast. The command palette
-(Ctrl+P) also has Textual's own themes."""
+"""This module has the app's themes: a dark theme, a light theme, and a theme with high contrast. The command
+palette (Ctrl+P) also offers Textual's own themes."""
 
 import os
 from collections.abc import Mapping
@@ -61,14 +61,14 @@ ALL = (DARK, LIGHT, CONTRAST)
 
 
 def setting(name: str) -> str:
-    """Return the value of the setting `theme` for the name of a theme."""
+    """Return the value of the setting `theme` that selects the theme `name`."""
     return name.removeprefix("ruvmlx-")
 
 
 def preferred(wanted: str = "auto", environment: Mapping[str, str] = os.environ) -> str:
-    """Return the name of the theme to use: the theme that the setting names, or TEXTUAL_THEME if the setting
-    is "auto". Without either, return the light theme if COLORFGBG says that the terminal's background is
-    light, and else the dark theme."""
+    """Return the name of the theme to use: the theme `wanted` of the setting, or the variable TEXTUAL_THEME
+    if the setting is "auto". If neither names a theme, return the light theme if COLORFGBG says that the
+    terminal's background is light, and otherwise the dark theme."""
     if chosen := environment.get("TEXTUAL_THEME") if wanted == "auto" else wanted:
         return f"ruvmlx-{chosen}" if f"ruvmlx-{chosen}" in {made.name for made in ALL} else chosen
     background = environment.get("COLORFGBG", "").rpartition(";")[2]

@@ -1,4 +1,4 @@
-"""This module is the screen that asks the user whether a tool call may run."""
+"""This module is the screen that asks the user for permission to run a tool call."""
 
 from typing import ClassVar
 
@@ -12,14 +12,15 @@ from textual.widgets.option_list import Option
 from . import keys
 from .steps.tools import ALWAYS, NO, ONCE
 
-# "No" is first, so that a user who is typing when the question appears does not allow the call by mistake.
+# "No" is the first choice, so that a user who types when the question appears does not allow the call by
+# mistake.
 _CHOICES = ((NO, "No"), (ONCE, "Run once"), (ALWAYS, "Always for this tool in this chat"))
 
 
 class ToolScreen(ModalScreen[str]):
-    """A screen that asks whether a tool call may run. It returns ONCE, ALWAYS or NO.
+    """A screen that asks the user for permission to run a tool call. The screen returns ONCE, ALWAYS or NO.
 
-    lines: the lines that describe the call. server: the name of the tool's server.
+    lines: the lines that describe the call. server: the name of the server that has the tool.
     """
 
     BINDINGS: ClassVar = [*keys.OF_LISTS]

@@ -1,5 +1,5 @@
-"""This module is the widget of the conversation. The widget scrolls with new text, and it loads earlier
-messages when the user scrolls up."""
+"""This module is the widget of the conversation. The widget scrolls when new text arrives, and it loads
+earlier messages when the user scrolls up."""
 
 import asyncio
 import itertools
@@ -20,24 +20,24 @@ from .stream import drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-MAX_SHOWN_MESSAGES = 16  # the number of messages that are shown at first; a message takes 5 to 10 ms
-EARLIER = 10  # the number of earlier messages that one scroll to the top loads
-MAX_COLUMNS = 1 << 16  # more columns than any terminal has
+MAX_SHOWN_MESSAGES = 16  # the number of messages that are shown at first; each takes 5 to 10 ms
+EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top
+MAX_COLUMNS = 1 << 16  # a number of columns that is larger than any terminal's
 
 ChatMessage = UserMessage | ReplyMessage | ToolMessage
 
 
 @dataclass
 class ScrollHold:
-    """A widget that must not move on the screen while other widgets are added above it."""
+    """A widget that must keep its place on the screen while other widgets are added above it."""
 
     widget: Widget
-    y: int  # the widget's line in the conversation when the hold began
+    y: int  # the number of the widget's line in the conversation when the hold began
     scroll_y: float
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def moved_by(self, arranged: DockArrangeResult) -> int:
-        """Return the number of lines between the widget's old place and its place in a new arrangement."""
+        """Return the number of lines by which a new arrangement moves the held widget down."""
         places = (p.region.y for p in arranged.placements if p.widget is self.widget)
         distance = next(places, self.y) - self.y
         if distance:
@@ -46,19 +46,19 @@ class ScrollHold:
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """The conversation. It scrolls with a growing reply until the user scrolls up, and again once the user is
-    back at the end.
+    """The conversation. The widget scrolls with a growing reply until the user scrolls up. When the user is
+    back at the end, the widget scrolls with the reply again.
 
-    For a long chat, the widget loads only the newest messages. A scroll to the top loads some earlier
-    messages.
+    For a long chat, the widget loads only the newest messages. When the user scrolls to the top, it loads
+    some earlier messages.
     """
 
     def __init__(self, *children: Widget) -> None:
         super().__init__(*children)
-        self._earlier: list[Turn] = []  # the messages above the shown messages, without widgets
-        self._later: list[Turn] = []  # the messages below the shown messages, after a search
+        self._earlier: list[Turn] = []  # messages before the shown messages; they have no widgets yet
+        self._later: list[Turn] = []  # messages after the shown messages, if a search found an earlier one
         self._found: int | None = None  # the id of the message that a search found
-        self._left_out: frozenset[int] = frozenset()  # the ids of messages that the model no longer reads
+        self._left_out: frozenset[int] = frozenset()  # ids of messages that the model no longer reads
         self._loading = asyncio.Lock()
         self._held: ScrollHold | None = None
 
@@ -66,14 +66,15 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def add(self, *widgets: Widget) -> None:
-        """Add widgets at the end, scroll to them, and keep the end on the screen while the widgets grow."""
+        """Add widgets at the end of the conversation, and scroll to them. Keep the end on the screen while
+        the widgets grow."""
         await self.query_children(Welcome).remove()
         await self.mount_all(widgets)
         self.anchor()
 
     async def restart(self, turns: list[Turn], model: str, at: int | None = None) -> None:
-        """Remove all widgets and show these turns (messages). at: the id of the message to show; None: the
-        last message."""
+        """Remove all widgets and show the messages `turns`. model: the name of the model. at: the id of the
+        message to show; None: the last message."""
         spoken = [turn for turn in turns if is_shown(turn)]
         places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
         end = min(len(spoken), places[0] + MAX_SHOWN_MESSAGES // 2) if places else len(spoken)
@@ -86,8 +87,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def select_found(self) -> bool:
         """Mark the message that the search found, scroll to it, and give its reply the focus. Return False if
-        there is no such message. The end of the chat can stay unloaded until the input has the focus
-        again."""
+        no message was found. The messages after it are loaded up to the chat's end when the input has the
+        focus again."""
         messages = self.messages
         at = next((n for n, m in enumerate(messages) if m.message_id == self._found), None)
         if self._found is None or at is None:
@@ -101,7 +102,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return True
 
     def follow_end(self) -> None:
-        """Scroll to the end after `select_found`, and scroll with new text again."""
+        """Scroll to the end of the chat after `select_found`. From now on, scroll with new text again."""
         if self._found is not None:
             self._found = None
             self.anchor()
@@ -115,7 +116,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return bool(self._later)
 
     async def show(self, turns: list[Turn], model: str) -> None:
-        """Show these turns (messages). Keep the widgets of messages that stay, up to the first difference."""
+        """Show the messages `turns`. Keep the widgets of the messages before the first difference."""
         spoken = [turn for turn in turns if is_shown(turn)]
         place = {turn.id: n for n, turn in enumerate(spoken)}
         kept = [w for w in itertools.takewhile(lambda w: w.message_id in place, self.messages)]
@@ -132,8 +133,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def trim(self, turns: list[Turn]) -> None:
-        """Remove the widgets of the oldest messages of a growing chat. A scroll to the top loads them again.
-        While the user is not at the end, remove nothing.
+        """Remove the widgets of the oldest messages of a growing chat. These messages are loaded again when
+        the user scrolls to the top. While the user is not at the end of the chat, remove nothing.
 
         turns: the messages of the whole chat.
         """
@@ -171,10 +172,11 @@ class Transcript(VerticalScroll, can_focus=False):
         return bool(self._earlier)
 
     async def load_earlier(self) -> None:
-        """Add some earlier messages at the top. The messages on the screen keep their places.
+        """Add some earlier messages at the top of the conversation. The messages on the screen keep their
+        places.
 
-        Do not call this method in a message handler, because it waits until Textual has laid out the
-        messages. Two calls at the same time load the messages once.
+        Do not call this method in a message handler of Textual, because it waits until Textual has laid out
+        the messages. If two callers call the method at the same time, the messages are loaded once.
         """
         already = self._loading.locked()
         async with self._loading:
@@ -182,7 +184,8 @@ class Transcript(VerticalScroll, can_focus=False):
                 await self._load()
 
     async def load_later(self) -> None:
-        """Add some later messages at the end. The messages on the screen keep their places."""
+        """Add some later messages at the end of the conversation. The messages on the screen keep their
+        places."""
         async with self._loading:
             self._later, turns = self._later[EARLIER:], self._later[:EARLIER]
             await self.mount_all(map(_widget, turns))
@@ -190,7 +193,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def _load(self) -> None:
         await drawn(self)
-        await self.stop_animation("scroll_y", complete=False)  # the animation's target will move
+        await self.stop_animation("scroll_y", complete=False)  # its target position will move
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
         self._held = ScrollHold(first, first.virtual_region.y, self.scroll_y)
@@ -204,11 +207,11 @@ class Transcript(VerticalScroll, can_focus=False):
             self._held = None
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        """Lay out the messages. While earlier messages are added, keep the held message on its line of the
-        screen.
+        """Lay out the messages. While earlier messages are added at the top, keep the held widget on its line
+        of the screen.
 
-        The scroll position must change during the layout, as for Textual's anchor. After the layout, one
-        frame would be drawn in a wrong place.
+        The scroll position must change during the layout, as Textual's anchor does. If it changed after the
+        layout, one frame would show the messages in a wrong place.
         """
         arranged = super().arrange(size, optimal)
         if self._held:
@@ -219,7 +222,8 @@ class Transcript(VerticalScroll, can_focus=False):
         return arranged
 
     def _window(self, arranged: DockArrangeResult, height: int) -> Region:
-        """Return the region on the screen, with one screen above it and one screen below it."""
+        """Return the region of the conversation that must be placed: the part on the screen, one screen above
+        it, and one screen below it."""
         follows = self._anchored and not self._anchor_released
         top = arranged.total_region.bottom - height if follows else self.scroll_y
         return Region(0, int(top) - height, MAX_COLUMNS, 3 * height)
@@ -230,7 +234,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
 
     def show_standing(self, standing: Standing) -> None:
-        """Show the rating of every reply as the store has it. Set it also for replies that are not loaded."""
+        """Show the rating of every reply as the store has it. Also keep the rating of each reply whose widget
+        is not loaded."""
         ratings = standing.ratings
         for reply in self.replies:
             if reply.reply_id in ratings:
@@ -241,7 +246,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._mark_left_out()
 
     def _mark_left_out(self) -> None:
-        """Dim the messages that the model no longer reads, and put a line above the first message that the
+        """Dim the messages that the model no longer reads, and draw a line above the first message that the
         model reads."""
         before = False
         for message in self.messages:
@@ -252,12 +257,12 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """The widgets of the shown messages."""
+        """The widgets of the messages that the conversation shows."""
         return [child for child in self.children if isinstance(child, ChatMessage)]
 
     def begin_of_answer(self, reply: ReplyMessage) -> ChatMessage:
-        """Return the first message after the question of a reply: the reply, or the first tool call before
-        it."""
+        """Return the first message after the question of a reply: the reply itself, or the first tool call
+        before the reply."""
         before = list(itertools.takewhile(lambda w: w is not reply, self.messages))
         after = itertools.takewhile(lambda w: not isinstance(w, UserMessage), reversed(before))
         found: list[ChatMessage] = [reply, *after]

@@ -9,8 +9,9 @@ from ruvmlx.errors import UsageError
 
 @dataclass(frozen=True)
 class UserFiles:
-    """The files that the user can name. folder: the user's current folder, to which names are relative; None
-    if the user is on another machine, whose files the app cannot reach."""
+    """The files that the user can name. folder: the user's current folder, to which file names are relative.
+    The folder is None if the user is on another machine, because the app cannot reach the files of that
+    machine."""
 
     folder: Path | None = Path()
 
@@ -27,8 +28,8 @@ class UserFiles:
         return self.folder is not None and self.path(name).exists()
 
     def model(self, name: str) -> str:
-        """Return the name of a model. If the name is a file or a folder of the user, return its absolute
-        path."""
+        """Return the name of a model. If the name is the name of a file or a folder of the user, return the
+        absolute path of this file or folder."""
         return str(self.path(name).absolute()) if self.has(name) else name
 
 

@@ -1,5 +1,5 @@
-"""This module has the data of a runtime that the app shows. The runtime's thread collects the data, and the
-app's thread draws it."""
+"""This module has the data that the app shows about a runtime. The runtime's thread collects the data, and
+the app's thread draws the data."""
 
 from dataclasses import dataclass
 
@@ -22,14 +22,14 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
 @dataclass(frozen=True)
 class Standing:
     """The state of learning and the rating of each reply of a chat, as the store has them. Other processes
-    can add ratings to the store.
+    can write ratings into the store, too.
 
-    left_out: the ids of the messages for which the context has no room any more. summed_up: the number of
-    these messages that are in the summary.
+    left_out: the ids of the messages for which the model's context has no room any more. summed_up: the
+    number of these messages that a summary covers.
     """
 
     learned: LearnStatus | None
-    ratings: dict[str, str | None]  # reply id -> rating, for one chat
+    ratings: dict[str, str | None]  # reply id -> rating, for the replies of one chat
     left_out: frozenset[int] = frozenset()
     summed_up: int = 0
 
@@ -47,14 +47,14 @@ class Standing:
 
 @dataclass(frozen=True)
 class Opened:
-    """The data of a chat that has just been opened, and of the runtime that it uses."""
+    """The data of a chat that the app has just opened, and of the runtime that the chat uses."""
 
     session: str  # the id of the chat
     message: int | None  # the id of the message to show first; None: the end of the chat
     turns: list[Turn]
     model: str
     backend: str
-    caveat: str  # a text that says which part of the machine ruvmlx cannot use, and why; "": none
+    caveat: str  # says which part of the machine ruvmlx cannot use, and why; "": nothing is missing
     max_context: int
     learned: LearnStatus | None
     said: list[str]  # the user's earlier messages in all chats, the newest first

@@ -1,5 +1,5 @@
-"""This module is the text in an empty conversation. It shows the model that is being opened, and then the
-most useful keys."""
+"""This module is the text in an empty conversation. At first it shows the model that is being opened, and
+then the most useful keys."""
 
 import textwrap
 import time
@@ -19,8 +19,8 @@ Tab  choose a reply, then 1 to 5      F1  all keys and commands"""
 
 
 def plan_block(plan: Plan, width: int) -> str:
-    """Return a load plan (the model and its memory) in two columns. All lines have the same length, so that
-    the CSS centres them as one block."""
+    """Return the plan for a model (the model's facts and its memory) as text in two columns. All lines have
+    the same length, so that the CSS centres them as one block."""
     rows = [(word, one_line(text)) for word, text in plan.rows()]
     left = max(len(word) for word, _ in rows) + 2
     lines = []
@@ -35,8 +35,8 @@ def plan_block(plan: Plan, width: int) -> str:
 
 
 class Welcome(Static):
-    """The text in an empty conversation. plan: the load plan, which the widget shows while the model opens.
-    On the first run, the widget shows the plan also after the opening."""
+    """The text in an empty conversation. plan: the plan for the model, which the widget shows while the model
+    opens. On the first run, the widget shows the plan also after the opening."""
 
     plan: var[Plan | None] = var(None)
     progress: var[str] = var("")
@@ -55,7 +55,7 @@ class Welcome(Static):
         self._show()
 
     def tell(self, what: Plan | Progress) -> None:
-        """Show the plan of the model that is being opened, or the progress of the opening."""
+        """Show the plan for the model that is being opened, or the progress of the opening."""
         if isinstance(what, Plan):
             self.plan = what
         else:

@@ -1,9 +1,10 @@
-"""This module makes the layout of long conversations fast: it places only the widgets near the window, the
-part of the conversation that is on the screen.
+"""This module makes the layout of long conversations fast. It places only the widgets near the window, which
+is the part of the conversation on the screen.
 
-When one widget in a scrolling container grows, Textual places every widget of the container again, also
-widgets outside the screen. This takes 25 us per widget, and a long reply has hundreds of widgets. `Windowed`
-widgets place only their children near the window. The sizes and positions of the children stay the same.
+When one widget in a scrolling container grows, Textual places every widget of the container again, also the
+widgets outside the screen. This takes 25 us for each widget, and a long reply has hundreds of widgets.
+`Windowed` widgets place only their children near the window. The sizes and positions of the children stay the
+same.
 """
 
 from dataclasses import replace
@@ -15,21 +16,23 @@ from textual.widget import Widget
 
 if TYPE_CHECKING:
     _Base = Widget
-else:  # a mixin that is a Widget would be the base class that Textual's CSS uses
+else:  # as a mixin, a subclass of Widget would become the base class in Textual's CSS
     _Base = object
 
 
 class Windowed(_Base):
-    """A mixin for containers that are as high as their children. Put the mixin before the container in the
-    list of base classes.
+    """A mixin for containers whose height is the sum of their children's heights. Put the mixin before the
+    container in the list of base classes.
 
-    window: the region whose children are placed; None places all. The parent sets the window in every layout.
+    window: the region whose children are placed; None: all children are placed. The parent widget sets the
+    window in every layout.
     """
 
     window: Region | None = None
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        # The height is 0. With the real height, Textual would measure every child again for each new line.
+        # The height here is 0. With the real height, Textual would measure every child again for each new
+        # line.
         arranged = super().arrange(Size(size.width, 0), optimal)
         return arranged if self.window is None or optimal else seen(arranged, self.window)
 
@@ -42,7 +45,7 @@ class Windowed(_Base):
 
 
 def tell(arranged: DockArrangeResult, window: Region) -> None:
-    """Set the window of each `Windowed` child, in the child's own coordinates."""
+    """Set the window of each `Windowed` child. The window's coordinates are relative to the child."""
     for placement in arranged.placements:
         if isinstance(placement.widget, Windowed):
             placement.widget.window = window.translate(-placement.region.offset)

@@ -1,5 +1,5 @@
-"""This package has the app's actions, with one class for each subject. `Actions` maps a slash command or a
-key to the method of such a class."""
+"""This package has the app's actions: each class has the actions of one subject. `Actions` maps a slash
+command or a key to the method of one of these classes."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -49,7 +49,7 @@ class Actions:
         self.draft = DraftActions(chat, self.select)
 
     async def submit(self, text: str) -> None:
-        """Send a message, save a rewritten reply, or carry out a command."""
+        """Send the typed text as a message, save it as a rewritten reply, or carry it out as a command."""
         if not self._chat.editing:
             await self.write.show_end()
         if self.rewrite.is_begun():
@@ -67,7 +67,7 @@ class Actions:
         if command is None:
             self.write.send(text)
         elif COMMANDS[command.name].during_reply:
-            self.start(command)  # without a wait for its end, so the user can type during a reply
+            self.start(command)  # obey() would wait for the command's end, and the user could not type
         else:
             await self.obey(command)
 
@@ -90,18 +90,18 @@ class Actions:
         return not (phase == "replying" and command and COMMANDS[command.name].during_reply)
 
     def _wait(self) -> None:
-        """Tell the user to wait. If the model is opening, keep the message. The app sends the kept message
-        when the model is open, unless the user changed the message."""
+        """Tell the user that the app cannot send the input yet. If the model is still opening, keep the input
+        as a message. The app sends this message when the model is open, unless the user changed the input."""
         chat = self._chat
         chat.waiting = chat.prompt.text if chat.phase == "opening" else ""
         chat.status.flash("Sent once the model is open" if chat.waiting else "Still replying: Esc stops")
 
     def start(self, command: Command) -> None:
-        """Start the command; do not wait for its end."""
+        """Start a slash command, and return before the command ends."""
         self._chat.start(lambda: self.obey(command))
 
     async def obey(self, command: Command) -> None:
-        """Carry out a slash command. If it fails, show its error."""
+        """Carry out a slash command. If the command fails, show its error."""
         try:
             row = COMMANDS[command.name]
             if row.app:
@@ -114,11 +114,11 @@ class Actions:
             await self._chat.show_error(error)
 
     def command(self, name: str, argument: str = "") -> None:
-        """Start the slash command of a key."""
+        """Start a slash command because the user pressed its key."""
         self.start(Command(name, argument))
 
     def take_back(self) -> None:
-        """Undo the last rating. A key calls this method while a reply has the focus."""
+        """Undo the last rating, because the user pressed the key "Take back" while a reply had the focus."""
         self.command("undo")
 
     def method(self, path: str) -> Callable[..., Awaitable[None] | None]:
@@ -127,8 +127,8 @@ class Actions:
         return found
 
     def offers(self, path: str, argument: str = "") -> bool:
-        """Return True if the method at `path` would do something now. The app hides a key whose method would
-        do nothing."""
+        """Return True if the method at the attribute path `path` would do something now. The app hides a key
+        whose method would do nothing."""
         chat, what = self._chat, argument if path == "command" else path
         session, idle = bool(chat.state.session), chat.phase == "idle"
         if what == "write.stop":
@@ -157,7 +157,7 @@ class Actions:
         return session and chat.phase != "opening" if what == "undo" else True
 
     async def _take_step(self, command: Command) -> None:
-        """Run the command's step in the runtime's thread and show its outcome."""
+        """Run the command's step in the runtime's thread, and show the outcome of the step."""
         state, step = self._chat.state, COMMANDS[command.name].step
         selected = self._chat.selected()
         state.selected = selected.message_id if selected else None

@@ -1,5 +1,5 @@
-"""Copy text from the conversation. The runtime takes the copy of a reply as implicit feedback on the
-reply."""
+"""This module copies text from the conversation. If the user copies a reply, the runtime takes the copy as a
+sign that the user likes the reply (implicit feedback)."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class ClipboardActions:
         self._chat, self._rate = chat, rate
 
     def copy(self, argument: str = "") -> None:
-        """Copy the chosen reply, or its code block with the number in `argument`."""
+        """Copy the chosen reply. If `argument` is a number, copy the reply's code block with this number."""
         reply = self._chat.chosen()
         if reply is None:
             raise NotFound("there is no reply to copy yet")
@@ -50,9 +50,11 @@ class ClipboardActions:
         return bool(text)
 
     def to_system(self, text: str, to_terminal: Callable[[str], None]) -> None:
-        """Copy the text in a thread, by the function of the options or by a tool of the system.
+        """Copy the text in a separate thread: with the function `copies` of the chat's options, or if the
+        options have no such function, with a tool of the system.
 
-        to_terminal: a function that copies through the terminal if the first way fails.
+        to_terminal: a function that copies through the terminal; it is called if the function or the tool
+        fails.
         """
         self._chat.start(lambda: self._to_system(text, to_terminal))
         screen = self._chat.app.screen

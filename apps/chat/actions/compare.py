@@ -1,5 +1,5 @@
-"""This module has the app's comparisons of two replies: /compare and /effect show them on a screen. /choose
-takes the choice of a user who closed the screen of /compare without a choice."""
+"""This module has the app's comparisons of two replies: /compare and /effect show two replies on a screen. If
+the user closes the screen of /compare without a choice, the command /choose can make the choice later."""
 
 from functools import partial
 
@@ -18,13 +18,16 @@ class CompareActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     async def ask(self, argument: str) -> None:
-        """Answer a question ("": the last question) once with and once without the adapter. The screen hides
-        which reply is which until the user has chosen one."""
+        """Let the model answer a question once with the adapter and once without it. The screen hides which
+        reply is which until the user has chosen one.
+
+        argument: the question; "" for the last question of the chat.
+        """
         await self._begin(argument, is_blind=True)
 
     async def show_effect(self, argument: str) -> None:
-        """Answer a question with and without the adapter. The screen names each reply and asks for no
-        choice."""
+        """Let the model answer a question once with the adapter and once without it. The screen names both
+        replies and asks for no choice."""
         await self._begin(argument, is_blind=False)
 
     async def _begin(self, text: str, is_blind: bool) -> None:

@@ -24,7 +24,7 @@ _BEGUN = re.compile(r'(?:^|\s)(@[^\s"]*)$')
 class DraftActions:
     def __init__(self, chat: ChatContext, select: SelectActions) -> None:
         self._chat, self._select = chat, select
-        self._put: str | None = None  # the input's line with the suggestion that Tab put in
+        self._put: str | None = None  # the line of the input after Tab put a suggestion into it; None: none
 
     def suggest(self) -> None:
         """Show the suggestions for the text before the cursor. While the user goes through the suggestions
@@ -39,13 +39,14 @@ class DraftActions:
         self._put, shown.taken, shown.rows = None, -1, tuple(found)
 
     def complete_or_choose(self) -> None:
-        """Put the next suggestion into the input. If no suggestion would change the input, select a reply."""
+        """Put the next suggestion into the input. If no suggestion would change the input, give a reply the
+        focus."""
         if not self.complete():
             self._select.select(0)
 
     def complete(self) -> bool:
         """Put the next suggestion into the input. Return False if no suggestion would change the input."""
-        self.suggest()  # the list can be older than the letters that the user has just typed
+        self.suggest()  # the list of suggestions can be older than the last typed letters
         shown, prompt = self._chat.suggestions, self._chat.prompt
         texts = [row.text + " " * (row.goes_on and len(shown.rows) == 1) for row in shown.rows]
         others = [n for n, row in enumerate(shown.rows) if prompt.line_start[row.start :] != texts[n]]
@@ -59,7 +60,8 @@ class DraftActions:
         return True
 
     def pick_files(self) -> None:
-        """Let the user choose files, and put their names into the message as `@name`."""
+        """Show a picker with the user's files, and put the names of the picked files into the message as
+        `@name`."""
         files = self._chat.state.options.files
         if files.folder is None:
             self._chat.status.flash("The files of the server's machine cannot be put into a message", 10)
@@ -79,7 +81,7 @@ class DraftActions:
         prompt.focus()
 
     def edit(self) -> None:
-        """Open the user's editor on the draft."""
+        """Open the draft in the user's own editor ($EDITOR)."""
         chat = self._chat
         try:
             words = editor.command()

@@ -21,8 +21,8 @@ from ..messages import Notice
 
 
 class _FetchWatch(Watch):
-    """Shows the progress of a download in the status line. If the chat ends, the watch stops the download.
-    The part that was downloaded is kept."""
+    """A watch that shows the progress of a download in the status line. If the chat ends, the watch stops the
+    download. A later download continues from the part that is on the disk."""
 
     def __init__(self, chat: ChatContext) -> None:
         self._chat, self._line = chat, StatusWatch(chat.status)
@@ -57,7 +57,7 @@ class FetchActions:
             return
         self._offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))
         if self._offer is not None and self._chat.phase != "closing":
-            # `mount` keeps the welcome text, which `add` would remove.
+            # `mount` keeps the welcome text on the screen. `Transcript.add` would remove the welcome text.
             await self._chat.transcript.mount(Notice(self._words(self._offer)))
 
     def _words(self, offer: proposals.ModelOffer) -> str:
@@ -72,8 +72,8 @@ class FetchActions:
         return keys.shown(self._chat.app, "fetch", "F5")
 
     def go(self) -> None:
-        """If a downloaded model is ready, switch to it. Without one, download the proposed model.
-        Without a proposal, show the list of models."""
+        """If a downloaded model is ready, switch to this model. If no model is ready, download the proposed
+        model. If the app has proposed no model, show the list of models."""
         if self._fetched:
             name, self._fetched = self._fetched, ""
             self._chat.start(partial(self._switch, name))

@@ -1,4 +1,4 @@
-"""This module ends the app: by a command, by a key, or by Ctrl+C pressed twice."""
+"""This module ends the app when the user enters a command, presses a key, or presses Ctrl+C twice."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ class LeaveActions:
         self.leave()
 
     def leave(self) -> None:
-        """Close the runtime, then end the app."""
+        """Close the runtime (the model and its store), then end the app."""
         if self._chat.phase != "closing":
             self._chat.phase = "closing"
             self._chat.status.message = "Closing…"
@@ -35,8 +35,9 @@ class LeaveActions:
         self._chat.app.end(failure)
 
     def interrupt(self) -> None:
-        """Handle Ctrl+C. Copy the selected text; without a selection, stop the reply or the opening of a
-        model. If there is nothing to stop, the second Ctrl+C within QUIT_WINDOW ends the app."""
+        """Copy the selected text, because the user pressed Ctrl+C. If no text is selected, stop the reply or
+        the opening of a model. If there is nothing to stop, end the app at the second Ctrl+C within
+        QUIT_WINDOW."""
         if self._clipboard.copy_selected_text():
             return
         if self._chat.phase in ("replying", "opening"):

@@ -19,7 +19,7 @@ class LibraryActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     async def begin(self, options: ChatOptions) -> None:
-        """Open the chat (session) that the options name, and show its conversation."""
+        """Open the chat that the options name, and show its messages."""
         chat = self._chat
         opened = await chat.host.call(lambda runtime: Opened.of(runtime, options))
         chat.state.open_chat(opened.session, system_prompt_of(opened.turns) or options.system)
@@ -32,7 +32,8 @@ class LibraryActions:
         chat.send_waiting()
 
     def show(self, opened: Opened) -> None:
-        """Show the facts of the opened chat outside the conversation: model, backend, context, learning."""
+        """Show the opened chat's model, backend, context and state of learning in the lines around the
+        conversation."""
         chat = self._chat
         chat.model = chat.prompt.heading = opened.model
         chat.prompt.earlier = opened.said
@@ -42,12 +43,13 @@ class LibraryActions:
         self._rate.show_learned(opened.learned)
 
     async def open(self, session: str, message: int | None = None) -> None:
-        """Switch to another chat. message: the id of a message of the chat to show, or None for its end."""
+        """Switch to another chat. message: the id of the message of this chat to show first; None: the chat's
+        end."""
         self._write.cancel_edit()
         await self.begin(replace(self._chat.options, session=session, system=None, find="", message=message))
 
     def choose(self, words: str = "") -> None:
-        """Show the list of all chats, or the list of the chats that contain `words`."""
+        """Show the list of saved chats. words: the list has only the chats that contain these words."""
         self._chat.start(partial(self._choose, words))
 
     async def _choose(self, words: str) -> None:

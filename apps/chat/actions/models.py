@@ -26,7 +26,7 @@ from .write import WriteActions
 
 
 class _ShownWatch(Watch):
-    """Passes the progress of a model's opening to the app's thread, which made this watch."""
+    """A watch that passes the progress of the opening of a model to the app's thread."""
 
     def __init__(self, show: Callable[[Plan | Progress], None]) -> None:
         self._show, self._loop = show, asyncio.get_running_loop()
@@ -49,7 +49,7 @@ class ModelActions:
         use_adapter: Callable[[str], Awaitable[None]],
     ) -> None:
         self._chat, self._library, self._write, self._use_adapter = chat, library, write, use_adapter
-        self._plan: Plan | None = None  # the plan by which the first model was loaded
+        self._plan: Plan | None = None  # the plan (file, memory) for the first model; None: no plan yet
         self.fetch = FetchActions(chat, self._switch, self.choose)
 
     # Methods for the model of the start
@@ -74,7 +74,8 @@ class ModelActions:
     # Methods that switch models
 
     async def use_as_typed(self, argument: str) -> None:
-        """Switch to a model by its name or by its number in the list. Without an argument, show the list."""
+        """Switch to the model that the argument names, by its name or by its number in the list of models.
+        Without an argument, show the list."""
         if not argument:
             self.choose()
             return
@@ -83,7 +84,7 @@ class ModelActions:
         self._chat.start(partial(self._switch, name))
 
     def choose(self, words: str = "") -> None:
-        """Show the list of models."""
+        """Show the list of models. words: the text with which the list's filter begins."""
         self._chat.start(partial(self._choose, words))
 
     async def _choose(self, words: str) -> None:
@@ -123,8 +124,9 @@ class ModelActions:
             chat.send_waiting()
 
     async def _remember(self, name: str) -> None:
-        """Save the model as the default of the next start. A flag, an environment variable or a project file
-        takes priority over this default."""
+        """Save the model's name as the default for the next start. If the next start has a flag, an
+        environment variable or a project file that names a model, that model is used in place of the
+        default."""
         if not isinstance(self._chat.host, Guest):
             await asyncio.to_thread(models.remember, name)
 
@@ -138,11 +140,11 @@ class ModelActions:
             return
         if chat.host.is_open:
             await chat.transcript.add(Notice(error_line(error), "error"))
-        else:  # the old model was closed to free memory, and it could not be opened again
+        else:  # the old model was closed to free memory, and could not be opened again
             chat.app.end(error)
 
     async def _show_new_model(self) -> None:
-        """Show the facts of the new model."""
+        """Show the name and the figures of the new model in the lines around the conversation."""
         chat = self._chat
         chat.state.model_changed()
         if chat.phase == "closing":
@@ -155,9 +157,9 @@ class ModelActions:
         await self._warn()
 
     async def _warn(self) -> None:
-        """Show one line if ruvmlx cannot use the machine's GPU or cannot run its own kernels on the GPU."""
+        """Show a notice if ruvmlx cannot use the machine's GPU, or cannot run its own kernels on the GPU."""
         if self._chat.caveat:
-            # `mount` keeps the welcome text, which `add` would remove.
+            # `mount` keeps the welcome text on the screen. `Transcript.add` would remove the welcome text.
             await self._chat.transcript.mount(Notice(self._chat.caveat))
 
     # Methods for adapters
@@ -177,8 +179,9 @@ class ModelActions:
 
 
 def _new_model(files: UserFiles, words: str) -> str:
-    """Return the picker's entry for words that match no listed model. The entry opens a folder, a file or
-    another program's model, or it downloads a repository. "" means no entry."""
+    """Return the picker's line for typed words that match no listed model. If the user takes this line, the
+    app opens a folder, a file or another program's model of this name, or downloads this repository. Return
+    "" if the words can name no model."""
     if REPO.fullmatch(words) and not files.has(words):
         return f"Fetch {words} from Hugging Face"
     named = words.startswith(("/", "~", "./", "../", *STORES)) or words.endswith(".gguf")

@@ -1,4 +1,4 @@
-"""This module opens and closes the app's side panel and keeps its figures up to date."""
+"""This module opens and closes the side panel and keeps the panel's figures up to date."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from ruvmlx.platform.sensors import SensorReading
 from ..context import ChatContext
 from ..overview import Overview
 
-SENSE_EVERY = 5.0  # seconds between two readings of the sensors while the panel is open
+SENSE_EVERY = 5.0  # seconds between two readings of the machine's sensors while the panel is open
 
 
 class PanelActions:
@@ -21,7 +21,7 @@ class PanelActions:
         self._chat.start(self._sense, group="sense", exclusive=True)
 
     def fill(self) -> None:
-        """Refresh the panel with the runtime's current state, if the panel is open."""
+        """Show the runtime's present state in the panel, if the panel is open."""
         self._chat.start(self._fill, group="panel", exclusive=True)
 
     async def _fill(self) -> None:
@@ -32,8 +32,8 @@ class PanelActions:
                 chat.panel.show(view.later(self._reading), chat.state.kv)
 
     async def _sense(self) -> None:
-        """Update the figures of heat, power and memory while the panel is open. The method does not call the
-        host, because a call would cancel the host's idle work (learning in the user's pauses)."""
+        """Show new figures of heat, power and memory while the panel is open. The method does not call the
+        host, because a call would stop the work that the host does while the user is idle."""
         chat = self._chat
         while chat.panel.display and chat.phase != "closing":
             self._reading = await asyncio.to_thread(chat.state.sensors.read)

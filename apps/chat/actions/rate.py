@@ -1,5 +1,5 @@
-"""This module handles ratings in the app: it gives a rating to the runtime, and it shows the ratings of the
-store, which can come from other processes."""
+"""This module handles ratings in the app. It gives the user's ratings to the runtime, and it shows the
+ratings that the store has. Other processes can also write ratings into the store."""
 
 import contextlib
 import time
@@ -15,8 +15,8 @@ from ..messages import Notice
 from ..view_model import Standing
 from .panel import PanelActions
 
-EFFECT_SHOWN = 5.0  # seconds for which the status line shows the effect of a rating
-LOOK_AGAIN = 2.0  # seconds after a read of the store until a key press causes the next read
+EFFECT_SHOWN = 5.0  # seconds for which the status line shows what a rating changed
+LOOK_AGAIN = 2.0  # seconds; after a read of the store, a key press in this time causes no new read
 
 
 class RateActions:
@@ -28,7 +28,7 @@ class RateActions:
         self.rate(*parse_rating(argument))
 
     def rate(self, rating: str, note: str = "") -> None:
-        """Rate the chosen reply."""
+        """Rate the chosen reply: the selected reply, or else the newest reply."""
         self._chat.start(lambda: self._rate(rating, note))
 
     async def _rate(self, rating: str, note: str) -> None:
@@ -40,13 +40,13 @@ class RateActions:
         self.give_reason(parse_reason(argument))
 
     def give_reason(self, reason: str) -> None:
-        """Add a reason to the bad rating of the chosen reply."""
+        """Add a reason to the bad rating that the user gave the chosen reply."""
         self._chat.start(
             lambda: self._learn(lambda runtime, reply_id: runtime.choices.give_reason(reply_id, reason))
         )
 
     async def _learn(self, learn: Callable[[Runtime, str], RatingResult]) -> None:
-        """Rate the chosen reply by `learn(runtime, reply_id)`, and show the effect of the rating."""
+        """Rate the chosen reply by a call of `learn(runtime, reply_id)`, and show what the rating changed."""
         chat = self._chat
         reply = None if self.is_too_early else chat.chosen()
         if reply is None or reply.reply_id is None:
@@ -64,30 +64,32 @@ class RateActions:
             await self._sum_up()
 
     async def _sum_up(self) -> None:
-        """Show once, in the conversation, what the user seems to like by the first ratings."""
+        """Show a notice that says which replies the user seems to like. The notice appears once, after the
+        first ratings."""
         found = await self._chat.attempt(lambda runtime: runtime.learning.first_summary())
         if words := describe.first_summary(found):
-            # `mount` does not scroll, so a user who reads above the end keeps the place.
+            # `mount` does not scroll the conversation, so a user who reads earlier messages stays at them.
             await self._chat.transcript.mount(Notice(words))
 
     def ask_why_no_more(self) -> None:
-        """Hide the question "Why?" below the replies that were rated bad. The next message or rating calls
-        this method."""
+        """Hide the question "Why?" below the replies that the user rated bad. The app calls this method for
+        the next message or rating."""
         for reply in self._chat.transcript.replies:
             reply.asks_why = False
 
     def show_preference(self, message: int | None, learned: PreferenceResult) -> None:
-        """Show, under the reply with the id `message`, what the model learned from the user's choice of
-        it."""
+        """Show what the model learned when the user preferred a reply. The text is below this reply, whose
+        message id is `message`."""
         self._chat.state.lesson = learned
         for reply in self._chat.transcript.replies:
             if reply.message_id == message:
                 reply.preferred(learned, self._key)
 
     def tell_preference(self, learned: PreferenceResult, what: str) -> None:
-        """Show what the model learned from a choice between two replies, and the key that undoes the choice.
+        """Show what the model learned from the user's choice between two replies, and the key that undoes the
+        choice.
 
-        what: words for the chosen reply, as in "the reply with what was learned".
+        what: the words that name the chosen reply, for example "the reply with what was learned".
         """
         self._chat.status.flash(describe.learned_choice(learned, what, self._key), EFFECT_SHOWN)
 
@@ -99,13 +101,14 @@ class RateActions:
     @property
     def is_too_early(self) -> bool:
         """True if no rating is possible now. While the model writes a reply and no reply is selected, a
-        rating would go to the reply before. While a model opens, that model cannot learn from a rating."""
+        rating would go to the reply before the growing reply. While a model opens, the model cannot learn
+        from a rating."""
         phase = self._chat.phase
         return phase == "opening" or (phase == "replying" and not self._chat.selected())
 
     def notice(self, replies: Iterable[str | None], what: str) -> None:
-        """Tell the runtime what the user did with replies, for example "copied" (implicit feedback). The app
-        shows no error of this call, because the user did not start it."""
+        """Tell the runtime what the user did with the given replies, for example `what` = "copied" (implicit
+        feedback). The app shows no error of this call, because the user did not ask for the call."""
         ids = [reply_id for reply_id in replies if reply_id]
         self._chat.start(lambda: self._notice(ids, what))
 
@@ -115,7 +118,7 @@ class RateActions:
                 await self._chat.host.call_between(partial(_tell_runtime, reply_id, what))
 
     def show(self, standing: Standing) -> None:
-        """Show the ratings and the state of learning."""
+        """Show the ratings of the replies and the state of learning."""
         self._chat.transcript.show_standing(standing)
         self._chat.status.left_out = max(0, len(standing.left_out) - standing.summed_up)
         self._chat.status.summed_up = standing.summed_up
@@ -139,7 +142,7 @@ class RateActions:
 
     async def _look(self) -> None:
         session = self._chat.state.session
-        with contextlib.suppress(Exception):  # the user did not start this read, so no error is shown
+        with contextlib.suppress(Exception):  # the user did not ask for this read, so its error stays hidden
             self.show(await self._chat.host.call_between(lambda runtime: Standing.of(runtime, session)))
 
 

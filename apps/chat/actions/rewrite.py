@@ -1,5 +1,5 @@
-"""This module lets the user rewrite a reply in the app. The store keeps the user's version as a branch beside
-the reply, and the model learns that the user prefers this version to the reply."""
+"""This module lets the user rewrite a reply in the app. The store keeps the user's version as a branch (an
+alternative) beside the reply, and the model learns that the user prefers this version to the reply."""
 
 from functools import partial
 
@@ -20,14 +20,15 @@ class RewriteActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     def as_typed(self, argument: str) -> None:
-        """Run `/rewrite [argument]` on the chosen reply: save the argument as the user's version of it.
-        Without an argument, put the reply's text into the input, where the user can edit it."""
+        """Run the command `/rewrite [argument]` on the chosen reply: save the argument as the user's version
+        of the reply. Without an argument, put the reply's text into the input, where the user can edit the
+        text."""
         if self.begin(argument) and argument:
             self.save(argument)
 
     def begin(self, text: str = "") -> bool:
-        """Put a text into the input; "" means the text of the chosen reply. Return False if no reply can be
-        rewritten now."""
+        """Put the text of a new version of the chosen reply into the input; "" means the reply's own text.
+        Return False if the user can rewrite no reply now."""
         chat, reply = self._chat, self._chat.chosen()
         if chat.phase != "idle" or reply is None or reply.message_id is None:
             chat.status.flash("There is no reply to rewrite yet")
@@ -40,7 +41,8 @@ class RewriteActions:
         return isinstance(self._chat.editing, ReplyMessage)
 
     def save(self, text: str) -> None:
-        """Save the user's version. If the runtime refuses the version, the text stays in the input."""
+        """Save the text as the user's version of the reply. If the runtime refuses the text, leave it in the
+        input."""
         reply = self._chat.editing
         if isinstance(reply, ReplyMessage) and not reply.progress:
             reply.progress = "saving your version"

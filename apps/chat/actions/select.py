@@ -1,4 +1,4 @@
-"""This module selects replies by key and scrolls the conversation."""
+"""This module gives replies the focus when the user presses a key, and scrolls the conversation."""
 
 from functools import partial
 
@@ -11,8 +11,8 @@ class SelectActions:
         self._chat = chat
 
     def select(self, step: int) -> None:
-        """Give the focus to the reply that is `step` places after the chosen reply: 0 is the chosen reply, -1
-        is the reply before it."""
+        """Give the focus to the reply that is `step` places after the chosen reply in the conversation. 0
+        means the chosen reply, and -1 means the reply before it."""
         transcript, reply = self._chat.transcript, self._chat.chosen()
         if not reply:
             return

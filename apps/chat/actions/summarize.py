@@ -1,5 +1,6 @@
-"""This module summarises the oldest messages of a chat as notes, which the model reads in place of the
-messages. The status line shows the number of tokens of the notes. The key Esc stops the work."""
+"""This module lets the model summarise the oldest messages of a chat as notes. The model then reads the notes
+in place of these messages. The status line shows the number of tokens of the notes. The key Esc stops the
+summary."""
 
 import threading
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ class SummaryActions:
         self._chat, self._rate = chat, rate
 
     async def summarize(self, argument: str = "") -> None:
-        """Summarise the oldest messages. With the argument "off", the model reads the messages again in place
-        of the notes."""
+        """Let the model summarise the oldest messages of the chat. With the argument "off", drop the summary,
+        so that the model reads the messages again."""
         if argument:
             self._chat.start(lambda: self._forget(argument))
         else:
@@ -69,6 +70,6 @@ class SummaryActions:
 
     async def _show(self, words: str, standing: Standing) -> None:
         self._rate.show(standing)
-        # The next reply reads fewer tokens, so the status line drops the old number.
+        # The next reply reads fewer tokens, so the status line must not show the old number of tokens.
         self._chat.status.meter = replace(self._chat.status.meter, context=0)
         await self._chat.transcript.add(Notice(words))

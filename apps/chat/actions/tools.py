@@ -1,5 +1,5 @@
-"""This module has the actions for tools in the app. The actions turn tool servers on and off. They show each
-tool call, ask the user, and run the call."""
+"""This module has the app's actions for tools. The actions turn tool servers on and off. They show each tool
+call, ask the user for permission, and run the call."""
 
 import asyncio
 import threading
@@ -19,11 +19,11 @@ from ..tools.described import call_lines
 class ToolActions:
     def __init__(self, chat: ChatContext) -> None:
         self._chat = chat
-        self._cancel = threading.Event()  # once set, it ends the newest tool call or the start of a server
+        self._cancel = threading.Event()  # once set, it ends the newest tool call or a server's start
 
     async def list_or_switch(self, argument: str) -> None:
-        """List the tools, or turn a tool server on or off. The start of a server can take a minute, so
-        another thread than the runtime's starts the server."""
+        """List the tools, or turn a tool server on or off. A separate thread starts the server, because the
+        start can take a minute and would block the runtime's thread."""
         chat = self._chat
         if not argument:
             outcome = await chat.host.call_between(
@@ -43,12 +43,12 @@ class ToolActions:
             await chat.transcript.add(Notice(said))
 
     def stop(self) -> None:
-        """End the tool call that runs. The model then writes no more of the answer."""
+        """End the tool call that runs now. The model then does not continue its answer."""
         self._cancel.set()
 
     async def run_calls(self, session: str, response: GenerationResponse) -> bool:
-        """Show and run the tool calls of a reply, and save their results. Return True if the model must write
-        a reply to the results."""
+        """Show the tool calls of a reply, run them, and save their results. Return True if the model must
+        write a reply to the results."""
         if response.finish_reason == "cancelled" or not response.calls:
             return False
         self._cancel = threading.Event()

@@ -28,14 +28,15 @@ class WriteActions:
     # Methods that begin a reply
 
     def send(self, typed: str) -> None:
-        """Send a message. If the user edits an earlier message, the message replaces the earlier one."""
+        """Send the typed text as a message. If the user edits an earlier message, the text replaces that
+        message."""
         self._chat.start(partial(self._send, typed), group="write")
 
     def call_tool(self, argument: str) -> None:
-        """Send a message that the model must answer with a tool call. argument: "NAME TEXT", the tool and the
-        message."""
+        """Send a message that the model must answer with a call of one tool. argument: "NAME TEXT", the name
+        of the tool and the message."""
         function, text = named_question(argument)
-        self._chat.state.tools.offer(function)  # raises an error if the tool is off
+        self._chat.state.tools.offer(function)  # raises an error if the server of this tool is off
         self._chat.start(partial(self._send, text, function), group="write")
 
     async def _send(self, typed: str, function: str = "") -> None:
@@ -60,8 +61,8 @@ class WriteActions:
         await self._write(begin, reply, place, message, typed)
 
     def again(self, _: str = "") -> None:
-        """Write another reply to the question of the chosen reply. The store keeps both replies as
-        branches."""
+        """Write another reply to the question that the chosen reply answers. The store keeps both replies as
+        branches (alternatives)."""
         self._chat.start(self._again, group="write")
 
     async def _again(self) -> None:
@@ -78,7 +79,7 @@ class WriteActions:
         await self._write(write_again(chat.state, old.message_id if old else None), reply, place)
 
     def more(self, _: str = "") -> None:
-        """Write the rest of the chosen reply, if the reply was cut or stopped."""
+        """Let the model continue the chosen reply, if this reply was cut or stopped."""
         self._chat.start(self._more, group="write")
 
     async def _more(self) -> None:
@@ -94,7 +95,7 @@ class WriteActions:
         await self._write(write_more(chat.state, reply.message_id), reply, place)
 
     def stop(self) -> None:
-        """Stop the reply that is being written, the tool that it called, or the opening of a model."""
+        """Stop the reply that the model writes, the tool call of this reply, or the opening of a model."""
         if self._chat.phase in ("replying", "opening"):
             self._tools.stop()
             self._chat.host.stop()
@@ -110,10 +111,11 @@ class WriteActions:
         message: UserMessage | None = None,
         typed: str = "",
     ) -> None:
-        """Show a reply while the model writes it, and run its tool calls.
+        """Show a reply while the model writes it, and run the reply's tool calls.
 
-        place: a function that puts the widget of the reply into the conversation. message: the widget of the
-        user's message. typed: the text that the user typed; after an error it goes back into the input.
+        begin: a function that starts the reply. place: a function that puts the reply's widget into the
+        conversation. message: the widget of the user's message. typed: the text that the user typed; after an
+        error this text goes back into the input.
         """
         chat = self._chat
         if chat.phase != "idle":
@@ -144,7 +146,7 @@ class WriteActions:
             chat.app.refresh_bindings()
 
     async def _place_turns(self, session: str, reply: ReplyMessage, message: UserMessage | None) -> None:
-        """Give the widgets of the reply and of its question their message ids in the store."""
+        """Give the widgets of a reply and of its question the ids that these messages have in the store."""
         turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
         reply.place(turns[-1])
         if message and len(turns) > 1:
@@ -155,8 +157,9 @@ class WriteActions:
     async def _restore_after_error(
         self, error: Exception, reply: ReplyMessage, message: UserMessage | None, typed: str
     ) -> None:
-        """Lose no text after an error. Keep the words of the reply that arrived. Put a refused message back
-        into the input, and show again the messages that `place` removed."""
+        """Clean up after an error without a loss of text. Keep the words of the reply that arrived. Put a
+        refused message back into the input. Show again the messages that the function `place` of `_write`
+        removed."""
         chat = self._chat
         if reply.text:
             await reply.finish(reply.text, "")
@@ -172,21 +175,22 @@ class WriteActions:
         await chat.transcript.add(Notice(error_line(error), "error"))
 
     async def show_turns(self) -> None:
-        """Read the conversation from the store and show it."""
+        """Read the messages of the chat from the store and show them."""
         session = self._chat.state.session
         turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
         await self._chat.transcript.show(turns, self._chat.model)
 
     async def show_end(self) -> None:
-        """Show the end of the chat again, if the app shows an earlier message that the user searched for."""
+        """Show the end of the chat again, if the screen shows an earlier message because a search found
+        it."""
         async with self._showing_end:
             if self._chat.transcript.has_later:
                 await self.show_turns()
             self._chat.transcript.follow_end()
 
     def settle(self) -> None:
-        """Let the runtime prepare the reply for a rating. A message that the user sends meanwhile waits in
-        the host's queue."""
+        """Let the runtime prepare the reply for a rating. If the user sends a message during this work, the
+        message waits in the host's queue."""
         self._chat.start(self._settle)
 
     async def _settle(self) -> None:
@@ -208,7 +212,8 @@ class WriteActions:
             self.send(argument)
 
     def edit(self) -> bool:
-        """Put the question of the chosen reply into the input. Return False if there is no question."""
+        """Put the question of the chosen reply into the input, so that the user can edit it. Return False if
+        the reply has no question."""
         chat = self._chat
         reply = chat.chosen()
         message = chat.transcript.question_of(reply) if reply else None
@@ -223,19 +228,20 @@ class WriteActions:
         return True
 
     def cancel_edit(self) -> None:
-        """Stop editing; the message stays as it is."""
+        """Stop editing a question, and leave the question unchanged."""
         if self._chat.editing:
             self._chat.editing = None
             self._chat.prompt.end_edit()
             self._chat.app.refresh_bindings()
 
     def _take_edited(self) -> UserMessage | None:
-        """Stop editing. Return the widget of the edited message if the app still shows the message."""
+        """Stop editing a question. Return the question's widget if the widget is still in the
+        conversation."""
         edited = self._chat.editing
         self.cancel_edit()
         return edited if isinstance(edited, UserMessage) and edited.is_attached else None
 
-    # Methods that switch between replies in one place
+    # Methods that switch between the replies to one question
 
     def next(self, _: str = "") -> None:
         self.flip(1)
@@ -244,8 +250,8 @@ class WriteActions:
         self.flip(-1)
 
     def flip(self, step: int) -> None:
-        """Show another branch in the place of the chosen reply, or of its question. step: 1 for the next, -1
-        for the previous."""
+        """Show another branch (alternative) of the chosen reply or of its question. step: 1 shows the next
+        branch, -1 the previous one."""
         self._chat.start(partial(self._flip, step), group="write")
 
     async def _flip(self, step: int) -> None:
@@ -273,7 +279,8 @@ class WriteActions:
             self._chat.status.flash("This is the only reply here; /again writes another one")
 
     def may(self, action: str) -> bool:
-        """Return True if the action "again", "more", "edit" or "flip" would do something now."""
+        """Return True if the method `action` would do something now. action: "again", "more", "edit" or
+        "flip"."""
         reply = self._chat.chosen()
         if action == "more":
             return reply is not None and reply.is_cut

@@ -1,2 +1,2 @@
-"""This package has the steps: the functions that do the work of slash commands with the runtime, for the app
-and plain mode (`state.Step`)."""
+"""This package has the steps. A step (`state.Step`) is a function that does the work of a slash command with
+the runtime, for the app and for plain mode."""

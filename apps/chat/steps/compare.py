@@ -1,5 +1,5 @@
-"""This module compares two replies in plain mode. It writes both replies one after the other, and then asks
-for a choice (/compare) or prints the lengths of the replies (/effect)."""
+"""This module compares two replies in plain mode. The model writes both replies one after the other. Then
+/compare asks the user to choose a reply, and /effect prints the lengths of the replies."""
 
 from ruvmlx.runtime import Runtime
 
@@ -8,14 +8,16 @@ from ..state import ChatState, Outcome
 
 
 def compare_replies(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Begin a blind comparison: write the first reply. The outcome's next step writes the second reply."""
+    """Begin a blind comparison: let the model write the first reply. The next step, `then` of the outcome,
+    writes the second reply."""
     compare.check(runtime, state.session, argument)
     state.candidates = []
     return _write_side(state, argument, compare.order())
 
 
 def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
-    """Write the reply of the first of the remaining `sides`. True means a reply with the adapter."""
+    """Let the model write one of the two replies. sides: the replies that remain; True means a reply with the
+    adapter, False a reply without it."""
     learned, *rest = sides
     number = len(state.candidates) + 1
 
@@ -30,14 +32,15 @@ def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
 
 
 def show_effect(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Write one reply without the adapter and one with it, and name each reply."""
+    """Let the model write one reply without the adapter and one with the adapter, and print which reply is
+    which."""
     compare.check(runtime, state.session, argument)
     return _write_named(state, argument, compare.draw_seed(), [])
 
 
 def _write_named(state: ChatState, text: str, seed: int, replies: list[str]) -> Outcome:
-    """Write the next reply: the first reply without the adapter, the second with it. replies: the texts of
-    the replies that are written."""
+    """Let the model write the next reply: the first reply without the adapter, the second reply with it.
+    replies: the texts of the replies that the model has already written."""
     learned = bool(replies)
 
     def go_on(runtime: Runtime, state: ChatState, _: str) -> Outcome:

@@ -1,4 +1,5 @@
-"""This module has the steps for saved chats: list, open, start, rename, copy, delete, export, import."""
+"""This module has the steps for saved chats. The steps list, open, start, rename, copy, delete, export and
+import chats."""
 
 from dataclasses import replace
 
@@ -17,7 +18,8 @@ def list_chats(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def open_chat(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Open a chat. If the last /chats was a search, show the message that it found in this chat."""
+    """Open a saved chat. If the last /chats was a search, show the message that this search found in the
+    chat."""
     session = chat_files.find(runtime, argument, state.listed_chats)
     message = state.found_messages.get(session)
     if message is not None:
@@ -35,25 +37,26 @@ def title(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def pin(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Pin this chat, so that lists show it first, or unpin it."""
+    """Pin the open chat, so that lists show it first. If the chat is pinned, unpin it."""
     said = chat_files.pin(runtime, state.session)
     return Outcome(said, flash=said)
 
 
 def folder(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Put this chat into a folder of the list of chats. Without a name, list the folders."""
+    """Put the open chat into the named folder of the list of chats. Without a name, list the folders."""
     return told(chat_files.put_in_folder(runtime, state.session, argument))
 
 
 def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Copy the chat, and open the copy. If a reply is selected, the copy ends with this reply."""
+    """Copy the open chat, and open the copy. If a reply is selected, the copy ends with this reply."""
     said = "This is the copy; the original chat is unchanged"
     copied = runtime.store.chats.fork(state.session, state.selected)
     return Outcome(f"{said}.", flash=said, opens=copied)
 
 
 def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Delete the chat so that /restore can bring it back for a day. With "now", delete it permanently."""
+    """Delete the open chat. For a day, /restore can bring the chat back. With the argument "now", delete the
+    chat permanently."""
     if argument not in ("", "now"):
         raise UsageError(f"/delete takes nothing or now, got {argument[:40]!r}")
     if argument:
@@ -70,7 +73,7 @@ def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def restore(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Bring back the chat that was deleted last."""
+    """Restore the chat that the user deleted last."""
     return _open_chat(runtime, chat_files.restore_newest(runtime))
 
 

@@ -1,4 +1,4 @@
-"""This module has the steps for the model, its adapters and the system prompt."""
+"""This module has the steps for the model, the model's adapters and the system prompt."""
 
 from ruvmlx.runtime import Runtime
 
@@ -8,7 +8,7 @@ from .settings import value_lines
 
 
 def use_model(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Switch to another model. Without an argument, describe the model in use."""
+    """Switch to another model, by its name or number. Without an argument, describe the model in use."""
     if not argument:
         return Outcome(models.in_use_line(runtime.model))
     name = models.find_model(argument, runtime.model, state.options.files, state.listed_models)
@@ -22,8 +22,9 @@ def list_models(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def use_adapter(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Switch to an adapter, and describe the adapter in use. "none" means the original model. "NAME new"
-    starts a new adapter. Without an argument, only describe the adapter in use."""
+    """Switch to the named adapter, and describe the adapter in use. The argument "none" means the original
+    model without an adapter. "NAME new" starts a new adapter. Without an argument, only describe the adapter
+    in use."""
     if argument:
         runtime.learning.use(models.find_adapter(argument, runtime))
     said = describe.adapter(runtime)
@@ -35,8 +36,8 @@ def list_adapters(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Set the system prompt of this chat, and show it. "none" removes the system prompt. Without an argument,
-    only show it."""
+    """Set the system prompt of the open chat, and show it. The argument "none" removes the system prompt.
+    Without an argument, only show the system prompt."""
     if argument:
         prompt = None if argument == "none" else argument
         runtime.chats.set_system(state.session, prompt)
@@ -45,8 +46,8 @@ def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Use the system prompt of the role NAME (see roles.py) in this chat. "save NAME" saves the system prompt
-    of this chat as a role. Without an argument, list the roles."""
+    """Use the system prompt of the role NAME (see roles.py) in the open chat. The argument "save NAME" saves
+    the system prompt of the open chat as a role. Without an argument, list the roles."""
     word, _, name = argument.partition(" ")
     if not word:
         return told("\n".join(roles.lines()))
@@ -57,7 +58,7 @@ def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def prompt(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Show the whole prompt that the model reads, with the chat template's markers."""
+    """Show the whole prompt that the model reads, with the markers that the chat template adds."""
     return told(runtime.chats.prompt_text(state.session))
 
 

@@ -23,7 +23,7 @@ def rate(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def why(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Add a reason to the bad rating of the last reply."""
+    """Add a reason to the bad rating that the user gave the last reply."""
     reason = parse_reason(argument)
     state.lesson = runtime.choices.give_reason(_shown_id(runtime, state), reason)
     return Outcome(describe.effect_words(state.lesson))

@@ -1,5 +1,5 @@
-"""This module has the step of `/set`, which changes settings of replies until the user leaves the chat. The
-command `ruvmlx config set` changes settings permanently."""
+"""This module has the step of the command `/set`, which changes settings of replies until the user leaves the
+chat. The command `ruvmlx config set` changes settings permanently."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,8 @@ NAMES = (*SAMPLING, "max_tokens", "best_of")
 
 
 def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Change one setting for this chat, if the argument has a name and a value. Show all settings."""
+    """Change one setting of replies for this chat, if the argument has a name and a value. Then show all
+    settings."""
     name, _, value = argument.partition(" ")
     if name:
         state.options = changed(runtime, state.options, name, value.strip())
@@ -25,8 +26,8 @@ def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def changed(runtime: Runtime, options: ChatOptions, name: str, value: str) -> ChatOptions:
-    """Return the options with one setting changed. Raise UsageError for a name or a value that is not
-    allowed."""
+    """Return the options of the chat with one setting changed. Raise UsageError for a name or a value that is
+    not allowed."""
     if name not in NAMES:
         raise UsageError(
             f"/set has no {name[:40]!r}.{did_you_mean(name, NAMES)} It has: {', '.join(NAMES)}; "
@@ -45,7 +46,7 @@ def changed(runtime: Runtime, options: ChatOptions, name: str, value: str) -> Ch
 
 
 def value_lines(runtime: Runtime, options: ChatOptions) -> list[str]:
-    """Return a line for each setting, with its value for the next reply."""
+    """Return a line for each setting of replies, with the value that the next reply uses."""
     sampling = options.sampling or runtime.writer.sampling()
     values = {name: getattr(sampling, name) for name in SAMPLING}
     values |= {

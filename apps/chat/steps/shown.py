@@ -8,9 +8,9 @@ from ..state import ChatState
 
 
 def shown_reply(runtime: Runtime, state: ChatState, verb: str) -> Turn:
-    """Return the last reply on the open chat's branch. Raise NotFound if there is no reply.
+    """Return the last reply on the shown branch of the open chat. Raise NotFound if there is no reply.
 
-    verb: the word in the error message for the command's action, for example "rate".
+    verb: the verb for the error message, for example "rate" in "no reply to rate".
     """
     return _last(runtime, state, "assistant", f"reply to {verb}")
 

@@ -1,5 +1,5 @@
-"""This module has the step of /summarize. The model writes notes on the oldest messages, and then reads the
-notes in place of the messages."""
+"""This module has the step of /summarize. The model writes notes on the oldest messages of the chat, and then
+reads the notes in place of these messages."""
 
 from ruvmlx.errors import UsageError
 from ruvmlx.runtime import Runtime
@@ -9,8 +9,8 @@ from ..state import ChatState, Outcome
 
 
 def summarize(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Let the model write the notes. With "off", drop the notes, so that the model reads the messages
-    again."""
+    """Let the model write the notes on the oldest messages. With the argument "off", drop the notes, so that
+    the model reads the messages again."""
     session = state.session
     if argument not in ("", "off"):
         raise UsageError(f"/summarize takes nothing or off, got {argument[:40]!r}")

@@ -1,5 +1,5 @@
-"""This module has the steps of `/tools`, which lists tool servers and turns them on or off for the chat, and
-of `/tool`, which sends a message that the model must answer with a tool call."""
+"""This module has the steps of two commands. `/tools` lists tool servers and turns them on or off for the
+chat. `/tool` sends a message that the model must answer with a tool call."""
 
 import threading
 
@@ -18,7 +18,7 @@ ONCE, ALWAYS, NO = "once", "always", "no"
 
 
 def tools(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """List the servers and tools, or turn a server on or off for this chat."""
+    """List the tool servers and their tools, or turn a server on or off for this chat."""
     if argument:
         return told(switch(state, argument, state.cancel))
     lines = state.tools.lines()
@@ -29,10 +29,10 @@ def tools(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def switch(state: ChatState, argument: str, cancel: threading.Event) -> str:
-    """Turn a tool server on or off, and return words for the user. The function needs no runtime. It can take
-    a minute.
+    """Turn a tool server on or off, and return a sentence for the user. The function can take a minute, so it
+    uses no runtime and can run in another thread.
 
-    argument: "on NAME" or "off NAME". cancel: an event that, once set, ends the start of a server.
+    argument: "on NAME" or "off NAME". cancel: an event; once it is set, the start of the server ends.
     """
     word, _, name = argument.partition(" ")
     if word not in ("on", "off") or not name.strip():
@@ -52,7 +52,8 @@ def call_tool(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def named_question(argument: str) -> tuple[str, str]:
-    """Split the argument of /tool: "forecast In Rome?" -> ("forecast", "In Rome?")."""
+    """Split the argument of /tool into the tool's name and the message: "forecast In Rome?" -> ("forecast",
+    "In Rome?")."""
     name, _, text = argument.partition(" ")
     if not text.strip():
         raise UsageError("which tool, and what is the message? As in /tool forecast How warm is it in Rome?")
@@ -66,8 +67,8 @@ def answer_results(state: ChatState) -> BeginReply:
 
 
 def outcome_of(state: ChatState, call: ParsedCall, answer: str, cancel: threading.Event) -> str:
-    """Run a tool call if the user allows it, and return its result as text. Raise Interrupted if the user
-    stops the call. answer: the user's answer, which is ONCE, ALWAYS or NO."""
+    """Run a tool call if the user allows it, and return the call's result as text. Raise Interrupted if the
+    user stops the call. answer: the user's answer to the question, ONCE, ALWAYS or NO."""
     if answer == NO:
         return NOT_ALLOWED
     if answer == ALWAYS:
@@ -80,5 +81,6 @@ def save_results(runtime: Runtime, session: str, results: list[tuple[ParsedCall,
 
 
 def stopped_results(calls: tuple[ParsedCall, ...]) -> list[tuple[ParsedCall, str]]:
-    """Return results for the call that the user stopped and for the calls after it."""
+    """Return a result that says "stopped" for each call in `calls`: the call that the user stopped and the
+    calls after it."""
     return [(call, STOPPED) for call in calls]

@@ -1,5 +1,5 @@
-"""This module has the steps for replies: write again, continue, edit the question, switch between the
-branches in one place, copy, save, find."""
+"""This module has the steps for replies. The steps write a reply again, continue it, edit its question,
+switch between its branches (alternatives), copy it, save its code, and find messages."""
 
 import threading
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 
 
 def say(state: ChatState, text: str, instead_of: int | None = None, function: str = "") -> BeginReply:
-    """Return a function that streams the reply to a message.
+    """Return a function that streams the reply to the message `text`.
 
     instead_of: the id of an earlier message that the new message replaces, or None. function: the name of the
-    tool that the reply must call, or "".
+    tool that the model must call, or "".
     """
     session, options = state.session, state.options
     state.tools.begin_answer()
@@ -43,7 +43,8 @@ def say(state: ChatState, text: str, instead_of: int | None = None, function: st
 
 
 def write_again(state: ChatState, message: int | None = None) -> BeginReply:
-    """Return a function that streams another reply to the same question, as a new branch.
+    """Return a function that streams another reply to the same question. The new reply is a branch (an
+    alternative) beside the earlier reply.
 
     message: the message id of the earlier reply; None: the last reply.
     """
@@ -56,13 +57,13 @@ def write_again(state: ChatState, message: int | None = None) -> BeginReply:
 
 
 def with_tools(state: ChatState, function: str = "") -> dict[str, Any]:
-    """Return the keyword argument `tools` for a method of `Conversations`, or {} if no tool is on."""
+    """Return the keyword argument `tools` for a method of `Conversations`. Return {} if no tool is on."""
     return {"tools": state.tools.offer(function)} if state.tools.is_on or function else {}
 
 
 def write_more(state: ChatState, message: int | None = None) -> BeginReply:
-    """Return a function that streams the rest of a cut reply. message: its message id; None: the last
-    reply."""
+    """Return a function that streams the rest of a cut reply. message: the message id of the reply; None: the
+    last reply."""
     session, options = state.session, state.options
     return lambda runtime, cancel: runtime.chats.continue_reply(
         session, **options.for_reply(cancel), message=message
@@ -74,8 +75,8 @@ def again(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Set the number of replies that the model writes to a question, and say it. Without an argument, only
-    say it."""
+    """Set the number of replies that the model writes to a question, and print this number. Without an
+    argument, only print the number."""
     if argument:
         state.options = replace(state.options, best_of=parse("best_of", argument, "/best"))
     count = state.options.best_of or runtime.settings.best_of
@@ -83,12 +84,14 @@ def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Continue the last reply. Plain mode prints only the rest, because the user has seen the first part."""
+    """Let the model continue the last reply. Plain mode prints only the rest, because the user has seen the
+    first part."""
     return Outcome(reply=write_more(state))
 
 
 def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Replace the last question and write the reply to it. Without an argument, show the question."""
+    """Replace the last question by the argument, and let the model write the reply to it. Without an
+    argument, print the question."""
     question = shown_question(runtime, state)
     if not argument:
         return Outcome(
@@ -98,8 +101,8 @@ def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def rewrite(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Save the user's version of the last reply, from which the model learns. Without an argument, show the
-    reply."""
+    """Save the user's version of the last reply, so that the model learns from this version. Without an
+    argument, print the reply."""
     reply = shown_reply(runtime, state, "rewrite")
     assert reply.id is not None
     if not argument:
@@ -127,7 +130,8 @@ def _flip(runtime: Runtime, state: ChatState, step: int) -> Outcome:
 
 
 def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Say which of several replies in one place of the chat is shown. With one reply, say nothing."""
+    """Say which of several replies to one question the chat shows. If the question has one reply, say
+    nothing."""
     last = runtime.chats.turns(state.session)[-1]
     if last.branches == 1:
         return Outcome()
@@ -135,13 +139,13 @@ def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def spoken(turns: list[Turn]) -> list[str]:
-    """Return the lines of messages, each message with the name of its speaker."""
+    """Return the lines of messages for plain mode, each message with the name of its speaker."""
     return [line for turn in turns if is_shown(turn) for line in _lines(turn)]
 
 
 def is_shown(turn: Turn) -> bool:
-    """Return True if the chat shows this message. The chat does not show system prompts and replies that only
-    call tools. It shows the results of tools."""
+    """Return True if the chat shows this message. The chat shows the results of tools. It does not show
+    system prompts and replies that only call tools."""
     return turn.role != "system" and (not turn.calls or turn.role == "tool" or bool(turn.content))
 
 
@@ -152,7 +156,7 @@ def _lines(turn: Turn) -> list[str]:
 
 
 def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Copy the last reply, or its code block with the number in `argument`."""
+    """Copy the last reply. If `argument` is a number, copy the reply's code block with this number."""
     reply = sanitize(split(shown_reply(runtime, state, "copy").content).answer)
     blocks = code_blocks(reply)
     number = parse_number(argument, len(blocks), "code blocks")
@@ -162,7 +166,7 @@ def copy(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Write a code block of the last reply to a new file. argument: "2 sort.py", the number of the block and
-    the file; without a number, the first block."""
+    the name of the file; without a number, the first block is written."""
     reply = sanitize(split(shown_reply(runtime, state, "save from").content).answer)
     number, _, name = argument.partition(" ") if argument[:1].isdigit() else ("1", "", argument)
     blocks = code_blocks(reply)
@@ -175,8 +179,8 @@ def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """List the messages of the open chat that contain all words of `argument`, each with its number and an
-    excerpt."""
+    """List the messages of the open chat that contain all words of `argument`, each message with a number and
+    an excerpt."""
     words = argument.lower().split()
     if not words:
         raise UsageError("which words? /find lists the messages of this chat that contain them")
@@ -194,7 +198,7 @@ def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def goto(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Show the message with a number that /find printed. Plain mode also prints the message after it."""
+    """Show the message whose number /find printed. Plain mode also prints the message after it."""
     turns = runtime.chats.turns(state.session)
     if not turns:
         raise NotFound("this chat has no messages yet")

@@ -1,5 +1,5 @@
 """This module has the tools of one chat: the tool servers that are on, the tools that the model can call, and
-the calls that the user must allow."""
+the tool calls that the user must allow."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from ruvmlx.text import did_you_mean, one_line
 from . import server_file
 from .connections import Connections, ServerTool
 
-MOST_CALLS = 10  # the maximum number of tool calls of one answer
+MOST_CALLS = 10  # the maximum number of tool calls for one answer of the model
 NOT_ALLOWED = "(The user did not allow this call.)"
 STOPPED = "(The user stopped this call.)"
 TOO_MANY = f"(Not run: an answer may make at most {MOST_CALLS} calls.)"
@@ -24,19 +24,20 @@ _OTHER = re.compile(r"[^\w.-]", re.ASCII)
 
 @dataclass
 class ChatTools:
-    """The tool servers and the permissions of one chat. All servers are off at first. `ChatState.open_chat`
+    """The tool servers and the permissions of one chat. At first, all servers are off. `ChatState.open_chat`
     turns all servers off again."""
 
-    may_run: bool = True  # False if servers cannot be turned on, because the chat app runs in `ruvmlx serve`
+    may_run: bool = True  # False if the user cannot turn on servers, because the app runs in `ruvmlx serve`
     _connections: Connections = field(default_factory=Connections)
     _on: dict[str, list[ServerTool]] = field(default_factory=dict)
-    _always: set[str] = field(default_factory=set)  # names of the tools that run without a question
-    _made: int = 0  # the number of tool calls of the answer that the model writes now
+    _always: set[str] = field(default_factory=set)  # names of tools that run without asking the user
+    _made: int = 0  # the number of tool calls so far for the present answer
 
     # Methods for servers
 
     def turn_on(self, name: str, cancel: threading.Event) -> list[str]:
-        """Start a server for this chat, and return the names of its tools."""
+        """Start a tool server for this chat, and return the names of its tools. cancel: an event; once it is
+        set, the start ends."""
         if not self.may_run:
             raise UsageError(
                 "tools do not run in a chat on a server; use `ruvmlx chat` without --server for them."
@@ -48,7 +49,7 @@ class ChatTools:
         return [shown for shown, tool in self.by_name().items() if tool.server == name]
 
     def turn_off(self, name: str) -> bool:
-        """Stop a server. Return False if the server was not on."""
+        """Stop a tool server. Return False if the server was not on."""
         self._connections.stop(name)
         return self._on.pop(name, None) is not None
 
@@ -58,7 +59,7 @@ class ChatTools:
         self._always.clear()
 
     def close(self) -> None:
-        """Stop all servers, and wait until they have ended."""
+        """Stop all tool servers, and wait until they have ended."""
         self._connections.close()
 
     @property
@@ -66,8 +67,8 @@ class ChatTools:
         return bool(self._on)
 
     def by_name(self) -> dict[str, ServerTool]:
-        """Return the tools by the names that the model uses. If two tools have the same name, the server's
-        name precedes the name of the second tool."""
+        """Return the tools by the names that the model uses. If two tools have the same name, the second
+        tool's name begins with the name of its server."""
         found: dict[str, ServerTool] = {}
         for tools in self._on.values():
             for tool in tools:
@@ -76,7 +77,8 @@ class ChatTools:
         return found
 
     def lines(self) -> list[str]:
-        """Return the lines that /tools shows: each server, and the tools of the servers that are on."""
+        """Return the lines that /tools shows: a line for each server, and lines for the tools of the servers
+        that are on."""
         known = server_file.servers()
         if not known:
             return [
@@ -115,12 +117,12 @@ class ChatTools:
     # Methods for calls
 
     def begin_answer(self) -> None:
-        """Begin a new answer, which can make up to MOST_CALLS calls."""
+        """Begin a new answer of the model, which can make up to MOST_CALLS tool calls."""
         self._made = 0
 
     def refusal(self, call: ParsedCall) -> str:
-        """Return a result that refuses the call without a question to the user, or "" if the call is
-        possible. An answer has a limit of calls, and the model can call a tool that does not exist."""
+        """Return a result that refuses the tool call without asking the user. Return "" if the call is
+        possible. A call is refused if the answer has made too many calls, or if the tool does not exist."""
         if self._made >= MOST_CALLS:
             return TOO_MANY
         return "" if call.name in self.by_name() else f"(There is no tool {call.name}.)"
@@ -133,7 +135,7 @@ class ChatTools:
 
     def run(self, call: ParsedCall, cancel: threading.Event) -> str:
         """Run a tool call. Return its result, or one line in brackets with the error. Raise Interrupted if
-        `cancel` was set."""
+        the event `cancel` was set."""
         self._made += 1
         tool = self.by_name().get(call.name)
         try:

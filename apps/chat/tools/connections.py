@@ -1,6 +1,6 @@
 """This module has the open connections to tool servers. It uses the client of the package mcp. The
-connections run in a thread with an event loop. Other threads call the methods of `Connections`, which
-block."""
+connections run in a separate thread with an event loop. Other threads call the methods of `Connections`, and
+these methods block."""
 
 import asyncio
 import contextlib
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from mcp import Client
 
 T = TypeVar("T")
-START_SECONDS = 60.0  # the time limit of a server's start; a server can first download its own code
+START_SECONDS = 60.0  # the time limit of a server's start; some servers first download their code
 CLOSE_SECONDS = 5.0  # the time limit for the end of all servers
-MOST_PAGES = 20  # the maximum number of pages of a server's list of tools
+MOST_PAGES = 20  # the maximum number of pages of a server's list of tools that are read
 _LOOK = 0.05  # seconds between two checks whether the user has stopped a call
-_REASON = 200  # the maximum number of characters of an error
+_REASON = 200  # the maximum number of characters of an error's text
 
 
 @dataclass(frozen=True)
 class ServerTool:
-    """A tool of a server, with the JSON schema of its arguments."""
+    """A tool of a server, with the JSON schema of the tool's arguments."""
 
     server: str
     name: str
@@ -47,7 +47,7 @@ class _Connection:
 
 
 def require_client() -> None:
-    """Raise RuvmlxError if the package mcp is not installed."""
+    """Raise RuvmlxError if the Python package mcp is not installed."""
     try:
         from mcp import Client  # noqa: F401
     except ImportError:
@@ -64,23 +64,24 @@ class Connections:
         self._open: dict[str, _Connection] = {}
 
     def start(self, server: ToolServer, cancel: threading.Event) -> list[ServerTool]:
-        """Start a server or connect to its address, and return its tools. Raise RuvmlxError if this fails."""
+        """Start a tool server or connect to its address, and return its tools. Raise RuvmlxError if the start
+        or the connection fails."""
         require_client()
         return self._wait(self._start(server), cancel)
 
     def call(self, server: str, tool: str, arguments: dict[str, Any], cancel: threading.Event) -> str:
-        """Call a tool and return the text of the result. Raise RuvmlxError if the call fails, and Interrupted
-        if `cancel` was set."""
+        """Call a tool of a server and return the text of the result. Raise RuvmlxError if the call fails.
+        Raise Interrupted if the event `cancel` was set."""
         return self._wait(self._call(server, tool, arguments), cancel)
 
     def stop(self, server: str) -> None:
-        """End the connection to a server, and the server if this program started it. Do not wait for the
-        end."""
+        """End the connection to a server. If this program started the server, end the server, too. Do not
+        wait for the end."""
         if self._loop is not None and server in self._open:
             self._loop.call_soon_threadsafe(self._open.pop(server).closing.set)
 
     def close(self) -> None:
-        """End all connections, and wait until they have ended."""
+        """End all connections to servers, and wait until they have ended."""
         if self._loop is not None:
             tasks = [connection.task for connection in self._open.values()]
             for name in list(self._open):
@@ -129,7 +130,7 @@ class Connections:
         opened: "asyncio.Future[tuple[Client, list[ServerTool]]]",
         closing: asyncio.Event,
     ) -> None:
-        """Keep the connection open until `closing` is set, or the server ends."""
+        """Keep the connection to a server open until the event `closing` is set, or until the server ends."""
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             try:
                 async with AsyncExitStack() as stack:
@@ -173,7 +174,8 @@ class Connections:
 
 
 async def _client(server: ToolServer, log: Any, stack: AsyncExitStack) -> "Client":
-    """Return the MCP client of a server. The standard error of a started server goes to `log`."""
+    """Return the MCP client of a server. If this program starts the server, the server's standard error goes
+    to `log`."""
     import mcp
     from mcp.client.stdio import stdio_client
     from mcp.client.streamable_http import streamable_http_client
@@ -209,8 +211,8 @@ async def _wait_for_all(tasks: "list[asyncio.Task[None]]") -> None:
 
 
 def _block_text(block: Any) -> str:
-    """Return a block of a result as text. For a picture or a sound, return a note, because the model reads
-    only text."""
+    """Return one block of a tool's result as text. If the block is a picture or a sound, return a note,
+    because the model reads only text."""
     if block.type == "text":
         return str(block.text)
     if block.type == "resource" and hasattr(block.resource, "text"):
@@ -221,7 +223,8 @@ def _block_text(block: Any) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line about an error. For a group of errors, take the first error of the group."""
+    """Return one line about an error. If the error is a group of errors, describe the first error of the
+    group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, OSError) and error.strerror:

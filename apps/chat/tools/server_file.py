@@ -1,5 +1,5 @@
-"""This module reads the tool servers that the user lists in `mcp.json` in the data folder. Other MCP clients
-use the same format:
+"""This module reads the list of the user's tool servers from the file `mcp.json` in the data folder. Other
+MCP clients use the same format:
 
 {"mcpServers": {
     "files": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "/home/me/notes"]},
@@ -20,7 +20,7 @@ from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.text import did_you_mean, one_line
 
 MAX_BYTES = 1 << 20  # the maximum size of the file in bytes
-CALL_SECONDS = 60.0  # the default time limit of a call
+CALL_SECONDS = 60.0  # the default time limit of a tool call
 _NAME = re.compile(r"[\w.-]{1,40}")
 _FIELDS = ("command", "args", "env", "url", "headers", "timeout")
 # Fields that other programs write into the file. This program ignores them.
@@ -29,8 +29,8 @@ _IGNORED = ("type", "disabled", "autoApprove", "alwaysAllow", "description")
 
 @dataclass(frozen=True)
 class ToolServer:
-    """A tool server: a program to start (command, args, env) or an address (url, headers). timeout: the time
-    limit of a call in seconds."""
+    """A tool server: a program to start (command, args, env), or an address (url, headers). timeout: the time
+    limit of a tool call in seconds."""
 
     name: str
     command: str = ""
@@ -52,8 +52,8 @@ def path() -> Path:
 
 
 def servers() -> dict[str, ToolServer]:
-    """Return the servers by name, or {} if there is no file. Raise UsageError if the file has a wrong
-    format."""
+    """Return the tool servers of the file by name, or {} if there is no file. Raise UsageError if the file
+    has a wrong format."""
     file = path()
     if not file.exists():
         return {}
@@ -68,7 +68,7 @@ def servers() -> dict[str, ToolServer]:
 
 
 def find(name: str) -> ToolServer:
-    """Return the server with this name. Raise NotFound if the file has no such server."""
+    """Return the tool server with this name. Raise NotFound if the file has no such server."""
     known = servers()
     if name not in known:
         there = f"{path()} has: {', '.join(known)}" if known else f"{path()} has none; /tools says how"
