@@ -34,12 +34,8 @@ class ChatState:
     left_out: int = 0  # number of oldest messages that the model does not read, as the user last heard
     told_full: bool = False  # True if plain mode has told the user that the context is nearly full
     listed_chats: list[str] = field(default_factory=list)  # chat ids in the order of the last /chats list
-    found_messages: dict[str, int] = field(
-        default_factory=dict
-    )  # chat id -> id of the message last found in it
-    listed_models: list[str] = field(
-        default_factory=list
-    )  # model names in the order of the last /models list
+    found_messages: dict[str, int] = field(default_factory=dict)  # last search: chat id -> message id
+    listed_models: list[str] = field(default_factory=list)  # names in the order of the last /models list
     sensors: Sensors = field(default_factory=Sensors)
     tools: ChatTools = field(default_factory=ChatTools)
     cancel: threading.Event = field(default_factory=threading.Event)  # once set, it ends the step that runs

@@ -1,5 +1,5 @@
-"""This package is the command line: a function for each verb, which is a command of `ruvmlx`, and a file for
-each group of verbs.
+"""This package is the command line. A verb is a command of `ruvmlx`. Each verb is a function, and each group
+of verbs has a file.
 
 This file imports no large module, so `ruvmlx --help` answers in a fraction of a second.
 """
@@ -19,8 +19,8 @@ from .output import run_plainly
 
 
 class Verbs(click.Group):
-    """This group imports the file of a verb only when the verb is called. Help and completion list the verbs
-    from a table."""
+    """A group of verbs that imports the file of a verb only when the user calls the verb. The help and the
+    completion take the names of the verbs from a table."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands and cmd_name in FILES:
@@ -48,7 +48,7 @@ class Verbs(click.Group):
         formatter.write_text("`ruvmlx VERB --help` has examples and all options of a verb.")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete verbs from the table, and options as click does."""
+        """Complete the names of verbs from the table. Complete options as click does."""
         verbs = [
             CompletionItem(verb, help=PAGES[verb].short) for verb in FILES if verb.startswith(incomplete)
         ]
@@ -81,8 +81,8 @@ FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # maps each verb to its 
 
 
 def run() -> int:
-    """Run the command line, and return the exit code."""
+    """Run the verb that the command line names, and return the exit code."""
     end_on_signals()
-    if len(sys.argv) > 1:  # import the verb here: if Ctrl-C interrupts click, click prints an empty line
+    if len(sys.argv) > 1:  # if Ctrl-C came while click imports the verb, click would print an empty line
         cli.get_command(click.Context(cli), sys.argv[1])
     return run_plainly(cli)

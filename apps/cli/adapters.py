@@ -1,5 +1,5 @@
-"""`adapters`: lists, copies, exports and deletes adapters, each of which keeps what was learned
-under a name."""
+"""The command `ruvmlx adapters` lists, copies, exports and deletes adapters. An adapter is a named set of
+weights that the model learned from ratings."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def adapters() -> None:
 
 
 class _Open:
-    """The chosen model and adapter, and the store. This class loads no weights."""
+    """The chosen model and adapter, and the store. An object of this class loads no weights of the model."""
 
     def __init__(self, flags: dict[str, Any]):
         from ruvmlx.store import Store
@@ -39,7 +39,8 @@ class _Open:
         self.name = settings.adapter_name
 
     def chosen(self) -> str:
-        """Return the adapter's name. Raise UsageError for --adapter none."""
+        """Return the name of the chosen adapter. Raise UsageError if the user chose no adapter (--adapter
+        none)."""
         if self.name is None:
             raise UsageError(
                 "--adapter none is the original model, which has learned nothing; name an adapter."
@@ -47,8 +48,8 @@ class _Open:
         return self.name
 
     def change(self):
-        """Return the base LoRA, the layer LoRA and the micro LoRA of the version in use, joined to one
-        BaseLoRA."""
+        """Return one BaseLoRA with the whole change of the weights: the base LoRA, the layer LoRA and the
+        micro LoRA of the adapter version in use."""
         from ruvmlx.lora import MicroLoRA
         from ruvmlx.lora.interchange import combine_adapter
         from ruvmlx.lora.layer_lora import combine_loras, unpack_layers
@@ -76,7 +77,7 @@ def _facts(store: Any, row: Any) -> dict[str, Any]:
 
 
 def _rank(store: Any, row: Any) -> int:
-    """Return the largest rank of all layers in the version in use."""
+    """Return the largest LoRA rank of all layers, in the adapter version in use."""
     from ruvmlx.lora.base_lora import BaseLoRA
     from ruvmlx.lora.micro_lora import stored_rank
 
@@ -243,7 +244,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     if config.parse("adapter", name, "the command line") == "none":
         raise UsageError("none is no adapter; give another name.")
     settings = resolve(flags)
-    change = load(folder, load_model(settings.model).shape)  # raises an error early if the folder is wrong
+    change = load(folder, load_model(settings.model).shape)  # an error comes early if the folder is wrong
     with open_runtime(replace(settings, adapter=name)) as runtime:
         adopted = import_adapter(runtime.store, runtime.learning.require_learner(), change, name)
     if adopted.kl > KL_CAP:

@@ -1,5 +1,5 @@
-"""`mcp`: runs an MCP server over standard input and output. An agent rates replies of the running `ruvmlx
-serve`, takes ratings back, and searches the user's chats."""
+"""The command `ruvmlx mcp` runs an MCP server over standard input and output. Through this server, an agent
+rates replies of the running `ruvmlx serve`, takes ratings back, and searches the user's chats."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +33,7 @@ def mcp(server: str, api_key: str | None) -> None:
 
 
 def agent_server(server: str, key: str | None) -> "MCPServer":
-    """Return the MCP server. Raise RuvmlxError if the package mcp is missing."""
+    """Return the MCP server with its tools. Raise RuvmlxError if the Python package mcp is missing."""
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
@@ -70,7 +70,8 @@ def agent_server(server: str, key: str | None) -> "MCPServer":
 
 
 def _ask(server: str, key: str | None, path: str, body: Any = None, method: str | None = None) -> Any:
-    """Return the server's answer. If the server refuses, raise ToolError, which the agent reads."""
+    """Send a request to `ruvmlx serve` and return its answer. If the server refuses the request, raise
+    ToolError, whose text the agent reads."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     try:

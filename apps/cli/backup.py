@@ -1,4 +1,5 @@
-"""`backup` and `restore`: copy all chats, ratings and adapters to a file, and read them back."""
+"""The commands `ruvmlx backup` and `restore` copy all chats, ratings and adapters to a file, and read them
+back."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -50,7 +51,7 @@ def restore(file: Path, as_json: bool) -> None:
 
 
 def _held(facts) -> str:
-    """Return the contents in words, such as "3 chats, 12 ratings and 1 adapter"."""
+    """Return the contents of a backup in words, for example "3 chats, 12 ratings and 1 adapter"."""
     words = [count(facts.chats, "chat"), count(facts.ratings, "rating"), count(facts.adapters, "adapter")]
     return f"{', '.join(words[:-1])} and {words[-1]}"
 

@@ -1,5 +1,5 @@
-"""`bench`: measures this machine, and compares it with the design's targets, the machine's own limits and
-other runtimes."""
+"""The command `ruvmlx bench` measures this machine's speed, memory and learning. It compares the results with
+the design's targets, the machine's own limits and other runtimes."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -137,7 +137,7 @@ def _parse_peers(vs: str) -> list[str]:
 
 
 def _cores() -> int:
-    """Return the number of CPUs that this process may use."""
+    """Return the number of CPUs that the operating system lets this process use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,4 +1,5 @@
-"""`chat`: opens the chat app with a model in this process, or with the model of a running server."""
+"""The command `ruvmlx chat` opens the chat app with a model in this process, or with the model of a running
+server."""
 
 import sys
 from dataclasses import replace
@@ -17,8 +18,8 @@ from .verb import Verb
 if TYPE_CHECKING:
     from ruvmlx.settings import Settings
 
-# Options that also apply with --server: the choice of the chat and its look. The server sets all other
-# options.
+# These options apply with --server, too: they select the chat and its look. The server decides about all
+# other options.
 _THE_CLIENTS = {"server", "api_key", "continue_", "session", "find", "system", "theme", "motion"}
 
 
@@ -66,7 +67,7 @@ def chat(
 
 
 def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | None, find: str | None) -> int:
-    """Chat with a model in this process."""
+    """Run a chat with a model that this process opens."""
     from ruvmlx.host.model_holder import Opener
 
     from ..chat import run_chat
@@ -91,7 +92,8 @@ def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | Non
 
 
 def _refuse_flags(context: click.Context) -> None:
-    """Raise UsageError for a flag that only the server can set, or that has no meaning with a server."""
+    """Raise UsageError for a flag that has no effect with --server, because only the server decides about
+    it."""
     given = [
         parameter
         for parameter in context.command.params
@@ -106,7 +108,7 @@ def _refuse_flags(context: click.Context) -> None:
 
 
 def _attach(url: str, key: str | None, settings: "Settings", session: str, find: str | None) -> int:
-    """Chat with the model of a running server."""
+    """Run a chat with the model of a running server."""
     from ..attach.client import attach, is_here
     from ..server.keys import saved_keys
 

@@ -1,4 +1,5 @@
-"""This module makes the configuration of each program that `connect` supports."""
+"""This module makes the configuration of each program (client) that `connect` supports. A client uses a
+running `ruvmlx serve`."""
 
 import json
 import os
@@ -9,16 +10,16 @@ from typing import Any
 
 from ruvmlx.errors import UsageError
 
-PART = 4  # a reply may take 1 / PART of the context
-MAX_REPLY_TOKENS = 32_000  # tokens of a reply that clients request by default
-CLAUDE_LEAST = 100_000  # the smallest context window in tokens that Claude Code accepts
-MARGIN = 0.95  # share of the room for a prompt: clients count with another model's tokenizer
+PART = 4  # a reply can take at most 1 / PART of the context
+MAX_REPLY_TOKENS = 32_000  # the maximum number of tokens of a reply that clients request by default
+CLAUDE_LEAST = 100_000  # Claude Code's smallest context window in tokens
+MARGIN = 0.95  # share of a prompt's room: clients count with another model's tokenizer
 
 
 @dataclass(frozen=True)
 class Served:
-    """A running server. url: the address without /v1. context: the maximum of prompt and reply together, in
-    tokens."""
+    """A running server and its model. url: the server's address without /v1. key: the API key. model: the
+    name of the model. context: the maximum number of tokens of the prompt and the reply together."""
 
     url: str
     key: str
@@ -27,19 +28,20 @@ class Served:
 
     @property
     def reply(self) -> int:
-        """The maximum number of tokens of a reply."""
+        """The maximum number of tokens of a reply for this model."""
         return max(1, min(MAX_REPLY_TOKENS, self.context // PART))
 
     @property
     def prompt(self) -> int:
-        """The number of prompt tokens at which a client should shorten the conversation."""
+        """The number of prompt tokens from which a client should shorten the conversation."""
         return int(MARGIN * (self.context - self.reply))
 
 
 @dataclass(frozen=True)
 class ClientFile:
-    """path: the client's configuration file; None: the client has no file. use: the user's next step. merge:
-    takes the old content of the file and returns it with the new configuration."""
+    """The configuration of a client. path: the client's configuration file, or None if the client reads no
+    file. text: the configuration. use: a sentence with the user's next step. merge: a function that takes the
+    old content of the file and returns it with the new configuration."""
 
     path: Path | None
     text: str
@@ -52,18 +54,19 @@ class ClientFile:
 
 
 def names() -> list[str]:
-    """Return the names of the supported clients."""
+    """Return the names of the clients that `connect` supports."""
     return list(_CLIENTS)
 
 
 def client_of(name: str, served: Served) -> ClientFile:
-    """Return the configuration of a client for this server."""
+    """Return the configuration with which the client `name` uses this server."""
     return _CLIENTS[name](served)
 
 
 def _claude(served: Served) -> ClientFile:
-    """Claude Code accepts no window below CLAUDE_LEAST. For a smaller context, set the share of the window at
-    which Claude Code makes a summary."""
+    """Return the configuration of Claude Code, which accepts no context window below CLAUDE_LEAST. If the
+    model's context is smaller, set the share of the window from which Claude Code summarises the
+    conversation."""
     window = max(CLAUDE_LEAST, served.context)
     share = 100 * served.prompt // (window - min(served.reply, 20_000))
     variables = {
@@ -82,7 +85,8 @@ def _claude(served: Served) -> ClientFile:
 
 
 def _codex(served: Served) -> ClientFile:
-    """Return a profile, which has a file of its own. So the user's own settings stay the same."""
+    """Return a profile of Codex. The profile has a file of its own, so the user's own settings of Codex stay
+    the same."""
     text = f"""\
 model = {json.dumps(served.model)}
 model_provider = "ruvmlx"
@@ -186,7 +190,7 @@ def _json_client(path: Path, wanted: Mapping[str, Any], use: str) -> ClientFile:
 
 
 def _merge_settings(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge both settings. If both have a value, take the value of `wanted`."""
+    """Merge two sets of settings. If both sets have a value for a setting, take the value of `wanted`."""
     joined = dict(found)
     for name, value in wanted.items():
         own = joined.get(name)

@@ -1,4 +1,5 @@
-"""`completion`: lets bash, zsh and fish complete verbs, options, models, adapters, chats and settings."""
+"""The command `ruvmlx completion` installs completion in bash, zsh and fish, so that the key Tab completes
+verbs, options, models, adapters, chats and settings."""
 
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ from .text_output import hint, say, short_path
 from .verb import VerbGroup
 
 SHELLS = ("bash", "zsh", "fish")
-ANSWER = "_RUVMLX_COMPLETE"  # environment variable with which the shell asks click for completions
+ANSWER = "_RUVMLX_COMPLETE"  # environment variable by which the shell asks click for completions
 _shell = click.option("--shell", type=click.Choice(SHELLS), help="The shell; yours ($SHELL) by default.")
 
 
@@ -75,8 +76,8 @@ def _current_shell() -> str:
 
 
 def place(shell: str) -> Path:
-    """Return the path of the completion file: the shell, or its completion package, looks there for files of
-    the user."""
+    """Return the path of the completion file. The shell, or its completion package, reads the user's
+    completion files in this folder."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     if shell == "bash":
         own = os.environ.get("BASH_COMPLETION_USER_DIR") or str(data / "bash-completion")
@@ -88,10 +89,10 @@ def place(shell: str) -> Path:
 
 
 def line_to_add(shell: str) -> str:
-    """Return the line that the shell's start-up file needs. Return "" for fish, which finds the completion
-    file by itself."""
+    """Return the line that the user must add to the shell's start-up file. Return "" for fish, which finds
+    the completion file without such a line."""
     path = str(place(shell))
-    if shell == "bash":  # some systems have no package bash-completion, which would find the file
+    if shell == "bash":  # without the package bash-completion, bash does not find the file
         return f'source "{path}"'
     if shell == "zsh":
         return f'fpath=("{Path(path).parent}" $fpath) && autoload -Uz compinit && compinit'
@@ -103,7 +104,7 @@ def _startup(shell: str) -> str:
 
 
 def script(shell: str) -> str:
-    """Return the shell's completion file, which click makes."""
+    """Return the text of the shell's completion file. The library click makes this text."""
     from click.shell_completion import get_completion_class
 
     from . import cli
@@ -115,7 +116,8 @@ def script(shell: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a new file, then rename it to the target, so that a shell never reads an incomplete file."""
+    """Write the text to a new file, then rename this file to `path`, so that a shell never reads an
+    incomplete file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.new")

@@ -1,7 +1,7 @@
-"""This module returns the values that the shell can complete: names of models, adapters, chats and settings.
+"""This module returns the values that a shell can complete: names of models, adapters, chats and settings.
 
-A shell waits for each answer, so this module imports no large module. The module lists files, and it reads
-the store's tables with sqlite3 alone, read-only. If an error occurs, the shell gets no values.
+A shell waits for each completion, so this module imports no large module. The module lists files, and it
+reads the tables of the store with sqlite3 alone, read-only. If an error occurs, the shell gets no values.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ _CHATS = (
 
 
 def rows(sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Return rows of the store, or [] if there is no store. The function reads the file without the store's
-    own code, which would check and upgrade it."""
+    """Return rows of the store's tables, or [] if there is no store. The function does not use the program's
+    own code for the store, because this code would check and upgrade the store."""
     path = settings.store_file()
     if not path.exists():
         return []
@@ -44,7 +44,8 @@ def complete_adapters(_: click.Context, __: click.Parameter, incomplete: str) ->
 
 
 def complete_models(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of fetched models. If the user types a path, complete files."""
+    """Complete the names of models that are on this machine. If the user types a path, complete file
+    names."""
     if incomplete.startswith((".", "/", "~")):
         return [CompletionItem(incomplete, type="file")]
     return _beginning(["starter", *cached_names()], incomplete)
@@ -55,7 +56,7 @@ def complete_fetched(_: click.Context, __: click.Parameter, incomplete: str) -> 
 
 
 def cached_names() -> list[str]:
-    """Return owner/name of each repository in the Hugging Face cache. The names come from the cache's
+    """Return the name owner/name of each repository in the Hugging Face cache, from the names of the cache's
     folders."""
     default = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(default) / "hub")
@@ -65,8 +66,8 @@ def cached_names() -> list[str]:
 
 
 def complete_chats(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete ids of chats, the newest first. The typed text may also be a part of a chat's title, which the
-    shell shows beside the id."""
+    """Complete ids of chats, the newest chat first. The typed text can also be a part of a chat's title,
+    because the shell shows the title beside the id."""
     last = [CompletionItem("last", help="the chat used last")] if "last".startswith(incomplete) else []
     return [*last, *_chats("NULL", incomplete)]
 
@@ -93,7 +94,8 @@ def complete_setting_names(_: click.Context, __: click.Parameter, incomplete: st
 def complete_setting_values(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete the values of the setting that was typed before, if this setting has a list of values."""
+    """Complete the values of the setting whose name the user typed before. If the setting has no list of
+    values, complete nothing."""
     name = context.params.get("name")
     if name == "adapter":
         return complete_adapters(context, _, incomplete)
@@ -107,7 +109,7 @@ def complete_setting_values(
 
 
 def complete_replies(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete `last` and the ids of the newest replies."""
+    """Complete the word `last` and the ids of the newest replies."""
     found = rows("SELECT id, text FROM replies ORDER BY seq DESC LIMIT 20")
     items = [("last", "the newest reply"), *((id_, one_line(text)[:60]) for id_, text in found)]
     return [CompletionItem(id_, help=said or None) for id_, said in items if id_.startswith(incomplete)]

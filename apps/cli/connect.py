@@ -1,4 +1,5 @@
-"""`connect`: prints or writes the configuration with which another program uses a running `ruvmlx serve`."""
+"""The command `ruvmlx connect` prints or writes the configuration with which another program uses a running
+`ruvmlx serve`."""
 
 from typing import Any
 
@@ -48,8 +49,8 @@ def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
 
 
 def served(server: str, api_key: str | None, name: str | None) -> Served:
-    """Return the server's model. Raise RuvmlxError if the server does not answer, or if it has no model of
-    this name."""
+    """Return the server and its model. name: the name of the model, or None for the server's first model.
+    Raise RuvmlxError if the server does not answer, or has no model of this name."""
     form = {"anthropic-version": "2023-06-01"}
     models: list[dict[str, Any]] = answer_of(server, "/v1/models", api_key, headers=form)["data"]
     found = next((model for model in models if name in (None, model["id"])), None)

@@ -1,4 +1,5 @@
-"""`doctor`: checks this installation. The verb can also write a report for other people."""
+"""The command `ruvmlx doctor` checks this installation of ruvmlx. The verb can also write a report that the
+user can send to other people."""
 
 import shlex
 import stat
@@ -30,7 +31,7 @@ def _library() -> str:
     kernels: dict[str, list[str]] = {}
     for name, impl in sorted(found.items()):
         kernels.setdefault(impl, []).append(name)
-    few = 3  # of a larger group of kernels, only the number is shown
+    few = 3  # the longest list of kernels; a longer list is shown as a number
     return "; ".join(
         f"{impl}: {', '.join(names) if len(names) <= few else count(len(names), 'kernel')}"
         for impl, names in kernels.items()
@@ -41,13 +42,13 @@ def _backend() -> str:
     from ruvmlx.backends.select import describe
 
     choice = describe(settings.load().backend)
-    named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" already contains the name
+    named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" names the backend already
     return f"{choice.kernels if named else f'{choice.name} on {choice.kernels}'}: {choice.why}"
 
 
 def _gpu_kernels() -> str:
-    """Check the GPU kernels again with the shapes of the model in use. If this model cannot be opened, use
-    the shapes of the starter model."""
+    """Check the GPU kernels with the shapes of the model in use. If this model cannot be opened, use the
+    shapes of the starter model (the small model for the first start)."""
     from ruvmlx.platform.gpu import gpu
 
     if not gpu.kind:
@@ -71,7 +72,7 @@ def _shapes() -> Any:
 
     try:
         return shapes_of(load_model(settings.load().model))
-    except RuvmlxError:  # another check reports this error
+    except RuvmlxError:  # the check of the model reports this error
         return STARTER
 
 
@@ -86,7 +87,7 @@ def _store() -> str:
 
 
 def _privacy() -> str:
-    """Raise RuvmlxError if other users can read the data folder."""
+    """Raise RuvmlxError if other users of the machine can read the data folder."""
     home = settings.home()
     mode = stat.S_IMODE(home.stat().st_mode) if home.exists() else 0o700
     if mode & 0o077:
@@ -97,7 +98,7 @@ def _privacy() -> str:
 
 
 def _deleted_chats() -> str:
-    """Erase the deleted chats whose time is over, as each start of ruvmlx does."""
+    """Erase deleted chats that nobody can restore any more, as each start of ruvmlx does."""
     from ruvmlx.chats import soft_delete
     from ruvmlx.store import Store
 
@@ -122,7 +123,7 @@ def _memory() -> str:
 
     try:
         return fit_words(settings.load().model)
-    except RuvmlxError:  # another check reports this error
+    except RuvmlxError:  # the check of the store reports this error
         return "not known without the model"
 
 
@@ -224,7 +225,7 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
 
 
 def _writable(file: Path) -> None:
-    """Raise UsageError for a wrong path before the measurement takes minutes."""
+    """Raise UsageError for a path that cannot be written, before the measurement takes minutes."""
     if not file.absolute().parent.is_dir():
         raise UsageError(
             f"--report {file}: there is no folder {file.parent}; name a file in an existing one."
@@ -257,7 +258,8 @@ def _export_metal(folder: Path, as_json: bool) -> None:
 
 
 def _checked(name: str, check: Callable[[], str]) -> dict[str, Any]:
-    """Run one check. An exception becomes the result of the check, so that the other checks still run."""
+    """Run one check of the installation. An exception becomes the result of this check, so that the other
+    checks still run."""
     try:
         return {"name": name, "ok": True, "detail": check()}
     except Exception as e:  # noqa: BLE001 - see the docstring

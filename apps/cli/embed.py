@@ -1,4 +1,4 @@
-"""`embed`: turns texts into vectors."""
+"""The command `ruvmlx embed` turns texts into vectors (embeddings)."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ruvmlx.runtime import Runtime
 
-MAX_LINE_BYTES = 1 << 20  # maximum bytes of a line of standard input: a text of 8,192 tokens is shorter
+MAX_LINE_BYTES = 1 << 20  # bytes of an input line; a text of 8,192 tokens is shorter
 
 
 @click.command(cls=Verb)
@@ -57,8 +57,8 @@ def embed(texts: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any)
 
 
 def _vector(runtime: "Runtime", text: str, number: int) -> "np.ndarray":
-    """Return the vector of a text. Raise UsageError with the text's number if the text is empty or
-    too long."""
+    """Return the vector of a text. Raise UsageError with the number of the text if the text is empty or too
+    long."""
     try:
         [vector] = runtime.embed([text])
     except UsageError as e:
@@ -67,7 +67,7 @@ def _vector(runtime: "Runtime", text: str, number: int) -> "np.ndarray":
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of standard input without line ends."""
+    """Yield the lines of standard input, without the newline at the end of each line."""
     if sys.stdin is None:
         raise UsageError("standard input is closed; give the texts as arguments.")
     number = 0
@@ -82,7 +82,7 @@ def _lines() -> Iterator[str]:
 
 
 def _check_new(out: Path) -> None:
-    """Raise UsageError for a wrong file name before the model is opened."""
+    """Raise UsageError if the file name `out` cannot be used, before the model is opened."""
     if out.suffix != ".npy":
         raise UsageError(f"--out {one_line(str(out))} must end in .npy; without it, vectors are JSON lines.")
     if out.exists():

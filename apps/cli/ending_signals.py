@@ -1,7 +1,8 @@
-"""This module lets SIGTERM and SIGHUP end a verb in order and soon.
+"""This module lets the signals SIGTERM and SIGHUP end a verb (a command of `ruvmlx`) in order and soon.
 
-The verb unwinds as after Ctrl-C: it removes temporary folders and ends child processes. If a long computation
-in a library delays the end, the process exits after GRACE seconds. The store is safe at every moment.
+After such a signal, the verb ends as after Ctrl-C: it removes temporary folders and ends child processes. If
+a long computation in a library delays this end, the process exits GRACE seconds after the signal. The store
+is safe at every moment.
 """
 
 import os
@@ -12,12 +13,12 @@ import time
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-GRACE = 1.2  # seconds until the process exits
+GRACE = 1.2  # seconds from the signal until the process exits without further waiting
 
 
 def end_on_signals() -> None:
-    """Handle these signals from now on. Signals that are ignored (nohup) stay ignored. Call this function in
-    the main thread. The chat and the server later replace the handlers."""
+    """Handle SIGTERM and SIGHUP from now on. A signal that the process ignores (nohup) stays ignored. Call
+    this function in the main thread. The chat and the server later install handlers of their own."""
     taken = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
     if not taken:
         return
@@ -25,14 +26,14 @@ def end_on_signals() -> None:
     os.set_blocking(wake, False)
     for number in taken:
         signal.signal(number, _unwind)
-    # Python runs a handler only between two instructions. Its C part writes the signal's number to this file
-    # at once.
+    # Python calls a signal handler only between two Python instructions. But Python's C code writes the
+    # signal's number to this pipe at once.
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threading.Thread(target=_end_in_time, args=(heard,), daemon=True).start()
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
+    signal.signal(number, signal.SIG_DFL)  # a second signal of this number ends the process at once
     if (children := sys.modules.get("ruvmlx.platform.bounded_process")) is not None:
         children.ending.set()
         children.stop_requests()
@@ -40,7 +41,8 @@ def _unwind(number: int, frame: FrameType | None) -> None:
 
 
 def _end_in_time(heard: int) -> None:
-    """End the process GRACE seconds after a signal whose handler is `_unwind`."""
+    """End the process GRACE seconds after a signal whose handler is `_unwind`. heard: the pipe from which
+    this thread reads the numbers of signals."""
     while number := os.read(heard, 1):
         if signal.getsignal(number[0]) in (_unwind, signal.SIG_DFL) and number[0] in SIGNALS:
             time.sleep(GRACE)
@@ -48,5 +50,5 @@ def _end_in_time(heard: int) -> None:
 
 
 def _exit_code(number: int) -> int:
-    """Return the exit code that a shell reports for a process that this signal ended."""
+    """Return the exit code that a shell reports for a process that the signal `number` ended."""
     return 128 + number

@@ -1,4 +1,4 @@
-"""`generate`: writes one reply, or the replies to a file of prompts."""
+"""The command `ruvmlx generate` writes one reply to a prompt, or the replies to a file of prompts."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationResponse
     from ruvmlx.models.config.model import Message
 
-MAX_STDIN_BYTES = 8 << 20  # maximum bytes of standard input; no context is so long
+MAX_STDIN_BYTES = 8 << 20  # bytes of standard input that are read; no context holds more text
 
 
 @click.command(cls=Verb)
@@ -98,11 +98,11 @@ def generate(
 
 
 def _piped_text() -> str:
-    """Return the text of a pipe or file on standard input, with an empty line after it. Return "" for any
-    other input, which may have no end."""
+    """Return the text that a pipe or a file gives to standard input, with an empty line after it. Return ""
+    if standard input is something else, because its text possibly has no end."""
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # standard input is closed or is not a file
+    except (AttributeError, OSError, ValueError):  # standard input is closed, or is no file
         return ""
     if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
         return ""
@@ -149,7 +149,7 @@ def _print_reply(chunks: "Iterator[Chunk]", quiet: bool) -> "GenerationResponse"
 
 
 def _report(runtime: Any, response: "GenerationResponse") -> dict[str, Any]:
-    """Return the fields for --json, which docs/scripts.md lists."""
+    """Return the facts about the reply as the fields of --json, which docs/scripts.md lists."""
     from ruvmlx.platform import memory
 
     report = {

@@ -1,12 +1,12 @@
-"""This module has the help texts of each verb besides its options: one line, and two or more examples.
+"""This module has the help texts of each verb, apart from its options: one line, and two or more examples.
 
 A verb is a command of `ruvmlx`. All examples are in this module. tests/cli/test_help.py checks that each verb
-has examples and that each example can be parsed.
+has examples and that the command line can parse each example.
 """
 
 from dataclasses import dataclass
 
-# These are the exit codes of every verb (docs/scripts.md).
+# These are the exit codes of every verb, as docs/scripts.md lists them.
 EXIT_CODES = (
     (0, "ok"),
     (1, "failed"),
@@ -20,8 +20,8 @@ EXIT_CODES = (
 
 @dataclass(frozen=True)
 class HelpPage:
-    """short: one line for the lists of verbs. examples: pairs (the words after `ruvmlx`, the effect of the
-    command)."""
+    """The help page of a verb. short: one line for the list of verbs. examples: pairs of the words after
+    `ruvmlx` and the effect of this command."""
 
     short: str
     examples: tuple[tuple[str, str], ...]

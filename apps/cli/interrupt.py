@@ -1,4 +1,4 @@
-"""This module handles Ctrl-C during long work."""
+"""This module lets the user stop long work with Ctrl-C and keep its result."""
 
 import signal
 import threading
@@ -10,8 +10,9 @@ from ruvmlx.platform.bounded_process import stop_requests
 
 @contextmanager
 def ctrl_c_sets(cancel: threading.Event) -> Iterator[None]:
-    """In the `with` block, the first Ctrl-C sets `cancel`, so that the work stops in order and its result is
-    kept. The second Ctrl-C raises KeyboardInterrupt. Call this function in the main thread only."""
+    """In the `with` block, let the first Ctrl-C set the event `cancel`, so that the work stops in order and
+    its result is kept. The second Ctrl-C raises KeyboardInterrupt. Call this function only in the main
+    thread."""
 
     def stop(signum: int, frame: object) -> None:
         cancel.set()

@@ -1,4 +1,4 @@
-"""`learn`: shows what was learned from ratings, and takes it back."""
+"""The command `ruvmlx learn` shows what the model learned from ratings, and undoes ratings."""
 
 import threading
 from dataclasses import asdict
@@ -39,7 +39,7 @@ ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # th
 
 
 def _history(flags: dict[str, Any]):
-    """Return the history of the chosen model's adapter. This call loads no weights."""
+    """Return the history of the chosen model's adapter, without loading weights."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
@@ -55,7 +55,7 @@ def _history(flags: dict[str, Any]):
 
 
 def _taste(history: Any) -> dict[str, Any]:
-    """Return what the ratings show about this user's taste."""
+    """Return what the user's ratings show about the user's taste."""
     from ruvmlx.sona.user_taste import UserTaste
 
     known = UserTaste(history).status
@@ -63,7 +63,7 @@ def _taste(history: Any) -> dict[str, Any]:
 
 
 def _show_status(status: Any, as_json: bool, done: str) -> None:
-    """Show where the adapter stands now. done: a sentence that says what the command changed."""
+    """Show the present state of the adapter. done: a sentence that says what the command changed."""
     if not as_json:
         say(done)
     _show_facts(status_facts(status), as_json)
@@ -183,7 +183,7 @@ def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -
 
 
 def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
-    """Run the deep loop, which records what was learned. The deep loop promotes no weights, so the fields
+    """Run the deep loop, which records what the model learned. It puts no new weights into use, so the fields
     `promoted` and `ppl_change` are None."""
     from .training_line import training_line
 
@@ -297,7 +297,7 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
 
 
 def _router(flags: dict[str, Any]):
-    """Return the router of the chosen model's adapter. This call loads no weights."""
+    """Return the router of the chosen model's adapter, without loading weights."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.sona.optional.router import Router
     from ruvmlx.store import Store
@@ -333,7 +333,7 @@ def _arm_words(arm: str) -> str:
 
 
 def _tier_history(flags: dict[str, Any]):
-    """Return the measured KV cache policies of the chosen model. This call loads no weights."""
+    """Return the history of the chosen model's KV cache policies, without loading weights."""
     from ruvmlx.backends.select import asked_policy, describe
     from ruvmlx.kv_tuning.tier_measurement import TierHistory
     from ruvmlx.store import Store
@@ -345,7 +345,8 @@ def _tier_history(flags: dict[str, Any]):
 
 
 def _kv_facts(status: Any) -> dict[str, Any]:
-    """Return the facts about the KV cache's tiers. Lengths are in tokens; None means all tokens."""
+    """Return the facts about the tiers of the KV cache. Lengths are numbers of tokens; None means all
+    tokens."""
     known = status.report or {}
     return {
         "backend": status.backend,
@@ -384,7 +385,7 @@ def _show_kv(facts: dict[str, Any]) -> None:
 
 
 def _tiers_in_words(lengths: dict[str, Any]) -> str:
-    """Return such words as "the newest 64 tokens in f16, those up to 1,024 in 8 bits, older ones in 4"."""
+    """Return the tiers as words, as in "the newest 64 tokens in f16, older ones in 4"."""
     if lengths[LENGTHS[0]] is None:
         return "all tokens in f16"
     said = f"the newest {lengths[LENGTHS[0]]:,} tokens in f16"

@@ -1,4 +1,5 @@
-"""`learn check`: shows the effect of what was learned on the replies to the same questions."""
+"""The command `ruvmlx learn check` shows how the replies to the same questions differ with and without what
+the model learned."""
 
 from pathlib import Path
 from typing import Any

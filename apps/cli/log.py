@@ -1,5 +1,5 @@
-"""`log`: shows, checks and exports the witness log, which records requests, ratings and adapters in a chain
-of hashes."""
+"""The command `ruvmlx log` shows, checks and exports the witness log. This log records requests, ratings and
+adapters as rows, and each row has the hash of the row before it."""
 
 import json
 import re
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ruvmlx.store.audit_log import LogFilter, WitnessRow
 
 F = TypeVar("F", bound=Callable[..., Any])
-MOST_ROWS = 10_000  # maximum number of rows that `show` prints; `export` has no limit
+MOST_ROWS = 10_000  # the maximum number of rows that `log show` prints; `log export` has no limit
 _NS = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{32,}")
-_SHORT = 12  # number of digits of a long hexadecimal number in a table
+_SHORT = 12  # the number of digits that a table shows of a long hexadecimal number
 _COLUMNS = (
     TableColumn("ROW", right=True),
     TableColumn("TIME"),
@@ -39,7 +39,7 @@ _COLUMNS = (
 
 
 def filter_options(function: F) -> F:
-    """Add the options --kind, --since and --until to a verb."""
+    """Add the options --kind, --since and --until, which select rows of the log, to a verb."""
     day = click.DateTime(DATES)
     for option in (
         click.option("--until", type=day, metavar="DATE", help="Only rows from before this time."),
@@ -69,15 +69,16 @@ def _filter(kinds: tuple[str, ...], since: datetime | None, until: datetime | No
 
 
 def _facts(row: "WitnessRow") -> dict[str, Any]:
-    """Return a row for JSON. The time is exact because the hash was computed from it."""
+    """Return a row of the log for JSON. The row's time is exact, because the row's hash was computed from the
+    exact time."""
     seconds, ns = divmod(row.time, _NS)
     at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ns:09}Z"
     return {"n": row.seq, "time": at, "kind": row.kind, "detail": row.body, "hash": row.hash}
 
 
 def _detail(body: dict[str, Any]) -> str:
-    """Return the fields as text: "adapter=default version=3". Fields without a value are left out, and long
-    numbers are shortened."""
+    """Return the fields of a log row as text: "adapter=default version=3". Leave out fields without a value,
+    and shorten long hexadecimal numbers."""
     return " ".join(f"{name}={_short(value)}" for name, value in body.items() if value is not None)
 
 

@@ -1,8 +1,8 @@
-"""`generate --prompts`: answers each line of a file, several lines at a time, and writes the replies in the
-file's order.
+"""The command `ruvmlx generate --prompts` answers each line of a file, several lines at a time, and writes
+the replies in the file's order.
 
 The scheduler of the runtime batches the requests (engine/scheduler.py). Each reply is the same as without a
-batch. The store keeps each reply, and the user can rate it.
+batch. The store keeps each reply, so the user can rate it.
 """
 
 import threading
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
     from ruvmlx.runtime import Runtime
 
-AHEAD = 64  # maximum number of prompts in progress, or finished but waiting for an earlier one
+AHEAD = 64  # the maximum number of prompts that are answered but not written, or in progress
 COMMON = ("raw", "stop", "ignore_eos", "logprobs")  # flags that apply to every prompt
 Write = Callable[[dict[str, Any]], None]
 RequestOf = Callable[[PromptLine], "GenerationRequest"]
@@ -42,7 +42,8 @@ RequestOf = Callable[[PromptLine], "GenerationRequest"]
 def answer_file(
     prompts: str, out: Path | None, settings: Settings, seed: int | None, as_json: bool, flags: dict[str, Any]
 ) -> None:
-    """Answer the prompts of a file. Write the results to a file, or as lines to standard output."""
+    """Answer the prompts of the file `prompts`. Write the results to the file `out`; if `out` is None, print
+    the results as lines on standard output."""
     if as_json and out is None:
         raise UsageError("--json with --prompts needs --out; without it, the results are JSON lines already.")
     target: AbstractContextManager[BinaryIO | None] = result_file(out) if out else nullcontext()
@@ -80,9 +81,12 @@ def _answer_lines(
 
 
 def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **common: Any) -> RequestOf:
-    """Return a function that makes the request for a line. The function raises UsageError if the line names
-    an adapter that does not exist. common: fields of all requests. seed: the seed of the first line; line n
-    has seed + n - 1."""
+    """Return a function that makes the request for a line of the file of prompts. This function raises
+    UsageError if the line names an adapter that does not exist.
+
+    system: the system prompt. seed: the random seed of line 1; line n has seed + n - 1. common: fields that
+    all requests have.
+    """
     from ruvmlx.engine.types import GenerationRequest
 
     known = {row.name for row in runtime.adapters()} | {"default"}
@@ -111,7 +115,7 @@ def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **co
 
 
 class _Answer:
-    """This class receives the reply to one line from the scheduler."""
+    """An object of this class takes the chunks of the reply to one line from the scheduler."""
 
     def __init__(self, line: PromptLine):
         self.line = line
@@ -129,7 +133,7 @@ class _Answer:
         return bool(self.error) or self.response is not None
 
     def facts(self) -> dict[str, Any]:
-        """Return the line for the file of results."""
+        """Return the facts about the reply, as the line for the file of results."""
         if self.response is None:
             return {"id": self.line.id, "line": self.line.number, "error": self.error}
         found = self.response
@@ -158,10 +162,13 @@ def answer_all(
     cancel: threading.Event,
     progress: Callable[[int], None],
 ) -> None:
-    """Answer lines, at most AHEAD of them at a time, and write their results in order. progress: called with
-    the number of finished lines.
+    """Answer lines of the file of prompts, at most AHEAD lines at a time, and write their results in order.
 
-    Raise Interrupted when `cancel` is set. The next run answers all lines that have no written result.
+    request_of: makes the request for a line. write: writes one result. tally: counts the results. progress: a
+    function that is called with the number of lines that are finished.
+
+    Raise Interrupted when `cancel` is set. The next run then answers all lines whose results are not written
+    yet.
     """
     pending = deque[_Answer]()
     try:

@@ -1,4 +1,4 @@
-"""`pull`, `ls`, `models`, `show` and `rm`: fetch, list, propose, show and delete models."""
+"""The commands `pull`, `ls`, `models`, `show` and `rm` fetch, list, propose, show and delete models."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -65,7 +65,8 @@ def pull(name: str, as_json: bool) -> None:
 
 
 def _show_model(facts: dict[str, Any], fit: "Fit", more: Iterable[tuple[str, str]] = ()) -> None:
-    """Print a model's facts for people: rounded numbers with units."""
+    """Print the facts of a model for people, as rounded numbers with units. fit: how the model fits into
+    memory. more: further rows (name, value)."""
     of = f"{parameters(facts['parameters'])} parameters of {facts['bits']:.1f} bits"
     table_of_facts([
         ("model", facts["name"]),
@@ -129,7 +130,8 @@ def _offer_row(offer: "ModelOffer") -> tuple[str, ...]:
 
 
 def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
-    """Return how a model fits into this machine's memory, with the backend that would run it."""
+    """Return how a model fits into this machine's memory. backend: the name of the backend that would run the
+    model."""
     from ruvmlx.backends.select import describe, for_model
     from ruvmlx.memory.load_plan import Fit
     from ruvmlx.models.config.header_facts import Facts
@@ -139,8 +141,8 @@ def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
 
 
 def fit_words(name: str | None) -> str:
-    """Return in one line how a model fits into this machine's memory. `show --memory` measures an
-    open model."""
+    """Return one line that says how a model fits into this machine's memory. The verb `show --memory`
+    measures the memory of an open model."""
     from ruvmlx.models.load import load_model
 
     return _fit(load_model(name)).words()
@@ -207,7 +209,8 @@ def _show_memory(name: str, as_json: bool) -> None:
 
 
 def _config_facts(shape: "ModelShape") -> dict[str, Any]:
-    """Return the fields of the shape, and older names of fields that scripts still use."""
+    """Return the fields of the model's shape. Scripts still use older names of some fields, so the dict has
+    the older names, too."""
     from ruvmlx.models.config.model import ModelConfig
     from ruvmlx.models.config.rope_scaling import LinearRope
 

@@ -1,4 +1,4 @@
-"""`ps` and `stop`: list and close the open models of a running `ruvmlx serve`."""
+"""The commands `ruvmlx ps` and `stop` list and close the open models of a running `ruvmlx serve`."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .running_server import answer_of, saved_key, server_options
 from .text_output import TableColumn
 from .verb import Verb
 
-STOP_SECONDS = 3600.0  # maximum wait: the server closes a model after its last reply ends
+STOP_SECONDS = 3600.0  # seconds to wait; the server first ends the model's last reply
 
 
 @click.command(cls=Verb)

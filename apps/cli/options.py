@@ -1,4 +1,5 @@
-"""This module defines the flags that several verbs share, and opens the model that the flags describe."""
+"""This module defines the flags that several verbs (commands of `ruvmlx`) share. It also opens the model that
+the flags describe."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,18 +20,19 @@ if TYPE_CHECKING:
     from ruvmlx.models.config.model import Model
     from ruvmlx.runtime import Runtime
 
-COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # the shell can complete these values
+COMPLETED = {"model": complete_models, "adapter": complete_adapters}  # flags whose values the shell completes
 F = TypeVar("F", bound=Callable[..., Any])
 
-DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  # date formats of flags
-BUILT_IN = ("default", "none")  # names of adapters that always exist
-SERVER = "http://127.0.0.1:8642"  # default address of `serve`
+DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  # the date formats of flags
+BUILT_IN = ("default", "none")  # names of adapters that the user does not have to make
+SERVER = "http://127.0.0.1:8642"  # the default address of `ruvmlx serve`
 MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
 REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples", "speculate")
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:
-    """Return the flag of a setting. Its name, type and help text come from the list of settings."""
+    """Return a decorator that adds the flag of one setting. The flag's name, type and help text come from the
+    list of settings."""
     spec = config.SPECS[name]
     flags = spec.flag.split() or [f"--{name.replace('_', '-')}"]
     said, shown = help or f"{spec.doc[0].upper()}{spec.doc[1:]}.", COMPLETED.get(name)
@@ -50,7 +52,7 @@ def _click_type(spec: SettingSpec) -> click.ParamType:
 
 
 def setting_options(*names: str) -> Callable[[F], F]:
-    """Return a decorator that adds the flags of several settings in this order."""
+    """Return a decorator that adds the flags of several settings in the order of `names`."""
 
     def decorate(function: F) -> F:
         for name in reversed(names):
@@ -65,8 +67,9 @@ sampling_options = setting_options(*REPLY_SETTINGS)
 
 
 def resolve(flags: dict[str, Any]) -> Settings:
-    """Return the settings that apply: flags first, then environment, files and defaults. A settings file in
-    the working folder may come from another person, so stderr names the settings that this file changes."""
+    """Return the settings that apply. Flags take priority, then environment variables, settings files and
+    defaults. A settings file in the working folder can come from another person, so stderr names the settings
+    that this file changes."""
     found = config.resolve({name: value for name, value in flags.items() if name in config.SPECS})
     file = str(config.project_file())
     if here := [name for name, one in found.items() if one.origin == file]:
@@ -75,7 +78,8 @@ def resolve(flags: dict[str, Any]) -> Settings:
 
 
 def load_model(name: str | None) -> "Model":
-    """Load a model by its name. If the model is missing, fetch it and show the progress on the terminal."""
+    """Load a model by its name. If the model is not on this machine, fetch it and show the progress on the
+    terminal."""
     from ruvmlx.models.load import load_model as load
 
     from ..progress import watching
@@ -85,13 +89,14 @@ def load_model(name: str | None) -> "Model":
 
 
 def unknown_adapter(name: str, known: Sequence[str]) -> str:
-    """Return one sentence, or two sentences if a known adapter has a similar name."""
+    """Return a sentence that says that the adapter does not exist. If a known adapter has a similar name, a
+    second sentence proposes this name."""
     return f"there is no adapter {name!r}.{did_you_mean(name, (*known, *BUILT_IN))}"
 
 
 def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Model, Backend]":
-    """Return a model and its backend, for verbs that need no store. context: the number of tokens to plan
-    memory for.
+    """Return a model and its backend, for verbs that need no store. context: the number of tokens of context
+    for which memory is planned.
 
     Raise NotEnoughMemory before weights are fetched or read.
     """
@@ -109,7 +114,8 @@ def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Mode
 
 
 def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
-    """Open the runtime, which takes seconds. Without a watch, the terminal shows the progress."""
+    """Open the runtime, which takes seconds. watch: shows the progress; if `watch` is None, the terminal
+    shows it."""
     if watch is None:
         from ..progress import watching
 
@@ -123,7 +129,8 @@ def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
 
 
 def _note_mistyped_adapter(runtime: "Runtime", name: str | None) -> None:
-    """Print a note if the adapter has learned nothing and another adapter, which has, has a similar name."""
+    """Print a note if the adapter `name` has learned nothing, but an adapter with a similar name has learned
+    something."""
     known = [row.name for row in runtime.adapters()]
     if name and name not in (*known, *BUILT_IN) and (meant := did_you_mean(name, known)):
         log(f"note: adapter {name!r} has learned nothing: replies are the original model's.{meant}")

@@ -1,5 +1,5 @@
-"""This module prints a verb's output: data to stdout, all other text to stderr. An error is one line and sets
-the exit code."""
+"""This module prints the output of a verb (a command of `ruvmlx`). The verb's data goes to stdout, and all
+other text goes to stderr. An error is one line and sets the exit code."""
 
 import json
 import os
@@ -17,7 +17,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on one line. Characters that could control the terminal are escaped."""
+    """Print a JSON value on one line. Characters that could control the terminal are escaped."""
     text = json.dumps(value, default=_plain, ensure_ascii=False)
     click.echo(SUSPECT.sub(lambda c: json.dumps(c[0])[1:-1], text))
 
@@ -31,17 +31,17 @@ def _plain(value: Any) -> Any:
 
 
 def show(text: str) -> None:
-    """Print a line for people. Characters that could control the terminal are removed."""
+    """Print a line for people to stdout, without the characters that could control the terminal."""
     click.echo(sanitize(text))
 
 
 def log(text: str) -> None:
-    """Print progress and remarks to stderr."""
+    """Print a line about progress, or a remark, to stderr."""
     click.echo(sanitize(text), err=True)
 
 
 def run_plainly(command: click.Command) -> int:
-    """Run a click command and return the exit code. Each failure prints one line."""
+    """Run a click command and return the exit code. If the command fails, print the error on one line."""
     try:
         _check_arguments()
         return command.main(prog_name="ruvmlx", standalone_mode=False) or 0
@@ -60,7 +60,8 @@ def run_plainly(command: click.Command) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted.", 130)
     except BrokenPipeError:
-        # The reader of the pipe (head, less) has closed it, so the program can print nothing more.
+        # The program at the other end of the pipe (head, less) has closed the pipe, so this program can print
+        # nothing more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as e:
@@ -75,8 +76,8 @@ def run_plainly(command: click.Command) -> int:
 
 
 def _check_arguments() -> None:
-    """Raise UsageError for arguments that are not UTF-8. Python reads them as lone surrogates, which cannot
-    be stored or printed."""
+    """Raise UsageError for command-line arguments that are not UTF-8. Python reads their bytes as lone
+    surrogates, and text with lone surrogates cannot be stored or printed."""
     for argument in sys.argv[1:]:
         if any("\ud800" <= c <= "\udfff" for c in argument):
             raise click.UsageError(f"an argument is not UTF-8 text: {argument!a}.")

@@ -1,4 +1,4 @@
-"""`perplexity`: measures how well a model predicts a text."""
+"""The command `ruvmlx perplexity` measures how well a model predicts a text."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ruvmlx.backends.base import Backend
     from ruvmlx.engine.perplexity import Perplexity
 
-MAX_TEXT_BYTES = 16 << 20  # maximum bytes of the text: its tokens take 150 times as much memory
+MAX_TEXT_BYTES = 16 << 20  # bytes of the text; its tokens take 150 times as much memory
 
 
 @click.command(cls=Verb)
@@ -62,7 +62,8 @@ def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:
 
 
 def _show(found: "Perplexity", backend: "Backend") -> None:
-    """Print the perplexity and the cost of the cache's tiers for people."""
+    """Print for people the perplexity of the text, and how much the tiers of the KV cache change the model's
+    predictions."""
     rows = [
         ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better)"),
         ("cache", f"{found.kv.policy}: {size(found.kv.bytes)}; {size(found.kv.f16_bytes)} if all were f16"),
@@ -87,7 +88,7 @@ def _read(file: str) -> str:
 
 
 class _Progress:
-    """This class prints the progress to stderr every five seconds, if stderr is a terminal."""
+    """An object of this class prints the progress to stderr every five seconds, if stderr is a terminal."""
 
     def __init__(self, total: int):
         self._total, self._next = total, time.monotonic() + 5

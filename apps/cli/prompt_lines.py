@@ -17,7 +17,7 @@ from ruvmlx.platform.files import open_ordinary
 from ruvmlx.sampling import NO_SAMPLING, ReplyOptions, Sampling
 from ruvmlx.text import one_line
 
-MAX_LINE_BYTES = 8 << 20  # maximum bytes of a line; no context is so long
+MAX_LINE_BYTES = 8 << 20  # the maximum number of bytes of a line; no context holds so much text
 NUMBERS = {field.name for field in fields(Sampling)} - {"logit_bias"}
 WHOLE = {name for name, kind in ReplyOptions.__annotations__.items() if kind is int}
 FIELDS = {"id", "prompt", "messages", *NUMBERS, *NO_SAMPLING}
@@ -25,8 +25,8 @@ FIELDS = {"id", "prompt", "messages", *NUMBERS, *NO_SAMPLING}
 
 @dataclass(frozen=True)
 class PromptLine:
-    """A line of the file of prompts. error: the reason why it cannot be answered; "": the line has
-    no error."""
+    """A line of the file of prompts. number: the line's number in the file. error: the reason why the line
+    cannot be answered, or "" if the line has no error."""
 
     number: int
     id: str | int | None
@@ -36,8 +36,8 @@ class PromptLine:
 
 @contextmanager
 def opened_prompts(name: str, out: Path | None) -> Iterator[BinaryIO]:
-    """Open the file of prompts; - is standard input. Raise UsageError if the file cannot be read, or if it is
-    also the file for the results."""
+    """Open the file of prompts; "-" means standard input. Raise UsageError if the file cannot be read, or if
+    it is the same file as `out`, the file for the results."""
     if name == "-":
         if sys.stdin is None:
             raise UsageError("standard input is closed; name a file of prompts.")
@@ -54,8 +54,8 @@ def opened_prompts(name: str, out: Path | None) -> Iterator[BinaryIO]:
 
 
 def count_prompts(file: BinaryIO) -> int:
-    """Return the number of prompts from the file's present position on. Return 0 if the file cannot be read
-    twice."""
+    """Return the number of prompts after the file's present position. Return 0 if the file is a pipe or
+    standard input, which cannot be read twice."""
     if not file.seekable():
         return 0
     start = file.tell()
@@ -65,7 +65,7 @@ def count_prompts(file: BinaryIO) -> int:
 
 
 def prompt_lines(file: BinaryIO) -> Iterator[PromptLine]:
-    """Yield the lines of a file of prompts. Empty lines are skipped."""
+    """Yield the lines of a file of prompts, without empty lines."""
     number = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -92,7 +92,7 @@ def _parse_line(raw: bytes, number: int) -> PromptLine:
 
 
 def _fault(given: Mapping[str, Any]) -> str:
-    """Return what is wrong with the fields of a line; "": nothing is wrong."""
+    """Return the error in the fields of a line, as words. Return "" if the fields have no error."""
     if unknown := sorted(given.keys() - FIELDS):
         return f"no field {one_line(unknown[0])!r}; there are: {', '.join(sorted(FIELDS))}."
     if ("prompt" in given) == ("messages" in given):

@@ -4,7 +4,7 @@ prompts.
     {"id": "a", "reply_id": ..., "text": ..., "finish_reason": ...}
     {"id": "b", "line": 2, "error": "..."}
 
-If a run was killed, the next run continues after the last result.
+If something ends a run early, the next run continues after the last result in the file.
 """
 
 import fcntl
@@ -22,13 +22,13 @@ from ruvmlx.text import one_line
 from .prompt_lines import PromptLine
 from .text_output import count
 
-BEGINNING = b'{"id": '  # beginning of each line of results
+BEGINNING = b'{"id": '  # the first characters of each line of results
 
 
 @dataclass
 class Tally:
-    """This class counts results. kept: results of an earlier run. failed: errors, also among the kept
-    results."""
+    """The numbers of results. kept: results of an earlier run that the file already has. failed: results that
+    are errors, also among the kept results."""
 
     kept: int = 0
     answered: int = 0
@@ -36,7 +36,8 @@ class Tally:
     generation_tokens: int = 0
 
     def sentence(self, seconds: float) -> str:
-        """Return such words as "3 prompts answered in 2.1 s, 40 tokens/s; 5 were done before; 1 failed"."""
+        """Return the numbers as words: "3 prompts answered in 2.1 s, 40 tokens/s; 5 were done before; 1
+        failed"."""
         speed = f", {self.generation_tokens / seconds:.0f} tokens/s" if self.answered and seconds else ""
         text = f"{count(self.answered, 'prompt')} answered in {seconds:.1f} s{speed}"
         text += f"; {self.kept:,} were done before" if self.kept else ""
@@ -45,8 +46,8 @@ class Tally:
 
 @contextmanager
 def result_file(path: Path) -> Iterator[BinaryIO]:
-    """Open the file of results for this process alone. Create the file, or continue it. Raise UsageError if
-    it cannot be written."""
+    """Open the file of results, so that only this process can write to it. Create the file if it does not
+    exist. Raise UsageError if the file cannot be written."""
     name = one_line(str(path))
     with ExitStack() as opened:
         try:
@@ -61,15 +62,16 @@ def result_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_line(file: BinaryIO, facts: Mapping[str, Any]) -> None:
-    """Append one result. If the process is killed later, this result is safe."""
+    """Append one result to the file of results. If the process is killed after this call, the file still has
+    the result."""
     file.write(json.dumps(facts).encode() + b"\n")
     file.flush()
 
 
 def skip_answered(file: BinaryIO, name: str, lines: Iterator[PromptLine], tally: Tally) -> None:
-    """Go to the end of the earlier results in the file, and skip the prompts that they answer. Remove an
-    incomplete last line. Raise UsageError, and do not change the file, if its lines are not results of these
-    prompts."""
+    """Go to the end of the earlier results in the file, and skip the prompts that already have a result.
+    Remove a last line that is incomplete. If the lines of the file are not results of these prompts, raise
+    UsageError and do not change the file."""
     end = 0
     while raw := file.readline():
         if not raw.endswith(b"\n"):

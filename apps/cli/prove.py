@@ -1,5 +1,5 @@
-"""`prove`: measures whether ratings help. A simulated user rates the replies of the real model. The model
-then answers prompts that it did not see during training."""
+"""The command `ruvmlx prove` measures whether ratings help. A simulated user rates replies of the real model.
+Then the model answers other prompts, which it did not see during training."""
 
 import importlib.util
 import time
@@ -23,7 +23,7 @@ from .output import json_option, log, print_json, show
 from .text_output import count
 from .verb import Verb
 
-KEPT_REPLIES = "prove-replies.db"  # file in the data folder with the replies of the untouched model
+KEPT_REPLIES = "prove-replies.db"  # file in the data folder with replies of the untouched (not trained) model
 
 
 @click.command(cls=Verb)
@@ -119,7 +119,7 @@ def prove(as_json: bool, **flags: Any) -> None:
     if not reach:
         log("the original model never meets this taste in 64 samples: ratings cannot teach it.")
     for seed in range(flags["seeds"]):
-        bench.base_replies(setting, seed)  # computed and stored here; the other processes only read them
+        bench.base_replies(setting, seed)  # stores replies; the other processes only read them
     parts = [trial.TrialPart(setting, arm, seed, log) for seed in range(flags["seeds"])]
     found = dict(workers(flags, bench).results(trial.run_part, parts))
     points = report.join_trials([found[seed] for seed in range(flags["seeds"])])
@@ -145,8 +145,8 @@ def prove(as_json: bool, **flags: Any) -> None:
 
 
 def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
-    """Print the effect of thumbs-up and thumbs-down ratings. --ratings: the number of these ratings. Without
-    --max-tokens and --temp, the chat's own settings apply."""
+    """Print the effect of thumbs-up and thumbs-down ratings. The flag --ratings sets their number. Without
+    --max-tokens and --temp, the trial uses the chat's own settings."""
     from ..prove import as_chat
 
     source = click.get_current_context().get_parameter_source
@@ -177,8 +177,8 @@ _NOT_DRAWN = ("user", "scorer", "as_chat", "shuffle", "flip", "reverse", "oracle
 
 
 def _drawn(flags: dict[str, Any], as_json: bool) -> None:
-    """Run simulated users whose tastes are drawn at random, and print the gain of each. With --report, run
-    nothing and write the report of earlier runs."""
+    """Simulate users whose tastes are drawn at random, and print what each user gains from the ratings. With
+    --report, run no user, and write a report on earlier runs."""
     from ..prove import as_chat, drawn_report, drawn_suite, drawn_trial, drawn_users
 
     file = Path(flags["suite"]) if flags["suite"] else None
@@ -213,7 +213,7 @@ def _drawn(flags: dict[str, Any], as_json: bool) -> None:
 
 
 def _machine(bench: Any) -> str:
-    """Return the processor, the backend and the date in words."""
+    """Return words that name the processor, the backend and the date."""
     from ..bench.machine import hardware
 
     known = hardware(0)
@@ -235,8 +235,8 @@ def _drawn_report(file: Path | None, report: Path) -> None:
 
 
 def _suite(flags: dict[str, Any]) -> None:
-    """Run the trials whose results the file does not have. With --report, run nothing and write the
-    report."""
+    """Run the trials whose results are not in the file of results yet. With --report, run no trial, and write
+    a report on the results."""
     from ..prove import suite
 
     results = Path(flags["suite"])
@@ -277,7 +277,8 @@ def _arm(flags: dict[str, Any]):
 
 
 def _lines(path: str | None, own: str) -> list[str]:
-    """Return the prompts of a file. Without a file, return ruvmlx's own prompts."""
+    """Return the prompts of the file `path`. If `path` is None, return ruvmlx's own prompts, whose file is
+    `own`."""
     from ruvmlx.chats.chat_file import read_limited
 
     from ..prove import prompts
@@ -307,7 +308,8 @@ def _scorer(user: str | None, file: str | None):
 
 
 def _own_scorer(given: str):
-    """Load the function of FILE.py:function. Each star count that it returns is checked."""
+    """Load the user's scorer, a function that gives stars to a reply. given: "FILE.py:function". The scorer's
+    result is checked at each call."""
     path, _, name = given.rpartition(":")
     if not path or not Path(path).is_file():
         raise UsageError(f"no scorer {given!r}; give a Python file and a function: taste.py:score.")
@@ -340,7 +342,7 @@ def _checked(function, given: str):
 
 def open_bench(settings: Settings, say, measured=None):
     """Open the model and the data that all trials share. measured: facts about the model, if another process
-    has measured them."""
+    has measured them already."""
     from ..prove.trial import Bench
 
     model, backend = load_and_open(settings)
@@ -350,8 +352,8 @@ def open_bench(settings: Settings, say, measured=None):
 
 
 def workers(flags: dict[str, Any], bench: Any) -> Any:
-    """Return the processes for independent trials. There is only this process on a GPU, with a scorer of the
-    user's own, or if two copies of the model do not fit into memory."""
+    """Return the worker processes for the trials, which are independent. This process works alone on a GPU,
+    with a scorer of the user's own, or if two copies of the model do not fit into memory."""
     from ruvmlx.platform import cpu
 
     from ..prove.processes import Workers

@@ -1,4 +1,5 @@
-"""`rate`: rates a reply, or stores which of two replies is better."""
+"""The command `ruvmlx rate` stores the user's rating of a reply, or stores which of two replies the user
+prefers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""This module sends requests to a running `ruvmlx serve`, for the verbs that need the server."""
+"""This module sends requests to a running `ruvmlx serve`, for the verbs (commands) that need a server."""
 
 import json
 import urllib.error
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def server_options(function: F) -> F:
-    """Add the flags for the server's address and key to a verb."""
+    """Add the flags --server and --api-key, for the server's address and key, to a verb."""
     server = click.option(
         "--server", default=SERVER, show_default=True, metavar="URL", help="Where `ruvmlx serve` answers."
     )
@@ -27,8 +27,8 @@ def server_options(function: F) -> F:
 
 
 def saved_key(server: str, api_key: str | None) -> str | None:
-    """Return the given key. Without a given key, return the key that this machine stores for its own
-    server."""
+    """Return the key `api_key` if the user gave it. If not, return the key that this machine has stored for
+    its own server."""
     from ..attach.client import is_here
     from ..server.keys import saved_keys
 
@@ -44,8 +44,8 @@ def answer_of(
     headers: Mapping[str, str] | None = None,
     method: str | None = None,
 ) -> Any:
-    """Return the server's JSON. The method is GET, or POST if there is a body, or the given method. Raise
-    RuvmlxError if the server refuses or does not answer."""
+    """Send a request to the server and return the JSON of the answer. method: the HTTP method; None: POST if
+    there is a body, else GET. Raise RuvmlxError if the server refuses or does not answer."""
     url, sent = f"{server.rstrip('/')}{path}", {"content-type": "application/json", **(headers or {})}
     sent |= {"authorization": f"Bearer {key}"} if key else {}
     data = None if body is None else json.dumps(body).encode()

@@ -1,4 +1,4 @@
-"""`serve`: starts the server, which other programs use over HTTP."""
+"""The command `ruvmlx serve` starts the HTTP server through which other programs use the model."""
 
 import asyncio
 import contextlib
@@ -91,8 +91,8 @@ def serve(
 
 
 def _keys(host: str, given: Sequence[str]) -> list[str]:
-    """Return the valid API keys: the given keys, or else the saved keys, or else a new key. A server for this
-    machine alone needs no key."""
+    """Return the API keys that the server accepts: the keys that the user gave, or else the saved keys, or
+    else a new key. A server for this machine alone needs no key."""
     from ..server.access import is_loopback
     from ..server.keys import check_key
 
@@ -102,8 +102,8 @@ def _keys(host: str, given: Sequence[str]) -> list[str]:
 
 
 def _own_adapters(keys: Sequence[str], in_use: str | None) -> dict[str, str]:
-    """Return, by key, the adapters that belong to one key alone. Raise UsageError if such an adapter would
-    also serve the other keys."""
+    """Return a mapping from a key to the adapter that only this key uses. Raise UsageError if such an adapter
+    would also serve the other keys."""
     from ..server.keys import key_file, own_adapters
 
     own = {key: adapter for key, adapter in own_adapters().items() if key in keys} if keys else {}
@@ -113,7 +113,8 @@ def _own_adapters(keys: Sequence[str], in_use: str | None) -> dict[str, str]:
 
 
 def _chat_keys() -> list[str]:
-    """Return the keys in the data folder, where `chat --server` finds them. If there are none, make a key."""
+    """Return the keys of the chat app in the data folder, where `chat --server` finds them. If the folder has
+    no key, make a key."""
     from ..server.keys import new_key, saved_keys
 
     return saved_keys() or [new_key()]
@@ -169,15 +170,15 @@ async def _serve(
 
 
 def _longest(settings: "Settings", flags: dict[str, Any]) -> int | None:
-    """Return the longest reply in tokens for requests without a limit: the setting if the user set it. Return
-    None for all free tokens of the context."""
+    """Return the maximum number of tokens of a reply, for requests without a limit. If the user did not set
+    the limit, return None, and a reply can take all free tokens of the context."""
     return None if config.resolve(flags)["max_tokens"].origin == "default" else settings.max_tokens
 
 
 @contextlib.contextmanager
 def _signals(models: "ModelPool", server: "WebServer"):
-    """In the `with` block, Ctrl-C, SIGTERM, SIGHUP and `ruvmlx stop` end the server in order. A second signal
-    does not wait for open connections. Under nohup, the server ignores SIGHUP."""
+    """In the `with` block, let Ctrl-C, SIGTERM, SIGHUP and `ruvmlx stop` end the server in order. After a
+    second signal, the server does not wait for open connections. Under nohup, the server ignores SIGHUP."""
 
     def stop() -> None:
         server.force_exit = server.should_exit
@@ -201,14 +202,15 @@ def _signals(models: "ModelPool", server: "WebServer"):
 
 
 def _url(host: str, sock: socket.socket) -> str:
-    """Return the address for clients on this machine."""
+    """Return the server's address for programs on this machine."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{sock.getsockname()[1]}/v1"
 
 
 def _announce(serving: "Serving", url: str, access: "Access", as_json: bool) -> None:
-    """Print the address and the key when the model is ready. The page's address has a key of the chat app
-    only if the output is a terminal, because other outputs may be kept in a log."""
+    """Print the server's address and key once the model is ready. Only if the output is a terminal, the
+    address of the page includes a key of the chat app, because another output can be a log that keeps the
+    key."""
     keys = access.keys
     model, adapter = serving.model_name, serving.runtime.learning.label
     if as_json:

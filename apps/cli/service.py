@@ -1,5 +1,5 @@
-"""`serve --install` and `--uninstall`: write or remove the file with which launchd or systemd starts the
-server at login."""
+"""The commands `ruvmlx serve --install` and `serve --uninstall` write or remove a service file. With this
+file, launchd or systemd starts the server at each login."""
 
 import os
 import plistlib
@@ -22,8 +22,7 @@ SECRET = "RUVMLX_API_KEY"
 
 @dataclass(frozen=True)
 class Service:
-    """The file that describes the service, and the commands with which the user starts and stops the
-    service."""
+    """The service file, and the commands with which the user starts and stops the service."""
 
     path: Path
     text: str
@@ -32,7 +31,7 @@ class Service:
 
 
 def command_of(context: click.Context) -> list[str]:
-    """Return the present command line again, without the flags --install and --uninstall."""
+    """Return the words of the present command line, without the flags --install and --uninstall."""
     words = [sys.executable, "-m", "ruvmlx", "serve"]
     for param in context.command.params:
         name = param.name or ""
@@ -43,7 +42,7 @@ def command_of(context: click.Context) -> list[str]:
 
 
 def _flag(option: click.Option, value: object) -> list[str]:
-    """Return an option as words of a command line."""
+    """Return an option and its value as words of a command line."""
     name = max(option.opts, key=len)
     if option.is_flag:
         return [name if value else max(option.secondary_opts, key=len)]
@@ -52,8 +51,8 @@ def _flag(option: click.Option, value: object) -> list[str]:
 
 
 def service(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Service:
-    """Return the service file for this system. words: the command of the service. folder: its
-    working folder."""
+    """Return the service file for this operating system. words: the command line of the service. folder: the
+    working folder of the service."""
     kept = {name: value for name, value in sorted(environment.items()) if name.startswith("RUVMLX_")}
     kept.pop(SECRET, None)
     if sys.platform == "darwin":
@@ -71,7 +70,7 @@ def _launchd(words: Sequence[str], environment: Mapping[str, str], folder: Path)
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ProcessType": "Interactive",
-        "StandardOutPath": "/dev/null",  # the first lines of the output contain the API key
+        "StandardOutPath": "/dev/null",  # stdout begins with the API key, which must not be in a log
         "StandardErrorPath": str(Path.home() / "Library" / "Logs" / f"{LABEL}.log"),
     }
     domain = f"gui/{os.getuid()}"
@@ -89,9 +88,9 @@ def _systemd(words: Sequence[str], environment: Mapping[str, str], folder: Path)
         "[Service]",
         "ExecStart=" + " ".join(_quote(word) for word in words),
         *(f"Environment={_quote(f'{name}={value}', dollar='$')}" for name, value in environment.items()),
-        # systemd reads a path as it is, without quotes.
+        # systemd reads this path without unquoting it, so the path must not have quotes.
         "WorkingDirectory=" + str(folder).replace("%", "%%"),
-        "StandardOutput=null",  # the first lines of the output contain the API key
+        "StandardOutput=null",  # stdout begins with the API key, which must not be in a log
         "Restart=on-failure",
         "",
         "[Install]",
@@ -105,13 +104,14 @@ def _systemd(words: Sequence[str], environment: Mapping[str, str], folder: Path)
 
 
 def _quote(word: str, dollar: str = "$$") -> str:
-    """Return a word in systemd's notation. dollar: the notation of a dollar sign at this place."""
+    """Return a word of the command line, quoted for systemd. dollar: the text that stands for a dollar sign
+    at this place of the file."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", dollar)
     return f'"{escaped}"'
 
 
 def install(context: click.Context) -> None:
-    """Show the file, ask, write it, and say how to start the service."""
+    """Show the service file, ask the user, write the file, and say how to start the service."""
     if (
         context.params.get("api_key")
         and context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE
@@ -151,7 +151,7 @@ def _write(found: Service) -> None:
 
 
 def uninstall() -> None:
-    """Say how to stop the service, ask, and remove its file."""
+    """Say how to stop the service, ask the user, and remove the service file."""
     found = service([], {}, Path.cwd())
     if not found.path.exists():
         show(f"nothing to remove: there is no {found.path}.")

@@ -1,4 +1,4 @@
-"""`sessions`: lists, searches, exports and deletes saved chats."""
+"""The command `ruvmlx sessions` lists, searches, exports and deletes saved chats."""
 
 import json
 import shlex
@@ -136,7 +136,7 @@ def search_sessions(
 
 
 def _found_words(hit: Any, wanted: str) -> str:
-    """Return the place of the words, and the text around them."""
+    """Return words that say where the search found its words, and the text around."""
     return "in the title" if hit.message_id is None else f"{hit.role}: {excerpt(hit.content, wanted.split())}"
 
 
@@ -224,7 +224,7 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
 def _import_each(
     store: Any, files: Sequence[Path], failures: list[RuvmlxError], count: Callable[[], None]
 ) -> Iterator[Any]:
-    """Yield the result of each file. If a file fails, keep its error and go on with the next file."""
+    """Yield the result of each file. If an import fails, keep the error and import the next file."""
     from ruvmlx.chats.chat_file import import_once, read_bytes, read_limited
 
     for file in files:
@@ -239,7 +239,7 @@ def _import_each(
 
 @contextmanager
 def _watching_many(total: int) -> Iterator[Callable[[], None]]:
-    """Yield a function that counts a file as done. If there are several files, show the progress."""
+    """Yield a function that counts one more file as imported. Show the progress of several files."""
     from ruvmlx.progress import Count
 
     from ..progress import watching
@@ -273,7 +273,7 @@ def rename_session(session_id: str, title: str) -> None:
 
 
 def _change(session_id: str, change: Callable[[Any, str], None], done: str) -> None:
-    """Change a chat. Print the change and the chat's row of the list."""
+    """Change a chat. Print `done` (words for the change) and the chat's row of the list."""
     chats = _store().chats
     session_id = chats.find(session_id)
     change(chats, session_id)
@@ -334,7 +334,7 @@ def remove_session(session_id: str, now: bool) -> None:
 
 
 def _find_chat(store: Any, beginning: str, deleted_too: bool) -> str:
-    """Return a chat's id. deleted_too: True if the chat may be a deleted chat that can still be restored."""
+    """Return a chat's id. deleted_too: True to include deleted chats that the user can still restore."""
     try:
         return store.chats.find(beginning)
     except NotFound:

@@ -1,4 +1,4 @@
-"""`config`: shows and changes settings."""
+"""The command `ruvmlx config` shows and changes settings."""
 
 import click
 
@@ -37,15 +37,15 @@ def show_settings(origin: bool, as_json: bool) -> None:
 
 
 def effective(name: str, found: settings.Resolved) -> str:
-    """Return the value that applies. Brackets mean that the user chose no value, and the program or the model
-    decides."""
+    """Return the value of a setting that applies, as text. The text is in brackets if the user chose no
+    value, so that the program or the model decides."""
     if found.value in (None, ""):
         spec = settings.SPECS[name]
         return f"({spec.unset or 'none'})" if found.value is None else spec.nothing or "(none)"
     return str(settings.written(found.value))
 
 
-@config.command("set", context_settings={"ignore_unknown_options": True})  # allows the value -1
+@config.command("set", context_settings={"ignore_unknown_options": True})  # click must allow the value -1
 @click.argument("name", shell_complete=complete_setting_names)
 @click.argument("value", shell_complete=complete_setting_values)
 def set_setting(name: str, value: str) -> None:
@@ -70,21 +70,22 @@ def unset_setting(name: str) -> None:
 
 
 def _warn_of_another(name: str) -> None:
-    """Print a note if an environment variable or a file of the working folder overrides the saved value."""
+    """Print a note if an environment variable, or a settings file in the working folder, overrides the value
+    that was saved."""
     found = settings.resolve()[name]
     if found.origin != str(settings.user_file()):
         log(f"note: {found.origin} says {name} = {effective(name, found)}, which overrides it here.")
 
 
 def note_setting(name: str, value: str) -> None:
-    """Record a setting in the witness log if it affects learning or caches."""
+    """Record the change of a setting in the witness log, if the setting affects learning or caches."""
     from ruvmlx.store import Store
 
     if not settings.SPECS[name].witnessed:
         return
     try:
         Store(settings.store_file()).witness.note("setting", {"name": name, "value": value})
-    except RuvmlxError as e:  # the setting itself is saved already
+    except RuvmlxError as e:  # the setting is saved already, so this error is only a note
         log(f"note: the witness log could not be written: {e}")
 
 

@@ -1,4 +1,5 @@
-"""This module draws a chart of predicted and given stars, for the terminal and as SVG."""
+"""This module draws a chart of the user's ratings for the terminal and as SVG. The chart compares the stars
+that the user gave with the stars that were predicted before."""
 
 from collections import Counter
 
@@ -8,14 +9,14 @@ from ..charts import Axis, scatter
 from .text_output import count
 
 TITLE = "Stars that were predicted before each rating, against those that were given"
-FELT = 0.05  # a difference below so many stars counts as none
-STEP = 0.5  # stars for each row
+FELT = 0.05  # stars; a smaller difference is shown as no difference
+STEP = 0.5  # the number of stars between two rows of the chart
 ROWS = [5 - STEP * i for i in range(9)]
 
 
 def plot(record: TasteRecord) -> list[str]:
-    """Return the lines of a chart with numbers of ratings. The chart has a column for each number of given
-    stars and a row for each number of predicted stars."""
+    """Return the lines of a chart whose cells are numbers of ratings. The chart has a column for each number
+    of given stars, and a row for each number of predicted stars."""
     columns = sorted({1.0, 2.0, 3.0, 4.0, 5.0, *(r.given for r in record.ratings)})
     counts = Counter((_row(r.predicted), r.given) for r in record.ratings)
     width = max(4, 1 + max((len(str(n)) for n in counts.values()), default=0))
@@ -29,12 +30,12 @@ def plot(record: TasteRecord) -> list[str]:
 
 
 def _row(predicted: float) -> float:
-    """Return the row of the chart that is nearest to a predicted number of stars."""
+    """Return the row of the chart, as its number of stars, that is nearest to a predicted number of stars."""
     return min(ROWS, key=lambda row: abs(row - predicted))
 
 
 def summary(record: TasteRecord) -> str:
-    """Return the meaning of the chart in words."""
+    """Return sentences that say what the chart shows."""
     if record.error is None or record.usual_error is None:
         return "No ratings yet."
     gain = record.usual_error - record.error
@@ -47,8 +48,8 @@ def summary(record: TasteRecord) -> str:
 
 
 def svg(record: TasteRecord) -> str:
-    """Return the chart as SVG, with one circle for each combination of given and predicted stars. The
-    circle's area is proportional to the number of ratings."""
+    """Return the chart as SVG, with one circle for each pair of given and predicted stars. The area of a
+    circle is proportional to the number of ratings with this pair."""
     axis = Axis(0.5, 5.5, (1, 2, 3, 4, 5))
     counts = Counter((r.given, round(min(5.5, max(0.5, r.predicted)), 1)) for r in record.ratings)
     points = [(given, predicted, float(n)) for (given, predicted), n in sorted(counts.items())]

@@ -1,8 +1,8 @@
 """This module prints text for people: sentences, tables and hints that fit the terminal.
 
 On a terminal, text is wrapped at the terminal's width and has colours, unless NO_COLOR is set. In a file or
-pipe, a sentence or a row is one line of any length, so that grep and cut work. COLUMNS sets a width in both
-cases.
+pipe, each sentence and each row is one line of any length, so that programs such as grep and cut work. The
+variable COLUMNS sets a width in both cases.
 """
 
 import io
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-UNLIMITED = 2000  # width in columns if no terminal sets a limit
+UNLIMITED = 2000  # the width in columns if there is no terminal and no COLUMNS
 _COMMAND = r"`[^`\n]+`"
-_TRAILING = re.compile(r"[ \t]+((?:\x1b\[0m)?)[ \t]*$", re.MULTILINE)  # matches spaces at the ends of lines
+_TRAILING = re.compile(r"[ \t]+((?:\x1b\[0m)?)[ \t]*$", re.MULTILINE)  # spaces at the end of a line
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of a table. right: True to align numbers to the right. cut: True to shorten a cell to one
-    line, so that the other columns fit. keep: True if the column is never narrower than its text. style: a
-    style name of rich."""
+    """A column of a table. right: True if numbers are aligned to the right. cut: True if long cells are cut
+    to one line, so that the other columns fit. keep: True if the column is never narrower than its text.
+    style: the name of a style of the library rich."""
 
     name: str
     right: bool = False
@@ -43,7 +43,8 @@ class TableColumn:
 
 
 def say(text: str, style: str = "") -> None:
-    """Print sentences. A command in backticks has its own colour."""
+    """Print sentences. A command in backticks has a colour of its own. style: the name of a style of the
+    library rich."""
     _print(_text(text, style))
 
 
@@ -53,7 +54,7 @@ def hint(text: str) -> None:
 
 
 def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under the names of their columns. A cell must not contain a line end."""
+    """Print a table: the names of the columns, then the rows. A cell must not contain a newline."""
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -66,7 +67,8 @@ def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Print one fact on each line: the name of the fact, then its value. A long value wraps in its column."""
+    """Print the facts on one line each: the name of the fact, then its value. If a value is too long, it
+    continues below itself on the next line."""
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
@@ -81,13 +83,14 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def count(number: int, name: str, plural: str = "") -> str:
-    """Return a number with its noun: "1 chat", "1,204 chats"."""
+    """Return a number with its noun: "1 chat", "1,204 chats". plural: the plural of the noun, if it is not
+    the noun with "s"."""
     return f"{number:,} {name if number == 1 else plural or name + 's'}"
 
 
 def ago(then: float) -> str:
-    """Return in words how long ago a time was: "2 minutes ago". After two weeks, return the date. then: a
-    Unix time."""
+    """Return how long ago a time was, in words: "2 minutes ago". If the time was over two weeks ago, return
+    the date. then: the time in seconds since the epoch."""
     passed = time.time() - then
     if passed < _MINUTE:
         return "just now"
@@ -117,8 +120,8 @@ def _cell(text: str, column: TableColumn) -> "Text":
 
 
 def _text(text: str, style: str = "") -> "Text":
-    """Return the text without characters that could control the terminal. A long word, such as a path, is not
-    broken."""
+    """Return the text for the terminal, without characters that could control the terminal. A long word, for
+    example a path, is not broken into two lines."""
     from rich.text import Text
 
     shown = Text(sanitize(text), style=style, overflow="ignore")
@@ -127,7 +130,8 @@ def _text(text: str, style: str = "") -> "Text":
 
 
 def _print(shown: "RenderableType") -> None:
-    """Render the text and write it through click, which handles closed and redirected outputs."""
+    """Render the text with rich and write it with click, which handles outputs that are closed or
+    redirected."""
     from rich.console import Console
     from rich.text import Text
 
@@ -147,7 +151,8 @@ def _print(shown: "RenderableType") -> None:
 
 
 def _colour() -> bool:
-    """Return True if the output is a terminal with colours and NO_COLOR is not set (no-color.org)."""
+    """Return True if the output is a terminal with colours and the variable NO_COLOR is not set
+    (no-color.org)."""
     dumb = os.environ.get("TERM") in ("dumb", "")
     return _is_terminal() and not os.environ.get("NO_COLOR") and not dumb
 
@@ -157,7 +162,7 @@ def _is_terminal() -> bool:
 
 
 def width() -> int:
-    """Return the width for the text in columns."""
+    """Return the number of columns into which the text must fit."""
     asked = os.environ.get("COLUMNS", "")
     if asked.isdecimal() and int(asked) > 0:
         return max(20, int(asked))

@@ -1,4 +1,4 @@
-"""This module shows the progress of training on one line of stderr, from the first moment on."""
+"""This module shows the progress of a training on one line of stderr, from the first moment on."""
 
 import math
 import sys
@@ -15,16 +15,17 @@ TESTING = "Testing the result on ratings that it did not see"
 
 
 class TrainingLine:
-    """what: the name of the counted unit, such as "steps"."""
+    """The line that shows the progress. what: the plural noun for the units of progress, for example
+    "steps"."""
 
     def __init__(self, line: TerminalLine, what: str):
         self._line, self._what = line, what
-        self._began: tuple[float, int] | None = None  # time and number of the first step that was reported
+        self._began: tuple[float, int] | None = None  # time and number of the first reported step
         line.show_at_once(f"{PREPARING} …")
 
     def step(self, done: int, total: int, loss: float | None = None) -> None:
-        """Show that `done` of `total` units are finished. loss: NaN before the first step; None if there is
-        no loss."""
+        """Show that `done` of `total` units are finished. loss: the training loss; NaN before the first step;
+        None if the work has no loss."""
         now = time.monotonic()
         since, first = self._began = self._began or (now, done)
         rate = (done - first) / (now - since) if done > first and now > since else 0.0
@@ -36,8 +37,8 @@ class TrainingLine:
 
 @contextmanager
 def training_line(what: str) -> Iterator[TrainingLine | None]:
-    """In the `with` block, show the line. Yield None if stderr is no terminal. After the block, the line is
-    erased."""
+    """In the `with` block, show the line of progress. Yield the line, or None if stderr is no terminal. After
+    the block, erase the line."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return

@@ -1,5 +1,5 @@
-"""This module defines verbs (commands of `ruvmlx`) whose help has grouped options, examples and exit codes.
-The texts are in help_pages.py."""
+"""This module defines the click classes for verbs (commands of `ruvmlx`). The help of a verb has groups of
+options, examples and exit codes. The texts of the help are in help_pages.py."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _REPLY = (*REPLY_SETTINGS, "seed", "stop", "raw", "ignore_eos", "logprobs")
 _SERVER = ("host", "port", "api_key", "allow_host", "allow_origin", "server", "install", "uninstall")
 _DRAWN = ("drawn", "held_out", "rater", "as_chat", "thumbs", "questions")
 _FLAWED = ("shuffle", "flip", "reverse", "oracle")
-GROUPS = {  # maps a heading to names of options; the first group has all other options
+GROUPS = {  # heading of the help -> names of options; the first group has all other options
     "Options": (),
     "Server": _SERVER,
     "Other kinds of trial": _DRAWN,
@@ -24,7 +24,8 @@ GROUPS = {  # maps a heading to names of options; the first group has all other 
 
 
 def page_of(context: click.Context) -> HelpPage | None:
-    """Return the help page of a verb by its path after `ruvmlx`."""
+    """Return the help page of the verb of this context. The key of the page is the verb's words after
+    `ruvmlx`."""
     return PAGES.get(context.command_path.partition(" ")[2])
 
 
@@ -41,7 +42,8 @@ class Verb(click.Command):
 
 
 class VerbGroup(click.Group):
-    """A verb that has verbs of its own. `@group.command` makes a Verb."""
+    """A verb with verbs below it, for example `learn` with `learn undo`. The decorator `@group.command` makes
+    a Verb."""
 
     command_class = Verb
 
@@ -61,7 +63,7 @@ class VerbGroup(click.Group):
 
 
 def option_groups(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Return (heading, [(flag, help)]) for each group that has options."""
+    """Return (heading, [(flag, help text)]) for each group of options that is not empty."""
     found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in GROUPS}
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
@@ -77,7 +79,7 @@ def _group(option: click.Option) -> str:
 
 
 def write_examples(page: HelpPage | None, formatter: click.HelpFormatter) -> None:
-    """Write the examples, each with its effect, and the exit codes."""
+    """Write the examples of a help page, each with its effect, and then the exit codes."""
     if page:
         with formatter.section("Examples"):
             formatter.write_dl([(f"ruvmlx {words}", does) for words, does in page.examples], col_max=44)

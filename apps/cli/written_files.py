@@ -1,4 +1,4 @@
-"""This module writes files of other programs in one step, and can restore their old content."""
+"""This module writes configuration files of other programs in one step, and can restore their old content."""
 
 import hashlib
 import json
@@ -9,8 +9,8 @@ from ruvmlx.errors import NotFound, RuvmlxError
 
 
 def write_over(path: Path, text: str, record: Path) -> None:
-    """Write a file, and store its old content in `record`. A second call keeps the content from before the
-    first call."""
+    """Write a text to a file, and store the file's old content in the file `record`. If `record` exists
+    already, it keeps its content, from before the first write."""
     before = path.read_text(encoding="utf-8") if path.exists() else None
     known = _known(record)
     if known is not None and known["path"] == str(path):
@@ -21,8 +21,8 @@ def write_over(path: Path, text: str, record: Path) -> None:
 
 
 def put_back(record: Path) -> Path:
-    """Restore the old content of the file in a record, and return its path. Raise RuvmlxError if the file has
-    changed since."""
+    """Restore the old content of the file whose record this is, and return the file's path. Raise RuvmlxError
+    if the file has changed after the write."""
     known = _known(record)
     if known is None:
         raise NotFound("nothing was written with --write, so there is nothing to put back.")
@@ -51,8 +51,8 @@ def _digest(text: str | None) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a new file beside the target, then rename it: a reader sees the old file or the new file. If the
-    target is a symbolic link, the link stays."""
+    """Write a new file beside the file `path`, then rename it to `path`, so that a reader sees either the old
+    or the new content. If `path` is a symbolic link, the link stays."""
     path = path.resolve()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
@@ -60,5 +60,5 @@ def _write(path: Path, text: str) -> None:
     if path.exists():
         fresh.chmod(path.stat().st_mode & 0o777)
     else:
-        fresh.chmod(0o600)  # the file may contain a key
+        fresh.chmod(0o600)  # the file can contain an API key
     os.replace(fresh, path)
