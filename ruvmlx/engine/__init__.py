@@ -1,8 +1,8 @@
 """This package is the engine: it turns a request into a stream of text.
 
-The engine imports models, backends, `kv`, `grammar` and sampling, but neither ratings (`sona`) nor the store,
-because a recorder passes the hidden states on. Start with `run.py` (one request: prefill, then decode), then
-read `scheduler.py` (many requests in one batch).
+The engine imports models, backends, `kv`, `grammar` and sampling. It imports neither `sona` (ratings) nor the
+store: a recorder (recorder.py) passes the hidden state of each token to the learning loop. Start with
+`run.py` (one request: prefill, then decode), then read `scheduler.py` (many requests in one batch).
 """
 
 from .engine import LLMInferenceEngine

@@ -1,10 +1,10 @@
 """This module decides when a request starts: its KV caches must fit into the memory budget beside the caches
 of the running requests.
 
-Admission computes the maximum size of the request's caches before the prompt is read: for the prompt and the
-longest replies (kv/need.py). Caches that are only kept for reuse do not count, because they can be evicted.
-All other caches count. A request that can never fit gets CacheTooLarge. A request that does not fit now
-waits; MemoryBusy ends the wait.
+Before the prompt is read, admission computes the bytes of the request's caches with the whole prompt and the
+longest allowed replies (kv/need.py). The sum leaves out the caches that are only kept for reuse, because the
+pool can evict them. A request that can never fit fails with CacheTooLarge. A request that does not fit now
+waits. If it waits too long, it fails with MemoryBusy.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -24,11 +24,11 @@ from .types import GenerationRequest
 class Grant:
     """The memory that a running request is allowed to hold.
 
-    prompt: a key that is equal for requests that share the pages of their prompt; None: the request holds
-        nothing
-    shape: the policy and the sizes that decide the bytes of its caches
-    growth: the lengths of its sequences
-    level: the level of tightening (lower precision) at which the request fits
+    prompt: a key; requests that share the KV pages of their prompt have equal keys; None: the request holds
+        no memory
+    shape: the tier policy and the model's sizes, which decide the bytes of the request's caches
+    growth: the lengths (tokens) to which the request's sequences can grow
+    level: the number of steps by which the precision of the KV cache is lowered so that the request fits
     """
 
     prompt: Hashable = None
@@ -38,8 +38,8 @@ class Grant:
 
 
 class Admission:
-    """Admission computes the bytes that caches will need. Every request is admitted if the backend has no
-    pages or no budget."""
+    """Admission computes the bytes that caches will need. If the backend has no KV pages or no memory budget,
+    every request starts at once."""
 
     def __init__(self, engine: EngineParts):
         self._engine = engine
@@ -50,7 +50,7 @@ class Admission:
         """Return the memory that the request can hold if it starts now, or None if it must wait. Raises
         CacheTooLarge if the request can never fit.
 
-        replies: the number of replies that continue from its prompt
+        replies: the number of replies that continue from the request's prompt
         running: the grants of the running requests
         mine: the ids of the running requests' caches
         """
@@ -62,7 +62,8 @@ class Admission:
         name = (tuple(prompt), request.cache_salt, request.adapter_id, request.priority, policy)
         growth = self._growth(request, len(prompt), replies, policy)
         free = pool.budget - self.pinned_bytes(mine)
-        # while other requests run, no page must lose precision
+        # A lower precision would also change the pages of the running requests. So only level 0 is tried
+        # while other requests run.
         levels = range(1 if running else MAX_LEVEL + 1)
         for grant in self._ways(name, growth, policy, levels):
             if self.total([*running, grant]) <= free:
@@ -113,8 +114,8 @@ class Admission:
     # --------------------------------------------------------------------------------------------
 
     def _growth(self, request: GenerationRequest, prompt: int, replies: int, policy: TierPolicy) -> Growth:
-        """Return the lengths of the request's sequences. A reply without a limit ends where the budget ends.
-        Raises CacheTooLarge if the request fits at no level."""
+        """Return the lengths to which the request's sequences can grow. A reply without a limit ends where
+        the memory budget ends. Raises CacheTooLarge if the request does not fit at the lowest precision."""
         backend, context = self._engine.backend, self._engine.model.context
         growth = Growth(prompt, min(prompt + request.max_new_tokens, context), replies, backend.chunk)
         least, budget = self._shape(tighten(policy, MAX_LEVEL)), backend.pool.budget  # type: ignore[attr-defined]
@@ -132,8 +133,8 @@ class Admission:
     def _ways(
         self, name: Hashable, growth: Growth, policy: TierPolicy, levels: Iterable[int]
     ) -> Iterable[Grant]:
-        """Yield the possible grants, the best first. Smaller chunks of the prompt come before lower
-        precision."""
+        """Yield the possible grants, the best first. The grants with smaller chunks of the prompt come before
+        the grants with a lower precision."""
         chunks = [growth.chunk]
         while chunks[-1] > PAGE:
             chunks.append(max(PAGE, chunks[-1] // 2))
@@ -143,7 +144,7 @@ class Admission:
                 yield Grant(name, shape, replace(growth, chunk=chunk), level)
 
     def _apply_grant(self, grant: Grant, running: Sequence[Grant], request: GenerationRequest) -> Grant:
-        """Apply a grant to the request and to the pool."""
+        """Set the request's chunk size and the pool's lowest precision as the grant says."""
         growth, backend = grant.growth, self._engine.backend
         assert growth is not None
         backend.pool.least = max([grant.level, *(other.level for other in running)])  # type: ignore[attr-defined]

@@ -41,14 +41,14 @@ def affordable(engine: LLMInferenceEngine) -> int:
     held = _read()
     if key not in held:
         held[key] = step_seconds(engine.backend)
-        with suppress(OSError):  # if the file cannot be written, the next question measures again
+        with suppress(OSError):  # if the file cannot be written, the next call measures again
             _write(dict(list(held.items())[-MAX_MODELS:]))
     return most_within(held[key])
 
 
 def most_within(seconds: list[float]) -> int:
-    """Return the largest number of replies that is fast enough. seconds: the times of a step for 1, 2 ..
-    replies."""
+    """Return the largest number of replies whose step takes at most MAX_STEP_RATIO times as long as a step
+    for one reply. seconds: the times of a step for 1, 2 .. replies."""
     return max(n for n, taken in enumerate(seconds, 1) if taken <= MAX_STEP_RATIO * seconds[0] or n == 1)
 
 

@@ -16,8 +16,8 @@ from .types import GenerationRequest, GenerationResponse
 AdapterOf = Callable[[GenerationRequest], HeadAdapter | None]
 RecorderOf = Callable[[GenerationRequest], Recorder | None]
 
-# The maximum number of replies in a batch. In a wider batch the arithmetic limits a step, not the reading of
-# the weights.
+# The maximum number of replies in a batch. In a wider batch, the arithmetic and not the reading of the
+# weights decides how long a step takes, so more replies save no time.
 WIDTH = 16
 
 

@@ -4,8 +4,8 @@ The prompt is read once. Each reply continues from a fork of the prompt's cache,
 equals the reply to a request for a single reply.
 
 The judge scores the replies after CHECKPOINTS tokens. Replies that are more than MARGIN stars behind the best
-reply are dropped. When one reply is left, it streams. The idea comes from Hoeffding races (Maron & Moore
-1994).
+reply are dropped. When one reply is left, the user sees its text while it is written. The idea comes from
+Hoeffding races (Maron & Moore 1994).
 
 The start of a reply says little about the whole reply. If the worse half were dropped at 32 and at 64 tokens,
 most of the gain of best of n would be lost. After 100 ratings the chosen reply would beat another reply in
@@ -64,11 +64,11 @@ class BestOf:
         score: Score | None = None,
         lora: BaseLoRA | Literal["installed"] | None = "installed",
     ):
-        """Prepare the job; `start` begins it.
+        """Prepare the job. Call `start` to begin.
 
-        requests: what `requests_for` returned
-        score: the judge; None: the user's taste is unknown, so reply 0 is chosen and streams, and all replies
-            are written to their ends.
+        requests: the list that `requests_for` returned
+        score: the judge; None: the user's taste is unknown, so reply 0 is chosen, the user sees its text
+            while it is written, and no reply is dropped
         lora: the base LoRA of the runs
         """
         self._engine, self._requests, self._recorders = engine, requests, recorders

@@ -1,8 +1,8 @@
 """This module closes the objects of a JSON schema: they can have only the declared properties.
 
-In JSON Schema an object can have any further properties. A small model then writes words of the schema
-language as properties (`required`, `maxLength`). So this module, like llama.cpp, closes an object that
-declares properties and does not mention additional properties.
+In JSON Schema an object can have any further properties. If a schema allows further properties, a small model
+writes words of the schema language as properties (`required`, `maxLength`). So this module, like llama.cpp,
+closes an object that declares properties and does not mention additional properties.
 """
 
 from collections.abc import Mapping

@@ -5,8 +5,9 @@
 the logits of all forbidden tokens to -inf. The library llguidance does the work: it is an Earley parser over
 the bytes of the vocabulary.
 
-A reply that is cut at max_new_tokens fits only the start of the constraint. If the prompt opens the model's
-thinking, the thinking can hold any token. The constraint begins after the thinking.
+A reply that is cut at max_new_tokens is only the start of a text that fits. If the prompt ends with the tag
+that opens the model's thinking, every token is allowed in the thinking. The constraint applies to the text
+after the thinking.
 """
 
 from collections.abc import Sequence
@@ -51,7 +52,8 @@ class Matcher:
         if not self._has_begun:
             return
         if forced := self.forced_tokens():
-            # Write required text with the tokens that a later prompt would use for the same text.
+            # Several token sequences spell the required text. Choose the sequence that a later prompt has for
+            # the same text, so that the KV cache serves it.
             kept = logits[forced[0]]
             logits[:] = -np.inf
             logits[forced[0]] = kept
@@ -116,7 +118,8 @@ class _Vocabulary:
         ids = self._tokenizer.encode(words, add_bos=False)
         if self._spells(ids, data):
             return ids
-        # The tokenizer puts a space before the first word of a text.
+        # The tokenizer puts a space before the first word of a text. A line break before the word prevents
+        # this.
         after = self._tokenizer.encode("\n" + words, add_bos=False)
         return next((after[k:] for k in range(len(after)) if self._spells(after[k:], data)), [])
 

@@ -23,15 +23,17 @@ class Turn:
     rating: str | None = None  # "up" | "down" | "1".."5"
     finish_reason: str | None = None
     id: int | None = None  # the message's id; None for a system prompt
-    branch: int = 1  # position of this message among the `branches` alternatives at this place, from 1
+    # position of this message among the `branches` alternative messages at this place of the chat, from 1
+    branch: int = 1
     branches: int = 1
     # an assistant's turn: the tool calls of the reply; a tool's turn: the one call that has this result
     calls: tuple[ParsedCall, ...] = ()
 
 
 def cut(sizes: list[int], limit: int, half: int) -> int:
-    """Return the index of the first message that the prompt keeps. Whenever the chat exceeds `limit`, it is
-    cut down to `half`.
+    """Return the index of the first message that the prompt keeps. Whenever the messages exceed `limit`
+    tokens, the oldest messages are cut off until at most `half` tokens are left. sizes: the number of tokens
+    of each message
 
     The index depends only on the messages, so it stays the same from turn to turn until the next cut.
     """
@@ -64,8 +66,8 @@ class ContextWindow:
         """Return the conversation. If the context would overflow, leave out the oldest exchanges.
 
         A quarter of the context, or the reply's limit if that is less, is kept free for the reply. When the
-        context is full, the conversation is cut to half, so that the KV cache serves all turns until the next
-        cut.
+        context is full, the conversation is cut to half, because all prompts until the next cut then begin
+        with the same tokens, which the KV cache holds.
 
         summary: a summary of the left-out messages; the first message begins with it
         reserved: the number of tokens that the prompt has besides the messages
@@ -86,11 +88,12 @@ class ContextWindow:
         return head + read
 
     def left_out(self, turns: list[Turn], max_new_tokens: int, summary: str = "") -> list[Turn]:
-        """Return the oldest turns, which did not fit into the prompt of the last reply."""
+        """Return the oldest turns of the chat, which the prompt of the last reply did not have because they
+        did not fit."""
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
         if sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
-            return []  # a token has at least one byte
+            return []  # because a token has at least one byte, these turns fit
         messages, spoken = alternating(read), [t for t in _kept_turns(read) if t.role != "system"]
         gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary))
         found, number = list[Turn](), 0
@@ -119,7 +122,7 @@ def alternating(turns: list[Turn]) -> list[Message]:
 
 
 def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
-    """Yield the turns that the prompt keeps: the turns with text or with answered tool calls."""
+    """Yield the turns that have text, or tool calls with a result. The prompt has only these turns."""
     for place, turn in enumerate(turns):
         if turn.role == "assistant" and turn.calls:
             results = itertools.takewhile(lambda later: later.role == "tool", turns[place + 1 :])

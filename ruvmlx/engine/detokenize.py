@@ -1,4 +1,5 @@
-"""This module streams tokens as text: only complete UTF-8 characters, and no part of a stop string."""
+"""This module turns a stream of tokens into text. The text has only complete UTF-8 characters and no part of
+a stop string."""
 
 import codecs
 from collections.abc import Mapping

@@ -1,26 +1,28 @@
-"""This module decides how many drafted tokens are worth a check. The answer is 0 if plain decoding is faster.
+"""This module decides how many guessed tokens (a draft) the model checks in one call. The number is 0 if
+plain decoding is faster.
 
-A check of k drafted tokens costs more than a decode step. The result of a check is the accepted tokens and
-one more token. `MeasuredLength` measures the cost on this machine. `Acceptance` counts, in one reply, how
-often a guess is right after a match of some length. A guess that was not checked counts too, because the next
-token of the reply shows whether its first token was right. So a reply learns at no cost when drafts begin to
-pay.
+A check of k drafted tokens takes longer than a decode step, but gives the accepted tokens and one more token.
+`MeasuredLength` measures the time on this machine. `Acceptance` counts, in one reply, how often a draft is
+right after a match of some length. Drafts that are not checked are counted too, because the next token of the
+reply shows whether their first token was right. So a reply finds out, without any check, when checks begin to
+save time.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 MARGIN = 1.05  # a check must promise at least this factor times the tokens per second of plain steps
-SLOPE = 0.35  # before the first measurement: the added cost of each drafted token, as a part of a step
+SLOPE = 0.35  # before the first measurement: the added time of each drafted token, as a part of a plain step
 SMALLEST_SLOPE = 0.02
-WEIGHT = 0.1  # the weight of a new measurement in the average cost
-# A match is a run of the newest tokens that occurred before. The matches below each of these lengths are
-# counted together. PRIOR: the share of right guesses before the first count; PRIOR has the weight of
-# PRIOR_TOKENS guesses. `python -m tests.research.drafts` chose these numbers.
+WEIGHT = 0.1  # the weight of a new measurement in the average of the added time
+# A match is a run of the newest tokens that occurred in the chat before. Match lengths
+# between two neighbouring numbers of MATCHES are counted together. PRIOR is the assumed share of right
+# guesses; it has the weight of PRIOR_TOKENS counted guesses. `python -m tests.research.drafts` chose these numbers.
 MATCHES = (4, 6, 9, 17, 33)
 PRIOR = (0.2, 0.6, 0.75, 0.9, 0.97)
 PRIOR_TOKENS = 6.0
-# Each new guess lowers the weight of older guesses by this factor: a reply can first copy, then write freely.
+# Each new guess lowers the weight of older guesses by this factor, because a reply can first copy text and
+# later write new text.
 FADE = 0.97
 
 
@@ -76,19 +78,19 @@ class FixedLength:
         return min(self.length, longest)
 
     def measure(self, drafted: int, seconds: float) -> None:
-        """Do nothing: the time has no influence."""
+        """Do nothing, because this rule ignores the times."""
 
 
 class MeasuredLength:
-    """This rule chooses the length that promises the most tokens per second, or 0. A check of k drafted
-    tokens costs 1 + slope * k steps; the slope is measured."""
+    """This rule chooses the number of drafted tokens that promises the most tokens per second. A check of k
+    drafted tokens takes as long as 1 + slope * k plain steps. The rule measures the slope."""
 
     def __init__(self) -> None:
         self.slope = SLOPE
         self._step = 0.0  # seconds of a plain step
 
     def cost(self, drafted: int) -> float:
-        """Return the cost of a check, in plain steps."""
+        """Return the time of a check of this number of drafted tokens, in plain steps."""
         return 1 + self.slope * drafted
 
     def choose(self, match: int, longest: int, acceptance: Shares) -> int:

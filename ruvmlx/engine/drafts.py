@@ -34,7 +34,7 @@ class _Decoder(Drafting, Backend, Protocol):
 
 
 class DraftedSteps:
-    """DraftedSteps computes the decode steps of one reply."""
+    """DraftedSteps computes the decode steps of one reply, some of them ahead for guessed tokens."""
 
     def __init__(self, backend: _Decoder, length: DraftLength, lookup: PromptLookup, rule: Matcher | None):
         """length: the rule that all replies share. lookup, rule: the chat's tokens and the constraint of the

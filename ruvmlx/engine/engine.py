@@ -32,10 +32,11 @@ class LLMInferenceEngine:
         folder: CacheFolder | None = None,
         speculate: str = "auto",
     ):
-        """policy: the precision of the KV cache by age; None: the backend's plain cache.
+        """policy: the precision of the KV cache by the age of its tokens; None: the backend's plain cache
 
         folder: the folder that keeps the caches of sessions between processes
-        speculate: the number of drafted tokens (drafts.py): "auto", "off" or a number; replies stay the same
+        speculate: the number of drafted tokens (drafts.py): "auto", "off" or a number; the replies do not
+            depend on this value
         """
         self.model = model
         self.backend = backend
@@ -51,7 +52,8 @@ class LLMInferenceEngine:
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
                 raise UsageError("the prompt is empty; give some text.")
-            # A request with tools comes from an agent, which brings its own instructions.
+            # A request with tools comes from an agent program, which has its own system prompt. So the
+            # default system prompt is left out.
             messages = request.messages if request.tools else with_system(self.model, request.messages)
             ids = tokenizer.encode_chat(
                 messages,

@@ -6,10 +6,10 @@
 A schema of some hundred bytes can take hours, or all memory, to compile. So a child process with limits
 compiles each constraint first, for a vocabulary of single bytes (`platform/bounded_process.py`). If the child
 succeeds, this process compiles the constraint for the model's vocabulary. The second compilation takes about
-the same time, and other threads continue meanwhile.
+as long as the first one. Other threads continue during this time.
 
-A constraint that llguidance cannot apply in full is never applied in part. For example, a keyword of JSON
-Schema that llguidance does not know is a UsageError.
+If llguidance cannot apply a part of a constraint, the module refuses the whole constraint. For example, a
+keyword of JSON Schema that llguidance does not know raises UsageError.
 """
 
 import hashlib
@@ -25,10 +25,11 @@ from ..errors import Interrupted, UsageError
 from ..platform.bounded_process import BoundedProcess, ProcessEnded, ProcessStopped, answer_requests
 from ..text import one_line
 
-# seconds of processor time for one constraint, and for the start of a child process
+# SECONDS: the processor time (seconds) that one constraint can use; OPENING: the same for the start of a
+# child process
 SECONDS, OPENING = 2.0, 1.0
 MEMORY = 256 << 20  # bytes: the memory limit of a child process
-AT_ONCE = 2  # the number of child processes
+AT_ONCE = 2  # the number of child processes that compile at the same time
 KNOWN = 1024  # the number of refused constraints that are remembered
 MOST_CHARACTERS = 1 << 19  # the maximum length of a schema or a grammar
 _KINDS = {
@@ -200,7 +201,8 @@ def _remember_refusal(key: str, why: str) -> UsageError:
 
 
 class _Bytes:
-    """The smallest vocabulary with a model's special tokens: 256 of the other ids are single bytes."""
+    """A vocabulary with the size and the special tokens of a model. 256 of the other token ids are the single
+    bytes, and no other id has text."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

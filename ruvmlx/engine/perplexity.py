@@ -1,5 +1,5 @@
 """This module computes the perplexity of a text with the same KV cache as for replies. The module also
-computes the loss of precision through a tiered cache."""
+computes how much precision a tiered KV cache loses."""
 
 import itertools
 import math
@@ -43,7 +43,7 @@ def perplexity(
 ) -> Perplexity:
     """Predict each token from the tokens before it, one at a time, in windows of `context` tokens.
 
-    Each window starts with an empty cache; its first token is given, not predicted. A tiered cache is
+    Each window starts with an empty cache. The first token of a window is not predicted. A tiered cache is
     compared, token by token, with an f16 cache that receives the same tokens.
     """
     compare = policy is not None and policy != F16
@@ -61,7 +61,7 @@ def perplexity(
 
 
 class _Seen:
-    """The sums over the predicted tokens."""
+    """The sums of the log-likelihoods and of the KL divergences of the predicted tokens."""
 
     def __init__(self) -> None:
         self.tokens, self.nll, self.nll_f16, self.kl = 0, 0.0, 0.0, 0.0
@@ -70,7 +70,8 @@ class _Seen:
     def add(self, logprobs: list[np.ndarray], following: int) -> None:
         """Add one token.
 
-        logprobs: the log-probabilities [V] with the cache; then those with the f16 cache, if it is compared
+        logprobs: the log-probabilities [V] with the cache; then the log-probabilities with the f16 cache, if
+            the two caches are compared
         following: the id of the token that was predicted
         """
         self.tokens += 1

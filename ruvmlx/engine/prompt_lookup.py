@@ -1,6 +1,7 @@
 """This module guesses the next tokens of a reply. If the newest tokens occurred in the chat before, the guess
 is that the reply continues as the chat continued at the earlier place (Saxena 2023, "Prompt Lookup
-Decoding"). Edited code and quoted text repeat their source for long stretches.
+Decoding"). A guess is often right for many tokens, for example if the reply edits code or quotes a text of
+the chat.
 """
 
 from collections.abc import Sequence
@@ -27,11 +28,12 @@ class PromptLookup:
 
     def __init__(self, tokens: Sequence[int] = (), predicted: Sequence[int] = ()):
         """tokens: the prompt. predicted: a text that the caller expects in the reply."""
-        # The predicted text comes first. So the chat's own newer tokens win if both match.
+        # The predicted text comes first, because the newest match is used: a match in the chat is preferred
+        # to a match in the predicted text.
         self._tokens = [*predicted, *tokens]
         # n-gram -> index of the token after its newest occurrence
         self._ends: dict[tuple[int, ...], int] = {}
-        self._indexed = GRAM  # for each i below this index, the gram before token i is in `_ends`
+        self._indexed = GRAM  # the n-grams before the tokens with an index below this number are in `_ends`
         self._source = -1  # index of the token that the draft starts with; -1: unknown
 
     def add(self, token: int) -> None:

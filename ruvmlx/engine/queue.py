@@ -12,7 +12,8 @@ from .reading_order import Place
 from .run import Run
 from .types import Chunk, GenerationRequest
 
-# each time this number of later requests have started first, a waiting request ranks one priority higher
+# The number of later requests that can start before a waiting request. After each such number, the rank of
+# the waiting request rises by one.
 OVERTAKEN = 8
 
 
@@ -27,7 +28,7 @@ class Sink(Protocol):
 
 
 class Job(Protocol):
-    """One reply to a request, or several replies of which one is chosen.
+    """A job writes one reply to a request, or several replies of which one is chosen.
 
     lora: the base LoRA of the runs
     several: True if there are several replies
@@ -89,8 +90,9 @@ class Ticket:
 
 
 def reader_of(ticket: Ticket, going: Sequence[Ticket]) -> Ticket:
-    """Return the request that already reads the same prompt. If no request does, return `ticket`. A prompt is
-    read once, because `Admission.total` counts its pages once."""
+    """Return the request in `going` that already reads the same prompt as `ticket`. If there is no such
+    request, return `ticket`. Two requests must not read the same prompt, because `Admission.total` counts the
+    pages of the prompt once."""
     same = (t for t in going if t.reader and t.grant.prompt == ticket.grant.prompt is not None)
     return next(same, ticket)
 

@@ -1,5 +1,5 @@
-"""This module decides in which order prompts are read. No prompt is ready later than with equal shares of the
-speed.
+"""This module decides in which order prompts are read. No prompt is ready later than if all prompts were read
+at once with equal shares of the speed.
 
 Imagine a machine that reads all waiting prompts at once, each with an equal share of its speed. On that
 machine each prompt ends at a certain moment. The real machine reads the prompts one after the other, in the
@@ -27,8 +27,8 @@ class Place:
 
 
 class ReadingOrder:
-    """ReadingOrder computes the order. Work is counted in prompt tokens. The computation ignores that tokens
-    of long prompts cost a little more."""
+    """ReadingOrder computes the order in which prompts are read. The amount of work is the number of prompt
+    tokens, although a token of a long prompt takes a little longer."""
 
     def __init__(self) -> None:
         self._clock = 0.0  # the number of tokens that the imagined machine has read of a prompt with share 1
@@ -42,7 +42,8 @@ class ReadingOrder:
         return place
 
     def count(self, tokens: float) -> None:
-        """Count tokens that were read, no matter which prompt the tokens belong to."""
+        """Move the imagined machine on by this number of tokens, which the real machine has read of any
+        prompt."""
         while tokens > 0 and self._read_there:
             first = min(self._read_there, key=lambda place: place.end)
             shares, rest = sum(place.share for place in self._read_there), first.end - self._clock

@@ -1,4 +1,5 @@
-"""This module describes the receivers of a reply's tokens, such as the trace of the learning loop."""
+"""This module describes recorders. A recorder receives the tokens of a reply; for example, the learning loop
+records a trace of the reply, from which ratings learn."""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +11,7 @@ from ..kernels.replies import ReplyWork
 class Recorder(Protocol):
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
         """Receive one token, with the hidden state [D] and the logits [V] (adapter applied) from which it was
-        drawn. The run calls `add` once for each token: at once if the backend returns logits, else in
+        drawn. The run calls `add` once for each token: immediately if the backend returns logits, else in
         `Run.record`."""
 
 

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Sequence
 
 REPEATS = "the reply only repeated itself, so it was ended; ratings of it teach nothing."
 
-GRAM = 6  # the number of tokens that are compared together (a gram)
+GRAM = 6  # the number of tokens in a gram; a gram is a run of tokens that is compared as a whole
 BEFORE = 2  # a gram is repeated if it occurred at least this number of times before
-# the number of newest tokens that are checked; more than a row of JSON, which has little own text
+# the number of newest tokens that are checked; this is more than a row of JSON has, because a row has few
+# tokens of its own
 WINDOW = 128
-SHARE = 0.92  # the minimum share of these tokens that end a repeated gram; one new token makes GRAM grams new
+# the share of these tokens at which the reply is a loop: the tokens that end a repeated gram; one new token
+# makes GRAM grams new
+SHARE = 0.92
 # These limits apply to a reply that reached its token limit. At least PROSE_SHARE of the reply's last
 # PROSE_WINDOW tokens must end a repeated gram. At least PROSE_LETTERS of the reply's characters must be
 # letters or spaces.
@@ -21,11 +24,11 @@ PROSE_WINDOW, PROSE_SHARE, PROSE_LETTERS = 192, 0.75, 0.9
 
 
 class Repetition:
-    """Receive the tokens of one reply, one at a time. `is_loop`: the newest tokens only repeat earlier
-    tokens.
+    """A detector of loops in one reply. Pass each token of the reply to `add`. `is_loop` is True if the
+    newest tokens only repeat earlier tokens.
 
-    Rows of a table or of JSON repeat too, but each row has some tokens of its own. Every gram with such a
-    token is new.
+    Rows of a table or of JSON repeat too, but each row has some tokens that no other row has. A gram with one
+    of these tokens is new.
     """
 
     def __init__(self, tokens: Iterable[int] = ()):
@@ -53,7 +56,8 @@ class Repetition:
 
 def is_repeated_prose(tokens: Sequence[int], text: str) -> bool:
     """Return True if a reply that was cut at its limit repeats the same sentences with small changes.
-    `Repetition` does not notice these changes. Rows of data repeat too, but they contain fewer letters."""
+    `Repetition` does not find this loop, because the changes make new grams. Rows of data repeat too, but
+    have fewer letters, so this function ignores them."""
     if len(tokens) < PROSE_WINDOW or not text:
         return False
     grams = [tuple(tokens[max(0, end - GRAM) : end]) for end in range(1, len(tokens) + 1)]

@@ -32,8 +32,8 @@ from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
 # The engine reads a prompt in pieces. A request can be cancelled between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
-# LEAST_PART is the smallest piece of a prompt while other runs decode. Kernels sum the attention of 8 or
-# fewer tokens in another order, so smaller pieces would change the last bits.
+# LEAST_PART is the smallest piece of a prompt while other runs decode. For 8 or fewer tokens the kernels sum
+# attention in another order, so smaller pieces would change the last bits of the results.
 LEAST_PART = 16  # tokens
 
 
@@ -86,16 +86,16 @@ class Run:
         self._read = self._fed = 0  # number of prompt tokens read by this run; number of `ids` in the session
         backend = engine.backend
         self._can_stream = isinstance(backend, Streaming) and backend.streams
-        self._in_parts = False  # True if a piece was smaller because other runs waited
+        self._in_parts = False  # True if a piece of the prompt was shortened because other runs waited
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
-        # The start of the reply that the chat template wrote: the tag that opens the model's thinking.
+        # The start of the reply that the chat template wrote at the end of the prompt, for example "<think>".
         self._opening = "" if request.begun or request.opening else opened_by(tokenizer, self.prompt)
         self.rule = self._new_rule()
         self.repetition = self._new_repetition()
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None  # None while the run continues
         self.started = self.first_token = time.perf_counter()
-        self._prefilled_at: float | None = None  # the end of the prefill if an earlier source read the prompt
+        self._prefilled_at: float | None = None  # the end of the prefill, if another source read the prompt
         self.session: Session = engine.sessions.get_or_create(
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
@@ -104,7 +104,7 @@ class Run:
         self.source: Source = self._new_source(steps)
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
-        """Return a run for another request that continues after this prompt. This run must have `steps`."""
+        """Return a run for another request after the same prompt. This run must have steps=True."""
         other = Run(self.engine, request, self.adapter, recorder, steps=True)
         other.session, other.cached = self.engine.sessions.fork(self.session), len(self.prompt)
         other.started, other.shared = self.started, True
@@ -156,8 +156,8 @@ class Run:
         return Chunk("", 0, at + len(piece), len(self.prompt))
 
     def _piece(self) -> int:
-        """Return the number of prompt tokens to read next. These tokens fill whole KV pages, and take about
-        PIECE_SECONDS at the measured pace."""
+        """Return the number of prompt tokens to read next. The number is a multiple of the KV page size. To
+        read these tokens takes about PIECE_SECONDS at the measured pace."""
         done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
@@ -174,7 +174,7 @@ class Run:
         self._in_parts = True
         parts = min(-(-rest // max(most, LEAST_PART)), max(1, rest // LEAST_PART))
         size = -(-rest // parts)
-        # Kernels work on panels of LEAST_PART tokens.
+        # The size is a multiple of LEAST_PART, because kernels work on panels of LEAST_PART tokens.
         size = min(size + -size % LEAST_PART, max(most, size) // LEAST_PART * LEAST_PART)
         return rest if parts == 1 else min(size, rest - LEAST_PART)
 
@@ -211,7 +211,7 @@ class Run:
         return Chunk(text, len(self.ids), len(self.prompt), len(self.prompt))
 
     def _feed(self) -> None:
-        """Add the newest tokens to the session, because the backend reads them."""
+        """Add the newest tokens to the session, because the backend now reads them into the cache."""
         self.session.tokens += self.ids[self._fed :]
         self._fed = len(self.ids)
 
@@ -239,7 +239,7 @@ class Run:
             return
         if isinstance(source, StepSource):
             other = not steps and self._can_stream
-            # If `possible` is false, the next token must be drawn from the last step of this source.
+            # If `possible` is false, this source holds a step from which the next token must be drawn.
             possible = source.waits or self.unread
         else:
             other, possible = steps, bool(self.drawn or self.unread)
@@ -304,8 +304,8 @@ class Run:
                 self.recorder.add(*drawn)
 
     def record_work(self) -> list[ReplyWork]:
-        """Do the work of `record`, but return the kernel calls of a WorkRecorder. The caller runs them
-        together with the calls of other runs."""
+        """Do the work of `record`, but return the kernel calls of a WorkRecorder without running them. The
+        caller runs these calls together with the calls of other runs."""
         work: list[ReplyWork] = []
         for drawn in self._record_pending():
             if isinstance(self.recorder, WorkRecorder):
@@ -334,8 +334,8 @@ class Run:
         return Chunk(tail, len(self.ids), response=self._response(ended))
 
     def sync(self) -> None:
-        """Close the source, undo a step that ran ahead, and end the session, so that other requests can use
-        the cache. After a cancelled prefill the cache holds only a part of the prompt."""
+        """Close the source, undo a decode step after the last token, and end the session, so that other
+        requests can use the cache. After a cancelled prefill the cache holds only a part of the prompt."""
         self.source.close()
         self.engine.sessions.done(self.session)
 
@@ -385,7 +385,7 @@ def sync_at_exit(runs: Sequence[Run]) -> Iterator[None]:
         yield
     except (Exception, KeyboardInterrupt):
         for run in runs:
-            run.forget_cache()  # The layers of the cache can hold different numbers of tokens.
+            run.forget_cache()  # because the layers of the cache can hold different numbers of tokens
         raise
     finally:
         for run in runs:

@@ -9,14 +9,14 @@ the weights once for all replies. Each reply has its own cache, sampler and seed
 without batching, up to rounding. With quantised weights on the native backend the two are bit-identical. (Yu
 et al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
 
-`ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and no prompt is late. The
-length of a piece follows from the measured pace. While replies run, a piece delays their next token by at
-most about DELAY. After a piece, the scheduler runs steps without a piece: with n prompts to read, the running
-replies together get one part in n + 1 of the time. While no reply runs, a piece takes about ALONE seconds. A
-new request waits for the end of this piece.
+`ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and no prompt is ready later
+than with equal shares of the speed. The length of a piece follows from the measured pace. While replies run,
+a piece delays the next token of each reply by at most about DELAY. After a piece, the scheduler decodes for
+some steps without a piece: while n prompts are read, decoding gets 1/(n + 1) of the time. While no reply
+runs, a piece takes about ALONE seconds. A new request waits for the end of this piece.
 
-The replies of one step can have different adapters of the output head. Replies with different base LoRAs take
-turns.
+The replies of one step can have different adapters of the output head. Replies with different base LoRAs
+cannot share a step, so they take turns.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,15 +35,15 @@ from .types import Chunk, GenerationRequest
 
 PLACES = 64  # the maximum number of requests that run at the same time; each one slows the others
 DELAY = 0.1  # seconds: the longest time that a piece of a prompt delays the next token of a running reply
-SHARE = 0.5  # the planned time of a piece as a part of DELAY; less than 1, because the pace varies
+SHARE = 0.5  # the planned time of a piece as a part of DELAY; below 1, because the measured pace varies
 ALONE = 0.15  # seconds: the planned time of a piece while no reply runs
 FIRST = 32  # the number of tokens of a piece while the pace is unknown
-PART = 16  # each piece has a multiple of this number of tokens
+PART = 16  # the number of tokens of a piece is a multiple of this number
 
 
 class Scheduler:
-    """A scheduler serves requests on one engine, in the engine's thread. An error ends only its own request.
-    An error in a step that several requests share ends all of them."""
+    """A scheduler serves requests on one engine, in the engine's thread. An error ends only the request in
+    which it occurs. An error in a step that several requests share ends all of them."""
 
     def __init__(self, engine: EngineParts, width: int = PLACES, delay: float | None = DELAY):
         """width: the maximum number of requests that run at the same time
@@ -104,7 +104,7 @@ class Scheduler:
                 self.rest()
 
     def __len__(self) -> int:
-        """Return the number of requests that wait or run."""
+        """Return the number of requests that wait for their start or run."""
         return len(self._waiting) + len(self._active)
 
     @property
@@ -134,7 +134,7 @@ class Scheduler:
             self._decode(group)
             self._draw(group)
             self._owed -= perf_counter() - begun
-        except BaseException:  # for example Ctrl-C: the content of the caches is unknown
+        except BaseException:  # After, for example, Ctrl-C, the content of the caches is unknown.
             self.drop_all(keep=False)
             raise
         return len(self) > 0
@@ -161,7 +161,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start waiting requests in the order of rank, then of arrival. If a request waits for memory, all
-        later requests wait too. Otherwise later requests could take the memory for ever."""
+        later requests wait too, because they could take the memory again and again."""
         ordered = sorted(self._waiting, key=lambda t: -t.rank)
         for i, ticket in enumerate(ordered):
             if self._uses(ticket.request.session_id):
@@ -211,7 +211,7 @@ class Scheduler:
         return [ticket.grant for ticket in self._active]
 
     def _has_place(self, request: GenerationRequest) -> bool:
-        """Return True if this request has a place. Requests of a lower priority take no places."""
+        """Return True if fewer than `width` requests of this request's priority or a higher one run."""
         return sum(t.request.priority >= request.priority for t in self._active) < self._width
 
     def _next_group(self) -> list[Ticket]:
@@ -285,7 +285,7 @@ class Scheduler:
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace
 
     def _decode(self, group: Sequence[Ticket]) -> None:
-        """Decode the last tokens of all runs in one step of the backend. A single run decodes in `_draw`."""
+        """Decode the last tokens of two or more runs in one step. One run alone decodes in `_draw`."""
         waiting = [run for ticket in group for run in ticket.running if run.waits]
         if len(waiting) < 2:
             return
@@ -352,7 +352,7 @@ class Scheduler:
 
 
 def fits_into(scheduler: Scheduler, nbytes: int) -> bool:
-    """Return True if all caches that cannot be evicted fit into `nbytes` bytes at their maximum lengths."""
+    """Return True if all caches that cannot be evicted fit into `nbytes` bytes at their full lengths."""
     pinned = scheduler.admission.pinned_bytes(cache_ids(scheduler._active))
     return scheduler.admission.total(scheduler._grants()) + pinned <= nbytes
 

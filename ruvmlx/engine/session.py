@@ -1,5 +1,5 @@
-"""This module holds one kept sequence: its KV cache, the tokens in the cache, and the names of their
-pages."""
+"""This module describes a session: one sequence of tokens that is kept with its KV cache, and the names of
+the KV pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,8 @@ class Session:
 
     owner: the session id of the request that read the tokens
     chain: the names of the pages of `tokens` (kv/chain.py); the names of the newest pages can be missing
-    branching: True if two sequences part at the end of this one; then it is kept beside the longer sequences
+    branching: True if two longer sequences both begin with this sequence; in this case the sequence is kept
+        beside them
     """
 
     cache: KVCache
@@ -45,7 +46,7 @@ class Session:
         return True
 
     def settle(self) -> None:
-        """Drop the tokens, and the names of pages, that are no longer in the cache."""
+        """Drop the tokens that are no longer in the cache, and the names of their pages."""
         del self.tokens[self.cache.offset :]
         del self.chain[1 + len(self.tokens) // PAGE :]
 

@@ -1,5 +1,5 @@
 """This module writes sessions (kept KV caches) to disk and loads them. The module decides which sessions go
-to disk, and whether a stored session helps a prompt."""
+to disk, and whether a stored session shares a longer prefix with a prompt than the sessions in memory do."""
 
 import math
 import queue
@@ -51,9 +51,9 @@ class SessionsOnDisk:
         self._early: EarlyWriter | None = None
 
     def keep_early(self, session: Session) -> None:
-        """Start to write, in another thread, the pages that the next replies will not change, so that little
-        is left to write at the end of the process. Do nothing if only one thread can read the memory of a
-        page."""
+        """Start to write, in another thread, the pages that the next replies will not change, so that few
+        pages are left to write at the end of the process. If only the engine's thread can read the memory of
+        a page, do nothing."""
         cache = session.cache
         paged = isinstance(cache, PagedCache) and cache.pool.storage.background and cache.ends[-1] > 0
         if self.folder is None or not self.folder.budget or session.owner is None or not paged:
@@ -117,7 +117,7 @@ class SessionsOnDisk:
         return found and Session(found[0], policy, self._backend.lora, found[1], [self._keys.root(policy)])
 
     def forget(self, session: Session) -> None:
-        """Remove the stored pages of a session whose cache is wrong."""
+        """Remove the stored pages of a session whose cache has wrong content."""
         if self.folder is not None:
             self.folder.discard(extend(session.chain[:1], session.tokens))
             self.remove(session.owner)

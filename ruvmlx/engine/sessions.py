@@ -102,8 +102,8 @@ class SessionManager:
         """Trim the cache to the prefix that it shares with the prompt. Returns the length of this prefix
         (tokens).
 
-        If the cache cannot be trimmed, it is discarded. At least one prompt token is left for prefill,
-        because the reply starts from the logits of the last prompt token.
+        If the cache cannot be trimmed, the session gets a new empty cache. At least one prompt token is left
+        for prefill, because the reply starts from the logits of the last prompt token.
         """
         keep = min(session.shares(prompt, extend(session.chain[:1], prompt)), len(prompt) - 1)
         if not session.cut(keep):
@@ -117,8 +117,8 @@ class SessionManager:
         return other
 
     def done(self, session: Session) -> None:
-        """End the run of this session and keep its cache. Drop the unnamed sequences that are a prefix of
-        this session."""
+        """End the run of this session and keep its cache. Drop the sequences that have no session id and are
+        a prefix of this session."""
         session.settle()
         if session not in self._running:
             return
@@ -135,7 +135,7 @@ class SessionManager:
         self.make_room()
 
     def forget(self, session: Session) -> None:
-        """Remove a session whose cache is wrong, from memory and from disk."""
+        """Remove a session whose cache has wrong content, from memory and from disk."""
         self._running.discard(session)
         self._take_out(session)
         self._disk.forget(session)
@@ -144,8 +144,8 @@ class SessionManager:
 
     def _longest(self, own: Session | None, prompt: Sequence[int], salt: str) -> Session | None:
         """Return a fork of the sequence that shares the longest prefix with the prompt, if this prefix is
-        longer than the prefix of `own`. Of several such sequences, take the one that loses the fewest
-        tokens."""
+        longer than the prefix of `own`. If several sequences share the same prefix, take the sequence with
+        the fewest tokens after the prefix."""
         names, most = extend([self.keys.root(self.policy, salt)], prompt), len(prompt) - 1
         held = own.shares(prompt, extend(own.chain[:1], prompt)) if own else 0
         others = [*self._sessions.items(), *((None, session) for session in self._running)]
@@ -161,7 +161,8 @@ class SessionManager:
 
     def _mark_used(self, name: str | None, source: Session, fork: Session) -> None:
         """Mark `source` as used. Other prompts can branch off at the same point as the fork. So keep the
-        common prefix before later tokens lower the precision of its newest pages."""
+        common prefix as a sequence of its own, before later tokens lower the precision of the newest pages of
+        the prefix."""
         fork.owner = None
         if name is not None:
             self._sessions.move_to_end(name)
@@ -198,7 +199,8 @@ class SessionManager:
         self._sessions[session_id], session.owner = session, session_id
 
     def make_room(self) -> None:
-        """Evict the least recently used sequences that do not run, until the limits hold."""
+        """Evict the least recently used sequences that do not run, until the number of sequences and their
+        bytes are within the limits."""
         longest = BRIEF if self._running else MAX_WRITE_SECONDS
         while len(self) > self.capacity or self.nbytes > self._most():
             if (name := self._oldest()) is None:
@@ -206,8 +208,8 @@ class SessionManager:
             self._disk.keep(name, self._sessions.pop(name), time.monotonic() + longest)
 
     def _most(self) -> int:
-        """Return the maximum number of bytes of all caches: the budget without the page that the next
-        demotion (the change of a page to a lower precision) makes."""
+        """Return the maximum number of bytes of all caches. The result is the budget less one page, because a
+        demotion (the change of a page to a lower precision) first makes a new page."""
         pool = getattr(self._backend, "pool", None)
         if pool is None or not pool.budget:
             return self.limit

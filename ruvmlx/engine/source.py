@@ -20,7 +20,7 @@ class Source(Protocol):
     """A source of tokens. Call `prefill` for the prompt, `read` for each token, then `close`. After `close`
     the cache holds all tokens except the last one."""
 
-    at_once: bool  # True if `drawn_from` has no extra cost after each `read`
+    at_once: bool  # True if `drawn_from` can be called after each `read` without an extra cost
 
     @property
     def prefilled_at(self) -> float:
@@ -30,7 +30,7 @@ class Source(Protocol):
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None: ...
 
     def resume(self, token: int) -> None:
-        """Continue after `token`, which another source of the same run has drawn. Call `resume` instead of
+        """Continue after `token`, which another source of the same run drew. Call `resume` instead of
         `prefill`."""
 
     def read(self) -> int: ...

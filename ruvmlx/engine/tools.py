@@ -7,15 +7,16 @@
         pieces = parser.add(chunk.text)
     pieces = parser.end()                                   # parser.calls: the number of calls
 
-The module learns the form of a model's calls from the text that its chat template writes for one call. A
-template can have no place for tools, or can write calls in an unknown form. For such a template the tools go
-into the system text, in the form of the Hermes models (`HERMES`).
+The module learns the form of a model's calls from the text that its chat template writes for one call. If a
+template has no place for tools, or writes calls in an unknown form, the module writes the tools into the
+system text, in the form of the Hermes models (`HERMES`).
 
 With "required" or `function`, a constraint makes the reply one call, or up to MOST_CALLS calls, that can be
 parsed. If the function is `strict`, the arguments fit its parameters. If the function is not `strict`, the
-constraint ignores the keywords of JSON Schema that llguidance does not know, because the parameters of tools
-are often written for people. Arguments have undeclared properties only if the parameters allow them. With
-"auto" and `answer`, a reply is either calls in this form or text that fits `answer`.
+constraint ignores the keywords of JSON Schema that llguidance does not know, because agents often describe
+the parameters of tools for people and not for a parser. Arguments have undeclared properties only if the
+parameters allow them. With "auto" and `answer`, a reply is either calls in this form or text that fits
+`answer`.
 """
 
 import hashlib
@@ -153,7 +154,7 @@ def _check_tool(i: int, tool: Any) -> dict[str, Any]:
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise UsageError(f"tools[{i}] has parameters that are no JSON schema; they must be an object.")
-    # Models were trained with this order of the fields; other fields follow.
+    # The fields are in this order because models were trained with it. Other fields come after them.
     filled = {
         "name": name,
         "description": function.get("description") or "",
@@ -232,7 +233,7 @@ def _with_short_ids(message: Message) -> Message:
 
 
 def _short_id(call_id: str) -> str:
-    """Return an id of nine characters. Equal ids stay equal."""
+    """Return an id of nine characters. Equal call ids give equal results."""
     if _MISTRAL_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
@@ -243,7 +244,8 @@ def _in_words(messages: Sequence[Message], functions: Sequence[Mapping[str, Any]
     turns: list[Message] = []
     for message in messages:
         turn, last = _as_text_message(message), turns[-1] if turns else None
-        if last is not None and turn.role == last.role == "user":  # templates want turns to alternate
+        # chat templates want the roles to alternate
+        if last is not None and turn.role == last.role == "user":
             turns[-1] = Message("user", f"{last.content}\n{turn.content}")
         else:
             turns.append(turn)
@@ -306,7 +308,7 @@ def forced_calls(
 
 def _calls(dialect: Dialect, mark: Any, most: int) -> str:
     more, begin = f"{{0,{most - 1}}}", mark(dialect.begin)
-    if dialect is LLAMA:  # Llama's templates accept one call at a time
+    if dialect is LLAMA:  # Llama's chat templates accept only one call in a message
         return "calls: call"
     if dialect.named:
         return f"calls: call call{more}" if most > 1 else "calls: call"

@@ -12,7 +12,7 @@ from ..models.text.tool_calls import ParsedCall
 from ..sampling import Sampling
 from .grammar import Constraint
 
-INTERACTIVE = 1  # the priority of a chat, where a person looks at the screen
+INTERACTIVE = 1  # the priority of a request from a chat, where a person waits for the reply
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class GenerationRequest:
     # a prompt of a higher priority is read earlier and does not wait for a place of a lower one
     priority: int = 0
     patience: Patience = Patience()
-    # set this from any thread to stop the reply
+    # set this event from any thread to stop the reply
     cancel: threading.Event = field(default_factory=threading.Event)
 
 
@@ -108,7 +108,7 @@ class GenerationResponse:
     finish_reason: str  # "stop" | "length" | "cancelled"
     ttft_ms: float
     latency_ms: float
-    prompt_tps: float  # newly prefilled tokens per second
+    prompt_tps: float  # prompt tokens per second in the prefill, without cached tokens
     generation_tps: float
     cache_tokens: int  # tokens in the session's KV cache now
     kv: KVStats
@@ -120,9 +120,9 @@ class GenerationResponse:
     # the other replies that best of n wrote together with this one
     others: tuple["GenerationResponse", ...] = ()
     stopped_by: str | None = None  # the stop string that ended the reply
-    # The maximum number of tokens: the requested number, or the room in the context.
+    # The maximum number of reply tokens: the requested number, or less if the context has less room.
     limit: int | None = None
-    # True: the reply was ended because it only repeated itself; its finish_reason is "length"
+    # True: the engine ended the reply because the reply only repeated itself; finish_reason is "length"
     repeats: bool = False
     # name of the adapter that helped to write the reply and learns from it; None: no adapter
     adapter: str | None = None
