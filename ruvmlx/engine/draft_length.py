@@ -17,7 +17,8 @@ SMALLEST_SLOPE = 0.02
 WEIGHT = 0.1  # the weight of a new measurement in the average of the added time
 # A match is a run of the newest tokens that occurred in the chat before. Match lengths
 # between two neighbouring numbers of MATCHES are counted together. PRIOR is the assumed share of right
-# guesses; it has the weight of PRIOR_TOKENS counted guesses. `python -m tests.research.drafts` chose these numbers.
+# guesses; it has the weight of PRIOR_TOKENS counted guesses. `python -m tests.research.drafts` chose these
+# numbers.
 MATCHES = (4, 6, 9, 17, 33)
 PRIOR = (0.2, 0.6, 0.75, 0.9, 0.97)
 PRIOR_TOKENS = 6.0

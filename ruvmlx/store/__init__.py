@@ -1,5 +1,5 @@
 """This package keeps the user's data in one SQLite file: chats, replies, ratings, preferences, adapters, and
-the witness log.
+the witness log (a log that shows later changes of the tables).
 
 The package reads and writes tables. The package imports `platform`, `tiers`, `text` and `errors`, but no
 package that computes with a model. Start with `store.py`: `Store` opens the file and lists the parts

@@ -69,10 +69,11 @@ class Adapters:
     def add(
         self, fingerprint: str, name: str, state: bytes, base: bytes | None, kl: float, norm: float
     ) -> int:
-        """Commit an imported adapter. Returns its version, 1. Raises UsageError if the name is taken.
+        """Commit an imported adapter. Returns the number of the adapter's first version, 1. Raises UsageError
+        if the name is taken.
 
         state: a MicroLoRA as bytes
-        base: a BaseLoRA as bytes; None: the adapter has no base
+        base: a BaseLoRA as bytes; None: the adapter has no base LoRA
         """
         with self._db.transaction():
             self._refuse_existing(fingerprint, name)
@@ -82,8 +83,8 @@ class Adapters:
         return version
 
     def copy(self, fingerprint: str, name: str, new: str) -> None:
-        """Commit a copy of the version in use. The copy keeps the version's number, ancestors, ratings and
-        preferences.
+        """Commit a copy of an adapter's version in use, under a new name. The copy keeps the version's
+        number, ancestors, ratings and preferences.
 
         Raises UsageError if the new name is taken, and NotFound if the adapter has no version in use.
         """
@@ -99,7 +100,8 @@ class Adapters:
             self._witness.record("save", {"model": fingerprint, "adapter": new, **facts})
 
     def delete(self, fingerprint: str, name: str) -> NamedRow:
-        """Delete an adapter with its ratings, preferences, weights and traces. Returns its last row."""
+        """Delete an adapter with its ratings, preferences, weights and traces. Returns the adapter's row as
+        it was before the deletion."""
         with self._db.transaction():
             row = self.get(fingerprint, name)
             for table in _TABLES:

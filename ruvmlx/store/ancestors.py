@@ -1,4 +1,5 @@
-"""This module has the SQL for a version and its ancestors. Several parts of the store use this SQL."""
+"""This module has the SQL that selects an adapter version and its ancestors (its parent, the parent's parent,
+and so on to version 0). Several parts of the store use this SQL."""
 
 from .database import Database
 
@@ -9,16 +10,19 @@ WITH_ANCESTORS = (
     "WITH RECURSIVE ancestors(version, step) AS (SELECT ?3, 1 UNION ALL"
     " SELECT a.parent, ancestors.step + 1 FROM ancestors JOIN adapters a"
     " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = ancestors.version"
-    " WHERE a.parent < a.version AND ancestors.step < ?4) "  # a damaged store can have a circle
+    # in a damaged store, the parents can form a circle
+    " WHERE a.parent < a.version AND ancestors.step < ?4) "
 )
 ALL_STEPS = 1 << 62
 
 
 def enforce(db: Database, table: str, subject: str, fingerprint: str, name: str, head: int) -> None:
-    """Mark the rows that led to a version as in force, and all other rows as not. Call inside a transaction.
+    """Mark the ratings or preferences that made the head or one of its ancestors as in force, and all other
+    rows as not in force. Call inside a transaction.
 
-    subject: the SQL columns of the thing that a row rates; of the rows with equal subjects, only the newest
-        is in force
+    subject: the SQL columns that name the rated reply or replies; of the rows with equal subjects, only the
+        newest is in force
+    head: the version in use
     """
     db.execute(
         WITH_ANCESTORS + f", led AS MATERIALIZED (SELECT max(id) AS id FROM {table}"
@@ -33,8 +37,8 @@ def enforce(db: Database, table: str, subject: str, fingerprint: str, name: str,
 
 
 def newest_version(db: Database, table: str, fingerprint: str, name: str, head: int) -> int:
-    """Return the newest version, among the head and its ancestors, that a row of the table made; 0 if there
-    is none."""
+    """Return the newest version, among the head and its ancestors, that a row of the table (a rating or a
+    preference) made; 0 if there is no such version."""
     found = db.value(
         WITH_ANCESTORS + f"SELECT max(version) FROM {table} WHERE fingerprint = ?1 AND adapter = ?2"
         " AND version IN (SELECT version FROM ancestors)",

@@ -23,7 +23,8 @@ class AnchorRow:
 
 
 class Anchors:
-    """The table `anchors`. fingerprint and name: a model and one of its adapters."""
+    """This class reads and writes the table `anchors`. fingerprint and name: a model and one of its
+    adapters."""
 
     def __init__(self, db: Database, witness: Witness, versions: Versions, bases: Bases):
         self._db, self._witness, self._versions, self._bases = db, witness, versions, bases

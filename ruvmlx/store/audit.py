@@ -15,7 +15,9 @@ from .versions import unpack_state
 _MOVES = ("version", "undo", "rollback", "save")  # kinds of log rows that put a version in use
 _VERSION_FACTS = ("parent", "base", "kl", "norm")
 _PREFERENCE_FACTS = ("better", "worse", "kind", "strength", "weight")
-_SLACK = 60.0  # seconds: the maximum time between a row and its row of the log, written in one transaction
+# seconds: the maximum difference between the times of a table's row and of the log's row about it; one
+# transaction writes both rows
+_SLACK = 60.0
 _ODD_LOG = (AttributeError, CorruptFile, KeyError, RecursionError, TypeError, ValueError)
 
 Body = dict[str, Any]
@@ -55,7 +57,8 @@ class _Logged:
         for row in rows:
             now = row.time / 1e9
             logged._add(row.kind, row.body)
-            # the machine can have slept in between, or its clock can have been set back
+            # between this row and the row before, the machine can have slept, or its clock can have been set
+            # back
             if row.kind == "version":
                 logged.times[_key(row.body, "version")] = min(before, now) - _SLACK, now + _SLACK
             before = now
@@ -184,7 +187,8 @@ def _preferences(store: Store, logged: _Logged) -> str:
 
 
 def _heads(store: Store, logged: _Logged) -> str:
-    """Return "" if every head is the version that was put in use last; else the first difference."""
+    """Return "" if every head (the version in use of an adapter) is the version that the log put in use last;
+    else the first difference."""
     missing = dict(logged.heads)
     for model, name, version in store.db.rows("SELECT fingerprint, name, version FROM adapter_heads"):
         if missing.pop((model, name), None) != version:

@@ -1,12 +1,12 @@
-"""This module is the witness log: an append-only hash chain of the adapters' events. Every later change of a
-row is visible.
+"""This module is the witness log: an append-only hash chain of the adapters' events. A check finds every
+later change of a row.
 
     hash[n] = sha256(JSON [seq, time, kind, body, hash[n - 1]])        hash[0] = 64 zeros
 
 A row is written in the same transaction as the event that it records, so neither exists without the other.
-Bodies hold ids, numbers and digests, never words of a chat. The chain shows damage and edits. But a person
-who can write the file can build a completely new log. To detect a new log, keep a copy of the last hash in
-another place (`ruvmlx doctor` prints this hash).
+The bodies of the rows hold ids, numbers and digests, never words of a chat. The chain shows damage and edits.
+But a person who can write the file can build a completely new log. To detect a new log, keep a copy of the
+last hash in another place (`ruvmlx doctor` prints this hash).
 """
 
 import hashlib
@@ -77,7 +77,8 @@ class Witness:
         self._db = db
 
     def record(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Append a row. Call inside the transaction of the event. Raises ValueError for NaN and infinity."""
+        """Append a row. Call inside the transaction of the event that the row records. Raises ValueError for
+        NaN and infinity."""
         if not self._db.in_transaction:
             raise RuntimeError("a witness row belongs into the transaction of what it records")
         last, previous = self._last()
@@ -86,7 +87,7 @@ class Witness:
         self._db.insert("witness", seq=seq, time=at, kind=kind, body=text, previous=previous, hash=digest_)
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Commit a row about an event outside the store, for example a setting."""
+        """Commit a row about an event outside the store, for example the change of a setting."""
         with self._db.transaction():
             self.record(kind, body)
 
@@ -139,8 +140,8 @@ class Witness:
         return (row["seq"], row["hash"]) if row else (0, GENESIS)
 
     def _missing_rows(self) -> str:
-        """Return a text if rows at the end are missing, else "". Such rows leave no gap in the numbers, but
-        SQLite remembers the largest number that it gave."""
+        """Return a text if rows at the end are missing, else "". Missing rows at the end leave no gap in the
+        numbers, but SQLite remembers the largest number that a row ever had."""
         given = self._db.value("SELECT seq FROM sqlite_sequence WHERE name = 'witness'") or 0
         last, _ = self._last()
         return "" if given == last else f"{given} rows were written, {last} are there"
@@ -151,7 +152,8 @@ class Witness:
 
 
 def _row(row: sqlite3.Row) -> WitnessRow:
-    """Return a row. Raises CorruptFile if the row's body is not a JSON object."""
+    """Return a row of the log from a row of the table. Raises CorruptFile if the row's body is not a JSON
+    object."""
     try:
         body = json.loads(row["body"])
     except (ValueError, TypeError, RecursionError):
@@ -175,7 +177,7 @@ def _plain(value: Any) -> Any:
 
 
 def digest(data: bytes) -> str:
-    """Return the SHA-256 in hex. A body holds this digest instead of weights."""
+    """Return the SHA-256 of the data in hex. The body of a row holds this digest in place of weights."""
     return hashlib.sha256(data).hexdigest()
 
 

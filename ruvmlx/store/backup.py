@@ -174,14 +174,16 @@ def _check_copy(copy: Path, source: Path) -> dict[str, int]:
 
 @contextmanager
 def _readable_errors(source: Path) -> Iterator[None]:
-    """Raise SQLite's errors as one line: about the disk, or about the file to copy."""
+    """Turn SQLite's errors in the block into errors with one line of text, about the disk or about the file
+    to copy."""
     try:
         yield
     except sqlite3.OperationalError as error:
         if is_locked(error):
             raise StoreBusy(f"{source} is locked by another process; try again.") from None
         raise StoreError(f"cannot copy {source}: {error}. Check the disk; nothing was changed.") from None
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a damaged schema can hold any bytes
+    # the text of a damaged schema can hold any bytes
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise CorruptFile(f"{source} cannot be copied as a store: {one_line(str(error))}.") from None
 
 
@@ -231,14 +233,14 @@ def _lock_store(store: Path) -> Iterator[None]:
         return
     with _open_database(store, "") as connection:
         try:
-            # this fails while another process has the store open
+            # this statement fails while another process has the store open
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             if not is_locked(error):
                 raise StoreError(f"cannot write {store}: {error}. Check the disk.") from None
             raise _in_use(store) from None
-        except sqlite3.DatabaseError:  # a damaged store can be the reason for the restore
+        except sqlite3.DatabaseError:  # the store can be damaged, which can be the reason for the restore
             connection.close()
         yield
 

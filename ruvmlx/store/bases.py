@@ -25,8 +25,8 @@ class Attempt:
 
 
 class Bases:
-    """The tables `bases` and `attempts`. The weights of a base are deleted when no version and no anchor uses
-    them."""
+    """This class reads and writes the tables `bases` and `attempts`. The weights of a base LoRA are deleted
+    when no version and no anchor uses them."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
@@ -43,7 +43,7 @@ class Bases:
         return state
 
     def report(self, fingerprint: str, name: str, id_: int) -> dict[str, Any]:
-        """Return the report of the consolidation that made a base; {} if there is no such base."""
+        """Return the report of the consolidation that made a base LoRA; {} if there is no such base LoRA."""
         sql = "SELECT report FROM bases WHERE fingerprint = ? AND name = ? AND id = ?"
         return json.loads(self._db.value(sql, fingerprint, name, id_) or "{}")
 

@@ -1,4 +1,4 @@
-"""This module stores chats: create, find, name, fork, soft-delete and delete them."""
+"""This module creates, finds, names, forks, soft-deletes and deletes the chats in the store."""
 
 import math
 import time
@@ -34,7 +34,7 @@ class SessionRow:
 
     turns: the number of messages of all branches
     updated, created: seconds since 1970
-    pinned: 1 for a chat that lists show first
+    pinned: 1 if lists show this chat before other chats
     summary: the text that the model reads instead of the messages up to `summarized_to`; None: no summary
     folder: the name of the group in which lists show the chat; "": no group
     """
@@ -53,8 +53,8 @@ class SessionRow:
 
 
 class Chats:
-    """The table `sessions`. The column `deleted` holds the time of a soft deletion, ERASING while the chat is
-    being erased, or FILLING while its messages are being written."""
+    """This class reads and writes the table `sessions`. The column `deleted` holds the time of a soft
+    deletion, ERASING while the chat is being erased, or FILLING while its messages are being written."""
 
     def __init__(self, db: Database, messages: Messages, replies: Replies, index: SearchIndex):
         self._db, self._messages, self._replies, self._index = db, messages, replies, index
@@ -170,8 +170,8 @@ class Chats:
         return {row["id"] for row in self._db.rows("SELECT id FROM sessions")}
 
     def _ids_beginning_with(self, beginning: str, where: str) -> list[str]:
-        """Return a list with the id that has this beginning, or []. Raises NotFound if several ids begin with
-        this text."""
+        """Return a list with the one chat id that has this beginning, or [] if no id has it. Raises NotFound
+        if several ids begin with this text."""
         found = self._db.rows(
             f"SELECT id FROM sessions WHERE substr(id, 1, ?1) = ?2 AND {where} LIMIT 2",
             len(beginning),
@@ -259,8 +259,8 @@ class Chats:
     # -- deletion ------------------------------------------------------------------------------------
 
     def delete(self, *session_ids: str, seconds: float = math.inf) -> bool:
-        """Delete chats and their replies for good. Replies that another chat (a fork) shows stay. Returns
-        True if the deleted words are gone from all files (`Database.truncate_log`).
+        """Delete chats and their replies for good. A reply that another chat (a fork) also shows is not
+        deleted. Returns True if the deleted words are gone from all files (`Database.truncate_log`).
 
         A reply with a rating or a preference keeps its rating or preference, but loses its words and notes.
         The witness log keeps the id and the length of every reply.
@@ -268,7 +268,8 @@ class Chats:
         One transaction hides all the chats. Then many short transactions erase them, so other processes can
         write in between. If the process is killed, the next start finds the chats with `soft_deleted_before`.
 
-        seconds: the time for the search index; if the index needs more time, a later call continues
+        seconds: the maximum time to remove the words from the search index; if the removal needs more time, a
+            later call continues
         """
         with self._db.transaction():
             for session_id in session_ids:
@@ -280,8 +281,8 @@ class Chats:
         return self.clean_index(seconds)
 
     def clean_index(self, seconds: float) -> bool:
-        """Continue to clean the search index for about this many seconds. Returns the same result as
-        `delete`."""
+        """Continue to clean the search index for about this many seconds. Returns True if the deleted words
+        are gone from all files."""
         return self._index.clean(seconds) and self._db.truncate_log()
 
     def _erase_some(self, session_id: str) -> bool:
@@ -294,5 +295,6 @@ class Chats:
                 self._db.execute("DELETE FROM sessions WHERE id = ?", session_id)
                 return False
             self._replies.erase(*unseen)
-        time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))  # as in SearchIndex.clean
+        # other processes can write for the same time
+        time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))
         return True

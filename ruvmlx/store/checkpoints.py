@@ -9,8 +9,8 @@ WRITTEN = 4 << 20  # the number of bytes in one written piece
 
 
 class Checkpoints:
-    """The tables `trainings` and `measurements`. Each adapter (fingerprint, name) has at most one row in each
-    table."""
+    """This class reads and writes the tables `trainings` and `measurements`. Each adapter (fingerprint, name)
+    has at most one row in each table."""
 
     def __init__(self, db: Database):
         self._db = db

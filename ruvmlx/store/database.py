@@ -1,4 +1,4 @@
-"""This module opens one SQLite file that is durable at every commit.
+"""This module opens one SQLite file whose data is on the disk after every commit.
 
 The database uses WAL with synchronous=FULL (and F_FULLFSYNC on macOS). So when a call that writes returns,
 the data is on the disk.
@@ -33,10 +33,12 @@ _PAUSE_SECONDS = 0.001, 0.004  # the minimum and maximum seconds between two tri
 
 
 class Database:
-    """A database is a connection for the thread that opened it. The columns of a row are read by name."""
+    """A database is a connection for the thread that opened it. A caller reads the columns of a row by their
+    names."""
 
     def __init__(self, path: Path, reading: bool = False):
-        """reading: True: only reads follow, so a disk that is full or read-only causes no error."""
+        """reading: True if the caller only reads. In this case a disk that is full or read-only causes no
+        error."""
         self.path = path
         try:
             self._connection = self._open()
@@ -75,8 +77,9 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit everything that the block writes, or nothing. Take the write lock at once. Inside another
-        transaction, the block is a part of that transaction."""
+        """Take the write lock before the block. After the block, commit everything that the block wrote, or
+        nothing if the block raised an error. Inside another transaction, the block is a part of that
+        transaction."""
         if self.in_transaction:
             yield
             return
@@ -94,8 +97,8 @@ class Database:
         """Take the write lock. Raises an error if one process keeps the lock, or if many processes pass the
         lock to each other for too long.
 
-        SQLite's own pauses grow to 100 ms. With such pauses a process that has waited long would lose against
-        processes that come later.
+        SQLite's own pauses grow to 100 ms. With these long pauses, a process that has waited long would lose
+        the lock to processes that come later.
         """
         began = changed = time.monotonic()
         commits = self._commits_of_others(0)
@@ -131,7 +134,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read the state of one moment in the block, even while other processes write."""
+        """In the block, show the reader the state of one moment, even while other processes write."""
         self._connection.execute("BEGIN")
         try:
             yield
@@ -149,19 +152,20 @@ class Database:
             return self._connection.execute(sql, args).fetchall()
 
     def row(self, sql: str, *args: Any) -> sqlite3.Row | None:
-        """Return the first row, or None."""
+        """Return the first row of the result, or None if the result is empty."""
         rows = self.rows(sql, *args)
         return rows[0] if rows else None
 
     def value(self, sql: str, *args: Any) -> Any:
-        """Return the first column of the first row, or None."""
+        """Return the first column of the first row of the result, or None if the result is empty."""
         row = self.row(sql, *args)
         return None if row is None else row[0]
 
     # -- writing -------------------------------------------------------------------------------------
 
     def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        """Run a statement. Call inside a transaction, which turns SQLite's errors into readable ones."""
+        """Run a statement. Call inside a transaction, which turns SQLite's errors into errors with a readable
+        text."""
         return self._connection.execute(sql, args)
 
     def insert(self, table: str, **values: Any) -> int:
@@ -185,16 +189,17 @@ class Database:
         return self._connection.total_changes
 
     def open_blob(self, table: str, column: str, rowid: int) -> sqlite3.Blob:
-        """Open one value as a file, to write a long value in pieces."""
+        """Open one value of a table as a file, so that a long value can be written in pieces."""
         return self._connection.blobopen(table, column, rowid)
 
     # -- the file ------------------------------------------------------------------------------------
 
     def truncate_log(self) -> bool:
-        """Move the write-ahead log into the file, so that the log keeps no copy of deleted data.
+        """Move the content of the write-ahead log into the database file, so that the log keeps no copy of
+        deleted data.
 
-        Returns False while another process still reads the log. In this case a later call moves the log, or
-        the last process that closes the file.
+        Returns False while another process still reads the log. In this case a later call moves the content,
+        or the last process that closes the file moves it.
         """
         with _readable_errors(self.path):
             ((blocked, _, _),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -250,13 +255,13 @@ def _read_only(path: Path) -> sqlite3.Connection | None:
 
 def open_unchanged(path: Path) -> sqlite3.Connection | None:
     """Open a database of any format for reading only, even if its disk is full or read-only. Returns None if
-    this is not possible."""
+    the database cannot be opened."""
     if not path.is_file():
         return None
     log = Path(f"{path}-wal")
     is_whole = not log.exists() or not log.stat().st_size
-    # Shared memory would need a file. Two ways need no shared memory: lock the file for this process alone,
-    # or, if the log is empty, open it as a file that never changes.
+    # SQLite's shared memory needs a file, which such a disk cannot hold. Two ways need no shared memory: lock
+    # the file for this process alone, or, if the log is empty, open it as a file that never changes.
     for options, pragma in (("", "locking_mode = EXCLUSIVE"), ("?mode=ro", "query_only = ON"), (
         "?mode=ro&immutable=1", "query_only = ON"
     )):  # fmt: skip
@@ -297,11 +302,12 @@ def _readable_errors(path: Path) -> Iterator[None]:
         raise StoreError(
             f"cannot write {path}: {e}. Check the disk and its permissions, or set RUVMLX_HOME."
         ) from e
-    except sqlite3.IntegrityError as e:  # an error of a value, not of the file
+    except sqlite3.IntegrityError as e:  # the error is in a value that the program wrote, not in the file
         raise StoreError(f"cannot store this in {path}: {e}. Nothing was changed.") from e
     except sqlite3.DatabaseError as e:
         raise CorruptFile(f"{path} is damaged: {e}. {_REMEDY}") from e
-    except UnicodeDecodeError as e:  # SQLite's own message quotes a damaged schema
+    # SQLite's message quotes the text of a damaged schema, which is not UTF-8
+    except UnicodeDecodeError as e:
         raise CorruptFile(f"{path} is damaged: it holds text that is not UTF-8. {_REMEDY}") from e
     except OverflowError as e:
         raise UsageError("a number is too large: the store's numbers have 64 bits.") from e

@@ -26,7 +26,8 @@ class DeepRun:
 
 
 class DeepRuns:
-    """The tables `deep_runs` and `pruned`: the last run of each adapter (fingerprint, name)."""
+    """This class reads and writes the tables `deep_runs` and `pruned`. The tables hold the last run of each
+    adapter (fingerprint, name)."""
 
     def __init__(self, db: Database, witness: Witness, checkpoints: Checkpoints):
         self._db, self._witness, self._checkpoints = db, witness, checkpoints

@@ -9,11 +9,13 @@ from dataclasses import asdict, replace
 from .database import Database
 from .replies import Replies, ReplyRow
 
-_TOKEN = uuid.uuid4().hex[:8]  # in a container, every start can have the same process number
+# a second mark of this process, because in a container every start can have the same process number
+_TOKEN = uuid.uuid4().hex[:8]
 
 
 class Drafts:
-    """The table `drafts`: at most one draft per chat. `Replies.add` deletes a chat's draft."""
+    """This class reads and writes the table `drafts`. A chat has at most one draft. `Replies.add` deletes a
+    chat's draft."""
 
     def __init__(self, db: Database, replies: Replies):
         self._db, self._replies = db, replies
@@ -62,8 +64,8 @@ def _own_process() -> str:
 
 
 def _is_alive(process: str) -> bool:
-    """Return True if the process still runs. A process with our number and another token is an earlier
-    process."""
+    """Return True if the process still runs. If `process` has the number of this process and another token,
+    it names an earlier process with the same number."""
     number, _, token = process.partition(":")
     if int(number) == os.getpid():
         return token == _TOKEN
@@ -72,5 +74,5 @@ def _is_alive(process: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # another user's process
+        return True  # the process runs and belongs to another user
     return True

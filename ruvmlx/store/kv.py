@@ -30,19 +30,20 @@ class KVObservation:
     tier_bytes: tuple[int, ...]  # bytes by tier
     us_per_token: float  # microseconds of decoding for one token; 0: no token was decoded
     pressure: float  # memory pressure, 0 to 1
-    level: int  # the level to which memory pressure had tightened the policy
+    level: int  # the level of memory pressure; a higher level lowers the precision of the requested policy
 
 
 @dataclass(frozen=True)
 class KVMeasured:
-    """A reply that was decoded with a policy and with an f16 cache, in blocks of tokens."""
+    """A measurement of one reply. The reply was decoded with a tier policy and with an f16 cache, and the two
+    results were compared in blocks of tokens."""
 
     reply_id: str
     lengths: tuple[int, ...]
     blocks: int
     total: float  # the sum of the KL divergences of the blocks (nats per token)
     squares: float  # the sum of the squares of the blocks' KL divergences
-    us: float  # microseconds for one decoded token at the end of the reply
+    us: float  # microseconds per decoded token at the end of the reply, with the tier policy
     us_f16: float  # microseconds per decoded token with the f16 cache; the two caches are measured in turns
 
 
@@ -56,8 +57,8 @@ class KVChoiceRow:
 
 
 class KVRecords:
-    """The tables `kv_observations`, `kv_measured` and `kv_choices`. `kv_observations` and `kv_measured` have
-    a maximum size."""
+    """This class reads and writes the tables `kv_observations`, `kv_measured` and `kv_choices`. The first two
+    have a maximum size."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
@@ -94,8 +95,8 @@ class KVRecords:
     # -- measurements --------------------------------------------------------------------------------
 
     def long_replies(self, fingerprint: str, tokens: int) -> list[str]:
-        """Return the ids of the newest KEEP_MEASURED replies that have at least `tokens` tokens with their
-        prompts."""
+        """Return the ids of the newest KEEP_MEASURED replies that, together with their prompts, have at least
+        `tokens` tokens."""
         rows = self._db.rows(
             "SELECT id FROM replies WHERE fingerprint = ? AND length(prompt_ids) > 0"
             " AND length(prompt_ids) + length(sampled_ids) >= ?"
@@ -107,8 +108,8 @@ class KVRecords:
         return [row["id"] for row in rows]
 
     def add_measured(self, fingerprint: str, backend: str, found: KVMeasured) -> None:
-        """Commit a measurement. Delete the measurements of the oldest replies, for all policies of a reply
-        together."""
+        """Commit a measurement. Delete the measurements of the oldest replies beyond KEEP_MEASURED. All
+        measurements of a reply are deleted together."""
         with self._db.transaction():
             self._db.replace(
                 "kv_measured",
@@ -168,7 +169,7 @@ def _columns(row_class: type) -> str:
 
 
 def _to_columns(row: Any) -> dict[str, Any]:
-    """Return a row's values by column."""
+    """Return {column: value} for a row."""
     values = dict(vars(row))
     for field in _BY_TIER.keys() & values.keys():
         values |= zip(_BY_TIER[field], values.pop(field), strict=True)

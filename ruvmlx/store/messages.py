@@ -130,7 +130,7 @@ class Messages:
         after: the id of the message before the new message; None: the new message is a first message
         """
         now = time.time()
-        # file contents can follow the question
+        # the title is the first line that has text, because the contents of files can follow the question
         line = next((line for line in content.splitlines() if line.strip()), "")
         title = " ".join(line.split())[:_TITLE]
         with self._db.transaction():
@@ -153,8 +153,9 @@ class Messages:
         after: int | None = HEAD,
         calls: str = "",
     ) -> int:
-        """Add a message after another message, as in `add_user`, and make it the head. Returns its id. Call
-        inside a transaction. Another process can have moved the head since the question was read."""
+        """Add a message after another message, as in `add_user`, and make the new message the head (the end
+        of the current branch). Returns the new message's id. Call inside a transaction. The caller gives
+        `after` if another process could have moved the head since the question was read."""
         chat = self._db.row("SELECT head, deleted FROM sessions WHERE id = ?", session_id)
         if chat is None or chat["deleted"] == ERASING:
             raise NotFound(f"the chat {session_id!r} was deleted meanwhile.")
@@ -183,7 +184,9 @@ class Messages:
         head: int | None,
         seconds: float = math.inf,
     ) -> None:
-        """Fill an empty chat. Parents come before children. The messages get new ids.
+        """Fill an empty chat with messages. The messages get new ids.
+
+        messages: the messages; a parent comes before its children
 
         seconds: the approximate length of one transaction; after each transaction, other processes can use
             the lock for the same time
@@ -262,7 +265,8 @@ class Messages:
         )
 
     def place_of(self, reply_id: str) -> tuple[str, int] | None:
-        """Return (chat, message) where a reply was shown last; None if no existing chat shows it."""
+        """Return (chat id, message id) of the newest message that shows this reply; None if no existing chat
+        shows the reply."""
         row = self._db.row(
             "SELECT m.session_id, m.id FROM messages m JOIN sessions s ON s.id = m.session_id"
             " WHERE m.reply_id = ? AND s.deleted IS NULL ORDER BY m.id DESC LIMIT 1",
@@ -282,7 +286,7 @@ class Messages:
         """Show another sibling of a message and return its id. The new branch ends with the newest message
         below the sibling.
 
-        step: the number of places to move; the first sibling follows the last one
+        step: the number of places to move; after the last sibling comes the first
         """
         tree = _tree(self.all(session_id))
         siblings = tree.siblings(message_id)
@@ -304,8 +308,8 @@ class Messages:
         """Delete a chat's newest messages, at most `count`. Returns the ids of the replies that no chat shows
         any more, or None if there was no message. Call inside a transaction.
 
-        The newest messages go first. So a deleted message has no children, and ON DELETE CASCADE has nothing
-        to do. A cascade of deletions fails at 1,000 levels.
+        The newest messages are deleted first. So a deleted message has no children, and SQLite's ON DELETE
+        CASCADE deletes nothing more. A cascade of deletions fails at 1,000 levels.
         """
         rows = self._db.rows(
             "SELECT id, reply_id FROM messages WHERE session_id = ? ORDER BY id DESC LIMIT ?",

@@ -1,11 +1,13 @@
-"""This module stores data that is computed once for each model: KL probes and the whitening of hidden
-states."""
+"""This module stores data that is computed once for each model: KL probes (they measure how far an adapter
+changes the model) and the whitening of hidden states (a linear map that makes their directions
+comparable)."""
 
 from .database import Database
 
 
 class ModelData:
-    """The tables `neutral` (KL probes) and `whitening`. The key is the model's fingerprint."""
+    """This class reads and writes the tables `neutral` (KL probes) and `whitening`. The key is the model's
+    fingerprint."""
 
     def __init__(self, db: Database):
         self._db = db

@@ -14,7 +14,8 @@ from .database import Database, columns
 from .ratings import RatedReply
 from .replies import ReplyWords
 
-_PAIR = "min(better, worse), max(better, worse)"  # this value is the same for both orders of two replies
+# this SQL gives the same value for both orders of two replies
+_PAIR = "min(better, worse), max(better, worse)"
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class PreferenceRow:
 
     better, worse: the ids of the replies
     kind: "compare", "regenerated" or "edit"
-    strength: 1 for a choice that the user made when asked, or by writing; less than 1 for a choice that
-        follows from an action of the user
+    strength: 1 if the user chose a reply when asked, or edited a reply; less than 1 if another action of the
+        user implies the choice
     weight: the weight w of the better reply minus the w of the worse reply (sona/objective.py)
     """
 
@@ -47,7 +48,8 @@ class PreferenceLabel:
 
 
 class Preferences:
-    """The table `preferences`. fingerprint and name: a model and one of its adapters."""
+    """This class reads and writes the table `preferences`. fingerprint and name: a model and one of its
+    adapters."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
@@ -82,8 +84,8 @@ class Preferences:
         self._witness.record("preference", facts | vars(row))
 
     def enforce(self, fingerprint: str, name: str, head: int) -> None:
-        """Mark the preferences that led to a version as in force, and no others. Call inside a
-        transaction."""
+        """Mark the preferences that made the head or one of its ancestors as in force, and all others as not
+        in force. Call inside a transaction."""
         enforce(self._db, "preferences", _PAIR, fingerprint, name, head)
 
     # -- reading -------------------------------------------------------------------------------------
@@ -117,7 +119,8 @@ class Preferences:
         return [(row["prompt"], row["better"], row["worse"]) for row in rows]
 
     def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
-        """Return the taste model's columns of all replies that a preference in force names."""
+        """Return, for the taste model, the words and features of all replies that a preference in force
+        compares."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords)} FROM replies WHERE id IN (SELECT better FROM preferences"
             " WHERE fingerprint = ?1 AND adapter = ?2 AND in_force UNION SELECT worse FROM preferences"
@@ -128,7 +131,8 @@ class Preferences:
         return [ReplyWords(**row) for row in rows]
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
-        """Return both replies of the newest preferences in force, as rated replies, oldest first.
+        """Return both replies of each of the newest preferences in force, in the form of rated replies,
+        oldest first.
 
         A reply of several preferences appears once, with its newest preference. Replies without tokens are
         left out. Replies with a rating in force are left out too, because a rating says more about one reply.
@@ -181,8 +185,8 @@ class Preferences:
     def of_chat(self, session_id: str) -> list[tuple[str, str, str]]:
         """Return (better reply, worse reply, kind) of the preferences in force between replies of a chat.
 
-        The preferences of all adapters are included. Each one appears once, although a saved adapter has
-        copies.
+        The preferences of all adapters are included. Each preference appears once, although a copy of an
+        adapter has copies of the preferences.
         """
         shown = "(SELECT reply_id FROM messages WHERE session_id = ?1)"
         rows = self._db.rows(

@@ -1,8 +1,8 @@
 """This module stores ratings of replies. Each rating made one version of an adapter.
 
 A rating is in force if its version is the head (the version in use) or an ancestor of the head. A later
-rating in force of the same reply replaces the earlier rating. Undo and rollback move the head; then `enforce`
-updates the ratings.
+rating of the same reply, if it is in force, replaces the earlier rating. Undo and rollback move the head.
+After each move, `enforce` decides again which ratings are in force.
 """
 
 import time
@@ -55,7 +55,8 @@ _TEACHES = (
 
 
 class Ratings:
-    """The table `ratings`. fingerprint and name: a model and one of its adapters."""
+    """This class reads and writes the table `ratings`. fingerprint and name: a model and one of its
+    adapters."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
@@ -95,7 +96,8 @@ class Ratings:
         self._witness.record("rating", {"model": fingerprint, "adapter": name, "version": version, **facts})
 
     def enforce(self, fingerprint: str, name: str, head: int) -> None:
-        """Mark the ratings that led to a version as in force, and no others. Call inside a transaction."""
+        """Mark the ratings that made the head or one of its ancestors as in force, and all others as not in
+        force. Call inside a transaction."""
         enforce(self._db, "ratings", "reply_id", fingerprint, name, head)
 
     # -- reading -------------------------------------------------------------------------------------
@@ -124,8 +126,8 @@ class Ratings:
         return [(version, weight) for version, weight in rows]
 
     def labels(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
-        """Return (reply id, rating, version that the rating made) of the ratings in force that teach, oldest
-        first. Ratings for wrong facts teach nothing and are left out."""
+        """Return (reply id, rating, version that the rating made) of the ratings in force that change the
+        adapter, oldest first. Ratings for wrong facts are left out, because they do not change it."""
         rows = self._db.rows(
             "SELECT reply_id, rating, version FROM ratings t WHERE fingerprint = ? AND adapter = ?"
             f" AND in_force AND {_TEACHES} ORDER BY id",
@@ -167,7 +169,8 @@ class Ratings:
         return [(row["prompt"], row["text"], row["rating"]) for row in rows]
 
     def words(self, fingerprint: str, name: str) -> list[ReplyWords]:
-        """Return the taste model's columns of all replies with a rating in force, oldest rating first."""
+        """Return, for the taste model, the words and features of all replies with a rating in force, oldest
+        rating first."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords, 'r')} FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force ORDER BY t.id",
@@ -177,8 +180,8 @@ class Ratings:
         return [ReplyWords(**row) for row in rows]
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
-        """Return the newest ratings in force that teach and whose replies still have their tokens, oldest
-        first."""
+        """Return the newest ratings in force that change the adapter and whose replies still have their
+        tokens, oldest first."""
         rows = self._db.rows(
             "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
             " r.logprob"

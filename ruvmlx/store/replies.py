@@ -18,8 +18,8 @@ from .traces import Traces
 
 @dataclass(frozen=True)
 class ReplyRow:
-    """One generated reply. Each field is a column of the table `replies`. `of` fills the fields by their
-    names."""
+    """One generated reply. Each field is a column of the table `replies`. `of` fills the fields from other
+    objects, by the names of the fields."""
 
     id: str
     model: str
@@ -36,24 +36,27 @@ class ReplyRow:
     logprob: float | None = None
     examples: tuple[str, ...] = ()  # the ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # the time per token, divided by the usual time on this machine
-    # the number of leading sampled tokens that are the model's thinking; ratings teach nothing about them
+    # the number of leading sampled tokens that are the model's thinking; ratings do not change how they are
+    # written
     thought: int = 0
     # The features of the text for the taste model (sona/taste_features.py). Empty: ratings of this reply
     # teach nothing.
     features: bytes | None = None
-    beside: str | None = None  # the id of the reply that was shown instead (best of n)
-    # the id of the reply that the user rewrote to this one; None: the model wrote it
+    # the id of the reply that the user saw in place of this reply (best of n); None: the user saw this reply
+    beside: str | None = None
+    # the id of the reply that the user edited to make this reply; None: the model wrote this reply
     edited: str | None = None
     tenant: str = ""  # a digest of the API key of the request; "": there was no key
 
     @property
     def context_ids(self) -> list[int]:
-        """Return the tokens before the tokens that a rating teaches."""
+        """Return the tokens before the rated tokens: the prompt and the model's thinking."""
         return self.prompt_ids + self.sampled_ids[: self.thought]
 
     @property
     def rated_ids(self) -> list[int]:
-        """Return the tokens that a rating teaches."""
+        """Return the rated tokens, which are the reply without the model's thinking. A rating changes their
+        probability."""
         return self.sampled_ids[self.thought :]
 
     @property
@@ -74,8 +77,8 @@ class ReplyRow:
 
 @dataclass(frozen=True)
 class ReplyWords:
-    """The columns of a reply that the taste model reads. prompt and text are empty if the reply was
-    deleted."""
+    """The fields of a reply that the taste model reads. The taste model predicts the user's rating. prompt
+    and text are empty if the reply was deleted."""
 
     id: str
     features: bytes | None
@@ -86,7 +89,8 @@ class ReplyWords:
 
 @dataclass(frozen=True)
 class TenantReply:
-    """A reply in the form in which a list shows it. prompt: the question. created: seconds since 1970."""
+    """The fields of a reply that a list of replies shows. prompt: the question. created: seconds since
+    1970."""
 
     id: str
     prompt: str
@@ -96,7 +100,8 @@ class TenantReply:
 
 
 class Replies:
-    """The table `replies`: every reply, in a chat or outside of chats."""
+    """This class reads and writes the table `replies`, which has every reply, in a chat or outside of
+    chats."""
 
     def __init__(
         self,
@@ -289,7 +294,8 @@ class Replies:
 
 
 def _facts(reply: ReplyRow) -> dict[str, Any]:
-    """Return the body of the witness row: no words, and no tokens from which words could be read."""
+    """Return the body of the witness log's row about a reply. The body has no words, and no tokens from which
+    words could be read."""
     return {
         "reply": reply.id,
         "model": reply.fingerprint,

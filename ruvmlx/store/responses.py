@@ -1,4 +1,5 @@
-"""This module stores responses of the Responses API that a later request can continue: input and answer."""
+"""This module stores the input and the answer of each response of the Responses API, so that a later request
+can continue the response."""
 
 import time
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class ResponseRow:
 
 
 class Responses:
-    """The table `responses`. `Replies` erases a response with its reply."""
+    """This class reads and writes the table `responses`. `Replies` erases a response with its reply."""
 
     def __init__(self, db: Database):
         self._db = db
@@ -60,8 +61,8 @@ class Responses:
         return ResponseRow(**rows[0])
 
     def conversation(self, response_id: str, tenant: str, most_bytes: int) -> list[ResponseRow]:
-        """Return a response and all responses that it continued, the first one first. Raises NotFound if one
-        of them is deleted, and UsageError if they have too many bytes or links."""
+        """Return a response and all responses that it continued, the oldest first. Raises NotFound if one of
+        these responses is deleted, and UsageError if they have too many bytes or are too many."""
         found: list[ResponseRow] = []
         left, wanted = most_bytes, response_id
         while True:

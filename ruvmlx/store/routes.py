@@ -1,5 +1,6 @@
-"""This module stores the router's choice (its arm) for each reply, and the router's trained cell. The tables
-hold only numbers, no words of a chat."""
+"""This module stores the choices of the router (sona/optional/router.py). The router chooses how a reply is
+generated; each possible way is called an arm. The module also stores the router's trained cell, a small
+neural network. The tables hold only numbers, no words of a chat."""
 
 import json
 import sqlite3
@@ -40,8 +41,8 @@ class RatedRoute:
 
 
 class Routes:
-    """The tables `routes` and `router_cells`. A choice is deleted with its reply, because the router's inputs
-    depend on the words of the chat."""
+    """This class reads and writes the tables `routes` and `router_cells`. A choice is deleted with its reply,
+    because the router's inputs depend on the words of the chat."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
@@ -69,7 +70,7 @@ class Routes:
         self._db.execute("DELETE FROM routes WHERE reply_id = ?", reply_id)
 
     def rated_routes(self, fingerprint: str, name: str, limit: int) -> list[RatedRoute]:
-        """Return the choices with the newest ratings, in the order of their ratings."""
+        """Return the choices whose replies have the newest ratings, in the order of these ratings."""
         rows = self._db.rows(
             "SELECT o.reply_id, o.arm, o.inputs, o.turns, t.rating, r.latency_ratio FROM routes o"
             " JOIN ratings t ON t.reply_id = o.reply_id AND t.fingerprint = o.fingerprint"
@@ -105,8 +106,8 @@ class Routes:
         return {row["arm"]: row["chosen"] for row in rows}
 
     def rated_mark(self, fingerprint: str, name: str) -> tuple[int, int]:
-        """Return (count, sum of rating ids) of the rated choices. These numbers change when a choice gains or
-        loses a rating."""
+        """Return (count, sum of rating ids) of the rated choices. These numbers change when the reply of a
+        choice gains or loses a rating."""
         row = self._db.row(
             "SELECT count(*) AS rated, coalesce(sum(t.id), 0) AS ids FROM routes o"
             " JOIN ratings t ON t.reply_id = o.reply_id"

@@ -19,7 +19,7 @@ class ChatHit:
 
 
 class Search:
-    """This class reads `sessions`, `messages` and the index `messages_text`."""
+    """This class searches the tables `sessions` and `messages` with the full-text index `messages_text`."""
 
     def __init__(self, db: Database, chats: Chats):
         self._db, self._chats = db, chats

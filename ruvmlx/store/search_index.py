@@ -3,7 +3,7 @@
 FTS5 only marks deleted words. The words leave the file when the parts of the index are merged into one part.
 The merge takes seconds in a large store (1 s at 30,000 messages). So the merge runs in steps of some
 milliseconds, one transaction each, and other processes can write in between. The table `index_cleaning`
-records the remaining work, so the next start continues after a kill.
+records the remaining work, so that the next start continues this work if the process was killed.
 """
 
 import math
@@ -16,7 +16,8 @@ _LONGEST_PAUSE = 0.05  # the maximum number of seconds between two steps
 
 
 class SearchIndex:
-    """This class cleans `messages_text`. Triggers fill this index (schema.py)."""
+    """This class removes deleted words from the full-text index `messages_text`. SQL triggers fill this index
+    (schema.py)."""
 
     def __init__(self, db: Database):
         self._db = db
@@ -54,7 +55,8 @@ class SearchIndex:
                     self._set(merging=0)
             elif self._db.value("SELECT deleted FROM index_cleaning"):
                 self._set(deleted=0, merging=1)
-                self._merge(-_PAGES)  # negative: merge all parts into one from now on
+                # a negative number: from now on, merge all parts of the index into one part
+                self._merge(-_PAGES)
 
     def _merge(self, pages: int) -> bool:
         """Merge some pages. Returns True if there was work: FTS5 then makes two or more changes (FTS5's

@@ -11,7 +11,7 @@ KEEP_SIGNALS = 10_000  # the number of newest signals that are kept
 
 @dataclass(frozen=True)
 class SignalRow:
-    """One signal. Each field is a column of the table `signals`."""
+    """One signal about one reply. Each field is a column of the table `signals`."""
 
     reply_id: str
     kind: str  # "explicit" | "implicit"
@@ -37,8 +37,8 @@ class SignalGroup:
 
 
 class Signals:
-    """The tables `signals` and `signals_dropped`. The size of `signals` is limited; `signals_dropped` counts
-    deleted signals."""
+    """This class reads and writes the tables `signals` and `signals_dropped`. The size of `signals` is
+    limited; `signals_dropped` counts deleted signals."""
 
     def __init__(self, db: Database):
         self._db = db
@@ -68,8 +68,8 @@ class Signals:
         return [SignalRow(**row) for row in rows]
 
     def groups(self, fingerprint: str) -> list[SignalGroup]:
-        """Return means of the signals about a model's replies, by kind, model size and context length. If
-        there are several signals of a kind about one reply, only the newest counts."""
+        """Return means of the signals about a model's replies, by kind, model size and context length. If a
+        reply has several signals of a kind, only the newest of them is a part of the mean."""
         context = (
             "CASE WHEN context_tokens < 512 THEN 'under 512' WHEN context_tokens < 2048"
             " THEN '512 to 2047' ELSE '2048 and more' END"

@@ -1,7 +1,8 @@
 """This module checks that an unknown database has only tables and values that this program writes.
 
-SQLite's own check reads pages and indexes. SQLite's check accepts foreign triggers, views, checks and
-generated columns, which would run with the next statement, and it accepts values of a wrong type.
+SQLite's own check reads pages and indexes. But SQLite's own check accepts triggers, views, checks and
+generated columns of another program, which would run with the next statement. It also accepts values of a
+wrong type.
 """
 
 import re
@@ -16,7 +17,8 @@ YEAR_10000 = 253_402_300_800  # seconds since 1970
 _TYPES = {"INTEGER": "'integer'", "REAL": "'real'", "TEXT": "'text'", "BLOB": "'blob'"}
 _TIMES = ("created", "updated", "deleted")
 _NUMBERS_OF_4_BYTES = ("prompt_ids", "sampled_ids", "query")
-_COMMENT = re.compile(r"--[^\n]*")  # the comments in the schema have changed over time
+# The comparison ignores the comments in the schema, because released versions have different comments.
+_COMMENT = re.compile(r"--[^\n]*")
 _SHADOWS = "messages_text_"  # tables that FTS5 makes; their SQL depends on its version
 
 

@@ -1,7 +1,7 @@
 """This module holds the store: one open database and its parts.
 
 A part is a plain class that reads and writes a few tables. The constructor of a part takes the database and
-the parts that this part needs. `Store.__init__` creates those parts first.
+the parts that this part needs. `Store.__init__` creates a part after the parts that it needs.
 
 To add a column: add a migration step in schema.py, and a field to the row class in the file of the part.
 """
@@ -41,7 +41,7 @@ class Store:
     """
 
     def __init__(self, path: Path, reading: bool = False):
-        """reading: True: only reads follow. Reads work on a disk that is full or read-only."""
+        """reading: True if the caller only reads. Reads work on a disk that is full or read-only."""
         self.path = path
         self.db = db = Database(path, reading)
         self.witness = Witness(db)
@@ -71,14 +71,15 @@ class Store:
         self.db.close()
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Commit everything that the block writes, or nothing. Takes the write lock at once.
+        """Take the write lock before the block. After the block, commit everything that the block wrote, or
+        nothing if the block raised an error.
 
         Raises StoreBusy if another process keeps the lock for five seconds.
         """
         return self.db.transaction()
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Read the state of one moment in the block, even while other processes write."""
+        """In the block, show the reader the state of one moment, even while other processes write."""
         return self.db.snapshot()
 
     def integrity(self) -> str:

@@ -1,5 +1,5 @@
-"""This module stores the traces of the newest replies. A later rating takes its gradient from a trace
-(sona/trace.py)."""
+"""This module stores the traces of the newest replies. A trace holds the gradient of a reply; a later rating
+of the reply uses this gradient (sona/trace.py)."""
 
 from .database import Database
 
@@ -8,7 +8,7 @@ KEEP_TRACES = 50
 
 
 class Traces:
-    """The table `traces`. A trace is deleted with its reply."""
+    """This class reads and writes the table `traces`. A trace is deleted with its reply."""
 
     def __init__(self, db: Database):
         self._db = db

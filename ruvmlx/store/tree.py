@@ -1,8 +1,8 @@
 """This module shows the messages of a chat as a tree: an edited question or a regenerated reply starts a new
 branch.
 
-No message is overwritten. The conversation is one path, from a first message to the chat's head. The other
-branches stay.
+The store overwrites no message. The conversation is one path through the tree, from a first message to the
+chat's head. The messages of the other branches stay in the store.
 """
 
 from collections import defaultdict

@@ -100,7 +100,7 @@ class Versions:
         return [row["version"] for row in rows]
 
     def base_of(self, fingerprint: str, name: str, version: int) -> int:
-        """Return the id of a version's base LoRA; 0: none. The id is known even if the weights were
+        """Return the id of a version's base LoRA; 0: no base LoRA. The id is known even if the weights were
         deleted."""
         sql = "SELECT base FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?"
         return self._db.value(sql, fingerprint, name, version) or 0
@@ -111,7 +111,8 @@ class Versions:
         return self._db.row(sql, fingerprint, name, head, ALL_STEPS, version) is not None
 
     def promotions(self, fingerprint: str, name: str, head: int) -> list[int]:
-        """Return the versions that changed the base, among the head and its ancestors, oldest first."""
+        """Return the versions with another base LoRA than their parents, among the head and its ancestors,
+        oldest first."""
         rows = self._db.rows(
             WITH_ANCESTORS + "SELECT a.version FROM adapters a"
             " LEFT JOIN adapters p ON p.fingerprint = a.fingerprint"
@@ -181,7 +182,8 @@ class Versions:
         return row.version
 
     def move_head(self, fingerprint: str, name: str, version: int, why: str = "rollback") -> None:
-        """Make an existing version (0: no adapter) the head, and put the feedback that led to it in force.
+        """Make an existing version (0: no adapter) the head, and mark the ratings and preferences that made
+        it or its ancestors as in force.
 
         Raises NotFound if its weights were deleted. Call inside a transaction.
         """
@@ -254,7 +256,8 @@ class Versions:
 
 
 def unpack_state(state: bytes | None, packed: int) -> bytes | None:
-    """Return the weights as they were written. Raises CorruptFile if the weights are damaged."""
+    """Return the weights of a version, decompressed if they are packed (compressed). Raises CorruptFile if
+    the weights are damaged."""
     try:
         return zlib.decompress(state) if packed and state is not None else state
     except zlib.error:
